@@ -1,0 +1,88 @@
+/* The allocator: size classes in slabs, larger blocks as page extents. Best fit, single writer.
+ *
+ * What is on the medium is the page table (layout.h), changed through undo.h alone, so a roll back or a crash restores it
+ * with everything else (I4). The index of free space is volatile and rebuilt from the page table at open and after a
+ * roll back, in time proportional to the number of extents, whatever their size.
+ *
+ * I6 a block freed in a transaction is reused only after it committed, and never while it is pinned (a view of it lives). A
+ *    block born and freed in one transaction may be reused at once.
+ * Free extents are merged in the index only; on the medium neighbours may both be FREE. */
+#ifndef PMS_HEAP_H
+#define PMS_HEAP_H
+
+#include "undo.h"
+
+#define PMS_SMALL_MAX (32u << 10)
+
+enum pms_owner { PMS_OWNER_USER, PMS_OWNER_ENGINE };
+
+struct pms_block {
+    uint64_t off;   /* of the block */
+    uint64_t bytes; /* room: the slot's or the extent's size */
+    uint64_t extent_off, extent_bytes; /* the slab or extent that holds it */
+    enum pms_kind kind;
+    bool live;      /* allocated, as the medium says now */
+};
+
+struct pms_heap; /* volatile index */
+
+/* Builds the index. Checks everything it follows. ERRORS: PMS_E_CORRUPT, PMS_E_OS (no memory). */
+int pms_heap_open(struct pms_heap **heap, struct pms_undo *undo, const struct pms_superblock *super,
+                  struct pms_error *error);
+void pms_heap_close(struct pms_heap *heap);
+
+/* After roll back or growth: builds the index anew from the medium; pins survive. ERRORS: PMS_E_CORRUPT, PMS_E_OS. */
+int pms_heap_rebuild(struct pms_heap *heap, struct pms_error *error);
+
+/* Makes the page table of an empty segment (direct stores, used at create and growth, before anything refers to it). */
+void pms_heap_format_segment(struct pms_map *map, const struct pms_segment *segment);
+
+/* A block of at least bytes (> 0), 64-byte aligned, extents of PMS_HUGE and more aligned to PMS_HUGE. Content undefined (old bytes;
+ * the caller zeroes or fills). ERRORS: PMS_E_FULL, nothing changed.  CRASH: as if it had not been. */
+int pms_heap_alloc(struct pms_heap *heap, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error);
+
+/* Frees the block at off (its first byte). Never fails on a live block; PMS_E_INVALID else. */
+int pms_heap_free(struct pms_heap *heap, uint64_t off, struct pms_error *error);
+
+/* A view keeps the block from being reused, whatever becomes of it. Counted. Unpin: after the last one a dead block returns
+ * to the index. */
+void pms_heap_pin(struct pms_heap *heap, uint64_t off);
+void pms_heap_unpin(struct pms_heap *heap, uint64_t off);
+
+/* Calls fn for the first byte of each pinned block (used by close). */
+void pms_heap_each_pin(struct pms_heap *heap, void (*fn)(void *ctx, uint64_t off, uint64_t bytes), void *ctx);
+
+/* After the commit point: blocks freed by the transaction become reusable (I6). */
+void pms_heap_committed(struct pms_heap *heap);
+
+/* The block that holds the byte at off. false: outside all segments or in free space. Async-signal-safe, no lock: used by the
+ * fault handler; the extents themselves change only under the log lock (see pms_heap_extent_of). */
+bool pms_heap_find(const struct pms_heap *heap, uint64_t off, struct pms_block *block);
+
+/* True if the block at off was born in the running transaction. */
+bool pms_heap_is_fresh(const struct pms_heap *heap, uint64_t off);
+
+struct pms_heap_stats {
+    uint64_t data_bytes;   /* all data pages */
+    uint64_t used_bytes;   /* pages of extents in use; slabs count by slots in use */
+    uint64_t free_bytes;   /* reusable now */
+    uint64_t pinned_bytes; /* dead, held by views */
+    uint64_t largest_free; /* bytes */
+    uint64_t blocks;       /* live */
+    uint64_t log_need;     /* I5: bytes of log that capture of everything live may take */
+};
+void pms_heap_stats(const struct pms_heap *heap, struct pms_heap_stats *stats);
+
+/* Walks all extents and bitmaps of the medium: fn for each live block. For pms_check. Returns fn's first non-zero result, or
+ * PMS_E_CORRUPT with error filled. */
+int pms_heap_walk(const struct pms_heap *heap, int (*fn)(void *ctx, const struct pms_block *block), void *ctx,
+                  struct pms_error *error);
+
+/* Size class arithmetic (static, part of the format). */
+unsigned pms_class_of(uint64_t bytes);      /* bytes <= PMS_SMALL_MAX */
+uint32_t pms_class_bytes(unsigned cls);
+uint32_t pms_class_pages(unsigned cls);     /* of its slabs */
+uint32_t pms_class_slots(unsigned cls);
+unsigned pms_class_count(void);
+
+#endif

@@ -1,0 +1,61 @@
+/* The file and its views in memory.
+ *
+ * user:   the addresses that arrays have. Pages are read-only between captures; they never move.
+ * engine: where the engine itself reads and writes. In the byte-addressable domains a second, always writable mapping of
+ *         the same file, so that metadata, logs and rollback never touch the user's protections; in private views (domain
+ *         file, mode r) the same as user, and the engine unprotects the pages it writes. */
+#ifndef PMS_MAP_H
+#define PMS_MAP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "layout.h"
+#include "persist.h"
+#include "status.h"
+
+struct pms_map {
+    int fd;                  /* of the mapped file */
+    bool shared;             /* engine is an alias; stores reach the file */
+    bool sync;               /* MAP_SYNC is in force */
+    uint64_t bytes;          /* mapped, a multiple of PMS_PAGE */
+    uint64_t reserve;        /* address space set aside for growth: user never moves */
+    unsigned char *user;
+    unsigned char *engine;
+    _Atomic uint64_t *writable; /* one bit for each page of the reserve: page of user is PROT_WRITE */
+    struct pms_persist *persist;
+};
+
+enum pms_map_how { PMS_MAP_SHARED, PMS_MAP_SYNC, PMS_MAP_PRIVATE };
+
+/* Maps [0, bytes) of fd; reserves max(reserve, bytes), less if the system refuses that much.
+ * ERRORS: PMS_E_OS; PMS_E_UNSUPPORTED when MAP_SYNC is not to be had. */
+int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, enum pms_map_how how,
+                 struct pms_persist *persist, struct pms_error *error);
+
+/* Extends both views to bytes. Nothing moves. ERRORS: PMS_E_OS, PMS_E_FULL (beyond the reserve). */
+int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error);
+
+void pms_map_close(struct pms_map *m); /* unmaps everything */
+
+/* Changes protection of whole pages of the user's view and the bits that say so. Async-signal-safe. Returns 0 or errno
+ * (ENOMEM: too many mappings). */
+int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes);
+int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
+bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes);
+
+static inline void *pms_map_at(const struct pms_map *m, uint64_t off) /* the engine's address of a byte */
+{
+    return m->engine + off;
+}
+static inline bool pms_map_contains(const struct pms_map *m, const void *addr)
+{
+    return (const unsigned char *)addr >= m->user && (const unsigned char *)addr < m->user + m->bytes;
+}
+static inline uint64_t pms_map_offset(const struct pms_map *m, const void *addr)
+{
+    return (uint64_t)((const unsigned char *)addr - m->user);
+}
+
+#endif

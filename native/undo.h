@@ -1,0 +1,103 @@
+/* The undo log of the running transaction, and the engine's only ways to store into the heap.
+ *
+ * The log is a list of extents: two small fast logs used in turn (by the parity of the transaction), then the logs of all
+ * segments. Entries fill them in order. In domain file the same bytes lie in anonymous memory: there the log serves roll
+ * back alone, and the journal makes commits durable.
+ *
+ * I1 an entry is valid iff its tag is anchor.tx + 1, its seq is next and its checksum holds; the log is the longest valid
+ *    prefix, where an extent's end may come early (the next entry is then the first of the next extent).
+ * I2 no target is stored to, or made writable, before its entry and every lower seq are durable.
+ * I3 a byte that was live at the last commit changes only after its pre-image is durable. */
+#ifndef PMS_UNDO_H
+#define PMS_UNDO_H
+
+#include "lock.h"
+#include "map.h"
+
+enum pms_dirty_kind {
+    PMS_DIRTY_ENGINE = 1, /* stored to by the engine; captured by granule */
+    PMS_DIRTY_USER = 2,   /* whole pages captured; writable in the user's view */
+    PMS_DIRTY_FRESH = 3,  /* dead at the last commit: written back at commit, no pre-image */
+    PMS_DIRTY_HOT = 4,    /* as USER, captured before the transaction began; stays writable after it */
+};
+
+struct pms_dirty {
+    uint64_t off;
+    uint64_t len;
+    uint64_t log_pos;  /* HOT: offset of the entry's pre-image from undo.log */
+    uint32_t kind;
+    uint32_t idle;     /* HOT: commits in a row that found it unchanged */
+};
+
+struct pms_log_extent { uint64_t off, bytes; };
+
+struct pms_undo {
+    struct pms_map *map;
+    struct pms_persist *persist;
+    struct pms_persist volatile_persist; /* counters of the log in domain file */
+    struct pms_persist *log_persist;
+    unsigned char *log;     /* base of the log's extents */
+    bool volatile_log;      /* domain file */
+    struct pms_log_extent extent[PMS_MAX_SEGMENTS + 1]; /* [0] = fast log of this parity, [1..] = segments */
+    uint32_t extent_count;
+    uint32_t at_extent;     /* where the next entry goes */
+    uint64_t at;
+    uint64_t tag;           /* anchor.tx + 1 */
+    uint32_t seq;
+    bool unfenced;          /* entries appended since the last fence */
+    struct pms_lock lock;   /* the log lock: taken by the fault handler */
+    _Atomic uint64_t *page_tag; /* page_tag[p] == tag: every live byte of page p is captured or fresh */
+    uint64_t (*granule)[2]; /* captured granules of pages with PMS_DIRTY_ENGINE entries: 128 bits a page */
+    struct pms_dirty *dirty; /* this transaction's ranges, in order; address space reserved, never moved */
+    uint64_t dirty_count;
+    uint64_t dirty_room;
+    uint64_t captured_bytes; /* pre-image bytes appended in this transaction */
+};
+
+/* ---- for heap and directory. The caller holds the pool's operation lock; these take the log lock themselves. ---- */
+
+/* Stores len bytes at off, captured first. One fence if something had to be captured.
+ * REQUIRES: transaction active; the range lies in engine-owned space.  ERRORS: none (I5).
+ * CRASH: entry absent or whole; target untouched until the entry is durable. */
+void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
+
+/* The same in two halves, so that several ranges share one fence: prepare each, fence once, then write. */
+void pms_undo_prepare(struct pms_undo *u, uint64_t off, uint64_t len);
+void pms_undo_fence(struct pms_undo *u);
+void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t len); /* asserts prepared */
+
+/* Stores into a block that was dead at the last commit (born in this transaction): no pre-image; the range is written
+ * back at commit. src NULL: zeros. */
+void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
+
+/* Declares whole pages dead at the last commit: the user may write there without capture from now on. */
+void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len);
+
+/* ---- for capture and tx ---- */
+int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, struct pms_error *error);
+int pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super); /* also after growth */
+void pms_undo_close(struct pms_undo *u);
+void pms_undo_begin(struct pms_undo *u, uint64_t tag); /* empties the log of this transaction; dirty list too */
+
+/* Bytes of log that are left for sure / that capture of whole pages may need at the most. */
+uint64_t pms_undo_capacity(const struct pms_undo *u);
+
+/* Appends pre-images of [off, off+len), split where an extent ends; large ones by all cores. Not fenced.
+ * REQUIRES: the log lock. Async-signal-safe. */
+void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
+void pms_undo_fence_locked(struct pms_undo *u);
+void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len, uint64_t log_pos);
+bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page);
+void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len); /* whole pages */
+
+/* Walks the valid prefix of the log of transaction tag (I1), oldest first; fn gets each entry and its pre-image. Stops
+ * with fn's non-zero result. Reads only. */
+int pms_undo_scan(const struct pms_undo *u, uint64_t tag,
+                  int (*fn)(void *ctx, const struct pms_entry *entry, const void *image), void *ctx);
+
+/* Puts the valid prefix of transaction tag back, newest first, into dst_base + target (written back, not fenced).
+ * Returns the number of entries, or -1 if an entry's target is no place for one (then nothing was stored). */
+int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base, const struct pms_superblock *super,
+                       uint64_t *bytes);
+
+#endif
