@@ -1,0 +1,139 @@
+/* A store, as the outside sees it: open, transactions, objects, close. The only header that pmstore/_ffi.py knows (through
+ * pms.cdef).
+ *
+ * Threads: every function may be called from any thread; the operation lock makes them take turns. Arrays are written by
+ * anybody, without a call. Forks: in a child every call answers PMS_E_FORKED, and the child's memory is read-only. */
+#ifndef PMS_POOL_H
+#define PMS_POOL_H
+
+#include "directory.h"
+#include "status.h"
+
+struct pms_pool;
+
+enum pms_mode {
+    PMS_MODE_READ = 1,      /* r:  shared lock, changes no byte, a crashed file is shown as of its last commit */
+    PMS_MODE_READ_WRITE = 2, /* r+: must exist */
+    PMS_MODE_APPEND = 3,    /* a:  open, or create if it does not exist or is empty */
+    PMS_MODE_TRUNCATE = 4,  /* w:  create, replacing what is there */
+    PMS_MODE_EXCLUSIVE = 5, /* x:  create, must not exist */
+};
+
+struct pms_options {
+    uint64_t size;           /* of the file at creation; 0 = PMS_DEFAULT_SIZE */
+    uint64_t max_size;       /* 0 = until the file system is full */
+    int32_t mode;
+    int32_t domain;          /* enum pms_domain */
+    int32_t hot;             /* 0: protect every page again at every commit */
+    int32_t force;           /* 1: open a store that PMS_E_UNCLEAN would refuse */
+    int64_t lock_timeout_ns; /* 0 = at once, < 0 = for ever */
+};
+#define PMS_DEFAULT_SIZE (64ull << 20)
+#define PMS_MIN_SIZE (1ull << 20)
+
+struct pms_info { /* fixed from open on */
+    uint64_t base;           /* address of offset 0 in the user's view */
+    uint64_t reserve_bytes;
+    int32_t domain;          /* in force */
+    int32_t flush;           /* enum pms_flush in force */
+    int32_t sync_mapping;    /* MAP_SYNC is in force */
+    int32_t read_only;
+    int32_t created;         /* this open made the store */
+    int32_t clean;           /* the last writer closed it */
+    uint64_t undone_entries; /* recovery: undo entries put back, */
+    uint64_t undone_bytes;
+    uint64_t replayed_records; /* journal records replayed, */
+    uint64_t replayed_bytes;
+    int32_t torn;            /* and whether an incomplete record or entry was dropped */
+    int32_t reserved;
+    uint64_t opens;          /* for writing, since creation, this one included */
+    uint64_t unclean_opens;
+    uint8_t uuid[16];
+};
+
+struct pms_stats {
+    uint64_t epoch, tx;
+    uint64_t file_bytes, data_bytes, used_bytes, free_bytes, pinned_bytes, largest_free_bytes, blocks;
+    uint64_t log_bytes, log_need_bytes;
+    uint64_t commits, rollbacks, faults, captures, captured_bytes;
+    uint64_t hot_ranges, hot_bytes;
+    uint64_t fences, lines, syncs, protects;
+    uint64_t journal_bytes, home_bytes, straight_bytes, home_syncs, journal_waits;
+};
+
+enum pms_fill { PMS_FILL_NONE = 0, PMS_FILL_ZERO = 1, PMS_FILL_COPY = 2, PMS_FILL_PATTERN = 3 };
+
+/* ---- life ---- */
+int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **pool, struct pms_error *error);
+
+/* Commits or rolls back what is pending (in or out of a block), gives live views private copies of their blocks at the same
+ * address, marks the store clean, unlocks. The handle stays valid (every call answers PMS_E_CLOSED) until pms_pool_release
+ * and the last unpin. Idempotent. */
+int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error);
+void pms_pool_release(struct pms_pool *pool);
+void pms_pool_info(const struct pms_pool *pool, struct pms_info *info);
+int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_error *error);
+
+/* ---- transactions ---- */
+
+/* Enters a block. Outermost: waits for another thread's block (PMS_E_BUSY after timeout_ns; < 0: for ever; PMS_E_STATE with
+ * sys_errno EINTR when a signal arrived: call again), commits what is pending. Nested: only counts. */
+int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error);
+
+/* Leaves a block. Outermost: commits, or rolls back. */
+int pms_end(struct pms_pool *pool, int commit, struct pms_error *error);
+
+/* Outside blocks (in one: PMS_E_STATE; in another thread's: PMS_E_BUSY). */
+int pms_commit(struct pms_pool *pool, struct pms_error *error);
+int pms_rollback(struct pms_pool *pool, struct pms_error *error);
+int pms_block_depth(struct pms_pool *pool);  /* of the calling thread's block; 0 = none */
+uint64_t pms_epoch(const struct pms_pool *pool);    /* of the last commit */
+uint64_t pms_rollbacks(const struct pms_pool *pool); /* changes when cached knowledge of the directory must be dropped */
+
+/* Captures ranges of the user's view before they are written: pairs of address and length. Ranges outside the store are
+ * PMS_E_INVALID. One fence for all. */
+struct pms_range { uint64_t addr, bytes; };
+int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count, struct pms_error *error);
+
+/* ---- objects: dir 0 is the root ---- */
+int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_object *object,
+                    struct pms_error *error);
+int pms_object_next(struct pms_pool *pool, uint64_t dir, uint64_t *node, struct pms_object *object, struct pms_error *error);
+int pms_object_count(struct pms_pool *pool, uint64_t dir, uint64_t *count, struct pms_error *error);
+int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                         uint32_t meta_bytes, struct pms_error *error);
+
+/* Allocates, fills and publishes in one step. fill: see enum; src has src_bytes (COPY: data_bytes of them; PATTERN: repeated).
+ * must_be_new: PMS_E_EXISTS if the name is taken. *data = offset of the block (0 if data_bytes is 0). */
+int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                         uint32_t meta_bytes, uint64_t data_bytes, int fill, const void *src, uint64_t src_bytes,
+                         int must_be_new, uint64_t *data, struct pms_error *error);
+
+/* A group: *dir = its directory. Opens it if there (PMS_E_EXISTS if the name is another kind of object). */
+int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *group,
+                     struct pms_error *error);
+/* Removes a value, an array, or a group with everything in it. */
+int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error);
+
+/* ---- views ---- */
+int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error);
+void pms_unpin(struct pms_pool *pool, uint64_t data);
+
+/* ---- check: reads only ---- */
+#define PMS_CHECK_PROBLEMS 32
+struct pms_check_report {
+    uint64_t blocks, names, groups, extents;
+    uint32_t problem_count; /* found; the first PMS_CHECK_PROBLEMS are described */
+    uint32_t reserved;
+    char problem[PMS_CHECK_PROBLEMS][192];
+};
+int pms_check(struct pms_pool *pool, struct pms_check_report *report, struct pms_error *error);
+
+/* ---- process-wide ---- */
+void pms_handler_install(void); /* puts the fault handler first again, chained to what is there now */
+
+/* Crash tests: SIGKILL this process at the nth persistence primitive from now (0 = never). */
+void pms_debug_kill_at(uint64_t n);
+uint64_t pms_debug_primitives(void); /* seen since the last pms_debug_kill_at */
+
+#endif
