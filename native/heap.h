@@ -31,8 +31,16 @@ int pms_heap_open(struct pms_heap **heap, struct pms_undo *undo, const struct pm
                   struct pms_error *error);
 void pms_heap_close(struct pms_heap *heap);
 
-/* After roll back or growth: builds the index anew from the medium; pins survive. ERRORS: PMS_E_CORRUPT, PMS_E_OS. */
+/* After roll back: builds the index anew from the medium; pins survive. ERRORS: PMS_E_CORRUPT, PMS_E_OS. */
 int pms_heap_rebuild(struct pms_heap *heap, struct pms_error *error);
+
+/* After growth, also inside a transaction: indexes the segments that super (the one given to open) has gained, and keeps what
+ * is known of the running transaction (I6). ERRORS: PMS_E_CORRUPT, PMS_E_OS. */
+int pms_heap_grown(struct pms_heap *heap, struct pms_error *error);
+
+/* After growth, in the middle of a transaction too: adds segment i of the superblock to the index. ERRORS: PMS_E_CORRUPT,
+ * PMS_E_OS. */
+int pms_heap_add_segment(struct pms_heap *heap, uint32_t i, struct pms_error *error);
 
 /* Makes the page table of an empty segment (direct stores, used at create and growth, before anything refers to it). */
 void pms_heap_format_segment(struct pms_map *map, const struct pms_segment *segment);

@@ -19,6 +19,7 @@ enum pms_dirty_kind {
     PMS_DIRTY_USER = 2,   /* whole pages captured; writable in the user's view */
     PMS_DIRTY_FRESH = 3,  /* dead at the last commit: written back at commit, no pre-image */
     PMS_DIRTY_HOT = 4,    /* as USER, captured before the transaction began; stays writable after it */
+    PMS_DIRTY_BORN = 5,   /* as FRESH, but stored to by the engine alone: never writable for the user on its account */
 };
 
 struct pms_dirty {
@@ -51,7 +52,7 @@ struct pms_undo {
     struct pms_dirty *dirty; /* this transaction's ranges, in order; address space reserved, never moved */
     uint64_t dirty_count;
     uint64_t dirty_room;
-    uint64_t captured_bytes; /* pre-image bytes appended in this transaction */
+    uint64_t captured_bytes; /* pre-image bytes appended, since open */
 };
 
 /* ---- for heap and directory. The caller holds the pool's operation lock; these take the log lock themselves. ---- */
@@ -70,22 +71,27 @@ void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t 
  * back at commit. src NULL: zeros. */
 void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
 
+/* The same for a block that the caller fills itself, through the engine's view, by pms_persist_copy or _zero. */
+void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len);
+
 /* Declares whole pages dead at the last commit: the user may write there without capture from now on. */
 void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len);
 
 /* ---- for capture and tx ---- */
 int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, struct pms_error *error);
-int pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super); /* also after growth */
+void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super); /* also after growth */
 void pms_undo_close(struct pms_undo *u);
 void pms_undo_begin(struct pms_undo *u, uint64_t tag); /* empties the log of this transaction; dirty list too */
 
-/* Bytes of log that are left for sure / that capture of whole pages may need at the most. */
+/* Bytes of entries that fit for sure in one transaction, whatever their sizes (I5). */
 uint64_t pms_undo_capacity(const struct pms_undo *u);
 
 /* Appends pre-images of [off, off+len), split where an extent ends; large ones by all cores. Not fenced.
  * REQUIRES: the log lock. Async-signal-safe. */
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_fence_locked(struct pms_undo *u);
+void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len); /* private views; no-op in shared ones */
+void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len, uint64_t log_pos);
 bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page);
 void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len); /* whole pages */

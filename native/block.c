@@ -1,0 +1,206 @@
+/* Who may change the store now: the operation lock, and the blocks (`with store.transaction()`) of threads. */
+#include "pool_state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "handler.h"
+
+#define LOOK_AT_HANDLER 16u /* blocks: a look is a system call */
+
+int64_t pms_thread_id(void)
+{
+    static __thread int64_t id; /* a fork child keeps its parent's: it owns no store, so nobody asks */
+    if (!id)
+        id = (int64_t)syscall(SYS_gettid);
+    return id;
+}
+
+int pms_pool_enter(struct pms_pool *pool, struct pms_error *error)
+{
+    if (atomic_load(&pool->capture.forked)) /* before the lock: another thread may have held it at the fork */
+        return pms_fail(error, PMS_E_FORKED, "the store was opened by the parent process");
+    pthread_mutex_lock(&pool->op);
+    if (!pool->closed)
+        return PMS_OK;
+    pthread_mutex_unlock(&pool->op);
+    return pms_fail(error, PMS_E_CLOSED, "the store is closed");
+}
+
+int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    if (!pool->read_only && !pool->failed)
+        return PMS_OK;
+    status = pms_fail(error, PMS_E_READONLY, pool->failed ? "an earlier sync of the store failed"
+                                                          : "the store is open for reading");
+    pms_pool_leave(pool);
+    return status;
+}
+
+void pms_pool_leave(struct pms_pool *pool) { pthread_mutex_unlock(&pool->op); }
+
+static int busy(const struct pms_pool *pool, struct pms_error *error)
+{
+    int64_t holder = pool->block_owner;
+    int status = pms_fail(error, PMS_E_BUSY, "another thread is inside a transaction block");
+    if (error)
+        error->holder = holder;
+    return status;
+}
+
+static void deadline(struct timespec *t, int64_t timeout_ns)
+{
+    clock_gettime(CLOCK_MONOTONIC, t);
+    t->tv_sec += timeout_ns / 1000000000;
+    t->tv_nsec += timeout_ns % 1000000000;
+    if (t->tv_nsec >= 1000000000) {
+        t->tv_sec++;
+        t->tv_nsec -= 1000000000;
+    }
+}
+
+/* Waits until no other thread has a block. REQUIRES: the operation lock, held again on return. */
+static int wait_for_block(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
+{
+    struct timespec end;
+    int64_t me = pms_thread_id();
+    if (timeout_ns >= 0)
+        deadline(&end, timeout_ns);
+    while (pool->block_owner && pool->block_owner != me) {
+        int r = timeout_ns < 0 ? pthread_cond_wait(&pool->block_left, &pool->op)
+                               : pthread_cond_timedwait(&pool->block_left, &pool->op, &end);
+        if (pool->closed)
+            return pms_fail(error, PMS_E_CLOSED, "the store was closed");
+        if (r == ETIMEDOUT && pool->block_owner && pool->block_owner != me)
+            return busy(pool, error);
+    }
+    return PMS_OK;
+}
+
+int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = wait_for_block(pool, timeout_ns, error);
+    if (status == PMS_OK && pool->block_depth == 0) {
+        if (pool->commits % LOOK_AT_HANDLER == 0)
+            pms_handler_install();
+        status = pms_tx_commit(pool, error);
+    }
+    if (status == PMS_OK) {
+        pool->block_owner = pms_thread_id();
+        pool->block_depth++;
+    }
+    pms_pool_leave(pool);
+    return status;
+}
+
+static int leave_outermost(struct pms_pool *pool, int commit, struct pms_error *error)
+{
+    int status = commit ? pms_tx_commit(pool, error) : PMS_OK;
+    if ((!commit || status != PMS_OK) && !pool->failed) {
+        int undone = pms_tx_rollback(pool, status == PMS_OK ? error : NULL);
+        status = status == PMS_OK ? undone : status;
+    }
+    pool->block_depth = 0;
+    pool->block_owner = 0;
+    pthread_cond_signal(&pool->block_left);
+    return status;
+}
+
+int pms_end(struct pms_pool *pool, int commit, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    if (pool->block_depth == 0 || pool->block_owner != pms_thread_id())
+        status = pms_fail(error, PMS_E_STATE, "this thread is in no transaction block");
+    else if (pool->block_depth > 1)
+        pool->block_depth--;
+    else
+        status = leave_outermost(pool, commit, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+static int enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK || !pool->block_owner)
+        return status;
+    if (pool->block_owner == pms_thread_id())
+        status = pms_fail(error, PMS_E_STATE, "%s inside a transaction block", what);
+    else
+        status = busy(pool, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_commit(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = enter_alone(pool, "commit()", error);
+    if (status != PMS_OK)
+        return status;
+    if (pool->commits % LOOK_AT_HANDLER == 0)
+        pms_handler_install();
+    status = pms_tx_commit(pool, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_rollback(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = enter_alone(pool, "rollback()", error);
+    if (status != PMS_OK)
+        return status;
+    status = pms_tx_rollback(pool, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_block_depth(struct pms_pool *pool)
+{
+    if (pms_pool_enter(pool, NULL) != PMS_OK)
+        return 0;
+    int depth = pool->block_owner == pms_thread_id() ? pool->block_depth : 0;
+    pms_pool_leave(pool);
+    return depth;
+}
+
+uint64_t pms_epoch(const struct pms_pool *pool)
+{
+    return pool->closed ? 0 : ((const struct pms_root *)pms_map_at(&pool->map, PMS_OFF_ROOT))->epoch;
+}
+
+uint64_t pms_rollbacks(const struct pms_pool *pool) { return pool->rollbacks; }
+
+int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count, struct pms_error *error)
+{
+    struct pms_span span[16];
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    uint64_t base = pool->info.base;
+    /* A span is a range with an offset for its address; few of them need no memory. */
+    struct pms_span *s = span, *more = NULL;
+    if (count > 16) {
+        more = calloc(count, sizeof *more);
+        if (!more)
+            status = pms_fail_errno(error, "allocating memory");
+        s = more;
+    }
+    for (uint64_t i = 0; status == PMS_OK && i < count; i++)
+        s[i] = (struct pms_span){ranges[i].addr - base, ranges[i].bytes};
+    if (status == PMS_OK)
+        status = pms_capture_spans(&pool->capture, s, count, error);
+    free(more);
+    pms_pool_leave(pool);
+    return status;
+}

@@ -1,0 +1,273 @@
+#include "filelock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define POLL_NS 5000000ll
+#define TRIES 100 /* somebody swaps the file under us all the time: give up */
+
+#ifndef RENAME_NOREPLACE
+#define RENAME_NOREPLACE 1u
+#endif
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *error)
+{
+    int64_t end = now_ns() + timeout_ns;
+    while (flock(fd, how | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return pms_fail_errno(error, "locking the store");
+        if (timeout_ns >= 0 && now_ns() >= end)
+            return pms_fail(error, PMS_E_LOCKED, "the store is open in another process, or twice in this one");
+        struct timespec pause = {0, POLL_NS};
+        nanosleep(&pause, NULL);
+    }
+    return PMS_OK;
+}
+
+static bool same_file(int fd, const char *path)
+{
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* ---- the path ---- */
+
+/* Real path of a file that may not exist yet: its directory has to. */
+static char *resolve(const char *path)
+{
+    char *real = realpath(path, NULL);
+    if (real || errno != ENOENT)
+        return real;
+    const char *slash = strrchr(path, '/');
+    const char *base = slash ? slash + 1 : path;
+    if (!*base) {
+        errno = EISDIR;
+        return NULL;
+    }
+    char link[PATH_MAX];
+    ssize_t n = readlink(path, link, sizeof link - 1);
+    if (n > 0) { /* a symbolic link to a file that does not exist */
+        errno = ENOENT;
+        return NULL;
+    }
+    char dir[PATH_MAX];
+    if (!slash)
+        snprintf(dir, sizeof dir, ".");
+    else
+        snprintf(dir, sizeof dir, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    char *real_dir = realpath(dir, NULL);
+    if (!real_dir)
+        return NULL;
+    size_t room = strlen(real_dir) + strlen(base) + 2;
+    real = malloc(room);
+    if (real)
+        snprintf(real, room, "%s/%s", strcmp(real_dir, "/") == 0 ? "" : real_dir, base);
+    free(real_dir);
+    return real;
+}
+
+static int directory_fd(const char *path)
+{
+    char dir[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    snprintf(dir, sizeof dir, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    return open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* ---- creating ---- */
+
+/* A new file beside the path, locked before anybody can know its name: it becomes the store by one rename. */
+static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error)
+{
+    uint32_t salt = 0;
+    const char *slash = strrchr(f->path, '/');
+    size_t room = strlen(f->path) + 64;
+    if (getrandom(&salt, sizeof salt, 0) != sizeof salt)
+        return pms_fail_errno(error, "reading randomness");
+    f->temp_path = malloc(room);
+    if (!f->temp_path)
+        return pms_fail_errno(error, "allocating memory");
+    snprintf(f->temp_path, room, "%.*s/.%.200s.%ld.%08x.new", (int)(slash - f->path), f->path, slash + 1, (long)getpid(),
+             (unsigned)salt);
+    f->fd = open(f->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (f->fd < 0) {
+        free(f->temp_path);
+        f->temp_path = NULL;
+        return pms_fail_errno(error, "creating the store's file");
+    }
+    f->created = true;
+    if (mode)
+        (void)!fchmod(f->fd, mode & 0777);
+    f->lock_fd = open(f->temp_path, O_RDWR | O_CLOEXEC);
+    if (f->lock_fd < 0)
+        return pms_fail_errno(error, "opening the new store");
+    return lock_within(f->lock_fd, LOCK_EX, 0, error);
+}
+
+static int rename_new(const char *from, const char *to)
+{
+    long r = syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE);
+    if (r == 0 || (errno != EINVAL && errno != ENOSYS))
+        return (int)r;
+    if (link(from, to) != 0) /* a file system without the flag */
+        return -1;
+    return unlink(from);
+}
+
+int pms_files_publish(struct pms_files *f, struct pms_error *error)
+{
+    if (!f->created)
+        return PMS_OK;
+    int r = f->replaces ? rename(f->temp_path, f->path) : rename_new(f->temp_path, f->path);
+    if (r != 0 && errno == EEXIST)
+        return pms_fail(error, PMS_E_EXISTS, "another process created the store at the same time");
+    if (r != 0)
+        return pms_fail_errno(error, "giving the new store its name");
+    free(f->temp_path);
+    f->temp_path = NULL;
+    f->created = false;
+    if (f->old_lock_fd >= 0)
+        close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
+    f->old_lock_fd = -1;
+    int dir = directory_fd(f->path);
+    int err = dir < 0 || fsync(dir) != 0 ? errno : 0; /* the name, before open returns */
+    if (dir >= 0)
+        close(dir);
+    errno = err == EINVAL ? 0 : err; /* some file systems have no directories to sync */
+    return errno ? pms_fail_errno(error, "syncing the store's directory") : PMS_OK;
+}
+
+/* ---- opening ---- */
+
+static int check_regular(int fd, uint64_t *bytes, mode_t *mode, struct pms_error *error)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return pms_fail_errno(error, "looking at the store's file");
+    if (S_ISDIR(st.st_mode)) {
+        errno = EISDIR;
+        return pms_fail_errno(error, "opening the store");
+    }
+    if (!S_ISREG(st.st_mode))
+        return pms_fail(error, PMS_E_INVALID, "not a regular file");
+    *bytes = (uint64_t)st.st_size;
+    *mode = st.st_mode;
+    return PMS_OK;
+}
+
+/* Locks what is at the path and makes sure that it still is there. *retry: it was swapped meanwhile. */
+static int open_locked(struct pms_files *f, const struct pms_options *o, bool *retry, struct pms_error *error)
+{
+    bool reading = o->mode == PMS_MODE_READ;
+    int flags = (reading ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK;
+    uint64_t bytes;
+    mode_t mode;
+    *retry = false;
+    f->lock_fd = open(f->path, flags);
+    if (f->lock_fd < 0)
+        return pms_fail_errno(error, "opening the store");
+    int status = check_regular(f->lock_fd, &bytes, &mode, error);
+    if (!status)
+        status = lock_within(f->lock_fd, reading ? LOCK_SH : LOCK_EX, o->lock_timeout_ns, error);
+    if (status)
+        return status;
+    f->fd = open(f->path, flags);
+    if (f->fd < 0 && errno != ENOENT)
+        return pms_fail_errno(error, "opening the store");
+    struct stat a, b;
+    *retry = f->fd < 0 || !same_file(f->lock_fd, f->path) || fstat(f->fd, &a) != 0 || fstat(f->lock_fd, &b) != 0 ||
+             a.st_ino != b.st_ino || a.st_dev != b.st_dev;
+    if (*retry)
+        return PMS_OK;
+    return check_regular(f->fd, &bytes, &mode, error);
+}
+
+/* An existing file that is to be replaced: its lock is held until the new one has its name. */
+static int replace_locked(struct pms_files *f, mode_t mode, struct pms_error *error)
+{
+    close(f->fd);
+    f->old_lock_fd = f->lock_fd;
+    f->fd = f->lock_fd = -1;
+    f->replaces = true;
+    return create_temp(f, mode, error);
+}
+
+static void drop(struct pms_files *f)
+{
+    if (f->fd >= 0)
+        close(f->fd);
+    if (f->lock_fd >= 0)
+        close(f->lock_fd);
+    if (f->old_lock_fd >= 0)
+        close(f->old_lock_fd);
+    f->fd = f->lock_fd = f->old_lock_fd = -1;
+}
+
+static int try_open(struct pms_files *f, const struct pms_options *o, bool *retry, struct pms_error *error)
+{
+    struct stat st;
+    bool there = stat(f->path, &st) == 0;
+    *retry = false;
+    if (!there && errno != ENOENT)
+        return pms_fail_errno(error, "opening the store");
+    if (!there && (o->mode == PMS_MODE_READ || o->mode == PMS_MODE_READ_WRITE))
+        return pms_fail_errno(error, "opening the store");
+    if (!there)
+        return create_temp(f, 0, error);
+    if (o->mode == PMS_MODE_EXCLUSIVE) {
+        errno = EEXIST;
+        return pms_fail_errno(error, "creating the store");
+    }
+    int status = open_locked(f, o, retry, error);
+    if (status || *retry)
+        return status;
+    fstat(f->fd, &st);
+    if (o->mode == PMS_MODE_TRUNCATE || (o->mode == PMS_MODE_APPEND && st.st_size == 0))
+        return replace_locked(f, st.st_mode, error);
+    if (st.st_size == 0)
+        return pms_fail(error, PMS_E_NOT_A_STORE, "the file is empty");
+    return PMS_OK;
+}
+
+int pms_files_open(struct pms_files *f, const char *path, const struct pms_options *options, struct pms_error *error)
+{
+    *f = (struct pms_files){.fd = -1, .lock_fd = -1, .old_lock_fd = -1};
+    f->path = resolve(path);
+    if (!f->path)
+        return pms_fail_errno(error, "finding the store");
+    for (int i = 0; i < TRIES; i++) {
+        bool retry;
+        int status = try_open(f, options, &retry, error);
+        if (status != PMS_OK || !retry)
+            return status;
+        drop(f);
+    }
+    return pms_fail(error, PMS_E_STATE, "the store's file is replaced again and again by somebody else");
+}
+
+void pms_files_close(struct pms_files *f)
+{
+    if (f->created && f->temp_path)
+        unlink(f->temp_path);
+    drop(f);
+    free(f->temp_path);
+    free(f->path);
+    f->temp_path = f->path = NULL;
+}

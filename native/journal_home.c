@@ -1,0 +1,177 @@
+/* Domain file: the thread that writes committed images home.
+ *
+ * Wait for half a ring, a caller in need of room, or quiet; take all records that are durable; write their images home; sync;
+ * move the anchor; sync; only then is their space free. It reads the images back from the file, never from the user's memory,
+ * which may hold uncommitted bytes by now. Crash anywhere before the anchor is durable: recovery replays the same records. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* pthread_setname_np */
+#endif
+#include <errno.h>
+#include <time.h>
+
+#include "checksum.h"
+#include "journal_state.h"
+
+struct batch {
+    struct pms_journal *journal;
+    uint64_t from, upto;   /* positions */
+    uint64_t homed, last;  /* transactions before and at the end */
+    uint64_t bytes;        /* written home */
+    struct pms_janchor anchor;
+};
+
+/* An image is left out only if a newer one of the same batch follows: a newer one beyond it may yet turn out damaged. */
+static bool wanted(const struct batch *b, uint64_t page, uint64_t tx)
+{
+    uint64_t newest = atomic_load_explicit(&b->journal->marks[page], memory_order_relaxed) >> 1;
+    PMS_ASSERT(newest >= tx);
+    return newest == tx || newest > b->last;
+}
+
+/* Writes those of the chunk's pages home that are wanted, in as few calls as possible. */
+static int home_chunk(struct batch *b, uint64_t page, uint64_t pages, uint64_t image, uint64_t tx, struct pms_error *error)
+{
+    struct pms_journal *j = b->journal;
+    bool loaded = false;
+    for (uint64_t i = 0, n; i < pages; i += n) {
+        bool write = wanted(b, page + i, tx);
+        for (n = 1; i + n < pages && wanted(b, page + i + n, tx) == write;)
+            n++;
+        if (!write)
+            continue;
+        int status = loaded ? PMS_OK : pms_ring_read(&j->ring, image, j->chunk, pages * PMS_PAGE, error);
+        if (status)
+            return status;
+        loaded = true;
+        int failed = pms_persist_pwrite(&j->home_persist, j->home_fd, j->chunk + i * PMS_PAGE, n * PMS_PAGE,
+                                        (page + i) * PMS_PAGE);
+        if (failed) {
+            errno = failed;
+            return pms_fail_errno(error, "writing journaled pages home");
+        }
+        b->bytes += n * PMS_PAGE;
+    }
+    return PMS_OK;
+}
+
+static int home_run(struct batch *b, const struct pms_run *run, uint64_t image, uint64_t tx, struct pms_error *error)
+{
+    const uint64_t most = PMS_JOURNAL_CHUNK / PMS_PAGE;
+    for (uint64_t done = 0; done < run->pages;) {
+        uint64_t n = run->pages - done < most ? run->pages - done : most;
+        int status = home_chunk(b, run->page + done, n, image + done * PMS_PAGE, tx, error);
+        if (status)
+            return status;
+        done += n;
+    }
+    return PMS_OK;
+}
+
+static int home_record(struct batch *b, uint64_t position, uint64_t tx, uint64_t *bytes, struct pms_error *error)
+{
+    struct pms_ring *ring = &b->journal->ring;
+    struct pms_record record;
+    struct pms_run_reader reader;
+    bool whole;
+    uint64_t room = b->upto - position;
+    int status = pms_record_probe(ring, position, room, room, &record, &whole, error);
+    if (status)
+        return status;
+    if (!whole || record.tx != tx) /* it was, when it was committed: the medium lost it */
+        return pms_fail(error, PMS_E_CORRUPT, "journal record of transaction %llu was damaged after its commit",
+                        (unsigned long long)tx);
+    pms_runs_start(&reader, ring, position, &record);
+    while (reader.left > 0) {
+        struct pms_run run;
+        uint64_t image;
+        status = pms_runs_next(&reader, &run, &image, error);
+        if (!status && !run.home)
+            status = home_run(b, &run, image, tx, error);
+        if (status)
+            return status;
+    }
+    *bytes = record.bytes;
+    return PMS_OK;
+}
+
+static int home_batch(struct batch *b, struct pms_error *error)
+{
+    uint64_t position = b->from;
+    for (uint64_t tx = b->homed + 1; tx <= b->last; tx++) {
+        uint64_t bytes = 0;
+        int status = home_record(b, position, tx, &bytes, error);
+        if (status)
+            return status;
+        position += bytes;
+    }
+    PMS_ASSERT(position == b->upto);
+    return pms_anchor_advance(b->journal->home_fd, &b->journal->home_persist, &b->anchor, error);
+}
+
+/* ---- the thread --------------------------------------------------------------------------------------------------- */
+
+/* Waits on `work` for at most the idle time. True: it passed. REQUIRES: mutex held. */
+static bool wait_idle(struct pms_journal *j)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += PMS_JOURNAL_IDLE_MS * 1000000l;
+    until.tv_sec += until.tv_nsec / 1000000000l;
+    until.tv_nsec %= 1000000000l;
+    return pthread_cond_timedwait(&j->work, &j->mutex, &until) == ETIMEDOUT;
+}
+
+/* Returns false when the thread must end. REQUIRES: mutex held. */
+static bool wait_for_work(struct pms_journal *j)
+{
+    for (;;) {
+        if (j->stop)
+            return false;
+        if (j->failed || j->head == j->tail) {
+            pthread_cond_wait(&j->work, &j->mutex);
+            continue;
+        }
+        uint64_t tail = j->tail;
+        if (j->wanted || j->tail - j->head > j->ring.window / 2 || (wait_idle(j) && tail == j->tail && !j->stop))
+            return true;
+    }
+}
+
+/* Under the mutex before and after; not while it works. */
+static void run_batch(struct pms_journal *j)
+{
+    struct batch b = {.journal = j, .from = j->head, .upto = j->tail, .homed = j->homed, .last = j->last, .anchor = j->anchor};
+    struct pms_error error = {0};
+    b.anchor.tx = j->last;
+    b.anchor.head = j->tail;
+    b.anchor.chain = j->chain;
+    pthread_mutex_unlock(&j->mutex);
+    int status = home_batch(&b, &error);
+    pthread_mutex_lock(&j->mutex);
+    j->stats.home_syncs = j->home_persist.syncs;
+    j->stats.home_bytes += b.bytes;
+    j->anchor.generation = b.anchor.generation; /* also after a failure: see pms_anchor_advance */
+    if (status) {
+        j->failed = true;
+        j->error = error;
+    } else {
+        PMS_ASSERT(j->head == b.from && j->homed == b.homed);
+        j->anchor = b.anchor;
+        j->head = b.upto;
+        j->homed = b.last;
+    }
+    if (j->failed || j->head == j->tail)
+        j->wanted = false;
+    pthread_cond_broadcast(&j->room);
+}
+
+void *pms_journal_home_main(void *journal)
+{
+    struct pms_journal *j = journal;
+    pthread_setname_np(pthread_self(), "pms-journal");
+    pthread_mutex_lock(&j->mutex);
+    while (wait_for_work(j))
+        run_batch(j);
+    pthread_mutex_unlock(&j->mutex);
+    return NULL;
+}

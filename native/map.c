@@ -1,0 +1,177 @@
+#include "map.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifndef MAP_SHARED_VALIDATE
+#define MAP_SHARED_VALIDATE 0x03
+#endif
+#ifndef MAP_SYNC
+#define MAP_SYNC 0x080000
+#endif
+
+#define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+/* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file is aligned in memory. */
+static unsigned char *reserve_aligned(uint64_t bytes)
+{
+    size_t total = (size_t)bytes + PMS_HUGE;
+    unsigned char *raw = mmap(NULL, total, PROT_NONE, RESERVE_FLAGS, -1, 0);
+    if (raw == MAP_FAILED)
+        return NULL;
+    size_t lead = (size_t)(-(uintptr_t)raw & (PMS_HUGE - 1));
+    if (lead)
+        munmap(raw, lead);
+    munmap(raw + lead + bytes, PMS_HUGE - lead);
+    return raw + lead;
+}
+
+static int map_range(struct pms_map *m, unsigned char *base, uint64_t from, uint64_t to, int prot, int flags)
+{
+    if (mmap(base + from, (size_t)(to - from), prot, flags | MAP_FIXED, m->fd, (off_t)from) == MAP_FAILED)
+        return errno;
+    return 0;
+}
+
+static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
+{
+    int flags = m->sync ? MAP_SHARED_VALIDATE | MAP_SYNC : m->shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
+    int err = map_range(m, m->user, from, to, PROT_READ, flags);
+    if (!err && m->shared)
+        err = map_range(m, m->engine, from, to, PROT_READ | PROT_WRITE, flags);
+    return err;
+}
+
+/* Tries the reservation asked for, then halves of it, down to what must be mapped. */
+static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
+{
+    reserve = (reserve + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+    uint64_t least = (bytes + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+    for (;;) {
+        m->user = reserve_aligned(reserve);
+        m->engine = m->shared && m->user ? reserve_aligned(reserve) : m->user;
+        void *bits = MAP_FAILED;
+        if (m->engine)
+            bits = mmap(NULL, (size_t)(reserve / PMS_PAGE / 8), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+        if (bits != MAP_FAILED) {
+            m->writable = bits;
+            m->reserve = reserve;
+            return 0;
+        }
+        if (m->engine && m->engine != m->user)
+            munmap(m->engine, (size_t)reserve);
+        if (m->user)
+            munmap(m->user, (size_t)reserve);
+        m->user = m->engine = NULL;
+        if (reserve == least)
+            return ENOMEM;
+        reserve = (reserve / 2) & ~(uint64_t)(PMS_HUGE - 1);
+        if (reserve < least)
+            reserve = least;
+    }
+}
+
+int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, enum pms_map_how how,
+                 struct pms_persist *persist, struct pms_error *error)
+{
+    memset(m, 0, sizeof *m);
+    m->fd = fd;
+    m->persist = persist;
+    m->shared = how != PMS_MAP_PRIVATE;
+    m->sync = how == PMS_MAP_SYNC;
+    PMS_ASSERT(bytes % PMS_PAGE == 0);
+    errno = reserve_views(m, bytes, reserve > bytes ? reserve : bytes);
+    if (errno)
+        return pms_fail_errno(error, "reserving address space for the store");
+    int err = map_views(m, 0, bytes);
+    if (err) {
+        pms_map_close(m);
+        errno = err;
+        if (how == PMS_MAP_SYNC && (err == EOPNOTSUPP || err == EINVAL))
+            return pms_fail(error, PMS_E_UNSUPPORTED, "the file system has no MAP_SYNC (domain dax needs fsdax)");
+        return pms_fail_errno(error, "mapping the store");
+    }
+    m->bytes = bytes;
+    return PMS_OK;
+}
+
+int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error)
+{
+    PMS_ASSERT(bytes % PMS_PAGE == 0 && bytes >= m->bytes);
+    if (bytes > m->reserve) {
+        int status = pms_fail(error, PMS_E_FULL, "the address space set aside at open is used up: close and open again");
+        if (error) {
+            error->needed = bytes;
+            error->available = m->reserve;
+        }
+        return status;
+    }
+    errno = map_views(m, m->bytes, bytes);
+    if (errno)
+        return pms_fail_errno(error, "mapping the store's new part");
+    m->bytes = bytes;
+    return PMS_OK;
+}
+
+void pms_map_close(struct pms_map *m)
+{
+    if (m->writable)
+        munmap((void *)m->writable, (size_t)(m->reserve / PMS_PAGE / 8));
+    if (m->engine && m->engine != m->user)
+        munmap(m->engine, (size_t)m->reserve);
+    if (m->user)
+        munmap(m->user, (size_t)m->reserve);
+    m->user = m->engine = NULL;
+    m->writable = NULL;
+    m->bytes = 0;
+}
+
+/* ---- protection ---- */
+
+static uint64_t word_mask(uint64_t first, uint64_t last, uint64_t word)
+{
+    uint64_t lo = word == first / 64 ? first % 64 : 0;
+    uint64_t hi = word == last / 64 ? last % 64 : 63;
+    return (~0ull << lo) & (~0ull >> (63 - hi));
+}
+
+static void set_bits(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
+{
+    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
+    for (uint64_t w = first / 64; w <= last / 64; w++) {
+        uint64_t mask = word_mask(first, last, w);
+        if (on)
+            atomic_fetch_or_explicit(&m->writable[w], mask, memory_order_release);
+        else
+            atomic_fetch_and_explicit(&m->writable[w], ~mask, memory_order_release);
+    }
+}
+
+/* A bit is on only while its page is writable for sure: set after the system call, cleared before it. */
+int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    int err = pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ | PROT_WRITE);
+    if (!err)
+        set_bits(m, off, bytes, true);
+    return err;
+}
+
+int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    set_bits(m, off, bytes, false);
+    return pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ);
+}
+
+bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
+    for (uint64_t w = first / 64; w <= last / 64; w++) {
+        uint64_t mask = word_mask(first, last, w);
+        if ((atomic_load_explicit(&m->writable[w], memory_order_acquire) & mask) != mask)
+            return false;
+    }
+    return true;
+}

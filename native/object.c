@@ -1,0 +1,299 @@
+/* Objects of a store: names, values, arrays, groups. Each function is one step that commits, rolls back and recovers whole. */
+#include <stddef.h>
+#include <string.h>
+
+#include "pool_state.h"
+
+#define MORE_FOR_NAMES (1u << 20) /* growth step when a directory finds no room */
+
+static uint64_t directory_of(struct pms_pool *pool, uint64_t dir) { return dir ? dir : pms_pool_root(pool)->directory; }
+
+/* ---- reading ---- */
+
+int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_object *object,
+                    struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    status = pms_dir_find(&dirs, directory_of(pool, dir), name, name_bytes, object, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_object_next(struct pms_pool *pool, uint64_t dir, uint64_t *node, struct pms_object *object, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    status = pms_dir_next(&dirs, directory_of(pool, dir), node, object, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_object_count(struct pms_pool *pool, uint64_t dir, uint64_t *count, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    status = pms_dir_count(&dirs, directory_of(pool, dir), count, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+/* ---- room ---- */
+
+/* A block, the file grown if need be. */
+static int allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error)
+{
+    int status = pms_heap_alloc(pool->heap, bytes, owner, off, error);
+    if (status != PMS_E_FULL)
+        return status;
+    struct pms_error grown;
+    if (pms_pool_grow(pool, bytes, &grown) != PMS_OK) {
+        if (error)
+            *error = grown;
+        return grown.status;
+    }
+    return pms_heap_alloc(pool->heap, bytes, owner, off, error);
+}
+
+/* Puts, the file grown if need be. A put that finds no room has changed nothing. */
+static int put(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, uint32_t kind, const void *meta,
+               uint32_t meta_bytes, uint64_t data, uint64_t data_bytes, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    int status = pms_dir_put(&dirs, dir, name, name_bytes, kind, meta, meta_bytes, data, data_bytes, error);
+    for (uint64_t room = MORE_FOR_NAMES + 2ull * meta_bytes; status == PMS_E_FULL; room *= 4) {
+        struct pms_error grown; /* the table of a large directory doubles: that may take more than one step */
+        if (pms_pool_grow(pool, room, &grown) != PMS_OK) {
+            if (error)
+                *error = grown;
+            return grown.status;
+        }
+        status = pms_dir_put(&dirs, dir, name, name_bytes, kind, meta, meta_bytes, data, data_bytes, error);
+    }
+    return status;
+}
+
+/* ---- filling a new block of the user's ---- */
+
+struct filler {
+    unsigned char *dst;
+    const unsigned char *src;
+    uint64_t bytes, src_bytes;
+    int fill;
+    struct pms_persist *persist;
+};
+
+static void fill_pattern(const struct filler *f)
+{
+    unsigned char block[PMS_PAGE];
+    uint64_t unit = f->src_bytes <= sizeof block ? sizeof block / f->src_bytes * f->src_bytes : f->src_bytes;
+    const unsigned char *from = f->src;
+    if (f->src_bytes <= sizeof block) {
+        for (uint64_t i = 0; i < unit; i += f->src_bytes)
+            memcpy(block + i, f->src, f->src_bytes);
+        from = block;
+    }
+    for (uint64_t at = 0; at < f->bytes; at += unit)
+        pms_persist_copy(f->persist, f->dst + at, from, f->bytes - at < unit ? f->bytes - at : unit);
+}
+
+static void fill(const struct filler *f)
+{
+    if (f->fill == PMS_FILL_ZERO)
+        pms_persist_zero(f->persist, f->dst, f->bytes);
+    else if (f->fill == PMS_FILL_COPY)
+        pms_persist_copy(f->persist, f->dst, f->src, f->bytes);
+    else if (f->fill == PMS_FILL_PATTERN)
+        fill_pattern(f);
+}
+
+/* The block is fresh. In a shared view the engine stores through its own mapping, and the user's pages stay as they are. In a private one it
+ * stores where the user would, so it captures as the user would (a slab's page holds other blocks too). */
+static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int how, const void *src, uint64_t src_bytes,
+                      struct pms_error *error)
+{
+    struct filler f = {NULL, src, bytes, src_bytes, how, &pool->persist};
+    int status = PMS_OK;
+    if (pool->map.shared)
+        pms_undo_note_born(&pool->undo, data, bytes);
+    else
+        status = pms_capture_spans(&pool->capture, &(struct pms_span){data, bytes}, 1, error);
+    f.dst = pms_map_at(&pool->map, data);
+    if (status == PMS_OK)
+        fill(&f);
+    return status;
+}
+
+/* ---- writing ---- */
+
+int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                         uint32_t meta_bytes, struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = put(pool, directory_of(pool, dir), name, name_bytes, PMS_OBJECT_VALUE, meta, meta_bytes, 0, 0, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+static int put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                     uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes, int must_be_new,
+                     uint64_t *data, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object old;
+    int status;
+    *data = 0;
+    if (must_be_new) {
+        status = pms_dir_find(&dirs, dir, name, name_bytes, &old, NULL);
+        if (status == PMS_OK)
+            return pms_fail(error, PMS_E_EXISTS, "the name is in use");
+    }
+    if (data_bytes) {
+        status = allocate(pool, data_bytes, PMS_OWNER_USER, data, error);
+        if (status != PMS_OK)
+            return status;
+        status = fill_block(pool, *data, data_bytes, how, src, src_bytes, error);
+        if (status != PMS_OK)
+            return status;
+    }
+    status = put(pool, dir, name, name_bytes, PMS_OBJECT_ARRAY, meta, meta_bytes, *data, data_bytes, error);
+    if (status != PMS_OK && *data) {
+        pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
+        *data = 0;
+    }
+    return status;
+}
+
+int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                         uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes,
+                         int must_be_new, uint64_t *data, struct pms_error *error)
+{
+    bool needs_src = how == PMS_FILL_COPY || how == PMS_FILL_PATTERN;
+    if ((needs_src && data_bytes && (!src || !src_bytes)) || (how == PMS_FILL_COPY && src_bytes < data_bytes))
+        return pms_fail(error, PMS_E_INVALID, "fill without bytes to fill with");
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = put_array(pool, directory_of(pool, dir), name, name_bytes, meta, meta_bytes, data_bytes, how, src, src_bytes,
+                       must_be_new, data, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+/* The table of an empty directory; its header goes with the name that leads to it. */
+static int free_table(struct pms_pool *pool, uint64_t dir, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    uint64_t count;
+    int status = pms_dir_count(&dirs, dir, &count, error); /* checks the header */
+    if (status != PMS_OK)
+        return status;
+    PMS_ASSERT(count == 0);
+    const struct pms_dir_header *header = pms_map_at(&pool->map, dir);
+    status = pms_heap_free(pool->heap, header->table, NULL);
+    return status == PMS_OK ? PMS_OK : pms_fail(error, PMS_E_CORRUPT, "a directory's table is not a block");
+}
+
+static int remove_empty_group(struct pms_pool *pool, uint64_t dir, const struct pms_object *o, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    int status = free_table(pool, o->data, error);
+    return status == PMS_OK ? pms_dir_remove(&dirs, dir, o->name, o->name_bytes, error) : status;
+}
+
+static int group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
+                 struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object o;
+    int status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
+    if (status == PMS_OK) {
+        *out = o.data;
+        return o.kind == PMS_OBJECT_GROUP ? PMS_OK : pms_fail(error, PMS_E_EXISTS, "the name is in use, not for a group");
+    }
+    if (status != PMS_E_NOT_FOUND || !create)
+        return status;
+    status = pms_dir_create(&dirs, out, error);
+    if (status == PMS_E_FULL && pms_pool_grow(pool, MORE_FOR_NAMES, error) == PMS_OK)
+        status = pms_dir_create(&dirs, out, error);
+    if (status != PMS_OK)
+        return status;
+    status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, "", 0, *out, sizeof(struct pms_dir_header), error);
+    if (status != PMS_OK && free_table(pool, *out, NULL) == PMS_OK)
+        pms_heap_free(pool->heap, *out, NULL);
+    return status;
+}
+
+int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
+                     struct pms_error *error)
+{
+    int status = create ? pms_pool_enter_write(pool, error) : pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = group(pool, directory_of(pool, dir), name, name_bytes, create, out, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+/* Empties a directory, groups in it first. No recursion: a hostile or a deep tree must not eat the stack. The path from the
+ * group to where we are is kept in the tree itself: we always go on with the first entry, and start over after a removal. */
+static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    for (;;) {
+        uint64_t at = top, parent = 0;
+        struct pms_object o = {0}, in_parent = {0};
+        for (uint64_t depth = 0;; depth++) {
+            uint64_t node = 0;
+            int status = pms_dir_next(&dirs, at, &node, &o, error);
+            if (status != PMS_OK)
+                return status;
+            if (node == 0 || o.kind != PMS_OBJECT_GROUP)
+                break;
+            if (depth > 100000)
+                return pms_fail(error, PMS_E_CORRUPT, "groups contain each other");
+            parent = at;
+            in_parent = o;
+            at = o.data;
+            o.node = 0;
+        }
+        int status;
+        if (o.node) {
+            status = pms_dir_remove(&dirs, at, o.name, o.name_bytes, error);
+        } else if (at == top) {
+            return PMS_OK;
+        } else {
+            status = remove_empty_group(pool, parent, &in_parent, error);
+        }
+        if (status != PMS_OK)
+            return status;
+    }
+}
+
+int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object o;
+    dir = directory_of(pool, dir);
+    status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
+    if (status == PMS_OK && o.kind == PMS_OBJECT_GROUP) {
+        status = empty_directory(pool, o.data, error);
+        if (status == PMS_OK)
+            status = remove_empty_group(pool, dir, &o, error);
+    } else if (status == PMS_OK) {
+        status = pms_dir_remove(&dirs, dir, name, name_bytes, error);
+    }
+    pms_pool_leave(pool);
+    return status;
+}

@@ -1,0 +1,494 @@
+/* Opening, growing and closing a store. */
+#include "pool_state.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "filelock.h"
+#include "recover.h"
+
+#define RESERVE_MIN (4ull << 30)
+#define RESERVE_MAX (16ull << 40)
+
+/* ---- open, step by step ---- */
+
+static int64_t realtime_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+static int read_head(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = pms_super_read(pool->fd, &pool->super, error);
+    if (status == PMS_OK)
+        status = pms_session_read(pool->fd, &pool->session, error);
+    if (status != PMS_OK)
+        return status;
+    off_t end = lseek(pool->fd, 0, SEEK_END);
+    if (end >= 0 && (uint64_t)end >= pool->super.file_bytes)
+        return PMS_OK;
+    status = pms_fail(error, PMS_E_CORRUPT, "the file is shorter than its superblock says");
+    if (error) {
+        error->needed = pool->super.file_bytes;
+        error->available = end < 0 ? 0 : (uint64_t)end;
+    }
+    return status;
+}
+
+/* A store that survives its process alone, left open when the machine went down, may be torn: nobody can tell. */
+static int check_machine(const struct pms_pool *pool, const struct pms_options *o, struct pms_error *error)
+{
+    uint8_t boot[16];
+    pms_boot_id(boot);
+    bool weak = pool->session.domain == PMS_DOMAIN_PROCESS || pool->session.domain == PMS_DOMAIN_EMULATED;
+    if (pool->session.state == PMS_SESSION_CLEAN || !weak || o->force || memcmp(boot, pool->session.boot_id, 16) == 0)
+        return PMS_OK;
+    return pms_fail(error, PMS_E_UNCLEAN, "the machine restarted while the store was open in a domain that survives "
+                                          "the death of its process only");
+}
+
+static enum pms_flush flush_for(enum pms_domain domain)
+{
+    bool in_memory = domain == PMS_DOMAIN_DAX || domain == PMS_DOMAIN_EMULATED;
+    return in_memory ? pms_persist_best_flush() : PMS_FLUSH_NONE;
+}
+
+static uint64_t reserve_for(const struct pms_pool *pool)
+{
+    struct statvfs fs;
+    uint64_t bytes = pool->super.max_bytes;
+    if (!bytes && fstatvfs(pool->fd, &fs) == 0)
+        bytes = (uint64_t)fs.f_blocks * fs.f_frsize;
+    if (bytes < RESERVE_MIN)
+        bytes = RESERVE_MIN;
+    return bytes < RESERVE_MAX ? bytes : RESERVE_MAX;
+}
+
+/* From here on a crash leaves the dirty mark: it is durable before the first store. */
+static int mark_dirty(struct pms_pool *pool, struct pms_error *error)
+{
+    struct pms_session *s = &pool->session;
+    pool->info.clean = s->state == PMS_SESSION_CLEAN;
+    s->opens++;
+    if (s->state == PMS_SESSION_DIRTY)
+        s->unclean++;
+    s->state = PMS_SESSION_DIRTY;
+    s->domain = pool->domain;
+    s->pid = getpid();
+    s->opened_ns = realtime_ns();
+    pms_boot_id(s->boot_id);
+    return pms_session_write(pool->fd, &pool->persist, s, error);
+}
+
+static int map_store(struct pms_pool *pool, struct pms_error *error)
+{
+    enum pms_map_how how = PMS_MAP_SHARED;
+    if (pool->read_only || pool->domain == PMS_DOMAIN_FILE)
+        how = PMS_MAP_PRIVATE;
+    else if (pool->domain == PMS_DOMAIN_DAX)
+        how = PMS_MAP_SYNC;
+    return pms_map_open(&pool->map, pool->fd, pool->super.file_bytes, reserve_for(pool), how, &pool->persist, error);
+}
+
+static int open_reading(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = map_store(pool, error);
+    if (status != PMS_OK)
+        return status;
+    pool->info.clean = pool->session.state == PMS_SESSION_CLEAN;
+    errno = pms_map_unprotect(&pool->map, 0, pool->map.bytes);
+    if (errno)
+        return pms_fail_errno(error, "preparing a private view of the store");
+    status = pms_recover_view(pool, error);
+    pms_map_protect(&pool->map, 0, pool->map.bytes);
+    return status;
+}
+
+static int open_writing(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = pms_recover_file(pool, error);
+    if (status == PMS_OK)
+        status = mark_dirty(pool, error);
+    if (status == PMS_OK)
+        status = map_store(pool, error);
+    if (status == PMS_OK && pool->domain == PMS_DOMAIN_FILE) {
+        status = pms_journal_open(&pool->journal, &pool->map, &pool->super, pool->tx, error);
+        pool->runs_room = pool->map.reserve / PMS_PAGE;
+        void *runs = mmap(NULL, pool->runs_room * sizeof *pool->runs, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (status == PMS_OK && runs == MAP_FAILED)
+            status = pms_fail_errno(error, "reserving memory for commits");
+        pool->runs = runs == MAP_FAILED ? NULL : runs;
+    }
+    return status;
+}
+
+/* Log, heap, capture: the same in every domain. */
+static int start_engine(struct pms_pool *pool, const struct pms_options *o, struct pms_error *error)
+{
+    int status = pms_undo_open(&pool->undo, &pool->map, !pool->map.shared, error);
+    if (status != PMS_OK)
+        return status;
+    pms_undo_set_extents(&pool->undo, &pool->super);
+    status = pms_heap_open(&pool->heap, &pool->undo, &pool->super, error);
+    if (status == PMS_OK)
+        status = pms_capture_open(&pool->capture, &pool->undo, pool->heap, &pool->super, pool->read_only, o->hot != 0, error);
+    if (status == PMS_OK && !pool->read_only)
+        pms_tx_start(pool);
+    return status;
+}
+
+/* A new store's root directory, committed, so that no reader ever finds a store without one. */
+static int make_root(struct pms_pool *pool, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    uint64_t dir = 0;
+    int status = pms_dir_create(&dirs, &dir, error);
+    if (status != PMS_OK)
+        return status;
+    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, directory), &dir, sizeof dir);
+    return pms_tx_commit(pool, error);
+}
+
+static void fill_info(struct pms_pool *pool)
+{
+    struct pms_info *info = &pool->info;
+    info->base = (uint64_t)(uintptr_t)pool->map.user;
+    info->reserve_bytes = pool->map.reserve;
+    info->domain = (int32_t)(pool->read_only ? pool->session.domain : pool->domain);
+    info->flush = (int32_t)pool->persist.flush;
+    info->sync_mapping = pool->map.sync;
+    info->read_only = pool->read_only;
+    info->opens = pool->session.opens;
+    info->unclean_opens = pool->session.unclean;
+    memcpy(info->uuid, pool->super.uuid, sizeof info->uuid);
+}
+
+static int create(struct pms_pool *pool, struct pms_files *files, const struct pms_options *o, struct pms_error *error)
+{
+    pool->info.created = 1;
+    int status = pms_super_plan(&pool->super, o->size ? o->size : PMS_DEFAULT_SIZE, o->max_size, (enum pms_domain)o->domain,
+                                error);
+    if (status == PMS_OK)
+        status = pms_super_format(files->fd, &pool->persist, &pool->super, error);
+    return status;
+}
+
+static int open_files(struct pms_pool *pool, const char *path, const struct pms_options *o, struct pms_files *files,
+                      struct pms_error *error)
+{
+    int status = pms_files_open(files, path, o, error);
+    pool->fd = files->fd;
+    pool->lock_fd = files->lock_fd;
+    if (status == PMS_OK && files->created)
+        status = create(pool, files, o, error);
+    if (status == PMS_OK)
+        status = read_head(pool, error);
+    if (status == PMS_OK)
+        status = check_machine(pool, o, error);
+    if (status != PMS_OK)
+        return status;
+    pool->domain = pms_domain_choose(pool->fd, (enum pms_domain)o->domain, (enum pms_domain)pool->super.domain);
+    pool->persist.flush = flush_for(pool->domain);
+    status = pool->read_only ? open_reading(pool, error) : open_writing(pool, error);
+    if (status == PMS_OK)
+        status = start_engine(pool, o, error);
+    if (status == PMS_OK && pms_pool_root(pool)->directory == 0 && pool->info.created)
+        status = make_root(pool, error);
+    if (status == PMS_OK)
+        status = pms_files_publish(files, error); /* complete, or not there at all */
+    return status;
+}
+
+static void tear_down(struct pms_pool *pool)
+{
+    pms_capture_close(&pool->capture);
+    if (pool->journal)
+        pms_journal_close(pool->journal, false, NULL);
+    pool->journal = NULL;
+    if (pool->heap)
+        pms_heap_close(pool->heap);
+    pool->heap = NULL;
+    if (pool->runs)
+        munmap(pool->runs, pool->runs_room * sizeof *pool->runs);
+    pool->runs = NULL;
+    pms_undo_close(&pool->undo);
+    pms_map_close(&pool->map);
+}
+
+static void init_locks(struct pms_pool *pool)
+{
+    pthread_condattr_t attr;
+    pthread_mutex_init(&pool->op, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&pool->block_left, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **out, struct pms_error *error)
+{
+    struct pms_options o = *options;
+    struct pms_files files;
+    *out = NULL;
+    if (o.mode < PMS_MODE_READ || o.mode > PMS_MODE_EXCLUSIVE || o.domain < PMS_DOMAIN_AUTO || o.domain > PMS_DOMAIN_EMULATED)
+        return pms_fail(error, PMS_E_INVALID, "no such mode or domain");
+    struct pms_pool *pool = calloc(1, sizeof *pool);
+    if (!pool)
+        return pms_fail_errno(error, "allocating memory");
+    pms_fork_prepare_once();
+    pms_parallel_start();
+    init_locks(pool);
+    pool->refs = 1;
+    int status;
+    do {
+        pool->read_only = o.mode == PMS_MODE_READ;
+        status = open_files(pool, path, &o, &files, error);
+        if (status == PMS_OK)
+            break;
+        bool raced = status == PMS_E_EXISTS && o.mode == PMS_MODE_APPEND; /* somebody else created it: open that one */
+        tear_down(pool);
+        pms_files_close(&files);
+        memset(&pool->info, 0, sizeof pool->info);
+        if (!raced) {
+            free(pool);
+            return status;
+        }
+    } while (true);
+    pool->path = files.path;
+    fill_info(pool);
+    *out = pool;
+    return PMS_OK;
+}
+
+/* ---- growth ---- */
+
+int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error)
+{
+    struct pms_superblock super = pool->super;
+    uint32_t first = super.segment_count;
+    int status = pms_super_plan_growth(&super, bytes, error);
+    if (status == PMS_OK && pool->journal)
+        status = pms_journal_drain(pool->journal, error);
+    if (status == PMS_OK)
+        status = pms_super_format_segments(pool->fd, &pool->persist, &super, first, error);
+    if (status == PMS_OK)
+        status = pms_map_grow(&pool->map, super.file_bytes, error);
+    if (status == PMS_OK)
+        status = pms_super_write(pool->fd, &pool->persist, &super, error);
+    if (status != PMS_OK)
+        return status; /* the superblock in force does not know the new part */
+    pms_lock_acquire(&pool->undo.lock);
+    pool->super = super;
+    pms_undo_set_extents(&pool->undo, &pool->super);
+    pms_lock_release(&pool->undo.lock);
+    if (pool->journal)
+        pms_journal_set_super(pool->journal, &pool->super);
+    return pms_heap_add_segment(pool->heap, first, error);
+}
+
+/* ---- close ---- */
+
+/* Live views keep their address and get a private copy of their pages: what they show is nobody else's any more. */
+static void make_private(void *ctx, uint64_t off, uint64_t bytes)
+{
+    struct pms_map *map = ctx;
+    uint64_t from = off & ~(uint64_t)(PMS_PAGE - 1);
+    uint64_t len = ((off + bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1)) - from;
+    if (pms_map_all_writable(map, from, len))
+        return; /* shares its pages with a block seen before */
+    unsigned char *copy = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED)
+        return; /* stays a read-only view of the file */
+    memcpy(copy, map->user + from, len);
+    if (mremap(copy, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, map->user + from) == MAP_FAILED) {
+        munmap(copy, len);
+        return;
+    }
+    int err = pms_map_unprotect(map, from, len);
+    PMS_ASSERT(err == 0);
+}
+
+/* Everything but the private copies goes; the addresses stay reserved until the last view is gone. */
+static void drop_file_pages(struct pms_map *map)
+{
+    uint64_t pages = map->bytes / PMS_PAGE;
+    for (uint64_t p = 0; p < pages;) {
+        if (pms_map_all_writable(map, p * PMS_PAGE, PMS_PAGE)) {
+            p++;
+            continue;
+        }
+        uint64_t first = p;
+        while (p < pages && !pms_map_all_writable(map, p * PMS_PAGE, PMS_PAGE))
+            p++;
+        mmap(map->user + first * PMS_PAGE, (p - first) * PMS_PAGE, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
+}
+
+static void release_views(struct pms_pool *pool)
+{
+    pms_lock_acquire(&pool->undo.lock); /* a thread that stores meanwhile waits here, and then finds its page writable */
+    pms_map_protect(&pool->map, 0, pool->map.bytes);
+    pms_heap_each_pin(pool->heap, make_private, &pool->map);
+    pms_lock_release(&pool->undo.lock);
+    pms_capture_close(&pool->capture);
+    drop_file_pages(&pool->map);
+    if (pool->map.shared)
+        munmap(pool->map.engine, pool->map.reserve);
+    pool->map.engine = pool->map.user; /* pms_map_close, at the last unpin, frees the rest */
+}
+
+static int finish_writing(struct pms_pool *pool, int commit, struct pms_error *error)
+{
+    int status = PMS_OK;
+    if (pool->failed)
+        return pms_fail(error, PMS_E_READONLY, "an earlier sync of the store failed");
+    if (commit)
+        status = pms_tx_commit(pool, error);
+    if (!commit || status != PMS_OK) {
+        int undone = pms_tx_rollback(pool, status == PMS_OK ? error : NULL);
+        status = status == PMS_OK ? undone : status;
+    }
+    return status;
+}
+
+static int mark_clean(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = PMS_OK;
+    if (pool->journal) {
+        status = pms_journal_close(pool->journal, false, error);
+        pool->journal = NULL;
+    }
+    if (status != PMS_OK || pool->failed)
+        return status;
+    errno = pms_persist_sync(&pool->persist, pool->fd); /* all data, before the mark that says it is all there */
+    if (errno)
+        return pms_fail_errno(error, "syncing the store at close");
+    pool->session.state = PMS_SESSION_CLEAN;
+    return pms_session_write(pool->fd, &pool->persist, &pool->session, error);
+}
+
+int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
+{
+    if (atomic_load(&pool->capture.forked)) {
+        pool->closed = true; /* the parent's: nothing of it is touched */
+        return PMS_OK;
+    }
+    pthread_mutex_lock(&pool->op);
+    if (pool->closed) {
+        pthread_mutex_unlock(&pool->op);
+        return PMS_OK;
+    }
+    int status = pool->read_only ? PMS_OK : finish_writing(pool, commit, error);
+    if (!pool->read_only) {
+        int marked = mark_clean(pool, status == PMS_OK ? error : NULL);
+        status = status == PMS_OK ? marked : status;
+    }
+    pool->closed = true;
+    release_views(pool);
+    pms_heap_close(pool->heap);
+    pool->heap = NULL;
+    if (pool->runs)
+        munmap(pool->runs, pool->runs_room * sizeof *pool->runs);
+    pool->runs = NULL;
+    pms_undo_close(&pool->undo);
+    close(pool->fd);
+    close(pool->lock_fd); /* last: whoever gets the lock finds a closed store */
+    pool->fd = pool->lock_fd = -1;
+    pool->block_owner = 0;
+    pool->block_depth = 0;
+    pthread_cond_broadcast(&pool->block_left);
+    pthread_mutex_unlock(&pool->op);
+    return status;
+}
+
+/* ---- references: the handle and the views ---- */
+
+static void drop_reference(struct pms_pool *pool)
+{
+    pthread_mutex_lock(&pool->op);
+    PMS_ASSERT(pool->refs > 0);
+    bool last = --pool->refs == 0;
+    pthread_mutex_unlock(&pool->op);
+    if (!last)
+        return;
+    PMS_ASSERT(pool->closed);
+    pms_map_close(&pool->map);
+    pthread_cond_destroy(&pool->block_left);
+    pthread_mutex_destroy(&pool->op);
+    free(pool->path);
+    free(pool);
+}
+
+void pms_pool_release(struct pms_pool *pool)
+{
+    if (atomic_load(&pool->capture.forked))
+        return;
+    pms_pool_close(pool, 0, NULL);
+    drop_reference(pool);
+}
+
+int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    pms_heap_pin(pool->heap, data);
+    pool->refs++;
+    pms_pool_leave(pool);
+    return PMS_OK;
+}
+
+void pms_unpin(struct pms_pool *pool, uint64_t data)
+{
+    if (atomic_load(&pool->capture.forked))
+        return;
+    pthread_mutex_lock(&pool->op);
+    if (!pool->closed)
+        pms_heap_unpin(pool->heap, data);
+    pthread_mutex_unlock(&pool->op);
+    drop_reference(pool);
+}
+
+/* ---- facts ---- */
+
+void pms_pool_info(const struct pms_pool *pool, struct pms_info *info) { *info = pool->info; }
+
+int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_heap_stats h;
+    struct pms_journal_stats j = {0};
+    pms_heap_stats(pool->heap, &h);
+    if (pool->journal)
+        pms_journal_stats(pool->journal, &j);
+    *stats = (struct pms_stats){
+        .epoch = pms_pool_root(pool)->epoch, .tx = pool->tx, .file_bytes = pool->super.file_bytes,
+        .data_bytes = h.data_bytes, .used_bytes = h.used_bytes, .free_bytes = h.free_bytes,
+        .pinned_bytes = h.pinned_bytes, .largest_free_bytes = h.largest_free, .blocks = h.blocks,
+        .log_bytes = pms_undo_capacity(&pool->undo), .log_need_bytes = h.log_need, .commits = pool->commits,
+        .rollbacks = pool->rollbacks, .faults = pool->capture.faults, .captures = pool->capture.captures,
+        .captured_bytes = pool->undo.captured_bytes, .fences = pool->persist.fences, .lines = pool->persist.lines,
+        .syncs = pool->persist.syncs + j.commit_syncs, .journal_bytes = j.journal_bytes, .home_bytes = j.home_bytes,
+        .straight_bytes = j.straight_bytes, .home_syncs = j.home_syncs, .journal_waits = j.waits,
+    };
+    for (uint64_t i = 0; i < pool->begun && i < pool->undo.dirty_count; i++) {
+        if (pool->undo.dirty[i].kind != PMS_DIRTY_HOT)
+            continue;
+        stats->hot_ranges++;
+        stats->hot_bytes += pool->undo.dirty[i].len;
+    }
+    pms_pool_leave(pool);
+    return PMS_OK;
+}

@@ -1,0 +1,78 @@
+/* The inside of a pool: what tx.c, pool.c, object.c, check.c and fork.c share. Not for anybody else. */
+#ifndef PMS_POOL_STATE_H
+#define PMS_POOL_STATE_H
+
+#include <pthread.h>
+
+#include "capture.h"
+#include "journal.h"
+#include "pool.h"
+#include "super.h"
+
+struct pms_pool {
+    pthread_mutex_t op;         /* the operation lock */
+    pthread_cond_t block_left;
+    char *path;                 /* real path */
+    int fd, lock_fd;
+    struct pms_superblock super;
+    struct pms_session session;
+    struct pms_persist persist;
+    struct pms_map map;
+    struct pms_undo undo;
+    struct pms_heap *heap;
+    struct pms_capture capture;
+    struct pms_journal *journal; /* domain file, opened for writing */
+    struct pms_run *runs;        /* domain file: of one commit; address space reserved, never moved */
+    uint64_t runs_room;
+    struct pms_info info;
+    enum pms_domain domain;
+    uint64_t tx;                /* last finished transaction */
+    uint64_t begun;             /* dirty ranges that the transaction began with: hot ones and the root's */
+    int64_t block_owner;        /* thread id, or 0 */
+    int block_depth;
+    uint64_t refs;              /* the handle, and every pin */
+    uint64_t commits, rollbacks;
+    bool read_only;             /* mode r */
+    bool failed;                /* a sync failed: what is durable is unknown; no more commits */
+    bool closed;
+};
+
+/* REQUIRES in all of them: the operation lock. */
+
+/* The first transaction after open: captures what every commit changes. */
+void pms_tx_start(struct pms_pool *pool);
+
+/* True if anything was written since the last commit. */
+bool pms_tx_pending(struct pms_pool *pool);
+
+/* Everything written so far becomes the state that survives. Nothing pending: nothing happens. ERRORS (domain file): PMS_E_FULL,
+ * PMS_E_OS: not committed, the transaction goes on; if the sync itself failed the pool is `failed`. */
+int pms_tx_commit(struct pms_pool *pool, struct pms_error *error);
+
+/* Back to the last commit, in memory too. ERRORS: PMS_E_CORRUPT, PMS_E_OS from rebuilding the index. */
+int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error);
+
+/* Makes room for a block of bytes by growing the file. ERRORS: PMS_E_FULL, PMS_E_OS. */
+int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error);
+
+/* Enters an operation: not closed, not a fork child. Takes the lock. ERRORS: PMS_E_CLOSED, PMS_E_FORKED. */
+int pms_pool_enter(struct pms_pool *pool, struct pms_error *error);
+/* As above, for changes. ERRORS: PMS_E_READONLY, PMS_E_BUSY if another thread's block is open and `alone` is asked for. */
+int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error);
+void pms_pool_leave(struct pms_pool *pool);
+
+int64_t pms_thread_id(void);
+
+static inline struct pms_root *pms_pool_root(struct pms_pool *pool)
+{
+    return pms_map_at(&pool->map, PMS_OFF_ROOT);
+}
+
+static inline struct pms_dir_ctx pms_pool_dirs(struct pms_pool *pool)
+{
+    return (struct pms_dir_ctx){&pool->undo, pool->heap, pool->super.hash_seed};
+}
+
+void pms_fork_prepare_once(void); /* installs the fork handlers of the process */
+
+#endif

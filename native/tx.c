@@ -1,0 +1,224 @@
+/* The life of a transaction. docs/ARCHITECTURE.md tells it with every fence; here is the order in short.
+ *
+ * Byte-addressable domains:        write in place (captured)  ->  protect  ->  write back  -> F2 ->  anchor  -> F3
+ * Domain file:                     write in private pages     ->  protect  ->  journal record + one fdatasync
+ *
+ * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and names together. */
+#include <stddef.h>
+
+#include "pool_state.h"
+
+/* ---- beginning ---- */
+
+/* Captures the root's line and the hot ranges under the new tag, not fenced yet: F3 of the last transaction is their F1 too. */
+static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct pms_dirty *hot, uint32_t count)
+{
+    struct pms_undo *u = &pool->undo;
+    PMS_ASSERT(pool->journal || tag == pool->tx + 1); /* I1 */
+    pms_undo_begin(u, tag);
+    pms_capture_hot(&pool->capture, hot, count);
+    pms_undo_prepare_locked(u, PMS_OFF_ROOT, PMS_GRANULE);
+    pool->begun = u->dirty_count;
+}
+
+void pms_tx_start(struct pms_pool *pool)
+{
+    pms_lock_acquire(&pool->undo.lock);
+    capture_ahead(pool, pool->tx + 1, NULL, 0);
+    pms_undo_fence_locked(&pool->undo); /* F1: the root's pre-image, before the epoch is stored */
+    pms_lock_release(&pool->undo.lock);
+}
+
+bool pms_tx_pending(struct pms_pool *pool)
+{
+    pms_lock_acquire(&pool->undo.lock);
+    bool pending = pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
+    pms_lock_release(&pool->undo.lock);
+    return pending;
+}
+
+/* ---- commit, byte-addressable domains ---- */
+
+static void write_back(struct pms_pool *pool)
+{
+    const struct pms_undo *u = &pool->undo;
+    if (pool->persist.flush == PMS_FLUSH_NONE)
+        return;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        const unsigned char *view = d->kind == PMS_DIRTY_ENGINE ? pool->map.engine : pool->map.user;
+        if (d->kind != PMS_DIRTY_BORN) /* those were copied with write-back */
+            pms_persist_flush(&pool->persist, view + d->off, d->len);
+    }
+}
+
+static void finish(struct pms_pool *pool)
+{
+    pool->tx = pool->undo.tag;
+    pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), pms_anchor_pack(pool->tx));
+    pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
+}
+
+static void commit_in_place(struct pms_pool *pool)
+{
+    struct pms_dirty hot[PMS_HOT_RANGES];
+    pms_lock_acquire(&pool->undo.lock);
+    uint32_t count = pms_capture_choose_hot(&pool->capture, hot);
+    pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
+    write_back(pool);
+    pms_persist_fence(&pool->persist); /* F2: all data of the transaction, before the anchor that makes it the state */
+    finish(pool);
+    /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */
+    capture_ahead(pool, pool->tx + 1, hot, count);
+    pms_persist_fence(&pool->persist); /* F3: the anchor, before commit returns; F1 of what was captured ahead */
+    pool->undo.unfenced = false;
+    pms_lock_release(&pool->undo.lock);
+}
+
+/* ---- commit, domain file ---- */
+
+#define STRAIGHT_HOME_PAGES 16u /* fresh extents from this size on are not written twice */
+
+static void sort_runs(struct pms_run *r, uint64_t n) /* shell sort: in place, no memory, nearly sorted lists are cheap */
+{
+    for (uint64_t gap = n / 2; gap > 0; gap /= 2) {
+        for (uint64_t i = gap; i < n; i++) {
+            struct pms_run x = r[i];
+            uint64_t j = i;
+            for (; j >= gap && r[j - gap].page > x.page; j -= gap)
+                r[j] = r[j - gap];
+            r[j] = x;
+        }
+    }
+}
+
+/* The pages of the transaction, ascending and disjoint. */
+static uint32_t gather_runs(struct pms_pool *pool)
+{
+    const struct pms_undo *u = &pool->undo;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        uint64_t first = d->off / PMS_PAGE, end = (d->off + d->len + PMS_PAGE - 1) / PMS_PAGE;
+        bool whole = d->off % PMS_PAGE == 0 && d->len % PMS_PAGE == 0;
+        PMS_ASSERT(n < pool->runs_room);
+        pool->runs[n++] = (struct pms_run){
+            .page = first,
+            .pages = (uint32_t)(end - first),
+            .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= STRAIGHT_HOME_PAGES,
+        };
+    }
+    sort_runs(pool->runs, n);
+    uint64_t out = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        struct pms_run *last = out ? &pool->runs[out - 1] : NULL;
+        struct pms_run r = pool->runs[i];
+        if (last && r.page < last->page + last->pages) { /* overlap: the earlier run keeps its way home */
+            uint64_t end = r.page + r.pages;
+            if (end <= last->page + last->pages)
+                continue;
+            r.page = last->page + last->pages;
+            r.pages = (uint32_t)(end - r.page);
+            r.home = 0;
+        }
+        if (last && r.page == last->page + last->pages && r.home == last->home &&
+            (uint64_t)last->pages + r.pages <= UINT32_MAX)
+            last->pages += r.pages;
+        else
+            pool->runs[out++] = r;
+    }
+    return (uint32_t)out;
+}
+
+static int commit_journal(struct pms_pool *pool, struct pms_error *error)
+{
+    struct pms_dirty hot[PMS_HOT_RANGES];
+    bool indeterminate = false;
+    pms_lock_acquire(&pool->undo.lock);
+    uint32_t count = pms_capture_choose_hot(&pool->capture, hot);
+    pms_capture_protect(&pool->capture);
+    uint32_t runs = gather_runs(pool);
+    int status = pms_journal_commit(pool->journal, pool->tx + 1, pool->runs, runs, &indeterminate, error);
+    if (status == PMS_OK) {
+        pool->tx++;
+        capture_ahead(pool, pool->undo.tag + 1, hot, count);
+        pms_undo_fence_locked(&pool->undo);
+    }
+    pms_lock_release(&pool->undo.lock);
+    if (indeterminate)
+        pool->failed = true;
+    return status;
+}
+
+static void set_epoch(struct pms_pool *pool, uint64_t epoch)
+{
+    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch, sizeof epoch);
+}
+
+int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
+{
+    if (pool->failed)
+        return pms_fail(error, PMS_E_READONLY, "an earlier sync of the store failed");
+    if (!pms_tx_pending(pool))
+        return PMS_OK;
+    uint64_t epoch = pms_pool_root(pool)->epoch;
+    set_epoch(pool, epoch + 1);
+    if (!pool->journal) {
+        commit_in_place(pool);
+    } else {
+        int status = commit_journal(pool, error);
+        if (status != PMS_OK) {
+            set_epoch(pool, epoch); /* the transaction goes on, or is rolled back by the caller */
+            return status;
+        }
+    }
+    pool->commits++;
+    pms_heap_committed(pool->heap);
+    return PMS_OK;
+}
+
+/* ---- roll back ---- */
+
+static void roll_back_in_place(struct pms_pool *pool)
+{
+    struct pms_undo *u = &pool->undo;
+    pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
+    int64_t n = pms_undo_apply(u, u->tag, pool->map.engine, &pool->super, NULL);
+    PMS_ASSERT(n >= 0);
+    pms_persist_fence(&pool->persist); /* all pre-images back home, before the anchor gives their log up */
+    finish(pool);
+    capture_ahead(pool, pool->tx + 1, NULL, 0);
+    pms_persist_fence(&pool->persist); /* F3: the anchor, before the log of this transaction is overwritten */
+    u->unfenced = false;
+}
+
+/* Private pages have no second view: they are put back while writable, and writers have to be quiet. The journal counts
+ * committed transactions only; tags of the log, which is in memory, go on. */
+static void roll_back_private(struct pms_pool *pool)
+{
+    struct pms_undo *u = &pool->undo;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        if (d->kind != PMS_DIRTY_FRESH && d->kind != PMS_DIRTY_BORN)
+            pms_undo_make_writable(u, d->off, d->len);
+    }
+    int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
+    PMS_ASSERT(n >= 0);
+    pms_capture_protect_all(&pool->capture);
+    capture_ahead(pool, u->tag + 1, NULL, 0);
+    pms_undo_fence_locked(u);
+}
+
+int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
+{
+    if (!pms_tx_pending(pool))
+        return PMS_OK;
+    pms_lock_acquire(&pool->undo.lock);
+    if (pool->map.shared)
+        roll_back_in_place(pool);
+    else
+        roll_back_private(pool);
+    pms_lock_release(&pool->undo.lock);
+    pool->rollbacks++;
+    return pms_heap_rebuild(pool->heap, error);
+}

@@ -1,0 +1,472 @@
+#include "undo.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+#include "checksum.h"
+
+#define ENTRY_INLINE 32u              /* a pre-image of at most this size shares its header's line */
+#define ENTRY_MAX (2u << 20)          /* bytes of pre-image in one entry */
+#define PARALLEL_MIN (4u << 20)       /* from here on all cores copy */
+#define PARALLEL_PIECES 512u          /* entries of one parallel batch */
+#define SMALL_RANGE (64u << 10)       /* PMS_HOT_RANGE_MAX */
+#define DIRTY_ROOM_MAX (1ull << 27)   /* ranges; address space only, memory as they come */
+#define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
+
+static uint64_t image_offset(uint32_t len) { return len <= ENTRY_INLINE ? sizeof(struct pms_entry) : PMS_LINE; }
+
+static uint64_t entry_bytes(uint64_t len)
+{
+    return len <= ENTRY_INLINE ? PMS_LINE : PMS_LINE + round_up(len, PMS_LINE);
+}
+
+static void *reserve(uint64_t bytes)
+{
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void unreserve(void *p, uint64_t bytes)
+{
+    if (p)
+        munmap(p, (size_t)bytes);
+}
+
+int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, struct pms_error *error)
+{
+    memset(u, 0, sizeof *u);
+    u->map = map;
+    u->persist = map->persist;
+    u->volatile_log = volatile_log;
+    u->log_persist = volatile_log ? &u->volatile_persist : map->persist;
+    uint64_t pages = map->reserve / PMS_PAGE;
+    u->dirty_room = map->reserve / PMS_GRANULE < DIRTY_ROOM_MAX ? map->reserve / PMS_GRANULE : DIRTY_ROOM_MAX;
+    u->page_tag = reserve(pages * sizeof *u->page_tag);
+    u->granule = reserve(pages * sizeof *u->granule);
+    u->dirty = reserve(u->dirty_room * sizeof *u->dirty);
+    u->log = volatile_log ? reserve(map->reserve) : map->engine;
+    if (!u->page_tag || !u->granule || !u->dirty || !u->log) {
+        int status = pms_fail_errno(error, "reserving memory for the undo log");
+        pms_undo_close(u);
+        return status;
+    }
+    return PMS_OK;
+}
+
+void pms_undo_close(struct pms_undo *u)
+{
+    if (!u->map)
+        return;
+    uint64_t pages = u->map->reserve / PMS_PAGE;
+    unreserve((void *)u->page_tag, pages * sizeof *u->page_tag);
+    unreserve(u->granule, pages * sizeof *u->granule);
+    unreserve(u->dirty, u->dirty_room * sizeof *u->dirty);
+    if (u->volatile_log)
+        unreserve(u->log, u->map->reserve);
+    memset(u, 0, sizeof *u);
+}
+
+void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super)
+{
+    for (uint32_t i = 0; i < super->segment_count; i++)
+        u->extent[i + 1] = (struct pms_log_extent){super->segment[i].log_off, super->segment[i].log_bytes};
+    u->extent_count = super->segment_count + 1;
+}
+
+uint64_t pms_undo_capacity(const struct pms_undo *u)
+{
+    uint64_t sum = 0; /* the fast log is a bonus; at an extent's end at most one page and a header stay unused */
+    for (uint32_t i = 1; i < u->extent_count; i++)
+        sum += u->extent[i].bytes > 2 * PMS_PAGE ? u->extent[i].bytes - 2 * PMS_PAGE : 0;
+    return sum;
+}
+
+static void clear_granules(struct pms_undo *u)
+{
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        if (d->kind != PMS_DIRTY_ENGINE)
+            continue;
+        uint64_t first = d->off / PMS_PAGE, last = (d->off + d->len - 1) / PMS_PAGE;
+        memset(u->granule[first], 0, (last - first + 1) * sizeof *u->granule);
+    }
+}
+
+void pms_undo_begin(struct pms_undo *u, uint64_t tag)
+{
+    PMS_ASSERT(tag > u->tag && tag <= PMS_TX_MASK);
+    clear_granules(u);
+    u->dirty_count = 0;
+    u->tag = tag;
+    u->seq = 0;
+    u->extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(tag & 1), PMS_FASTLOG_BYTES};
+    u->at_extent = 0;
+    u->at = 0;
+    u->unfenced = false;
+}
+
+/* ---- appending ---- */
+
+struct piece { /* one entry whose place in the log is settled */
+    uint64_t pos, target;
+    uint32_t len, seq;
+};
+
+/* Takes the next place in the log for as much of [off, off+len) as one entry holds there.
+ * I5: the caller's ranges fit, because room was checked when their blocks were allocated. */
+static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    uint64_t n = len < ENTRY_MAX ? len : ENTRY_MAX;
+    for (;;) {
+        PMS_ASSERT(u->at_extent < u->extent_count);
+        uint64_t room = u->extent[u->at_extent].bytes - u->at;
+        if (entry_bytes(n) <= room)
+            break;
+        if (n > PMS_PAGE && room >= PMS_LINE + PMS_PAGE) {
+            n = (room - PMS_LINE) & ~(uint64_t)(PMS_PAGE - 1);
+            break;
+        }
+        u->at_extent++;
+        u->at = 0;
+    }
+    struct piece p = {u->extent[u->at_extent].off + u->at, off, (uint32_t)n, u->seq++};
+    u->at += entry_bytes(n);
+    return p;
+}
+
+/* Runs on any thread and in the fault handler. The source is protected or quiet: what is copied is what was live. */
+static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e)
+{
+    unsigned char *dst = u->log + e->pos;
+    const unsigned char *src = u->map->user + e->target;
+    struct {
+        struct pms_entry head;
+        unsigned char image[ENTRY_INLINE];
+    } line = {{u->tag, e->target, e->seq, e->len, 0, 0}, {0}};
+    uint32_t crc = pms_crc32c(0, &line.head, 28);
+    if (e->len <= ENTRY_INLINE) {
+        memcpy(line.image, src, e->len);
+        line.head.crc = pms_crc32c(crc, line.image, e->len);
+    } else {
+        line.head.crc = pms_persist_copy_crc(p, dst + PMS_LINE, src, e->len, crc);
+    }
+    pms_persist_copy(p, dst, &line, sizeof line);
+}
+
+struct batch {
+    const struct pms_undo *u;
+    const struct piece *piece;
+    struct pms_persist *counters; /* one for each piece: workers do not share */
+};
+
+static void write_piece(void *ctx, size_t i)
+{
+    const struct batch *b = ctx;
+    write_entry(b->u, &b->counters[i], &b->piece[i]);
+    /* This core's copies before whatever the caller lets happen next: an sfence orders one core's stores only. */
+    pms_persist_fence(&b->counters[i]);
+}
+
+static void append_parallel(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    /* The log lock makes these buffers ours; the handler's stack is too small for them. */
+    static struct piece piece[PARALLEL_PIECES];
+    static struct pms_persist counters[PARALLEL_PIECES];
+    static struct pms_lock lock; /* two stores may capture at once */
+    pms_lock_acquire(&lock);
+    while (len) {
+        size_t n = 0;
+        for (; n < PARALLEL_PIECES && len; n++) {
+            piece[n] = take_place(u, off, len);
+            counters[n] = (struct pms_persist){.flush = u->log_persist->flush};
+            off += piece[n].len;
+            len -= piece[n].len;
+        }
+        struct batch b = {u, piece, counters};
+        pms_parallel_for(write_piece, &b, n);
+        for (size_t i = 0; i < n; i++) {
+            u->log_persist->lines += counters[i].lines;
+            u->log_persist->fences += counters[i].fences;
+        }
+    }
+    pms_lock_release(&lock);
+}
+
+void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    u->captured_bytes += len;
+    u->unfenced = true;
+    if (len >= PARALLEL_MIN) {
+        append_parallel(u, off, len);
+        return;
+    }
+    while (len) {
+        struct piece p = take_place(u, off, len);
+        write_entry(u, u->log_persist, &p);
+        off += p.len;
+        len -= p.len;
+    }
+}
+
+void pms_undo_fence_locked(struct pms_undo *u)
+{
+    if (!u->unfenced)
+        return;
+    pms_persist_fence(u->log_persist); /* F1: entries appended so far, before any store to their targets (I2) */
+    u->unfenced = false;
+}
+
+/* ---- what this transaction touched ---- */
+
+/* Neighbours become one range: a shorter list. But a small user's range stays one that can become hot. */
+static bool mergeable(enum pms_dirty_kind kind, uint64_t a, uint64_t b)
+{
+    if (kind == PMS_DIRTY_HOT)
+        return false;
+    return kind != PMS_DIRTY_USER || a + b <= SMALL_RANGE || (a >= SMALL_RANGE && b >= SMALL_RANGE);
+}
+
+void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len, uint64_t log_pos)
+{
+    struct pms_dirty *last = u->dirty_count ? &u->dirty[u->dirty_count - 1] : NULL;
+    if (last && last->kind == (uint32_t)kind && mergeable(kind, last->len, len)) {
+        if (last->off + last->len == off) {
+            last->len += len;
+            return;
+        }
+        if (off >= last->off && off + len <= last->off + last->len)
+            return;
+    }
+    PMS_ASSERT(u->dirty_count < u->dirty_room);
+    u->dirty[u->dirty_count++] = (struct pms_dirty){off, len, log_pos, kind, 0};
+}
+
+bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page)
+{
+    return atomic_load_explicit(&u->page_tag[page], memory_order_acquire) == u->tag;
+}
+
+void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    PMS_ASSERT(off % PMS_PAGE == 0 && len % PMS_PAGE == 0);
+    for (uint64_t p = off / PMS_PAGE, end = (off + len) / PMS_PAGE; p < end; p++)
+        atomic_store_explicit(&u->page_tag[p], u->tag, memory_order_release);
+}
+
+/* ---- the engine's stores ---- */
+
+static bool granule_get(const struct pms_undo *u, uint64_t g)
+{
+    uint64_t in_page = g % (PMS_PAGE / PMS_GRANULE);
+    return u->granule[g / (PMS_PAGE / PMS_GRANULE)][in_page / 64] >> (in_page % 64) & 1;
+}
+
+static void granule_set(struct pms_undo *u, uint64_t g)
+{
+    uint64_t in_page = g % (PMS_PAGE / PMS_GRANULE);
+    u->granule[g / (PMS_PAGE / PMS_GRANULE)][in_page / 64] |= 1ull << (in_page % 64);
+}
+
+static bool granule_prepared(const struct pms_undo *u, uint64_t g)
+{
+    return granule_get(u, g) || pms_undo_page_prepared(u, g / (PMS_PAGE / PMS_GRANULE));
+}
+
+void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    uint64_t g = off / PMS_GRANULE, end = (off + len + PMS_GRANULE - 1) / PMS_GRANULE;
+    while (g < end) {
+        if (granule_prepared(u, g)) {
+            g++;
+            continue;
+        }
+        uint64_t first = g;
+        for (; g < end && !granule_prepared(u, g); g++)
+            granule_set(u, g);
+        pms_undo_append(u, first * PMS_GRANULE, (g - first) * PMS_GRANULE);
+        pms_undo_note(u, PMS_DIRTY_ENGINE, first * PMS_GRANULE, (g - first) * PMS_GRANULE, 0);
+    }
+}
+
+void pms_undo_prepare(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    pms_lock_acquire(&u->lock);
+    pms_undo_prepare_locked(u, off, len);
+    pms_lock_release(&u->lock);
+}
+
+void pms_undo_fence(struct pms_undo *u)
+{
+    pms_lock_acquire(&u->lock);
+    pms_undo_fence_locked(u);
+    pms_lock_release(&u->lock);
+}
+
+/* In private views engine and user share their pages: those the engine stores to stay writable once they are. */
+void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    uint64_t first = off & ~(uint64_t)(PMS_PAGE - 1), end = round_up(off + len, PMS_PAGE);
+    if (u->map->shared || pms_map_all_writable(u->map, first, end - first))
+        return;
+    int err = pms_map_unprotect(u->map, first, end - first);
+    PMS_ASSERT(err == 0 && "the process has too many mappings (vm.max_map_count)");
+}
+
+static void write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+{
+    pms_undo_make_writable(u, off, len);
+    pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);
+}
+
+void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+{
+    pms_lock_acquire(&u->lock);
+    PMS_ASSERT(!u->unfenced); /* I2 */
+    for (uint64_t g = off / PMS_GRANULE; g * PMS_GRANULE < off + len; g++)
+        PMS_ASSERT(granule_prepared(u, g)); /* I3 */
+    write_locked(u, off, src, len);
+    pms_lock_release(&u->lock);
+}
+
+void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+{
+    pms_lock_acquire(&u->lock);
+    pms_undo_prepare_locked(u, off, len);
+    pms_undo_fence_locked(u);
+    write_locked(u, off, src, len);
+    pms_lock_release(&u->lock);
+}
+
+void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    pms_lock_acquire(&u->lock);
+    pms_undo_note(u, PMS_DIRTY_BORN, off, len, 0);
+    pms_undo_make_writable(u, off, len);
+    pms_lock_release(&u->lock);
+}
+
+void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+{
+    if (!len)
+        return;
+    pms_undo_note_born(u, off, len);
+    /* Not under the lock: a large copy would keep faulting threads waiting, and nobody else knows this block yet. */
+    if (src)
+        pms_persist_copy(u->persist, pms_map_at(u->map, off), src, len);
+    else
+        pms_persist_zero(u->persist, pms_map_at(u->map, off), len);
+}
+
+void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    pms_lock_acquire(&u->lock);
+    pms_undo_set_prepared(u, off, len);
+    pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
+    pms_lock_release(&u->lock);
+}
+
+/* ---- reading the log back ---- */
+
+static bool entry_valid(const struct pms_undo *u, const struct pms_log_extent *x, uint64_t at, uint64_t tag, uint32_t seq,
+                        struct pms_entry *out)
+{
+    if (at + PMS_LINE > x->bytes)
+        return false;
+    const unsigned char *p = u->log + x->off + at;
+    memcpy(out, p, sizeof *out);
+    if (out->tag != tag || out->seq != seq || out->len == 0 || out->len > ENTRY_MAX || out->reserved != 0)
+        return false;
+    if (at + entry_bytes(out->len) > x->bytes)
+        return false;
+    uint32_t crc = pms_crc32c(0, out, 28);
+    return pms_crc32c(crc, p + image_offset(out->len), out->len) == out->crc;
+}
+
+int pms_undo_scan(const struct pms_undo *u, uint64_t tag,
+                  int (*fn)(void *ctx, const struct pms_entry *entry, const void *image), void *ctx)
+{
+    uint32_t seq = 0;
+    for (uint32_t i = 0; i < u->extent_count; i++) {
+        struct pms_log_extent x = u->extent[i];
+        if (i == 0)
+            x.off = PMS_OFF_FASTLOG(tag & 1);
+        uint64_t at = 0;
+        struct pms_entry e;
+        for (; entry_valid(u, &x, at, tag, seq, &e); seq++) {
+            int stop = fn(ctx, &e, u->log + x.off + at + image_offset(e.len));
+            if (stop)
+                return stop;
+            at += entry_bytes(e.len);
+        }
+    }
+    return 0;
+}
+
+/* Pre-images belong on the root page, in page tables or in data pages, and nowhere else. */
+static bool target_allowed(const struct pms_superblock *super, uint64_t off, uint64_t len)
+{
+    if (len > super->file_bytes || off > super->file_bytes - len)
+        return false;
+    if (off >= PMS_OFF_ROOT && off + len <= PMS_OFF_ROOT + PMS_PAGE)
+        return true;
+    for (uint32_t i = 0; i < super->segment_count; i++) {
+        const struct pms_segment *s = &super->segment[i];
+        if (off >= s->table_off && off + len <= s->table_off + s->data_pages * sizeof(struct pms_pte))
+            return true;
+        if (off >= s->data_off && off + len <= s->data_off + s->data_pages * PMS_PAGE)
+            return true;
+    }
+    return false;
+}
+
+struct apply {
+    const struct pms_undo *u;
+    const struct pms_superblock *super;
+    uint64_t count, bytes, room;
+    uint64_t *pos; /* of each entry's image, from u->log; anonymous memory, grown by doubling */
+    struct pms_entry *entry;
+};
+
+static int collect(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    struct apply *a = ctx;
+    if (!target_allowed(a->super, entry->target, entry->len))
+        return -1;
+    if (a->count == a->room) {
+        uint64_t room = a->room ? a->room * 2 : 4096;
+        struct pms_entry *e = reserve(room * (sizeof *e + sizeof *a->pos));
+        if (!e)
+            return -2;
+        uint64_t *pos = (uint64_t *)(e + room);
+        if (a->room) {
+            memcpy(e, a->entry, a->count * sizeof *e);
+            memcpy(pos, a->pos, a->count * sizeof *pos);
+            unreserve(a->entry, a->room * (sizeof *e + sizeof *pos));
+        }
+        a->entry = e;
+        a->pos = pos;
+        a->room = room;
+    }
+    a->entry[a->count] = *entry;
+    a->pos[a->count++] = (uint64_t)((const unsigned char *)image - a->u->log);
+    a->bytes += entry->len;
+    return 0;
+}
+
+int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base, const struct pms_superblock *super,
+                       uint64_t *bytes)
+{
+    struct apply a = {.u = u, .super = super};
+    int bad = pms_undo_scan(u, tag, collect, &a);
+    if (!bad) {
+        for (uint64_t i = a.count; i-- > 0;) /* newest first: the oldest pre-image of a byte is the true one */
+            pms_persist_copy(u->persist, dst_base + a.entry[i].target, u->log + a.pos[i], a.entry[i].len);
+    }
+    if (a.room)
+        unreserve(a.entry, a.room * (sizeof *a.entry + sizeof *a.pos));
+    if (bytes)
+        *bytes = a.bytes;
+    return bad ? -1 : (int64_t)a.count;
+}
