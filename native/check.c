@@ -70,24 +70,27 @@ static void own(struct checker *c, uint64_t off, const char *who)
         problem(c, "the block at offset %llu has more than one owner (%s)", (unsigned long long)off, who);
 }
 
+/* A group's data is its directory's header, which the check of that directory owns. */
+static bool remember_group(struct checker *c, uint64_t dir)
+{
+    if (c->groups == c->group_room) {
+        uint64_t *more = grow(c->group, &c->group_room, sizeof *more);
+        c->out_of_memory = !more;
+        if (!more)
+            return false;
+        c->group = more;
+    }
+    c->group[c->groups++] = dir;
+    return true;
+}
+
 static int visit(void *ctx, uint64_t off, const struct pms_object *object)
 {
     struct checker *c = ctx;
-    /* A group's data is its directory's header, which the check of that directory owns. */
-    if (object && object->kind == PMS_OBJECT_GROUP && off == object->data) {
-        if (c->groups == c->group_room) {
-            uint64_t *more = grow(c->group, &c->group_room, sizeof *more);
-            if (!more) {
-                c->out_of_memory = true;
-                return PMS_E_OS;
-            }
-            c->group = more;
-        }
-        c->group[c->groups++] = off;
-        return 0;
-    }
     if (object && off == object->node)
         c->report->names++;
+    if (object && object->kind == PMS_OBJECT_GROUP && !remember_group(c, object->data))
+        return PMS_E_OS;
     own(c, off, object ? (off == object->node ? "a name" : "an object's data") : "a directory's block");
     return 0;
 }

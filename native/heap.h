@@ -26,7 +26,7 @@ struct pms_block {
 
 struct pms_heap; /* volatile index */
 
-/* Builds the index. Checks everything it follows. ERRORS: PMS_E_CORRUPT, PMS_E_OS (no memory). */
+/* Builds the index. Checks everything it follows. Keeps undo and super. ERRORS: PMS_E_CORRUPT, PMS_E_OS (no memory). */
 int pms_heap_open(struct pms_heap **heap, struct pms_undo *undo, const struct pms_superblock *super,
                   struct pms_error *error);
 void pms_heap_close(struct pms_heap *heap);
@@ -34,27 +34,21 @@ void pms_heap_close(struct pms_heap *heap);
 /* After roll back: builds the index anew from the medium; pins survive. ERRORS: PMS_E_CORRUPT, PMS_E_OS. */
 int pms_heap_rebuild(struct pms_heap *heap, struct pms_error *error);
 
-/* After growth, also inside a transaction: indexes the segments that super (the one given to open) has gained, and keeps what
- * is known of the running transaction (I6). ERRORS: PMS_E_CORRUPT, PMS_E_OS. */
-int pms_heap_grown(struct pms_heap *heap, struct pms_error *error);
-
 /* After growth, in the middle of a transaction too: adds segment i of the superblock to the index. ERRORS: PMS_E_CORRUPT,
  * PMS_E_OS. */
 int pms_heap_add_segment(struct pms_heap *heap, uint32_t i, struct pms_error *error);
 
-/* Makes the page table of an empty segment (direct stores, used at create and growth, before anything refers to it). */
-void pms_heap_format_segment(struct pms_map *map, const struct pms_segment *segment);
-
-/* A block of at least bytes (> 0), 64-byte aligned, extents of PMS_HUGE and more aligned to PMS_HUGE. Content undefined (old bytes;
- * the caller zeroes or fills). ERRORS: PMS_E_FULL, nothing changed.  CRASH: as if it had not been. */
+/* A block of at least bytes (> 0), 64-byte aligned; extents of PMS_HUGE and more aligned to PMS_HUGE. Content undefined (old
+ * bytes; the caller zeroes or fills). ERRORS: PMS_E_FULL (needed, available), PMS_E_OS (no memory), PMS_E_INVALID (bytes is 0);
+ * nothing changed but where empty slabs went.  CRASH: as if it had not been. */
 int pms_heap_alloc(struct pms_heap *heap, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error);
 
 /* Frees the block at off (its first byte). Never fails on a live block; PMS_E_INVALID else. */
 int pms_heap_free(struct pms_heap *heap, uint64_t off, struct pms_error *error);
 
 /* A view keeps the block from being reused, whatever becomes of it. Counted. Unpin: after the last one a dead block returns
- * to the index. */
-void pms_heap_pin(struct pms_heap *heap, uint64_t off);
+ * to the index. ERRORS of pin: PMS_E_INVALID (no block starts at off), PMS_E_OS (no memory); nothing is pinned then. */
+int pms_heap_pin(struct pms_heap *heap, uint64_t off, struct pms_error *error);
 void pms_heap_unpin(struct pms_heap *heap, uint64_t off);
 
 /* Calls fn for the first byte of each pinned block (used by close). */
@@ -63,8 +57,9 @@ void pms_heap_each_pin(struct pms_heap *heap, void (*fn)(void *ctx, uint64_t off
 /* After the commit point: blocks freed by the transaction become reusable (I6). */
 void pms_heap_committed(struct pms_heap *heap);
 
-/* The block that holds the byte at off. false: outside all segments or in free space. Async-signal-safe, no lock: used by the
- * fault handler; the extents themselves change only under the log lock (see pms_heap_extent_of). */
+/* The block that holds the byte at off; live tells whether a slot is in use. false: outside all segments, in a free extent (also
+ * one that a view still holds) or past a slab's slots. Async-signal-safe, no lock, beside any other call but close: the answer
+ * is exact for live blocks, whose extents do not change. */
 bool pms_heap_find(const struct pms_heap *heap, uint64_t off, struct pms_block *block);
 
 /* True if the block at off was born in the running transaction. */

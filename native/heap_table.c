@@ -1,5 +1,7 @@
 #include "heap_table.h"
 
+#include <stddef.h>
+
 #include "checksum.h"
 
 #define CLASS_SHIFT 36u
@@ -16,8 +18,11 @@ struct pms_pte pms_table_encode(const struct pms_descriptor *x)
 const char *pms_table_decode(const struct pms_map *map, const struct pms_table *t, uint64_t page, struct pms_descriptor *x)
 {
     uint64_t off = pms_table_entry(t, page), word = pms_table_load(map, off), bare = word & ((1ull << CHECK_SHIFT) - 1);
-    *x = (struct pms_descriptor){.page = page, .pages = bare & PMS_EXTENT_PAGES_MAX, .aux = pms_table_load(map, off + 8),
-                         .kind = (enum pms_kind)(bare >> KIND_SHIFT), .cls = (unsigned)(bare >> CLASS_SHIFT & 0xff)};
+    *x = (struct pms_descriptor){.page = page,
+                                 .pages = bare & PMS_EXTENT_PAGES_MAX,
+                                 .aux = pms_table_load(map, off + offsetof(struct pms_pte, aux)),
+                                 .kind = (enum pms_kind)(bare >> KIND_SHIFT),
+                                 .cls = (unsigned)(bare >> CLASS_SHIFT & 0xff)};
     if (pms_check16(page, bare) != word >> CHECK_SHIFT)
         return "check bits of an extent's descriptor";
     if (x->kind < PMS_KIND_FREE || x->kind > PMS_KIND_META_SLAB)
@@ -45,7 +50,7 @@ static const char *check_bitmap(const struct pms_map *map, const struct pms_tabl
 int pms_table_each(const struct pms_map *map, const struct pms_table *t, pms_table_fn fn, void *ctx, struct pms_error *error)
 {
     struct pms_descriptor x;
-    for (uint64_t page = s->first, end = t->first + t->pages; page < end; page += x.pages) {
+    for (uint64_t page = t->first, end = t->first + t->pages; page < end; page += x.pages) {
         const char *rule = pms_table_decode(map, t, page, &x);
         if (!rule && pms_kind_is_slab(x.kind))
             rule = check_bitmap(map, t, &x);

@@ -188,25 +188,12 @@ int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, 
     return status;
 }
 
-/* The table of an empty directory; its header goes with the name that leads to it. */
-static int free_table(struct pms_pool *pool, uint64_t dir, struct pms_error *error)
+/* Takes a directory back that found no name: born in this transaction, as if it had not been. */
+static void drop_new_directory(struct pms_pool *pool, uint64_t dir)
 {
-    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
-    uint64_t count;
-    int status = pms_dir_count(&dirs, dir, &count, error); /* checks the header */
-    if (status != PMS_OK)
-        return status;
-    PMS_ASSERT(count == 0);
     const struct pms_dir_header *header = pms_map_at(&pool->map, dir);
-    status = pms_heap_free(pool->heap, header->table, NULL);
-    return status == PMS_OK ? PMS_OK : pms_fail(error, PMS_E_CORRUPT, "a directory's table is not a block");
-}
-
-static int remove_empty_group(struct pms_pool *pool, uint64_t dir, const struct pms_object *o, struct pms_error *error)
-{
-    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
-    int status = free_table(pool, o->data, error);
-    return status == PMS_OK ? pms_dir_remove(&dirs, dir, o->name, o->name_bytes, error) : status;
+    pms_heap_free(pool->heap, header->table, NULL);
+    pms_heap_free(pool->heap, dir, NULL);
 }
 
 static int group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
@@ -227,8 +214,8 @@ static int group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t
     if (status != PMS_OK)
         return status;
     status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, "", 0, *out, sizeof(struct pms_dir_header), error);
-    if (status != PMS_OK && free_table(pool, *out, NULL) == PMS_OK)
-        pms_heap_free(pool->heap, *out, NULL);
+    if (status != PMS_OK)
+        drop_new_directory(pool, *out);
     return status;
 }
 
@@ -271,7 +258,7 @@ static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error
         } else if (at == top) {
             return PMS_OK;
         } else {
-            status = remove_empty_group(pool, parent, &in_parent, error);
+            status = pms_dir_remove(&dirs, parent, in_parent.name, in_parent.name_bytes, error);
         }
         if (status != PMS_OK)
             return status;
@@ -287,13 +274,10 @@ int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *name, uin
     struct pms_object o;
     dir = directory_of(pool, dir);
     status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
-    if (status == PMS_OK && o.kind == PMS_OBJECT_GROUP) {
+    if (status == PMS_OK && o.kind == PMS_OBJECT_GROUP)
         status = empty_directory(pool, o.data, error);
-        if (status == PMS_OK)
-            status = remove_empty_group(pool, dir, &o, error);
-    } else if (status == PMS_OK) {
+    if (status == PMS_OK)
         status = pms_dir_remove(&dirs, dir, name, name_bytes, error);
-    }
     pms_pool_leave(pool);
     return status;
 }

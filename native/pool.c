@@ -442,10 +442,11 @@ int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error)
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    pms_heap_pin(pool->heap, data);
-    pool->refs++;
+    status = pms_heap_pin(pool->heap, data, error);
+    if (status == PMS_OK)
+        pool->refs++;
     pms_pool_leave(pool);
-    return PMS_OK;
+    return status;
 }
 
 void pms_unpin(struct pms_pool *pool, uint64_t data)

@@ -5,6 +5,7 @@
 #ifndef PMS_STATUS_H
 #define PMS_STATUS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum pms_status {

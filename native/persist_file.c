@@ -1,0 +1,103 @@
+/* The seam's file half. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "persist.h"
+
+static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    return __builtin_expect(pms_persist_hook != NULL, 0) ? pms_persist_hook(primitive, addr, bytes) : 0;
+}
+
+int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset)
+{
+    struct iovec one = {(void *)(uintptr_t)data, n};
+    return pms_persist_pwritev(p, fd, &one, 1, offset);
+}
+
+/* Steps over what was written. */
+static void advance(struct iovec **iov, int *count, size_t done)
+{
+    while (*count && done >= (*iov)->iov_len) {
+        done -= (*iov)->iov_len;
+        (*iov)++;
+        (*count)--;
+    }
+    if (*count) {
+        (*iov)->iov_base = (char *)(*iov)->iov_base + done;
+        (*iov)->iov_len -= done;
+    }
+}
+
+int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset)
+{
+    (void)p;
+    size_t total = 0;
+    for (int i = 0; i < count; i++)
+        total += iov[i].iov_len;
+    int err = hook(PMS_PRIM_PWRITE, (uintptr_t)offset, total);
+    if (err)
+        return err;
+    advance(&iov, &count, 0);
+    while (count) {
+        ssize_t n = pwritev(fd, iov, count < IOV_MAX ? count : IOV_MAX, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno;
+        if (n == 0)
+            return EIO;
+        offset += (uint64_t)n;
+        advance(&iov, &count, (size_t)n);
+    }
+    return 0;
+}
+
+int pms_persist_sync(struct pms_persist *p, int fd)
+{
+    int err = hook(PMS_PRIM_SYNC, 0, 0);
+    if (err)
+        return err;
+    p->syncs++;
+    while (fdatasync(fd) != 0)
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
+int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)
+{
+    (void)p;
+    int err = hook(PMS_PRIM_ALLOCATE, (uintptr_t)offset, (size_t)bytes);
+    if (err)
+        return err;
+    do
+        err = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
+    while (err == EINTR);
+    return err;
+}
+
+int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes)
+{
+    (void)p;
+    int err = hook(PMS_PRIM_ALLOCATE, (uintptr_t)bytes, 0);
+    if (err)
+        return err;
+    while (ftruncate(fd, (off_t)bytes) != 0)
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
+/* In the fault handler: must not be failed by a hook that means files. */
+int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot)
+{
+    (void)p;
+    int err = hook(PMS_PRIM_PROTECT, (uintptr_t)addr, n);
+    if (err)
+        return err;
+    return mprotect(addr, n, prot) == 0 ? 0 : errno;
+}

@@ -1,0 +1,570 @@
+/* The journal of domain file: commits against a model, torn and damaged records, anchors, hostile records, errors. Crashes are
+ * in test_journal_crash.c. */
+#define _GNU_SOURCE /* memfd_create */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "journal_fixture.h"
+
+static unsigned char image[FILE_BYTES], other[FILE_BYTES], whole[FILE_BYTES];
+
+/* A file whose journal holds transactions 1..n of the plan, none home: the process that wrote it died. */
+static int crashed_file(uint32_t n)
+{
+    int fd = new_file();
+    format(fd, 0);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        struct store s;
+        struct pms_error error;
+        store_open(&s, fd, 0);
+        for (uint32_t t = 1; t <= n; t++)
+            CHECK(store_step(&s, &error) == PMS_OK);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return fd;
+}
+
+/* Positions of the records in a journal that holds n, and its ring. */
+static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *position, struct pms_record *record)
+{
+    struct pms_superblock super = fixture_super();
+    struct pms_janchor anchor;
+    struct pms_error error;
+    bool twins;
+    pms_ring_init(ring, fd, &super);
+    CHECK(pms_anchor_read(ring, &anchor, &twins, &error) == PMS_OK);
+    CHECK(anchor.tx == 0);
+    uint64_t at = anchor.head;
+    uint32_t chain = anchor.chain;
+    for (uint32_t i = 0; i < n; i++) {
+        enum pms_verdict verdict;
+        CHECK(pms_record_load(ring, at, ring->window, i + 1, chain, &record[i], &verdict, &error) == PMS_OK);
+        CHECK(verdict == PMS_RECORD_WHOLE);
+        position[i] = at;
+        at += record[i].bytes;
+        chain = record[i].crc;
+    }
+}
+
+/* ---- commits ------------------------------------------------------------------------------------------------------- */
+
+static _Atomic uint64_t caller_syncs;
+static pthread_t caller;
+static int count_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)addr;
+    (void)bytes;
+    if (primitive == PMS_PRIM_SYNC && pthread_equal(pthread_self(), caller))
+        atomic_fetch_add(&caller_syncs, 1);
+    else if (primitive == PMS_PRIM_SYNC)
+        usleep(500); /* a slow medium under the writer: commits have to wait for room */
+    return 0;
+}
+
+static void test_commits(uint64_t window, uint32_t drain_every)
+{
+    int fd = new_file();
+    struct store s;
+    struct pms_error error;
+    struct pms_journal_stats stats;
+    plan_steps(TX_MOST, 1 + drain_every, 9, drain_every);
+    format(fd, window);
+    store_open(&s, fd, 0);
+    caller = pthread_self();
+    caller_syncs = 0;
+    pms_persist_hook = count_hook;
+    while (s.tx < tx_count) {
+        CHECK(store_step(&s, &error) == PMS_OK);
+        if (steps[s.tx].drain) {
+            CHECK(pms_journal_drain(s.journal, &error) == PMS_OK);
+            load_file(fd, image);
+            CHECK(same_state(image, s.tx));
+        }
+    }
+    pms_journal_stats(s.journal, &stats);
+    CHECK(stats.commits == tx_count && stats.commit_syncs == tx_count);
+    CHECK(stats.straight_bytes > 0 && stats.journal_bytes > 0);
+    if (!window)
+        CHECK(caller_syncs == tx_count); /* one sync each, whatever the writer does */
+    if (!drain_every)
+        CHECK(stats.waits > 0);
+    store_close(&s);
+    pms_persist_hook = NULL;
+    load_file(fd, image);
+    CHECK(same_state(image, tx_count));
+    CHECK(recover_tx(fd, NULL) == tx_count);
+    load_file(fd, other);
+    CHECK(memcmp(image, other, FILE_BYTES) == 0); /* nothing to do: not a byte changed */
+    close(fd);
+}
+
+/* A quiet journal gets empty by itself. */
+static void test_idle(void)
+{
+    int fd = new_file();
+    struct store s;
+    struct pms_error error;
+    plan_steps(2, 5, 3, 0);
+    format(fd, 0);
+    store_open(&s, fd, 0);
+    CHECK(store_step(&s, &error) == PMS_OK);
+    CHECK(store_step(&s, &error) == PMS_OK);
+    struct pms_journal_stats stats;
+    for (int i = 0; i < 500; i++) {
+        usleep(10000);
+        pms_journal_stats(s.journal, &stats);
+        if (stats.home_syncs > 0)
+            break;
+    }
+    CHECK(stats.home_syncs == 2);
+    store_close(&s);
+    close(fd);
+}
+
+static void test_full_and_grow(void)
+{
+    int fd = new_file();
+    struct store s;
+    struct pms_error error;
+    bool indeterminate;
+    plan_steps(1, 6, 3, 0);
+    format(fd, 0);
+    store_open(&s, fd, 0);
+    s.super.segment_count = 1; /* as before growth: the log of segment 0 alone, 14 pages */
+    pms_journal_set_super(s.journal, &(struct pms_superblock){.segment_count = 2, .segment = {s.super.segment[0], s.super.segment[1]}});
+    struct pms_run big = {.page = DATA0_PAGE, .pages = LOG0 + LOG1};
+    store_write(&s, &big, 1, 77);
+    CHECK(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_E_FULL && !indeterminate);
+    CHECK(error.needed == (LOG0 + LOG1 + 1) * PMS_PAGE && error.available == (LOG0 + LOG1) * PMS_PAGE);
+    big.pages--; /* just fits */
+    CHECK(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_OK);
+    store_close(&s);
+    close(fd);
+
+    fd = new_file(); /* growth: positions keep their places, and the window may then take in the new log */
+    struct pms_superblock one = fixture_super();
+    struct pms_persist p = {0};
+    one.segment_count = 1;
+    CHECK(pms_journal_format(fd, &p, &one, 0, &error) == PMS_OK);
+    memset(&s, 0, sizeof s);
+    CHECK(pms_map_open(&s.map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s.persist, &error) == PMS_OK);
+    CHECK(pms_journal_open(&s.journal, &s.map, &one, 0, &error) == PMS_OK);
+    CHECK(store_step(&s, &error) == PMS_OK);
+    big = (struct pms_run){.page = DATA0_PAGE, .pages = LOG0 + 2};
+    store_write(&s, &big, 1, 78);
+    CHECK(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_E_FULL);
+    CHECK(pms_journal_drain(s.journal, &error) == PMS_OK);
+    s.super = fixture_super();
+    pms_journal_set_super(s.journal, &s.super);
+    CHECK(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_OK);
+    store_close(&s);
+    CHECK(recover_tx(fd, NULL) == 2);
+    close(fd);
+}
+
+static void test_fork(void)
+{
+    int fd = new_file();
+    struct store s;
+    struct pms_error error;
+    plan_steps(3, 7, 3, 0);
+    format(fd, 0);
+    store_open(&s, fd, 0);
+    CHECK(store_step(&s, &error) == PMS_OK);
+    pid_t pid = fork();
+    if (pid == 0) {
+        pms_journal_close(s.journal, true, &error);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(store_step(&s, &error) == PMS_OK);
+    store_close(&s);
+    close(fd);
+}
+
+/* ---- damage -------------------------------------------------------------------------------------------------------- */
+
+static void flip(int fd, uint64_t offset, unsigned char bits)
+{
+    unsigned char byte;
+    CHECK(pread(fd, &byte, 1, (off_t)offset) == 1);
+    byte ^= bits;
+    CHECK(pwrite(fd, &byte, 1, (off_t)offset) == 1);
+}
+
+static void expect(int fd, uint64_t tx)
+{
+    load_file(fd, whole); /* mode r: the same state, and the file stays as it is */
+    memcpy(other, whole, FILE_BYTES);
+    CHECK(recover_tx(fd, other) == tx);
+    CHECK(same_state(other, tx));
+    load_file(fd, other);
+    CHECK(memcmp(other, whole, FILE_BYTES) == 0);
+    CHECK(recover_tx(fd, NULL) == tx);
+    load_file(fd, other);
+    CHECK(same_state(other, tx));
+    CHECK(recover_tx(fd, NULL) == tx);
+    load_file(fd, whole);
+    CHECK(memcmp(other, whole, FILE_BYTES) == 0);
+}
+
+static void test_torn(void)
+{
+    enum { N = 3 };
+    uint64_t position[N];
+    struct pms_record record[N];
+    struct pms_ring ring;
+    plan_steps(N, 8, 4, 0);
+    int fd = crashed_file(N);
+    find_records(fd, N, &ring, position, record);
+    load_file(fd, image);
+    for (uint32_t i = 0; i < N; i++) {
+        uint64_t used = sizeof(struct pms_record) + record[i].run_count * sizeof(struct pms_run);
+        for (uint64_t at = 0; at < record[i].bytes; at += 512) {
+            uint64_t room;
+            if (at >= used && at < pms_record_head(record[i].run_count))
+                continue; /* padding: says nothing */
+            uint64_t bad = at + draw(at < used && used - at < 512 ? (uint32_t)(used - at) : 512);
+            store_file(fd, image);
+            flip(fd, pms_ring_place(&ring, position[i] + bad, &room), (unsigned char)(1u << draw(8)));
+            if (i == N - 1) {
+                expect(fd, N - 1);
+                continue;
+            }
+            struct pms_journal_recovery result; /* an acknowledged commit was damaged, and a later one shows it */
+            CHECK(recover_status(fd, NULL, &result) == PMS_E_CORRUPT);
+            load_file(fd, other);
+            flip(fd, pms_ring_place(&ring, position[i] + bad, &room), 0);
+            load_file(fd, whole);
+            CHECK(memcmp(other, whole, FILE_BYTES) == 0);
+        }
+    }
+    store_file(fd, image);
+    expect(fd, N);
+    close(fd);
+}
+
+/* The last record's straight-home pages are part of it. */
+static void test_torn_home(void)
+{
+    uint32_t n = 1, seed = 0;
+    for (bool found = false; !found;) {
+        plan_steps(4, ++seed, 3, 0);
+        for (n = 2; n <= 4 && !found; n++)
+            for (uint32_t i = 0; i < steps[n].count; i++)
+                if (steps[n].runs[i].home && !dead[n][steps[n].runs[i].page] && writer[n - 1][steps[n].runs[i].page] == 0)
+                    found = true;
+    }
+    n--;
+    int fd = crashed_file(n);
+    load_file(fd, image);
+    for (uint32_t i = 0; i < steps[n].count; i++) {
+        const struct pms_run *run = &steps[n].runs[i];
+        if (!run->home || writer[n - 1][run->page] != 0)
+            continue;
+        store_file(fd, image);
+        flip(fd, (run->page + draw(run->pages)) * PMS_PAGE + draw(PMS_PAGE), 1);
+        struct pms_journal_recovery result;
+        load_file(fd, other);
+        CHECK(recover_status(fd, other, &result) == PMS_OK && result.torn && result.tx == n - 1);
+        expect(fd, n - 1);
+    }
+    close(fd);
+}
+
+static void test_anchors(bool journaled)
+{
+    plan_steps(2, 9, 3, 0);
+    int fd = crashed_file(2);
+    if (!journaled)
+        CHECK(recover_tx(fd, NULL) == 2);
+    load_file(fd, image);
+    for (unsigned copy = 0; copy < 2; copy++)
+        for (uint32_t bit = 0; bit < 512 * 8; bit++) {
+            flip(fd, PMS_OFF_JANCHOR(copy) + bit / 8, (unsigned char)(1u << bit % 8));
+            memcpy(other, image, FILE_BYTES);
+            CHECK(recover_tx(fd, other) == 2);
+            if (bit % 128 == 0) {
+                CHECK(same_state(other, 2));
+                flip(fd, PMS_OFF_JANCHOR(!copy) + draw(512), 4);
+                struct pms_journal_recovery result;
+                CHECK(recover_status(fd, NULL, &result) == PMS_E_CORRUPT);
+                store_file(fd, image);
+                flip(fd, PMS_OFF_JANCHOR(copy) + bit / 8, (unsigned char)(1u << bit % 8));
+                expect(fd, 2); /* and the bad copy is made good */
+                flip(fd, PMS_OFF_JANCHOR(!copy) + draw(512), 4);
+                CHECK(recover_tx(fd, NULL) == 2);
+                store_file(fd, image);
+                continue;
+            }
+            flip(fd, PMS_OFF_JANCHOR(copy) + bit / 8, (unsigned char)(1u << bit % 8));
+        }
+    close(fd);
+}
+
+/* Writes a record with any header and runs, and right checksums, as transaction 1. */
+static int hostile(const struct pms_run *runs, uint32_t count, struct pms_record header, bool seal)
+{
+    struct pms_superblock super = fixture_super();
+    unsigned char page[PMS_PAGE] = {0}, images[8 * PMS_PAGE] = {0};
+    struct pms_persist p = {0};
+    struct pms_ring ring;
+    struct pms_janchor anchor;
+    struct pms_journal_recovery result;
+    struct pms_error error;
+    bool twins;
+    int fd = new_file();
+    format(fd, 0);
+    pms_ring_init(&ring, fd, &super);
+    CHECK(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK);
+    header.magic = PMS_RECORD_MAGIC;
+    header.tx = 1;
+    header.chain = anchor.chain;
+    header.images_crc = pms_crc32c(0, images, header.image_bytes <= sizeof images ? header.image_bytes : 0);
+    memcpy(page + sizeof header, runs, count * sizeof runs[0]);
+    memcpy(page, &header, sizeof header);
+    header.crc = seal ? pms_crc32c(0, page, sizeof header + count * sizeof runs[0]) : 0;
+    memcpy(page, &header, sizeof header);
+    struct iovec iov[2] = {{page, sizeof page}, {images, sizeof images}};
+    CHECK(pms_ring_write(&ring, &p, anchor.head, iov, 2, &error) == PMS_OK);
+    int status = recover_status(fd, NULL, &result);
+    CHECK(status != PMS_OK || result.tx == 0 || result.tx == 1);
+    if (status == PMS_OK && result.tx == 0)
+        CHECK(result.torn);
+    close(fd);
+    return status == PMS_OK ? (result.tx ? 1 : 0) : -status;
+}
+
+static void test_hostile(void)
+{
+    const struct pms_record one = {.bytes = 2 * PMS_PAGE, .image_bytes = PMS_PAGE, .run_count = 1};
+    struct pms_run run = {.page = DATA0_PAGE, .pages = 1};
+    CHECK(hostile(&run, 1, one, true) == 1);
+    CHECK(hostile(&run, 1, one, false) == 0);
+    for (uint64_t page = 0; page < FILE_PAGES + 2; page++) {
+        run.page = page;
+        CHECK(hostile(&run, 1, one, true) == (page < FILE_PAGES && is_logged(page) ? 1 : -PMS_E_CORRUPT));
+    }
+    const uint64_t far[] = {UINT64_MAX, UINT64_MAX / PMS_PAGE, UINT64_MAX / PMS_PAGE + 1 + DATA0_PAGE, 1ull << 51};
+    for (unsigned i = 0; i < sizeof far / sizeof far[0]; i++) {
+        run.page = far[i];
+        CHECK(hostile(&run, 1, one, true) == -PMS_E_CORRUPT);
+    }
+    const struct pms_run bad[] = {
+        {.page = DATA0_PAGE, .pages = 0},          {.page = DATA0_PAGE, .pages = 2},
+        {.page = DATA0_PAGE, .pages = UINT32_MAX}, {.page = DATA0_PAGE, .pages = 1, .home = 2},
+        {.page = DATA0_PAGE, .pages = 1, .home_crc = 1}, {.page = DATA0_PAGE, .pages = 1, .reserved = 1},
+    };
+    for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(hostile(&bad[i], 1, one, true) == -PMS_E_CORRUPT);
+    const struct pms_run twice[2] = {{.page = DATA0_PAGE + 1, .pages = 1}, {.page = DATA0_PAGE, .pages = 1}};
+    const struct pms_record two = {.bytes = 3 * PMS_PAGE, .image_bytes = 2 * PMS_PAGE, .run_count = 2};
+    CHECK(hostile(twice, 2, two, true) == -PMS_E_CORRUPT);
+    run.page = DATA0_PAGE;
+    const struct pms_record odd[] = { /* lengths that do not fit each other or the ring: as good as torn */
+        {.bytes = UINT64_MAX, .image_bytes = PMS_PAGE, .run_count = 1},
+        {.bytes = 2 * PMS_PAGE, .image_bytes = UINT64_MAX - PMS_PAGE + 1, .run_count = 1},
+        {.bytes = 2 * PMS_PAGE, .image_bytes = PMS_PAGE, .run_count = UINT32_MAX},
+        {.bytes = 2 * PMS_PAGE, .image_bytes = 2 * PMS_PAGE, .run_count = 1},
+        {.bytes = 0, .image_bytes = 0, .run_count = 0},
+        {.bytes = 200 * PMS_PAGE, .image_bytes = 199 * PMS_PAGE, .run_count = 1},
+        {.bytes = PMS_PAGE + 1, .image_bytes = 1, .run_count = 1},
+    };
+    for (unsigned i = 0; i < sizeof odd / sizeof odd[0]; i++)
+        CHECK(hostile(&run, 1, odd[i], true) == 0);
+}
+
+/* ---- errors of the medium ------------------------------------------------------------------------------------------ */
+
+static _Atomic int fail_after; /* primitives of the chosen side and kind until the one that fails; 0: none */
+static enum pms_primitive fail_kind;
+static bool fail_caller;
+static int fail_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)addr;
+    (void)bytes;
+    bool mine = (bool)pthread_equal(pthread_self(), caller);
+    if (primitive != fail_kind || mine != fail_caller || atomic_load(&fail_after) == 0)
+        return 0;
+    return atomic_fetch_sub(&fail_after, 1) == 1 ? EIO : 0;
+}
+
+static void arm(enum pms_primitive kind, bool in_caller, int after)
+{
+    caller = pthread_self();
+    fail_kind = kind;
+    fail_caller = in_caller;
+    atomic_store(&fail_after, after);
+    pms_persist_hook = fail_hook;
+}
+
+/* The writer fails at its nth write or sync: one call says so, nothing is lost, and it goes on. */
+static void test_writer_errors(void)
+{
+    for (int nth = 1; nth <= 40; nth++) {
+        struct store s;
+        struct pms_error error;
+        int fd = new_file(), failures = 0;
+        plan_steps(12, 11, 6, 3);
+        format(fd, 0);
+        store_open(&s, fd, 0);
+        arm(nth % 2 ? PMS_PRIM_PWRITE : PMS_PRIM_SYNC, false, 1 + nth / 2);
+        while (s.tx < tx_count) {
+            int status = store_step(&s, &error);
+            if (status != PMS_OK) {
+                CHECK(status == PMS_E_OS && error.sys_errno == EIO);
+                failures++;
+                continue;
+            }
+            while (steps[s.tx].drain && pms_journal_drain(s.journal, &error) != PMS_OK)
+                CHECK(++failures < 3);
+        }
+        bool fired = atomic_load(&fail_after) == 0;
+        pms_persist_hook = NULL;
+        store_close(&s);
+        CHECK(failures <= 1 && failures <= fired); /* a failed twin of an anchor is no failure */
+        load_file(fd, image);
+        CHECK(same_state(image, tx_count));
+        CHECK(recover_tx(fd, NULL) == tx_count);
+        close(fd);
+    }
+}
+
+/* A commit's own write fails: not committed, and neither that nor its leavings hinder the next try or recovery. */
+static void test_commit_errors(void)
+{
+    for (int nth = 1; nth <= 30; nth++) {
+        struct store s;
+        struct pms_error error;
+        int fd = new_file(), failures = 0;
+        plan_steps(10, 12, 6, 0);
+        format(fd, nth % 2 ? 0 : 4 * PMS_PAGE);
+        store_open(&s, fd, 0);
+        arm(PMS_PRIM_PWRITE, true, nth);
+        while (s.tx < tx_count) {
+            if (store_step(&s, &error) != PMS_OK) {
+                failures++;
+                CHECK(failures == 1 && error.sys_errno == EIO);
+            }
+        }
+        pms_persist_hook = NULL;
+        store_close(&s);
+        load_file(fd, image);
+        CHECK(same_state(image, tx_count) && recover_tx(fd, NULL) == tx_count);
+        close(fd);
+    }
+}
+
+static void test_sync_error(void)
+{
+    struct store s;
+    struct pms_error error;
+    struct pms_run runs[1] = {{.page = DATA0_PAGE, .pages = 1}};
+    bool indeterminate;
+    int fd = new_file();
+    plan_steps(3, 13, 3, 0);
+    format(fd, 0);
+    store_open(&s, fd, 0);
+    CHECK(store_step(&s, &error) == PMS_OK);
+    arm(PMS_PRIM_SYNC, true, 1);
+    store_write(&s, steps[2].runs, steps[2].count, 2);
+    CHECK(pms_journal_commit(s.journal, 2, steps[2].runs, steps[2].count, &indeterminate, &error) == PMS_E_OS);
+    CHECK(indeterminate && error.sys_errno == EIO);
+    pms_persist_hook = NULL;
+    CHECK(pms_journal_commit(s.journal, 2, runs, 1, &indeterminate, &error) == PMS_E_READONLY && !indeterminate);
+    CHECK(pms_journal_drain(s.journal, &error) == PMS_E_READONLY);
+    CHECK(pms_journal_close(s.journal, false, &error) == PMS_E_READONLY);
+    pms_map_close(&s.map);
+    uint64_t tx = recover_tx(fd, NULL);
+    CHECK(tx == 1 || tx == 2);
+    load_file(fd, image);
+    CHECK(same_state(image, tx));
+    close(fd);
+}
+
+/* ---- figures ------------------------------------------------------------------------------------------------------- */
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* On a real file system, `rounds` commits of 8 KiB, each beside a bare pwrite of as much and fdatasync. */
+static void bench(uint32_t rounds)
+{
+    char name[] = "/tmp/pms-journal-XXXXXX", plain[] = "/tmp/pms-plain-XXXXXX";
+    int fd = mkstemp(name), bare = mkstemp(plain);
+    double *a = calloc(rounds, sizeof *a), *b = calloc(rounds, sizeof *b);
+    struct store s;
+    struct pms_error error;
+    bool indeterminate;
+    CHECK(fd >= 0 && bare >= 0 && a && b);
+    memset(image, 1, FILE_BYTES);
+    store_file(fd, image);
+    store_file(bare, image);
+    format(fd, 0);
+    fsync(bare);
+    store_open(&s, fd, 0);
+    for (uint32_t i = 0; i < rounds; i++) {
+        struct pms_run run = {.page = DATA0_PAGE + draw(DATA0 - 1), .pages = 2};
+        store_write(&s, &run, 1, 1 + 3 * i);
+        double t0 = now_us();
+        CHECK(pms_journal_commit(s.journal, i + 1, &run, 1, &indeterminate, &error) == PMS_OK);
+        double t1 = now_us();
+        CHECK(pwrite(bare, image, 2 * PMS_PAGE, (off_t)(i % 64 * 2 * PMS_PAGE)) == 2 * PMS_PAGE);
+        CHECK(fdatasync(bare) == 0);
+        double t2 = now_us();
+        a[i] = t1 - t0;
+        b[i] = t2 - t1;
+    }
+    store_close(&s);
+    qsort(a, rounds, sizeof *a, by_value);
+    qsort(b, rounds, sizeof *b, by_value);
+    printf("commit of 8 KiB: median %.0f us, p90 %.0f us; pwrite + fdatasync: median %.0f us, p90 %.0f us\n",
+           a[rounds / 2], a[rounds * 9 / 10], b[rounds / 2], b[rounds * 9 / 10]);
+    free(a);
+    free(b);
+    close(fd);
+    close(bare);
+    unlink(name);
+    unlink(plain);
+}
+
+int main(int argc, char **argv)
+{
+    test_commits(0, 0);
+    test_commits(4 * PMS_PAGE, 0); /* the window grows on the way */
+    test_commits(0, 5);
+    test_idle();
+    test_full_and_grow();
+    test_fork();
+    test_torn();
+    test_torn_home();
+    test_anchors(false);
+    test_anchors(true);
+    test_hostile();
+    test_writer_errors();
+    test_commit_errors();
+    test_sync_error();
+    bench(argc > 1 ? (uint32_t)atoi(argv[1]) : 50);
+    printf("test_journal: ok\n");
+    return 0;
+}

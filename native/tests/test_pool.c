@@ -1,0 +1,467 @@
+/* A store from the outside: create, write through protected pages, commit, roll back, reopen, in every domain that runs here. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pool_state.h"
+#include "test.h"
+
+static char path[256];
+static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
+static int domain; /* of the round that runs */
+
+static struct pms_pool *open_store(int mode, uint64_t size, struct pms_error *e)
+{
+    struct pms_options o = {.size = size, .mode = mode, .domain = mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : domain, .hot = 1};
+    struct pms_pool *pool = NULL;
+    memset(e, 0, sizeof *e);
+    int status = pms_pool_open(path, &o, &pool, e);
+    CHECK((status == PMS_OK) == (pool != NULL));
+    return pool;
+}
+
+static struct pms_pool *fresh(uint64_t size)
+{
+    struct pms_error e;
+    struct pms_pool *pool = open_store(PMS_MODE_TRUNCATE, size, &e);
+    if (!pool)
+        printf("open: %d errno %d %s\n", e.status, e.sys_errno, e.what);
+    CHECK(pool != NULL);
+    return pool;
+}
+
+static void shut(struct pms_pool *pool, int commit)
+{
+    struct pms_error e = {0};
+    CHECK(pms_pool_close(pool, commit, &e) == PMS_OK);
+    pms_pool_release(pool);
+}
+
+static uint32_t *array(struct pms_pool *pool, const char *name, uint64_t n, uint64_t *off)
+{
+    struct pms_error e;
+    uint64_t data = 0;
+    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, n * 4, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+    struct pms_info info;
+    pms_pool_info(pool, &info);
+    if (off)
+        *off = data;
+    return (uint32_t *)(uintptr_t)(info.base + data);
+}
+
+static uint32_t *find(struct pms_pool *pool, const char *name)
+{
+    struct pms_object o;
+    struct pms_error e;
+    struct pms_info info;
+    if (pms_object_find(pool, 0, name, (uint32_t)strlen(name), &o, &e) != PMS_OK)
+        return NULL;
+    pms_pool_info(pool, &info);
+    return (uint32_t *)(uintptr_t)(info.base + o.data);
+}
+
+static void sound(struct pms_pool *pool)
+{
+    static struct pms_check_report r;
+    struct pms_error e;
+    CHECK(pms_check(pool, &r, &e) == PMS_OK);
+    CHECK(r.problem_count == 0);
+    for (uint32_t i = 0; i < r.problem_count && i < PMS_CHECK_PROBLEMS; i++)
+        printf("  problem: %s\n", r.problem[i]);
+}
+
+static void commit_and_reopen(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(4 << 20);
+    uint32_t *a = array(pool, "a", 1000, NULL);
+    uint64_t before = pms_epoch(pool);
+    for (uint32_t i = 0; i < 1000; i++)
+        a[i] = i;
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_epoch(pool) == before + 1);
+    CHECK(pms_commit(pool, &e) == PMS_OK); /* nothing to commit: not a commit */
+    CHECK(pms_epoch(pool) == before + 1);
+    sound(pool);
+    shut(pool, 0);
+    pool = open_store(PMS_MODE_READ_WRITE, 0, &e);
+    CHECK(pool != NULL);
+    CHECK(pms_epoch(pool) == before + 1);
+    CHECK(pool->info.clean && pool->info.undone_entries == 0);
+    a = find(pool, "a");
+    for (uint32_t i = 0; i < 1000; i++)
+        CHECK(a[i] == i);
+    sound(pool);
+    shut(pool, 0);
+}
+
+static void rollback_restores(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(32 << 20);
+    uint32_t *small = array(pool, "small", 16, NULL), *large = array(pool, "large", 1 << 20, NULL);
+    small[3] = 7;
+    large[12345] = 8;
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    for (int round = 0; round < 5; round++) { /* hot, after a while */
+        CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+        small[3] = 100;
+        for (uint32_t i = 0; i < 1 << 20; i += 1000)
+            large[i] = i + 1;
+        array(pool, "born", 5000, NULL)[4999] = 1;
+        CHECK(pms_end(pool, 0, &e) == PMS_OK);
+        CHECK(small[3] == 7 && large[12345] == 8 && large[1000] == 0);
+        CHECK(find(pool, "born") == NULL);
+        sound(pool);
+    }
+    for (uint32_t round = 0; round < 40; round++) {
+        CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+        small[0] = round;
+        CHECK(pms_end(pool, 1, &e) == PMS_OK);
+    }
+    struct pms_stats s;
+    CHECK(pms_pool_stats(pool, &s, &e) == PMS_OK);
+    CHECK(s.hot_ranges == 1);
+    CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+    small[0] = 999;
+    CHECK(pms_end(pool, 0, &e) == PMS_OK);
+    CHECK(small[0] == 39);
+    for (uint32_t round = 0; round < 60; round++) { /* no longer written: cools */
+        large[round] = round;
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+    }
+    CHECK(pms_pool_stats(pool, &s, &e) == PMS_OK);
+    CHECK(small[0] == 39);
+    sound(pool);
+    shut(pool, 1);
+}
+
+static void declared_writes(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(64 << 20);
+    uint64_t off;
+    uint32_t *a = array(pool, "a", 4 << 20, &off);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    struct pms_stats s, t;
+    pms_pool_stats(pool, &s, &e);
+    struct pms_range r = {(uint64_t)(uintptr_t)a, 16 << 20};
+    CHECK(pms_will_write(pool, &r, 1, &e) == PMS_OK);
+    memset(a, 1, 16 << 20);
+    pms_pool_stats(pool, &t, &e);
+    CHECK(t.faults == s.faults);
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    CHECK(a[0] == 0 && a[(4 << 20) - 1] == 0);
+    struct pms_range bad = {(uint64_t)(uintptr_t)&e, 8};
+    CHECK(pms_will_write(pool, &bad, 1, &e) == PMS_E_INVALID);
+    struct pms_range header = {pool->info.base, 8};
+    CHECK(pms_will_write(pool, &header, 1, &e) == PMS_E_INVALID);
+    shut(pool, 0);
+}
+
+static void growth(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(1 << 20);
+    uint32_t *first = array(pool, "first", 100, NULL);
+    first[1] = 11;
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    first[1] = 12; /* uncommitted while the file grows */
+    char name[16];
+    for (int i = 0; i < 20; i++) {
+        snprintf(name, sizeof name, "a%d", i);
+        uint32_t *a = array(pool, name, 1 << 18, NULL);
+        a[5] = (uint32_t)i;
+    }
+    sound(pool);
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    CHECK(first[1] == 11 && find(pool, "a3") == NULL);
+    sound(pool);
+    for (int i = 0; i < 20; i++) {
+        snprintf(name, sizeof name, "b%d", i);
+        array(pool, name, 1 << 18, NULL)[5] = (uint32_t)i;
+    }
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    sound(pool);
+    shut(pool, 0);
+    pool = open_store(PMS_MODE_READ_WRITE, 0, &e);
+    CHECK(pool != NULL && find(pool, "b19")[5] == 19 && find(pool, "first")[1] == 11);
+    sound(pool);
+    shut(pool, 0);
+}
+
+static void full_changes_nothing(void)
+{
+    struct pms_error e;
+    struct pms_options o = {.size = 2 << 20, .max_size = 2 << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    struct pms_pool *pool;
+    CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_OK);
+    char name[16];
+    int n = 0;
+    uint64_t data;
+    for (;; n++) {
+        snprintf(name, sizeof name, "a%d", n);
+        int status = pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, 40000, PMS_FILL_ZERO, NULL, 0, 1, &data, &e);
+        if (status != PMS_OK) {
+            CHECK(status == PMS_E_FULL && e.needed > 0);
+            break;
+        }
+        CHECK(n < 1000);
+    }
+    CHECK(n > 10);
+    sound(pool);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_object_remove(pool, 0, "a0", 2, &e) == PMS_OK); /* deleting works when full */
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "z", 1, "m", 1, 40000, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+    for (int i = 1; i < n; i++) { /* I5: capture of everything always fits */
+        snprintf(name, sizeof name, "a%d", i);
+        memset(find(pool, name), i, 40000);
+    }
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    CHECK(find(pool, "a1")[0] == 0);
+    sound(pool);
+    shut(pool, 1);
+}
+
+static void groups(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(8 << 20);
+    uint64_t g, h, data, count;
+    CHECK(pms_object_group(pool, 0, "g", 1, 0, &g, &e) == PMS_E_NOT_FOUND);
+    CHECK(pms_object_group(pool, 0, "g", 1, 1, &g, &e) == PMS_OK);
+    CHECK(pms_object_group(pool, g, "h", 1, 1, &h, &e) == PMS_OK);
+    for (int i = 0; i < 300; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "n%d", i);
+        CHECK(pms_object_put_value(pool, h, name, (uint32_t)strlen(name), "v", 1, &e) == PMS_OK);
+    }
+    CHECK(pms_object_put_array(pool, h, "x", 1, "m", 1, 10000, PMS_FILL_COPY, path, 100, 0, &data, &e) == PMS_E_INVALID);
+    CHECK(pms_object_put_array(pool, g, "x", 1, "m", 1, 10000, PMS_FILL_PATTERN, "abc", 3, 0, &data, &e) == PMS_OK);
+    CHECK(memcmp(pool->map.user + data, "abcabcabc", 9) == 0 && pool->map.user[data + 9999] == "abc"[9999 % 3]);
+    CHECK(pms_object_group(pool, g, "x", 1, 1, &h, &e) == PMS_E_EXISTS);
+    sound(pool);
+    CHECK(pms_object_count(pool, 0, &count, &e) == PMS_OK && count == 1);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_object_remove(pool, 0, "g", 1, &e) == PMS_OK);
+    sound(pool);
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    sound(pool);
+    CHECK(pms_object_remove(pool, 0, "g", 1, &e) == PMS_OK);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_object_count(pool, 0, &count, &e) == PMS_OK && count == 0);
+    struct pms_stats s;
+    pms_pool_stats(pool, &s, &e);
+    CHECK(s.blocks == 2); /* the root directory */
+    sound(pool);
+    shut(pool, 0);
+}
+
+static void modes_and_locks(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(2 << 20), *second;
+    array(pool, "a", 10, NULL)[0] = 5;
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    CHECK(open_store(PMS_MODE_READ_WRITE, 0, &e) == NULL && e.status == PMS_E_LOCKED);
+    CHECK(open_store(PMS_MODE_READ, 0, &e) == NULL && e.status == PMS_E_LOCKED);
+    CHECK(open_store(PMS_MODE_EXCLUSIVE, 0, &e) == NULL && e.sys_errno == EEXIST);
+    shut(pool, 0);
+    pool = open_store(PMS_MODE_READ, 0, &e);
+    second = open_store(PMS_MODE_READ, 0, &e);
+    CHECK(pool && second && find(second, "a")[0] == 5);
+    CHECK(pms_commit(pool, &e) == PMS_E_READONLY);
+    CHECK(open_store(PMS_MODE_READ_WRITE, 0, &e) == NULL && e.status == PMS_E_LOCKED);
+    shut(pool, 0);
+    shut(second, 0);
+    unlink(path);
+    CHECK(open_store(PMS_MODE_READ_WRITE, 0, &e) == NULL && e.sys_errno == ENOENT);
+    CHECK(open_store(PMS_MODE_EXCLUSIVE, 1000, &e) == NULL && e.status == PMS_E_INVALID);
+    CHECK(access(path, F_OK) != 0);
+    close(open(path, O_CREAT | O_WRONLY, 0640));
+    CHECK(open_store(PMS_MODE_READ, 0, &e) == NULL && e.status == PMS_E_NOT_A_STORE);
+    pool = open_store(PMS_MODE_APPEND, 2 << 20, &e);
+    CHECK(pool != NULL);
+    struct stat st;
+    CHECK(stat(path, &st) == 0 && (st.st_mode & 0777) == 0640);
+    shut(pool, 0);
+}
+
+/* A view outlives its name, the roll back that unmade it, and the store. */
+static void views(void)
+{
+    struct pms_error e;
+    uint64_t off, off2;
+    struct pms_pool *pool = fresh(8 << 20);
+    uint32_t *a = array(pool, "a", 5000, &off);
+    CHECK(pms_pin(pool, off, &e) == PMS_OK);
+    a[7] = 7;
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    uint32_t *b = array(pool, "b", 20000, &off2);
+    CHECK(pms_pin(pool, off2, &e) == PMS_OK);
+    b[1] = 1;
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    b[2] = 2; /* its block is dead, and nobody else's */
+    CHECK(pms_object_remove(pool, 0, "a", 1, &e) == PMS_OK);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    for (int i = 0; i < 30; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "n%d", i);
+        memset(array(pool, name, 20000, NULL), 0xee, 80000);
+        memset(array(pool, name + 1, 5000, NULL), 0xee, 20000);
+    }
+    CHECK(a[7] == 7 && a[4999] == 0 && b[2] == 2);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    sound(pool);
+    CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+    CHECK(a[7] == 7 && b[2] == 2);
+    a[8] = 8;
+    CHECK(a[8] == 8);
+    CHECK(pms_commit(pool, &e) == PMS_E_CLOSED);
+    pms_pool_release(pool);
+    CHECK(a[8] == 8);
+    pms_unpin(pool, off);
+    pms_unpin(pool, off2);
+}
+
+static void fork_child(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(4 << 20);
+    uint32_t *a = array(pool, "a", 10000, NULL);
+    a[0] = 42;
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(a[0] == 42 && pms_commit(pool, &e) == PMS_E_FORKED ? 0 : 1);
+    int ws;
+    waitpid(pid, &ws, 0);
+    CHECK(WIFEXITED(ws) && WEXITSTATUS(ws) == 0);
+    pid = fork();
+    if (pid == 0) {
+        close(STDERR_FILENO);
+        a[0] = 43;
+        _exit(0);
+    }
+    waitpid(pid, &ws, 0);
+    CHECK(!(WIFEXITED(ws) && WEXITSTATUS(ws) == 0)); /* died of its store */
+    CHECK(a[0] == 42);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    shut(pool, 0);
+}
+
+static void *second_thread(void *arg)
+{
+    struct pms_error e;
+    return (void *)(intptr_t)pms_begin(arg, 50000000, &e);
+}
+
+static void blocks_exclude_threads(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(2 << 20);
+    pthread_t t;
+    void *result;
+    CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+    CHECK(pms_begin(pool, 0, &e) == PMS_OK && pms_block_depth(pool) == 2);
+    CHECK(pms_commit(pool, &e) == PMS_E_STATE);
+    pthread_create(&t, NULL, second_thread, pool);
+    pthread_join(t, &result);
+    CHECK((intptr_t)result == PMS_E_BUSY);
+    CHECK(pms_end(pool, 1, &e) == PMS_OK && pms_end(pool, 1, &e) == PMS_OK);
+    CHECK(pms_end(pool, 1, &e) == PMS_E_STATE);
+    shut(pool, 0);
+}
+
+struct writer { uint32_t *a; uint32_t id; };
+
+static void *write_stripes(void *arg)
+{
+    const struct writer *w = arg;
+    for (uint32_t i = w->id; i < 1 << 18; i += 4)
+        w->a[i] = i ^ 0x55;
+    return NULL;
+}
+
+/* Threads that fault on the same chunks at once: captured once, nothing lost. */
+static void threads_write(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(16 << 20);
+    uint32_t *a = array(pool, "a", 1 << 18, NULL);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    for (int round = 0; round < 6; round++) {
+        pthread_t t[4];
+        struct writer w[4];
+        struct pms_stats s, s2;
+        pms_pool_stats(pool, &s, &e);
+        CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+        for (uint32_t i = 0; i < 4; i++) {
+            w[i] = (struct writer){a, i};
+            pthread_create(&t[i], NULL, write_stripes, &w[i]);
+        }
+        for (int i = 0; i < 4; i++)
+            pthread_join(t[i], NULL);
+        pms_pool_stats(pool, &s2, &e);
+        CHECK(s2.captured_bytes - s.captured_bytes <= (1 << 20) + 65536);
+        CHECK(a[12345] == (12345 ^ 0x55));
+        CHECK(pms_end(pool, round == 5, &e) == PMS_OK);
+        CHECK(a[12345] == (round == 5 ? 12345 ^ 0x55 : 0));
+    }
+    shut(pool, 0);
+}
+
+/* Another domain takes over: what one log finished the other one knows. */
+static void change_domain(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = fresh(4 << 20);
+    uint32_t *a = array(pool, "a", 3000, NULL);
+    uint32_t value = 0;
+    int mine = domain;
+    for (unsigned i = 0; i < 9; i++) {
+        a[100] = ++value;
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+        a[100] = 0xffff;
+        shut(pool, 0);
+        domain = domains[i % 3];
+        pool = open_store(PMS_MODE_READ_WRITE, 0, &e);
+        CHECK(pool != NULL);
+        a = find(pool, "a");
+        CHECK(a[100] == value);
+        sound(pool);
+    }
+    shut(pool, 0);
+    domain = mine;
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "%s/pms-test-pool-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    for (unsigned i = 0; i < 3; i++) {
+        domain = domains[i];
+        printf("domain %d\n", domain);
+        TEST(commit_and_reopen);
+        TEST(rollback_restores);
+        TEST(declared_writes);
+        TEST(growth);
+        TEST(full_changes_nothing);
+        TEST(groups);
+        TEST(modes_and_locks);
+        TEST(views);
+        TEST(fork_child);
+        TEST(blocks_exclude_threads);
+        TEST(threads_write);
+        TEST(change_domain);
+    }
+    unlink(path);
+    return test_summary();
+}
