@@ -1,5 +1,7 @@
 #include "checksum.h"
 
+#include "quiet.h"
+
 #include <stdbool.h>
 #include <string.h>
 
@@ -63,16 +65,16 @@ __attribute__((constructor)) static void make_tables(void)
     instruction = has_instruction();
 }
 
-static inline uint64_t load8(const unsigned char *p)
+PMS_NO_TSAN static inline uint64_t load8(const unsigned char *p)
 {
     uint64_t w;
-    memcpy(&w, p, sizeof w);
+    __builtin_memcpy(&w, p, sizeof w);
     return w;
 }
 
 /* ---- portable ---- */
 
-uint32_t pms_crc32c_portable(uint32_t crc, const void *data, size_t n)
+PMS_NO_TSAN uint32_t pms_crc32c_portable(uint32_t crc, const void *data, size_t n)
 {
     const unsigned char *p = data;
     crc = ~crc;
@@ -108,7 +110,7 @@ static inline uint32_t shift(const uint32_t zeros[4][256], uint32_t crc)
 }
 
 /* Three streams side by side, joined by the crc of zeros (M. Adler, crc32c.c, 2013). */
-CRC_TARGET static inline uint32_t three(uint32_t crc, const unsigned char *p, size_t stream, const uint32_t zeros[4][256])
+CRC_TARGET PMS_NO_TSAN static inline uint32_t three(uint32_t crc, const unsigned char *p, size_t stream, const uint32_t zeros[4][256])
 {
     uint64_t a = crc, b = 0, c = 0;
     for (size_t i = 0; i < stream; i += 8) {
@@ -120,7 +122,7 @@ CRC_TARGET static inline uint32_t three(uint32_t crc, const unsigned char *p, si
     return shift(zeros, joined) ^ (uint32_t)c;
 }
 
-CRC_TARGET static uint32_t crc_by_instruction(uint32_t crc, const unsigned char *p, size_t n)
+CRC_TARGET PMS_NO_TSAN static uint32_t crc_by_instruction(uint32_t crc, const unsigned char *p, size_t n)
 {
     crc = ~crc;
     for (; n >= 3 * LONG; n -= 3 * LONG, p += 3 * LONG)

@@ -1,5 +1,5 @@
-/* Every operation first reads and checks all it is going to touch, then takes the new blocks it needs, and only then changes
- * what is live: all of it prepared, one fence, written. So an error leaves everything as it was. */
+/* Every operation first reads and checks all it is going to touch, then takes the new blocks it needs, and only then
+ * changes what is live: all of it prepared, one fence, written. So PMS_E_FULL leaves everything as it was. */
 #include "directory.h"
 
 #include <stddef.h>
@@ -63,7 +63,8 @@ static void edit_slot(struct edit *e, const struct pms_dir_view *v, uint64_t ind
 }
 
 /* What a removed or replaced object owned. A group's directory has to be empty: its table goes with its header. */
-static int edit_free_data(const struct pms_dir_ctx *ctx, struct edit *e, const struct pms_object *o, struct pms_error *error)
+static int edit_free_data(const struct pms_dir_ctx *ctx, struct edit *e, const struct pms_object *o,
+                          struct pms_error *error)
 {
     if (o->data == 0)
         return PMS_OK;

@@ -211,8 +211,8 @@ static uint32_t sorted_run(const struct pms_dir_view *v, uint64_t from, uint64_t
     return n;
 }
 
-/* Front to back: homes of later runs lie behind those of earlier ones. Returns the first slot of the old table whose run was not
- * written whole; also not written are the run at the table's start (it may belong to the one at its end) and long ones. */
+/* Front to back: homes of later runs lie behind those of earlier ones. Returns the first slot of the old table whose run was
+ * not written whole; also not written are the run at the table's start (it may belong to the one at its end) and long ones. */
 static uint64_t write_runs(struct builder *b, const struct pms_dir_view *old)
 {
     struct pms_dir_slot run[RUN_MAX];

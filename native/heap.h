@@ -57,9 +57,9 @@ void pms_heap_each_pin(struct pms_heap *heap, void (*fn)(void *ctx, uint64_t off
 /* After the commit point: blocks freed by the transaction become reusable (I6). */
 void pms_heap_committed(struct pms_heap *heap);
 
-/* The block that holds the byte at off; live tells whether a slot is in use. false: outside all segments, in a free extent (also
- * one that a view still holds) or past a slab's slots. Async-signal-safe, no lock, beside any other call but close: the answer
- * is exact for live blocks, whose extents do not change. */
+/* The block that holds the byte at off; live tells whether a slot is in use. false: outside all segments, in a free extent
+ * (also one that a view still holds) or past a slab's slots. Async-signal-safe, no lock, beside any other call but close:
+ * the answer is exact for live blocks, whose extents do not change. */
 bool pms_heap_find(const struct pms_heap *heap, uint64_t off, struct pms_block *block);
 
 /* True if the block at off was born in the running transaction. */

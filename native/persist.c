@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "checksum.h"
+#include "quiet.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -178,7 +179,7 @@ PMS_NO_TSAN static void plain(struct pms_persist *p, void *dst, const void *src,
 {
     if (!n)
         return;
-    memcpy(dst, src, n);
+    pms_quiet_copy(dst, src, n);
     pms_persist_flush(p, dst, n);
 }
 

@@ -11,14 +11,6 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* Under ThreadSanitizer: it takes a store that is about to fault for one that happened. Copies of pages that are protected, and
- * hence quiet, are not races. */
-#if defined(__SANITIZE_THREAD__)
-#define PMS_NO_TSAN __attribute__((no_sanitize("thread")))
-#else
-#define PMS_NO_TSAN
-#endif
-
 enum pms_flush {
     PMS_FLUSH_NONE = 0, /* store order alone: survives the process, not the machine */
     PMS_FLUSH_CLFLUSH = 1,

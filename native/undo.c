@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "checksum.h"
+#include "quiet.h"
 
 #define ENTRY_INLINE 32u              /* a pre-image of at most this size shares its header's line */
 #define ENTRY_MAX (2u << 20)          /* bytes of pre-image in one entry */
@@ -147,7 +148,7 @@ static void write_entry(const struct pms_undo *u, struct pms_persist *p, const s
     } line = {{u->tag, e->target, e->seq, e->len, 0, 0}, {0}};
     uint32_t crc = pms_crc32c(0, &line.head, 28);
     if (e->len <= ENTRY_INLINE) {
-        memcpy(line.image, src, e->len);
+        pms_quiet_copy(line.image, src, e->len);
         line.head.crc = pms_crc32c(crc, line.image, e->len);
     } else {
         line.head.crc = pms_persist_copy_crc(p, dst + PMS_LINE, src, e->len, crc);

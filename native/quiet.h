@@ -1,0 +1,23 @@
+/* Reading pages that are protected, and hence quiet, while ThreadSanitizer watches: it takes a store that is about to fault for one
+ * that happened, and knows nothing of the order that mprotect gives. */
+#ifndef PMS_QUIET_H
+#define PMS_QUIET_H
+
+#include <stddef.h>
+#include <string.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define PMS_NO_TSAN __attribute__((no_sanitize("thread")))
+/* Its memcpy is watched whatever the caller's attribute: copy by hand. */
+PMS_NO_TSAN static inline void pms_quiet_copy(void *dst, const void *src, size_t n)
+{
+    volatile char *d = dst;
+    for (size_t i = 0; i < n; i++)
+        d[i] = ((const volatile char *)src)[i];
+}
+#else
+#define PMS_NO_TSAN
+static inline void pms_quiet_copy(void *dst, const void *src, size_t n) { memcpy(dst, src, n); }
+#endif
+
+#endif
