@@ -70,6 +70,8 @@ static struct pms_span large_span(struct pms_capture *c, const struct pms_block 
             from = b->extent_off;
     }
     uint64_t to = from + bytes < end ? from + bytes : end;
+    if (to < end && to - from >= PMS_HUGE / 2)
+        to &= ~(uint64_t)(PMS_HUGE - 1); /* at a huge page's edge: a change of protection does not break it up */
     c->stream[(to / PMS_PAGE) & 63] = (struct pms_stream){to, bytes};
     density_add(c, b, to - from);
     return (struct pms_span){from, to - from};

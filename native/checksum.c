@@ -5,6 +5,9 @@
 #include <stdbool.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 #if defined(__aarch64__)
 #include <sys/auxv.h>
 #ifndef HWCAP_CRC32
@@ -139,8 +142,75 @@ CRC_TARGET PMS_NO_TSAN static uint32_t crc_by_instruction(uint32_t crc, const un
 }
 #endif
 
+/* ---- by carry-less multiplication of 512-bit registers ---- */
+
+#if defined(__x86_64__)
+#define FOLD_MIN 512u
+#define FOLD_TARGET __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+
+/* V. Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ" (Intel, 2009): a 128-bit lane moves t bits ahead by
+ * two multiplications, of its low half by x^(t+32) and of its high half by x^(t-32), both mod P, bit-reflected. */
+struct fold { uint64_t low, high; };
+static struct fold fold_2048, fold_1536, fold_1024, fold_512;
+static bool folding;
+
+static uint64_t reflected_power(uint32_t n) /* x^n mod P, reflected, shifted by the one bit that reflection costs */
+{
+    uint32_t r = 0x80000000u; /* 1 */
+    while (n--)
+        r = r >> 1 ^ (r & 1 ? POLY : 0);
+    return (uint64_t)r << 1;
+}
+
+static struct fold make_fold(uint32_t t) { return (struct fold){reflected_power(t + 32), reflected_power(t - 32)}; }
+
+__attribute__((constructor)) static void make_folds(void)
+{
+    fold_2048 = make_fold(2048);
+    fold_1536 = make_fold(1536);
+    fold_1024 = make_fold(1024);
+    fold_512 = make_fold(512);
+    __builtin_cpu_init();
+    folding = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+              __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("sse4.2");
+}
+
+FOLD_TARGET PMS_NO_TSAN static inline __m512i ahead(__m512i x, __m512i k, __m512i onto)
+{
+    __m512i low = _mm512_clmulepi64_epi128(x, k, 0x00), high = _mm512_clmulepi64_epi128(x, k, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, onto, 0x96); /* xor of three */
+}
+
+FOLD_TARGET static inline __m512i constants(const struct fold *f)
+{
+    return _mm512_broadcast_i32x4(_mm_set_epi64x((long long)f->high, (long long)f->low));
+}
+
+/* n >= 256. What is left of all but the last n % 256 bytes is a message of 64 bytes with the same crc. */
+FOLD_TARGET PMS_NO_TSAN static uint32_t crc_by_folding(uint32_t crc, const unsigned char *p, size_t n)
+{
+    __m512i x[4], k = constants(&fold_2048);
+    for (int i = 0; i < 4; i++)
+        x[i] = _mm512_loadu_si512(p + 64 * i);
+    x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~crc)));
+    for (p += 256, n -= 256; n >= 256; p += 256, n -= 256)
+        for (int i = 0; i < 4; i++)
+            x[i] = ahead(x[i], k, _mm512_loadu_si512(p + 64 * i));
+    __m512i last = ahead(x[0], constants(&fold_1536), x[3]);
+    last = ahead(x[1], constants(&fold_1024), last);
+    last = ahead(x[2], constants(&fold_512), last);
+    unsigned char left[64];
+    _mm512_storeu_si512(left, last);
+    return crc_by_instruction(crc_by_instruction(~0u, left, sizeof left), p, n);
+}
+#endif
+
 uint32_t pms_crc32c(uint32_t crc, const void *data, size_t n)
 {
+#if defined(__x86_64__)
+    if (n >= FOLD_MIN && folding)
+        return crc_by_folding(crc, data, n);
+#endif
 #ifdef CRC_TARGET
     if (__builtin_expect(instruction, 1))
         return crc_by_instruction(crc, data, n);

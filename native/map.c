@@ -11,6 +11,10 @@
 #define MAP_SYNC 0x080000
 #endif
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 /* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file is aligned in memory. */
@@ -174,4 +178,11 @@ bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
             return false;
     }
     return true;
+}
+
+void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    uint64_t from = (off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1), to = (off + bytes) & ~(uint64_t)(PMS_HUGE - 1);
+    if (m->shared && to > from)
+        (void)madvise(m->user + from, to - from, MADV_COLLAPSE);
 }

@@ -45,6 +45,10 @@ int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes);
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
 bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes);
 
+/* Asks for huge pages behind the whole ones in a range (tmpfs, Linux 6.1): protection changes cost 512 times less, and fewer address translations miss. Advice:
+ * where the system has none to give nothing happens. */
+void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes);
+
 static inline void *pms_map_at(const struct pms_map *m, uint64_t off) /* the engine's address of a byte */
 {
     return m->engine + off;

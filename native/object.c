@@ -120,10 +120,12 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
 {
     struct filler f = {NULL, src, bytes, src_bytes, how, &pool->persist};
     int status = PMS_OK;
-    if (pool->map.shared)
+    if (pool->map.shared) {
+        pms_map_prefer_huge(&pool->map, data, bytes);
         pms_undo_note_born(&pool->undo, data, bytes);
-    else
+    } else {
         status = pms_capture_spans(&pool->capture, &(struct pms_span){data, bytes}, 1, error);
+    }
     f.dst = pms_map_at(&pool->map, data);
     if (status == PMS_OK)
         fill(&f);

@@ -10,21 +10,49 @@
 
 /* ---- beginning ---- */
 
-/* Captures the root's line and the hot ranges under the new tag, not fenced yet: F3 of the last transaction is their F1 too. */
-static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct pms_dirty *hot, uint32_t count)
+#define AGAIN_MAX 4u         /* a transaction that changed so few small places of the engine's */
+#define AGAIN_BYTES PMS_LINE /* (a value replaced in place) is likely to be followed by one like it */
+
+struct ahead { /* what the next transaction will store to, by what the last ones did */
+    struct pms_dirty hot[PMS_HOT_RANGES], again[AGAIN_MAX];
+    uint32_t hot_count, again_count;
+};
+
+static void choose_ahead(struct pms_pool *pool, struct ahead *a)
+{
+    const struct pms_undo *u = &pool->undo;
+    a->hot_count = pms_capture_choose_hot(&pool->capture, a->hot);
+    a->again_count = 0;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        bool root = d->off == PMS_OFF_ROOT; /* always captured ahead */
+        if (d->kind != PMS_DIRTY_ENGINE || root)
+            continue;
+        if (a->again_count == AGAIN_MAX || d->len > AGAIN_BYTES) {
+            a->again_count = 0; /* a larger change: nothing says that it will come again */
+            return;
+        }
+        a->again[a->again_count++] = *d;
+    }
+}
+
+/* Captures under the new tag, not fenced yet: F3 of the last transaction is F1 of these entries too. */
+static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct ahead *a)
 {
     struct pms_undo *u = &pool->undo;
     PMS_ASSERT(pool->journal || tag == pool->tx + 1); /* I1 */
     pms_undo_begin(u, tag);
-    pms_capture_hot(&pool->capture, hot, count);
+    pms_capture_hot(&pool->capture, a->hot, a->hot_count);
     pms_undo_prepare_locked(u, PMS_OFF_ROOT, PMS_GRANULE);
+    for (uint32_t i = 0; i < a->again_count; i++)
+        pms_undo_prepare_locked(u, a->again[i].off, a->again[i].len);
     pool->begun = u->dirty_count;
 }
 
 void pms_tx_start(struct pms_pool *pool)
 {
     pms_lock_acquire(&pool->undo.lock);
-    capture_ahead(pool, pool->tx + 1, NULL, 0);
+    capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
     pms_undo_fence_locked(&pool->undo); /* F1: the root's pre-image, before the epoch is stored */
     pms_lock_release(&pool->undo.lock);
 }
@@ -32,7 +60,7 @@ void pms_tx_start(struct pms_pool *pool)
 bool pms_tx_pending(struct pms_pool *pool)
 {
     pms_lock_acquire(&pool->undo.lock);
-    bool pending = pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
+    bool pending = pool->undo.stored || pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
     pms_lock_release(&pool->undo.lock);
     return pending;
 }
@@ -61,15 +89,15 @@ static void finish(struct pms_pool *pool)
 
 static void commit_in_place(struct pms_pool *pool)
 {
-    struct pms_dirty hot[PMS_HOT_RANGES];
+    struct ahead ahead;
     pms_lock_acquire(&pool->undo.lock);
-    uint32_t count = pms_capture_choose_hot(&pool->capture, hot);
+    choose_ahead(pool, &ahead);
     pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
     write_back(pool);
     pms_persist_fence(&pool->persist); /* F2: all data of the transaction, before the anchor that makes it the state */
     finish(pool);
     /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */
-    capture_ahead(pool, pool->tx + 1, hot, count);
+    capture_ahead(pool, pool->tx + 1, &ahead);
     pms_persist_fence(&pool->persist); /* F3: the anchor, before commit returns; F1 of what was captured ahead */
     pool->undo.unfenced = false;
     pms_lock_release(&pool->undo.lock);
@@ -132,16 +160,16 @@ static uint32_t gather_runs(struct pms_pool *pool)
 
 static int commit_journal(struct pms_pool *pool, struct pms_error *error)
 {
-    struct pms_dirty hot[PMS_HOT_RANGES];
+    struct ahead ahead;
     bool indeterminate = false;
     pms_lock_acquire(&pool->undo.lock);
-    uint32_t count = pms_capture_choose_hot(&pool->capture, hot);
+    choose_ahead(pool, &ahead);
     pms_capture_protect(&pool->capture);
     uint32_t runs = gather_runs(pool);
     int status = pms_journal_commit(pool->journal, pool->tx + 1, pool->runs, runs, &indeterminate, error);
     if (status == PMS_OK) {
         pool->tx++;
-        capture_ahead(pool, pool->undo.tag + 1, hot, count);
+        capture_ahead(pool, pool->undo.tag + 1, &ahead);
         pms_undo_fence_locked(&pool->undo);
     }
     pms_lock_release(&pool->undo.lock);
@@ -187,7 +215,7 @@ static void roll_back_in_place(struct pms_pool *pool)
     PMS_ASSERT(n >= 0);
     pms_persist_fence(&pool->persist); /* all pre-images back home, before the anchor gives their log up */
     finish(pool);
-    capture_ahead(pool, pool->tx + 1, NULL, 0);
+    capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
     pms_persist_fence(&pool->persist); /* F3: the anchor, before the log of this transaction is overwritten */
     u->unfenced = false;
 }
@@ -205,7 +233,7 @@ static void roll_back_private(struct pms_pool *pool)
     int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
     PMS_ASSERT(n >= 0);
     pms_capture_protect_all(&pool->capture);
-    capture_ahead(pool, u->tag + 1, NULL, 0);
+    capture_ahead(pool, u->tag + 1, &(struct ahead){0});
     pms_undo_fence_locked(u);
 }
 

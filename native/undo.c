@@ -88,7 +88,7 @@ static void clear_granules(struct pms_undo *u)
 {
     for (uint64_t i = 0; i < u->dirty_count; i++) {
         const struct pms_dirty *d = &u->dirty[i];
-        if (d->kind != PMS_DIRTY_ENGINE)
+        if (d->kind != PMS_DIRTY_ENGINE && d->kind != PMS_DIRTY_BORN)
             continue;
         uint64_t first = d->off / PMS_PAGE, last = (d->off + d->len - 1) / PMS_PAGE;
         memset(u->granule[first], 0, (last - first + 1) * sizeof *u->granule);
@@ -102,6 +102,7 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag)
     u->dirty_count = 0;
     u->tag = tag;
     u->seq = 0;
+    u->stored = false;
     u->extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(tag & 1), PMS_FASTLOG_BYTES};
     u->at_extent = 0;
     u->at = 0;
@@ -317,6 +318,7 @@ void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len)
 
 static void write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
 {
+    u->stored = true;
     pms_undo_make_writable(u, off, len);
     pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);
 }
@@ -340,10 +342,30 @@ void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t 
     pms_lock_release(&u->lock);
 }
 
+/* Marks the granules of a range that needs no pre-image. false: all of them were marked before. */
+static bool mark_born(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    bool any = false;
+    for (uint64_t g = off / PMS_GRANULE, end = (off + len + PMS_GRANULE - 1) / PMS_GRANULE; g < end;) {
+        uint64_t per_page = PMS_PAGE / PMS_GRANULE, *word = u->granule[g / per_page];
+        if (g % per_page == 0 && end - g >= per_page) { /* whole pages at once */
+            any |= (word[0] & word[1]) != ~0ull;
+            word[0] = word[1] = ~0ull;
+            g += per_page;
+        } else {
+            any |= !granule_get(u, g);
+            granule_set(u, g++);
+        }
+    }
+    return any;
+}
+
 void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     pms_lock_acquire(&u->lock);
-    pms_undo_note(u, PMS_DIRTY_BORN, off, len, 0);
+    u->stored = true;
+    if (mark_born(u, off, len)) /* else it is on the list: a block that comes and goes must not make it longer for ever */
+        pms_undo_note(u, PMS_DIRTY_BORN, off, len, 0);
     pms_undo_make_writable(u, off, len);
     pms_lock_release(&u->lock);
 }
@@ -360,11 +382,22 @@ void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uin
         pms_persist_zero(u->persist, pms_map_at(u->map, off), len);
 }
 
+static bool all_prepared(const struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    for (uint64_t p = off / PMS_PAGE, end = (off + len) / PMS_PAGE; p < end; p++)
+        if (!pms_undo_page_prepared(u, p))
+            return false;
+    return true;
+}
+
 void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     pms_lock_acquire(&u->lock);
-    pms_undo_set_prepared(u, off, len);
-    pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
+    u->stored = true;
+    if (!all_prepared(u, off, len)) { /* else the list has these pages already */
+        pms_undo_set_prepared(u, off, len);
+        pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
+    }
     pms_lock_release(&u->lock);
 }
 

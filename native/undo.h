@@ -46,9 +46,10 @@ struct pms_undo {
     uint64_t tag;           /* anchor.tx + 1 */
     uint32_t seq;
     bool unfenced;          /* entries appended since the last fence */
+    bool stored;            /* the engine stored something in this transaction */
     struct pms_lock lock;   /* the log lock: taken by the fault handler */
     _Atomic uint64_t *page_tag; /* page_tag[p] == tag: every live byte of page p is captured or fresh */
-    uint64_t (*granule)[2]; /* captured granules of pages with PMS_DIRTY_ENGINE entries: 128 bits a page */
+    uint64_t (*granule)[2]; /* captured or born, for the engine's stores: 128 bits a page */
     struct pms_dirty *dirty; /* this transaction's ranges, in order; address space reserved, never moved */
     uint64_t dirty_count;
     uint64_t dirty_room;
