@@ -204,3 +204,22 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
     pms_pool_leave(pool);
     return status;
 }
+
+int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes, struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_span span = {(uint64_t)(uintptr_t)addr - pool->info.base, bytes};
+    if (!pool->map.shared) { /* one view: its pages are captured as if the user stored */
+        status = pms_capture_spans(&pool->capture, &span, 1, error);
+        if (status == PMS_OK)
+            pms_persist_store(&pool->persist, pool->map.user + span.off, src, bytes);
+    } else if (!pms_capture_is_users(&pool->capture, span)) {
+        status = pms_fail(error, PMS_E_INVALID, "the range to write is not inside an array of this store");
+    } else {
+        pms_undo_store(&pool->undo, span.off, src, bytes);
+    }
+    pms_pool_leave(pool);
+    return status;
+}

@@ -178,17 +178,23 @@ bool pms_capture_fault(struct pms_capture *c, uint64_t off)
     return ours;
 }
 
-static bool span_of_pages(const struct pms_capture *c, struct pms_span *span, struct pms_error *error)
+bool pms_capture_is_users(const struct pms_capture *c, struct pms_span span)
 {
     struct pms_block b;
-    uint64_t end = span->off + span->bytes;
-    if (span->off < c->map->bytes && span->bytes <= c->map->bytes - span->off && in_data(c->super, span->off) &&
-        in_data(c->super, end - 1)) {
-        bool live = pms_heap_find(c->heap, span->off, &b);
-        if (!live || b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB) {
-            *span = (struct pms_span){page_down(span->off), page_up(end) - page_down(span->off)};
-            return true;
-        }
+    if (!span.bytes || span.off >= c->map->bytes || span.bytes > c->map->bytes - span.off)
+        return false;
+    if (!pms_heap_find(c->heap, span.off, &b)) /* a dead block that a view still holds */
+        return in_data(c->super, span.off) && in_data(c->super, span.off + span.bytes - 1);
+    bool users = b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB;
+    return users && span.off + span.bytes <= b.extent_off + b.extent_bytes;
+}
+
+static bool span_of_pages(const struct pms_capture *c, struct pms_span *span, struct pms_error *error)
+{
+    if (pms_capture_is_users(c, *span)) {
+        uint64_t from = page_down(span->off), to = page_up(span->off + span->bytes);
+        *span = (struct pms_span){from, to - from};
+        return true;
     }
     pms_fail(error, PMS_E_INVALID, "the range to write is not inside an array of this store");
     return false;

@@ -160,8 +160,7 @@ static void run_batch(struct pms_journal *j)
         j->head = b.upto;
         j->homed = b.last;
     }
-    if (j->failed || j->head == j->tail)
-        j->wanted = false;
+    j->wanted = false; /* a caller that needs still more asks again */
     pthread_cond_broadcast(&j->room);
 }
 

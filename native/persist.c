@@ -12,8 +12,8 @@
 #endif
 
 #define LINE 64u
-/* From here on non-temporal stores beat store + write-back: no read for ownership, nothing to flush. */
-#define NT_MIN_FLUSH 1024u
+/* With write-back, whole lines are better off as non-temporal stores: no read for ownership of a line that was flushed before. */
+#define NT_MIN_FLUSH LINE
 /* Without write-back a copy that fits the caches is better off in them. */
 #define NT_MIN_PLAIN (256u << 10)
 #define CRC_BLOCK 4096u /* checksummed, then copied, while it is in the first-level cache */

@@ -59,13 +59,24 @@ void pms_tx_start(struct pms_pool *pool)
 
 bool pms_tx_pending(struct pms_pool *pool)
 {
+    if (pool->undo.stored) /* changes under the operation lock only */
+        return true;
     pms_lock_acquire(&pool->undo.lock);
-    bool pending = pool->undo.stored || pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
+    bool pending = pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
     pms_lock_release(&pool->undo.lock);
     return pending;
 }
 
-/* ---- commit, byte-addressable domains ---- */
+/* ---- commit ---- */
+
+/* The number of commits is data like any other; its pre-image was captured ahead. REQUIRES: the log lock. */
+static void count_commit(struct pms_pool *pool, uint64_t by)
+{
+    uint64_t epoch = pms_pool_root(pool)->epoch + by;
+    pms_undo_write_locked(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch, sizeof epoch);
+}
+
+/* ---- byte-addressable domains ---- */
 
 static void write_back(struct pms_pool *pool)
 {
@@ -91,6 +102,7 @@ static void commit_in_place(struct pms_pool *pool)
 {
     struct ahead ahead;
     pms_lock_acquire(&pool->undo.lock);
+    count_commit(pool, 1);
     choose_ahead(pool, &ahead);
     pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
     write_back(pool);
@@ -103,7 +115,7 @@ static void commit_in_place(struct pms_pool *pool)
     pms_lock_release(&pool->undo.lock);
 }
 
-/* ---- commit, domain file ---- */
+/* ---- domain file ---- */
 
 #define STRAIGHT_HOME_PAGES 16u /* fresh extents from this size on are not written twice */
 
@@ -163,6 +175,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_error *error)
     struct ahead ahead;
     bool indeterminate = false;
     pms_lock_acquire(&pool->undo.lock);
+    count_commit(pool, 1);
     choose_ahead(pool, &ahead);
     pms_capture_protect(&pool->capture);
     uint32_t runs = gather_runs(pool);
@@ -171,16 +184,13 @@ static int commit_journal(struct pms_pool *pool, struct pms_error *error)
         pool->tx++;
         capture_ahead(pool, pool->undo.tag + 1, &ahead);
         pms_undo_fence_locked(&pool->undo);
+    } else {
+        count_commit(pool, (uint64_t)-1); /* the transaction goes on, or is rolled back by the caller */
     }
     pms_lock_release(&pool->undo.lock);
     if (indeterminate)
         pool->failed = true;
     return status;
-}
-
-static void set_epoch(struct pms_pool *pool, uint64_t epoch)
-{
-    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch, sizeof epoch);
 }
 
 int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
@@ -189,17 +199,13 @@ int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
         return pms_fail(error, PMS_E_READONLY, "an earlier sync of the store failed");
     if (!pms_tx_pending(pool))
         return PMS_OK;
-    uint64_t epoch = pms_pool_root(pool)->epoch;
-    set_epoch(pool, epoch + 1);
-    if (!pool->journal) {
+    int status = PMS_OK;
+    if (pool->journal)
+        status = commit_journal(pool, error);
+    else
         commit_in_place(pool);
-    } else {
-        int status = commit_journal(pool, error);
-        if (status != PMS_OK) {
-            set_epoch(pool, epoch); /* the transaction goes on, or is rolled back by the caller */
-            return status;
-        }
-    }
+    if (status != PMS_OK)
+        return status;
     pool->commits++;
     pms_heap_committed(pool->heap);
     return PMS_OK;

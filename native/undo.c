@@ -316,20 +316,25 @@ void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len)
     PMS_ASSERT(err == 0 && "the process has too many mappings (vm.max_map_count)");
 }
 
-static void write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+static void store_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
 {
     u->stored = true;
     pms_undo_make_writable(u, off, len);
     pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);
 }
 
-void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
 {
-    pms_lock_acquire(&u->lock);
     PMS_ASSERT(!u->unfenced); /* I2 */
     for (uint64_t g = off / PMS_GRANULE; g * PMS_GRANULE < off + len; g++)
         PMS_ASSERT(granule_prepared(u, g)); /* I3 */
-    write_locked(u, off, src, len);
+    store_locked(u, off, src, len);
+}
+
+void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+{
+    pms_lock_acquire(&u->lock);
+    pms_undo_write_locked(u, off, src, len);
     pms_lock_release(&u->lock);
 }
 
@@ -338,7 +343,7 @@ void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t 
     pms_lock_acquire(&u->lock);
     pms_undo_prepare_locked(u, off, len);
     pms_undo_fence_locked(u);
-    write_locked(u, off, src, len);
+    store_locked(u, off, src, len);
     pms_lock_release(&u->lock);
 }
 

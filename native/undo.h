@@ -92,6 +92,7 @@ uint64_t pms_undo_capacity(const struct pms_undo *u);
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_fence_locked(struct pms_undo *u);
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len); /* private views; no-op in shared ones */
+void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
 void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len, uint64_t log_pos);
 bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page);

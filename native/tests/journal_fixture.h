@@ -13,6 +13,16 @@
 #include "../journal_ring.h"
 #include "test.h"
 
+/* A check without which going on makes no sense: ends the process, a child too. */
+#define MUST(cond)                                                                                          \
+    do {                                                                                                    \
+        if (!(cond)) {                                                                                      \
+            printf("%s:%d: MUST(%s) failed\n", __FILE__, __LINE__, #cond);                                  \
+            fflush(stdout);                                                                                 \
+            _exit(1);                                                                                       \
+        }                                                                                                   \
+    } while (0)
+
 #define LOG0 14u /* pages */
 #define LOG1 10u
 #define DATA0 48u
@@ -143,15 +153,15 @@ static inline void plan_steps(uint32_t n, uint32_t seed, uint32_t pages_most, ui
 static inline int new_file(void)
 {
     int fd = memfd_create("journal", MFD_CLOEXEC);
-    CHECK(fd >= 0);
-    CHECK(ftruncate(fd, (off_t)FILE_BYTES) == 0);
+    MUST(fd >= 0);
+    MUST(ftruncate(fd, (off_t)FILE_BYTES) == 0);
     return fd;
 }
 
-static inline void load_file(int fd, unsigned char *to) { CHECK(pread(fd, to, FILE_BYTES, 0) == (ssize_t)FILE_BYTES); }
+static inline void load_file(int fd, unsigned char *to) { MUST(pread(fd, to, FILE_BYTES, 0) == (ssize_t)FILE_BYTES); }
 static inline void store_file(int fd, const unsigned char *from)
 {
-    CHECK(pwrite(fd, from, FILE_BYTES, 0) == (ssize_t)FILE_BYTES);
+    MUST(pwrite(fd, from, FILE_BYTES, 0) == (ssize_t)FILE_BYTES);
 }
 
 /* Formats; with window > 0 (bytes) the ring is made so small. */
@@ -160,15 +170,15 @@ static inline void format(int fd, uint64_t window)
     struct pms_superblock super = fixture_super();
     struct pms_persist p = {0};
     struct pms_error error;
-    CHECK(pms_journal_format(fd, &p, &super, 0, &error) == PMS_OK);
+    MUST(pms_journal_format(fd, &p, &super, 0, &error) == PMS_OK);
     if (window) {
         struct pms_ring ring;
         struct pms_janchor anchor;
         bool twins;
         pms_ring_init(&ring, fd, &super);
-        CHECK(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && twins);
+        MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && twins);
         anchor.window = window;
-        CHECK(pms_anchor_advance(fd, &p, &anchor, &error) == PMS_OK);
+        MUST(pms_anchor_advance(fd, &p, &anchor, &error) == PMS_OK);
     }
 }
 
@@ -183,7 +193,7 @@ static inline int recover_status(int fd, unsigned char *into, struct pms_journal
 static inline uint64_t recover_tx(int fd, unsigned char *into)
 {
     struct pms_journal_recovery result;
-    CHECK(recover_status(fd, into, &result) == PMS_OK);
+    MUST(recover_status(fd, into, &result) == PMS_OK);
     return result.tx;
 }
 
@@ -202,7 +212,7 @@ static inline bool same_state(const unsigned char *image, uint64_t tx)
             continue;
         fill(want, p, writer[tx][p]);
         if (memcmp(image + p * PMS_PAGE, want, PMS_PAGE) != 0) {
-            fprintf(stderr, "page %u: not that of transaction %u\n", (unsigned)p, (unsigned)tx);
+            printf("page %u: not that of transaction %u\n", (unsigned)p, (unsigned)tx);
             return false;
         }
     }
@@ -225,19 +235,19 @@ static inline void store_open(struct store *s, int fd, uint64_t tx)
     memset(s, 0, sizeof *s);
     s->super = fixture_super();
     s->tx = tx;
-    CHECK(pms_map_open(&s->map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s->persist, &error) == PMS_OK);
-    CHECK(pms_journal_open(&s->journal, &s->map, &s->super, tx, &error) == PMS_OK);
+    MUST(pms_map_open(&s->map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s->persist, &error) == PMS_OK);
+    MUST(pms_journal_open(&s->journal, &s->map, &s->super, tx, &error) == PMS_OK);
 }
 
 static inline void store_write(struct store *s, const struct pms_run *runs, uint32_t count, uint64_t salt)
 {
     for (uint32_t i = 0; i < count; i++) {
         uint64_t off = runs[i].page * PMS_PAGE, bytes = (uint64_t)runs[i].pages * PMS_PAGE;
-        CHECK(pms_map_unprotect(&s->map, off, bytes) == 0);
+        MUST(pms_map_unprotect(&s->map, off, bytes) == 0);
         for (uint64_t p = runs[i].page; p < runs[i].page + runs[i].pages; p++)
             fill(s->map.user + p * PMS_PAGE, p, salt);
         if (salt % 3) /* every third transaction leaves its pages writable, as hot ones are */
-            CHECK(pms_map_protect(&s->map, off, bytes) == 0);
+            MUST(pms_map_protect(&s->map, off, bytes) == 0);
     }
 }
 
@@ -258,7 +268,7 @@ static inline int store_step(struct store *s, struct pms_error *error)
 static inline void store_close(struct store *s)
 {
     struct pms_error error;
-    CHECK(pms_journal_close(s->journal, false, &error) == PMS_OK);
+    MUST(pms_journal_close(s->journal, false, &error) == PMS_OK);
     pms_map_close(&s->map);
 }
 

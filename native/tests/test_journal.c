@@ -1,6 +1,5 @@
 /* The journal of domain file: commits against a model, torn and damaged records, anchors, hostile records, errors. Crashes are
  * in test_journal_crash.c. */
-#define _GNU_SOURCE /* memfd_create */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,23 +12,37 @@
 
 static unsigned char image[FILE_BYTES], other[FILE_BYTES], whole[FILE_BYTES];
 
+static pthread_t caller;
+
+static int writer_rests_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)primitive;
+    (void)addr;
+    (void)bytes;
+    while (!pthread_equal(pthread_self(), caller))
+        pause();
+    return 0;
+}
+
 /* A file whose journal holds transactions 1..n of the plan, none home: the process that wrote it died. */
 static int crashed_file(uint32_t n)
 {
     int fd = new_file();
     format(fd, 0);
     pid_t pid = fork();
-    CHECK(pid >= 0);
+    MUST(pid >= 0);
     if (pid == 0) {
         struct store s;
         struct pms_error error;
+        caller = pthread_self();
+        pms_persist_hook = writer_rests_hook;
         store_open(&s, fd, 0);
         for (uint32_t t = 1; t <= n; t++)
-            CHECK(store_step(&s, &error) == PMS_OK);
+            MUST(store_step(&s, &error) == PMS_OK);
         _exit(0);
     }
     int status;
-    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    MUST(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     return fd;
 }
 
@@ -41,14 +54,14 @@ static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *po
     struct pms_error error;
     bool twins;
     pms_ring_init(ring, fd, &super);
-    CHECK(pms_anchor_read(ring, &anchor, &twins, &error) == PMS_OK);
-    CHECK(anchor.tx == 0);
+    MUST(pms_anchor_read(ring, &anchor, &twins, &error) == PMS_OK);
+    MUST(anchor.tx == 0);
     uint64_t at = anchor.head;
     uint32_t chain = anchor.chain;
     for (uint32_t i = 0; i < n; i++) {
         enum pms_verdict verdict;
-        CHECK(pms_record_load(ring, at, ring->window, i + 1, chain, &record[i], &verdict, &error) == PMS_OK);
-        CHECK(verdict == PMS_RECORD_WHOLE);
+        MUST(pms_record_load(ring, at, ring->window, i + 1, chain, &record[i], &verdict, &error) == PMS_OK);
+        MUST(verdict == PMS_RECORD_WHOLE);
         position[i] = at;
         at += record[i].bytes;
         chain = record[i].crc;
@@ -58,7 +71,6 @@ static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *po
 /* ---- commits ------------------------------------------------------------------------------------------------------- */
 
 static _Atomic uint64_t caller_syncs;
-static pthread_t caller;
 static int count_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     (void)addr;
@@ -83,27 +95,27 @@ static void test_commits(uint64_t window, uint32_t drain_every)
     caller_syncs = 0;
     pms_persist_hook = count_hook;
     while (s.tx < tx_count) {
-        CHECK(store_step(&s, &error) == PMS_OK);
+        MUST(store_step(&s, &error) == PMS_OK);
         if (steps[s.tx].drain) {
-            CHECK(pms_journal_drain(s.journal, &error) == PMS_OK);
+            MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
             load_file(fd, image);
-            CHECK(same_state(image, s.tx));
+            MUST(same_state(image, s.tx));
         }
     }
     pms_journal_stats(s.journal, &stats);
-    CHECK(stats.commits == tx_count && stats.commit_syncs == tx_count);
-    CHECK(stats.straight_bytes > 0 && stats.journal_bytes > 0);
+    MUST(stats.commits == tx_count && stats.commit_syncs == tx_count);
+    MUST(stats.straight_bytes > 0 && stats.journal_bytes > 0);
     if (!window)
-        CHECK(caller_syncs == tx_count); /* one sync each, whatever the writer does */
+        MUST(caller_syncs == tx_count); /* one sync each, whatever the writer does */
     if (!drain_every)
-        CHECK(stats.waits > 0);
+        MUST(stats.waits > 0);
     store_close(&s);
     pms_persist_hook = NULL;
     load_file(fd, image);
-    CHECK(same_state(image, tx_count));
-    CHECK(recover_tx(fd, NULL) == tx_count);
+    MUST(same_state(image, tx_count));
+    MUST(recover_tx(fd, NULL) == tx_count);
     load_file(fd, other);
-    CHECK(memcmp(image, other, FILE_BYTES) == 0); /* nothing to do: not a byte changed */
+    MUST(memcmp(image, other, FILE_BYTES) == 0); /* nothing to do: not a byte changed */
     close(fd);
 }
 
@@ -116,8 +128,8 @@ static void test_idle(void)
     plan_steps(2, 5, 3, 0);
     format(fd, 0);
     store_open(&s, fd, 0);
-    CHECK(store_step(&s, &error) == PMS_OK);
-    CHECK(store_step(&s, &error) == PMS_OK);
+    MUST(store_step(&s, &error) == PMS_OK);
+    MUST(store_step(&s, &error) == PMS_OK);
     struct pms_journal_stats stats;
     for (int i = 0; i < 500; i++) {
         usleep(10000);
@@ -125,7 +137,7 @@ static void test_idle(void)
         if (stats.home_syncs > 0)
             break;
     }
-    CHECK(stats.home_syncs == 2);
+    MUST(stats.home_syncs == 2);
     store_close(&s);
     close(fd);
 }
@@ -143,10 +155,10 @@ static void test_full_and_grow(void)
     pms_journal_set_super(s.journal, &(struct pms_superblock){.segment_count = 2, .segment = {s.super.segment[0], s.super.segment[1]}});
     struct pms_run big = {.page = DATA0_PAGE, .pages = LOG0 + LOG1};
     store_write(&s, &big, 1, 77);
-    CHECK(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_E_FULL && !indeterminate);
-    CHECK(error.needed == (LOG0 + LOG1 + 1) * PMS_PAGE && error.available == (LOG0 + LOG1) * PMS_PAGE);
+    MUST(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_E_FULL && !indeterminate);
+    MUST(error.needed == (LOG0 + LOG1 + 1) * PMS_PAGE && error.available == (LOG0 + LOG1) * PMS_PAGE);
     big.pages--; /* just fits */
-    CHECK(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_OK);
     store_close(&s);
     close(fd);
 
@@ -154,20 +166,20 @@ static void test_full_and_grow(void)
     struct pms_superblock one = fixture_super();
     struct pms_persist p = {0};
     one.segment_count = 1;
-    CHECK(pms_journal_format(fd, &p, &one, 0, &error) == PMS_OK);
+    MUST(pms_journal_format(fd, &p, &one, 0, &error) == PMS_OK);
     memset(&s, 0, sizeof s);
-    CHECK(pms_map_open(&s.map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s.persist, &error) == PMS_OK);
-    CHECK(pms_journal_open(&s.journal, &s.map, &one, 0, &error) == PMS_OK);
-    CHECK(store_step(&s, &error) == PMS_OK);
+    MUST(pms_map_open(&s.map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s.persist, &error) == PMS_OK);
+    MUST(pms_journal_open(&s.journal, &s.map, &one, 0, &error) == PMS_OK);
+    MUST(store_step(&s, &error) == PMS_OK);
     big = (struct pms_run){.page = DATA0_PAGE, .pages = LOG0 + 2};
     store_write(&s, &big, 1, 78);
-    CHECK(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_E_FULL);
-    CHECK(pms_journal_drain(s.journal, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_E_FULL);
+    MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
     s.super = fixture_super();
     pms_journal_set_super(s.journal, &s.super);
-    CHECK(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_OK);
     store_close(&s);
-    CHECK(recover_tx(fd, NULL) == 2);
+    MUST(recover_tx(fd, NULL) == 2);
     close(fd);
 }
 
@@ -179,15 +191,15 @@ static void test_fork(void)
     plan_steps(3, 7, 3, 0);
     format(fd, 0);
     store_open(&s, fd, 0);
-    CHECK(store_step(&s, &error) == PMS_OK);
+    MUST(store_step(&s, &error) == PMS_OK);
     pid_t pid = fork();
     if (pid == 0) {
         pms_journal_close(s.journal, true, &error);
         _exit(0);
     }
     int status;
-    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    CHECK(store_step(&s, &error) == PMS_OK);
+    MUST(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    MUST(store_step(&s, &error) == PMS_OK);
     store_close(&s);
     close(fd);
 }
@@ -197,25 +209,25 @@ static void test_fork(void)
 static void flip(int fd, uint64_t offset, unsigned char bits)
 {
     unsigned char byte;
-    CHECK(pread(fd, &byte, 1, (off_t)offset) == 1);
+    MUST(pread(fd, &byte, 1, (off_t)offset) == 1);
     byte ^= bits;
-    CHECK(pwrite(fd, &byte, 1, (off_t)offset) == 1);
+    MUST(pwrite(fd, &byte, 1, (off_t)offset) == 1);
 }
 
 static void expect(int fd, uint64_t tx)
 {
     load_file(fd, whole); /* mode r: the same state, and the file stays as it is */
     memcpy(other, whole, FILE_BYTES);
-    CHECK(recover_tx(fd, other) == tx);
-    CHECK(same_state(other, tx));
+    MUST(recover_tx(fd, other) == tx);
+    MUST(same_state(other, tx));
     load_file(fd, other);
-    CHECK(memcmp(other, whole, FILE_BYTES) == 0);
-    CHECK(recover_tx(fd, NULL) == tx);
+    MUST(memcmp(other, whole, FILE_BYTES) == 0);
+    MUST(recover_tx(fd, NULL) == tx);
     load_file(fd, other);
-    CHECK(same_state(other, tx));
-    CHECK(recover_tx(fd, NULL) == tx);
+    MUST(same_state(other, tx));
+    MUST(recover_tx(fd, NULL) == tx);
     load_file(fd, whole);
-    CHECK(memcmp(other, whole, FILE_BYTES) == 0);
+    MUST(memcmp(other, whole, FILE_BYTES) == 0);
 }
 
 static void test_torn(void)
@@ -242,11 +254,11 @@ static void test_torn(void)
                 continue;
             }
             struct pms_journal_recovery result; /* an acknowledged commit was damaged, and a later one shows it */
-            CHECK(recover_status(fd, NULL, &result) == PMS_E_CORRUPT);
+            MUST(recover_status(fd, NULL, &result) == PMS_E_CORRUPT);
             load_file(fd, other);
             flip(fd, pms_ring_place(&ring, position[i] + bad, &room), 0);
             load_file(fd, whole);
-            CHECK(memcmp(other, whole, FILE_BYTES) == 0);
+            MUST(memcmp(other, whole, FILE_BYTES) == 0);
         }
     }
     store_file(fd, image);
@@ -276,7 +288,7 @@ static void test_torn_home(void)
         flip(fd, (run->page + draw(run->pages)) * PMS_PAGE + draw(PMS_PAGE), 1);
         struct pms_journal_recovery result;
         load_file(fd, other);
-        CHECK(recover_status(fd, other, &result) == PMS_OK && result.torn && result.tx == n - 1);
+        MUST(recover_status(fd, other, &result) == PMS_OK && result.torn && result.tx == n - 1);
         expect(fd, n - 1);
     }
     close(fd);
@@ -287,23 +299,23 @@ static void test_anchors(bool journaled)
     plan_steps(2, 9, 3, 0);
     int fd = crashed_file(2);
     if (!journaled)
-        CHECK(recover_tx(fd, NULL) == 2);
+        MUST(recover_tx(fd, NULL) == 2);
     load_file(fd, image);
     for (unsigned copy = 0; copy < 2; copy++)
         for (uint32_t bit = 0; bit < 512 * 8; bit++) {
             flip(fd, PMS_OFF_JANCHOR(copy) + bit / 8, (unsigned char)(1u << bit % 8));
             memcpy(other, image, FILE_BYTES);
-            CHECK(recover_tx(fd, other) == 2);
+            MUST(recover_tx(fd, other) == 2);
             if (bit % 128 == 0) {
-                CHECK(same_state(other, 2));
+                MUST(same_state(other, 2));
                 flip(fd, PMS_OFF_JANCHOR(!copy) + draw(512), 4);
                 struct pms_journal_recovery result;
-                CHECK(recover_status(fd, NULL, &result) == PMS_E_CORRUPT);
+                MUST(recover_status(fd, NULL, &result) == PMS_E_CORRUPT);
                 store_file(fd, image);
                 flip(fd, PMS_OFF_JANCHOR(copy) + bit / 8, (unsigned char)(1u << bit % 8));
                 expect(fd, 2); /* and the bad copy is made good */
                 flip(fd, PMS_OFF_JANCHOR(!copy) + draw(512), 4);
-                CHECK(recover_tx(fd, NULL) == 2);
+                MUST(recover_tx(fd, NULL) == 2);
                 store_file(fd, image);
                 continue;
             }
@@ -326,7 +338,7 @@ static int hostile(const struct pms_run *runs, uint32_t count, struct pms_record
     int fd = new_file();
     format(fd, 0);
     pms_ring_init(&ring, fd, &super);
-    CHECK(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK);
+    MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK);
     header.magic = PMS_RECORD_MAGIC;
     header.tx = 1;
     header.chain = anchor.chain;
@@ -336,11 +348,11 @@ static int hostile(const struct pms_run *runs, uint32_t count, struct pms_record
     header.crc = seal ? pms_crc32c(0, page, sizeof header + count * sizeof runs[0]) : 0;
     memcpy(page, &header, sizeof header);
     struct iovec iov[2] = {{page, sizeof page}, {images, sizeof images}};
-    CHECK(pms_ring_write(&ring, &p, anchor.head, iov, 2, &error) == PMS_OK);
+    MUST(pms_ring_write(&ring, &p, anchor.head, iov, 2, &error) == PMS_OK);
     int status = recover_status(fd, NULL, &result);
-    CHECK(status != PMS_OK || result.tx == 0 || result.tx == 1);
+    MUST(status != PMS_OK || result.tx == 0 || result.tx == 1);
     if (status == PMS_OK && result.tx == 0)
-        CHECK(result.torn);
+        MUST(result.torn);
     close(fd);
     return status == PMS_OK ? (result.tx ? 1 : 0) : -status;
 }
@@ -349,16 +361,16 @@ static void test_hostile(void)
 {
     const struct pms_record one = {.bytes = 2 * PMS_PAGE, .image_bytes = PMS_PAGE, .run_count = 1};
     struct pms_run run = {.page = DATA0_PAGE, .pages = 1};
-    CHECK(hostile(&run, 1, one, true) == 1);
-    CHECK(hostile(&run, 1, one, false) == 0);
+    MUST(hostile(&run, 1, one, true) == 1);
+    MUST(hostile(&run, 1, one, false) == 0);
     for (uint64_t page = 0; page < FILE_PAGES + 2; page++) {
         run.page = page;
-        CHECK(hostile(&run, 1, one, true) == (page < FILE_PAGES && is_logged(page) ? 1 : -PMS_E_CORRUPT));
+        MUST(hostile(&run, 1, one, true) == (page < FILE_PAGES && is_logged(page) ? 1 : -PMS_E_CORRUPT));
     }
     const uint64_t far[] = {UINT64_MAX, UINT64_MAX / PMS_PAGE, UINT64_MAX / PMS_PAGE + 1 + DATA0_PAGE, 1ull << 51};
     for (unsigned i = 0; i < sizeof far / sizeof far[0]; i++) {
         run.page = far[i];
-        CHECK(hostile(&run, 1, one, true) == -PMS_E_CORRUPT);
+        MUST(hostile(&run, 1, one, true) == -PMS_E_CORRUPT);
     }
     const struct pms_run bad[] = {
         {.page = DATA0_PAGE, .pages = 0},          {.page = DATA0_PAGE, .pages = 2},
@@ -366,10 +378,10 @@ static void test_hostile(void)
         {.page = DATA0_PAGE, .pages = 1, .home_crc = 1}, {.page = DATA0_PAGE, .pages = 1, .reserved = 1},
     };
     for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        CHECK(hostile(&bad[i], 1, one, true) == -PMS_E_CORRUPT);
+        MUST(hostile(&bad[i], 1, one, true) == -PMS_E_CORRUPT);
     const struct pms_run twice[2] = {{.page = DATA0_PAGE + 1, .pages = 1}, {.page = DATA0_PAGE, .pages = 1}};
     const struct pms_record two = {.bytes = 3 * PMS_PAGE, .image_bytes = 2 * PMS_PAGE, .run_count = 2};
-    CHECK(hostile(twice, 2, two, true) == -PMS_E_CORRUPT);
+    MUST(hostile(twice, 2, two, true) == -PMS_E_CORRUPT);
     run.page = DATA0_PAGE;
     const struct pms_record odd[] = { /* lengths that do not fit each other or the ring: as good as torn */
         {.bytes = UINT64_MAX, .image_bytes = PMS_PAGE, .run_count = 1},
@@ -381,7 +393,7 @@ static void test_hostile(void)
         {.bytes = PMS_PAGE + 1, .image_bytes = 1, .run_count = 1},
     };
     for (unsigned i = 0; i < sizeof odd / sizeof odd[0]; i++)
-        CHECK(hostile(&run, 1, odd[i], true) == 0);
+        MUST(hostile(&run, 1, odd[i], true) == 0);
 }
 
 /* ---- errors of the medium ------------------------------------------------------------------------------------------ */
@@ -422,20 +434,20 @@ static void test_writer_errors(void)
         while (s.tx < tx_count) {
             int status = store_step(&s, &error);
             if (status != PMS_OK) {
-                CHECK(status == PMS_E_OS && error.sys_errno == EIO);
+                MUST(status == PMS_E_OS && error.sys_errno == EIO);
                 failures++;
                 continue;
             }
             while (steps[s.tx].drain && pms_journal_drain(s.journal, &error) != PMS_OK)
-                CHECK(++failures < 3);
+                MUST(++failures < 3);
         }
         bool fired = atomic_load(&fail_after) == 0;
         pms_persist_hook = NULL;
         store_close(&s);
-        CHECK(failures <= 1 && failures <= fired); /* a failed twin of an anchor is no failure */
+        MUST(failures <= 1 && failures <= fired); /* a failed twin of an anchor is no failure */
         load_file(fd, image);
-        CHECK(same_state(image, tx_count));
-        CHECK(recover_tx(fd, NULL) == tx_count);
+        MUST(same_state(image, tx_count));
+        MUST(recover_tx(fd, NULL) == tx_count);
         close(fd);
     }
 }
@@ -454,13 +466,13 @@ static void test_commit_errors(void)
         while (s.tx < tx_count) {
             if (store_step(&s, &error) != PMS_OK) {
                 failures++;
-                CHECK(failures == 1 && error.sys_errno == EIO);
+                MUST(failures == 1 && error.sys_errno == EIO);
             }
         }
         pms_persist_hook = NULL;
         store_close(&s);
         load_file(fd, image);
-        CHECK(same_state(image, tx_count) && recover_tx(fd, NULL) == tx_count);
+        MUST(same_state(image, tx_count) && recover_tx(fd, NULL) == tx_count);
         close(fd);
     }
 }
@@ -475,20 +487,20 @@ static void test_sync_error(void)
     plan_steps(3, 13, 3, 0);
     format(fd, 0);
     store_open(&s, fd, 0);
-    CHECK(store_step(&s, &error) == PMS_OK);
+    MUST(store_step(&s, &error) == PMS_OK);
     arm(PMS_PRIM_SYNC, true, 1);
     store_write(&s, steps[2].runs, steps[2].count, 2);
-    CHECK(pms_journal_commit(s.journal, 2, steps[2].runs, steps[2].count, &indeterminate, &error) == PMS_E_OS);
-    CHECK(indeterminate && error.sys_errno == EIO);
+    MUST(pms_journal_commit(s.journal, 2, steps[2].runs, steps[2].count, &indeterminate, &error) == PMS_E_OS);
+    MUST(indeterminate && error.sys_errno == EIO);
     pms_persist_hook = NULL;
-    CHECK(pms_journal_commit(s.journal, 2, runs, 1, &indeterminate, &error) == PMS_E_READONLY && !indeterminate);
-    CHECK(pms_journal_drain(s.journal, &error) == PMS_E_READONLY);
-    CHECK(pms_journal_close(s.journal, false, &error) == PMS_E_READONLY);
+    MUST(pms_journal_commit(s.journal, 2, runs, 1, &indeterminate, &error) == PMS_E_READONLY && !indeterminate);
+    MUST(pms_journal_drain(s.journal, &error) == PMS_E_READONLY);
+    MUST(pms_journal_close(s.journal, false, &error) == PMS_E_READONLY);
     pms_map_close(&s.map);
     uint64_t tx = recover_tx(fd, NULL);
-    CHECK(tx == 1 || tx == 2);
+    MUST(tx == 1 || tx == 2);
     load_file(fd, image);
-    CHECK(same_state(image, tx));
+    MUST(same_state(image, tx));
     close(fd);
 }
 
@@ -516,7 +528,7 @@ static void bench(uint32_t rounds)
     struct store s;
     struct pms_error error;
     bool indeterminate;
-    CHECK(fd >= 0 && bare >= 0 && a && b);
+    MUST(fd >= 0 && bare >= 0 && a && b);
     memset(image, 1, FILE_BYTES);
     store_file(fd, image);
     store_file(bare, image);
@@ -527,10 +539,10 @@ static void bench(uint32_t rounds)
         struct pms_run run = {.page = DATA0_PAGE + draw(DATA0 - 1), .pages = 2};
         store_write(&s, &run, 1, 1 + 3 * i);
         double t0 = now_us();
-        CHECK(pms_journal_commit(s.journal, i + 1, &run, 1, &indeterminate, &error) == PMS_OK);
+        MUST(pms_journal_commit(s.journal, i + 1, &run, 1, &indeterminate, &error) == PMS_OK);
         double t1 = now_us();
-        CHECK(pwrite(bare, image, 2 * PMS_PAGE, (off_t)(i % 64 * 2 * PMS_PAGE)) == 2 * PMS_PAGE);
-        CHECK(fdatasync(bare) == 0);
+        MUST(pwrite(bare, image, 2 * PMS_PAGE, (off_t)(i % 64 * 2 * PMS_PAGE)) == 2 * PMS_PAGE);
+        MUST(fdatasync(bare) == 0);
         double t2 = now_us();
         a[i] = t1 - t0;
         b[i] = t2 - t1;
@@ -548,23 +560,32 @@ static void bench(uint32_t rounds)
     unlink(plain);
 }
 
+static uint32_t bench_rounds = 50;
+static void test_commits_whole_ring(void) { test_commits(0, 0); }
+static void test_commits_growing_window(void) { test_commits(4 * PMS_PAGE, 0); }
+static void test_commits_drained(void) { test_commits(0, 5); }
+static void test_anchors_at_rest(void) { test_anchors(false); }
+static void test_anchors_with_records(void) { test_anchors(true); }
+static void test_latency(void) { bench(bench_rounds); }
+
 int main(int argc, char **argv)
 {
-    test_commits(0, 0);
-    test_commits(4 * PMS_PAGE, 0); /* the window grows on the way */
-    test_commits(0, 5);
-    test_idle();
-    test_full_and_grow();
-    test_fork();
-    test_torn();
-    test_torn_home();
-    test_anchors(false);
-    test_anchors(true);
-    test_hostile();
-    test_writer_errors();
-    test_commit_errors();
-    test_sync_error();
-    bench(argc > 1 ? (uint32_t)atoi(argv[1]) : 50);
-    printf("test_journal: ok\n");
-    return 0;
+    if (argc > 1)
+        bench_rounds = (uint32_t)atoi(argv[1]);
+    TEST(test_commits_whole_ring);
+    TEST(test_commits_growing_window);
+    TEST(test_commits_drained);
+    TEST(test_idle);
+    TEST(test_full_and_grow);
+    TEST(test_fork);
+    TEST(test_torn);
+    TEST(test_torn_home);
+    TEST(test_anchors_at_rest);
+    TEST(test_anchors_with_records);
+    TEST(test_hostile);
+    TEST(test_writer_errors);
+    TEST(test_commit_errors);
+    TEST(test_sync_error);
+    TEST(test_latency);
+    return test_summary();
 }
