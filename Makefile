@@ -1,0 +1,48 @@
+# make demo | test | native-test | lint | bench | clean
+#
+# A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
+# run starts at once; a change to the packaging or to the engine's sources installs (and so builds) again.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.pmstore-installed
+NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
+
+.PHONY: all demo test native-test lint bench bench-quick clean venv
+
+all: venv
+venv: $(STAMP)
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml setup.py constraints.txt pmstore/_build_ffi.py pmstore/_block.c $(NATIVE) | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+demo: $(STAMP)
+	$(VENV)/bin/pmstore demo
+
+test: $(STAMP)
+	$(PY) -m pytest
+
+native-test:
+	$(MAKE) -C native test
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(MAKE) -C native lint
+
+bench: $(STAMP)
+	$(PY) -m benchmarks
+
+bench-quick: $(STAMP)
+	$(PY) -m benchmarks --quick
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f pmstore/_native*.so pmstore/_block*.so pmstore/_native.c $(STAMP)
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	$(MAKE) -C native clean

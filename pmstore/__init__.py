@@ -1,0 +1,70 @@
+"""Training state in a persistent heap: numpy arrays and torch tensors whose every commit is atomic.
+
+    import pmstore
+
+    with pmstore.open("run.pm", size="4GiB") as store:
+        w = store.zeros("w", (1024, 1024), "float32")   # an np.ndarray whose bytes are in the heap
+        with store.transaction():                       # all or nothing
+            w += 1
+            store["step"] = 1
+
+`pmstore.torch` (needs torch) binds models and optimizers; it is imported when it is used.
+"""
+
+from pmstore._block import Transaction
+from pmstore.containers import Entry, Group
+from pmstore.errors import (
+    ClosedStoreError,
+    CorruptStoreError,
+    DomainError,
+    ForkedStoreError,
+    FormatVersionError,
+    NameExistsError,
+    NotAStoreError,
+    PmstoreError,
+    ReadOnlyStoreError,
+    StoreFullError,
+    StoreLockedError,
+    TierError,
+    TransactionError,
+    UncleanMachineCrashError,
+)
+from pmstore.store import CheckReport, Info, Recovery, Stats, Store, open  # noqa: A004
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckReport",
+    "ClosedStoreError",
+    "CorruptStoreError",
+    "DomainError",
+    "Entry",
+    "ForkedStoreError",
+    "FormatVersionError",
+    "Group",
+    "Info",
+    "NameExistsError",
+    "NotAStoreError",
+    "PmstoreError",
+    "ReadOnlyStoreError",
+    "Recovery",
+    "Stats",
+    "Store",
+    "StoreFullError",
+    "StoreLockedError",
+    "TierError",
+    "Transaction",
+    "TransactionError",
+    "UncleanMachineCrashError",
+    "__version__",
+    "open",
+    "torch",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "torch":  # import pmstore must not import torch
+        import importlib
+
+        return importlib.import_module("pmstore.torch")
+    raise AttributeError(f"module 'pmstore' has no attribute {name!r}")

@@ -1,0 +1,27 @@
+"""Builds `pmstore._native`: the engine (native/*.c) and its cffi binding (API mode), in one extension module.
+
+Run by setuptools (`cffi_modules` in setup.py), never imported by the package.
+"""
+
+from pathlib import Path
+
+from cffi import FFI
+
+# setuptools wants source paths relative to the folder of setup.py, from which it runs.
+NATIVE = Path("native")
+
+ffibuilder = FFI()
+ffibuilder.cdef((NATIVE / "pms.cdef").read_text(encoding="utf-8"))
+ffibuilder.set_source(
+    "pmstore._native",
+    '#include "pool.h"',
+    sources=sorted(str(path) for path in NATIVE.glob("*.c")),
+    depends=sorted(str(path) for path in (*NATIVE.glob("*.h"), NATIVE / "pms.cdef")),
+    include_dirs=[str(NATIVE)],
+    # Only the module's init function is seen from outside: two extensions of one process never share the engine by accident.
+    extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE=", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"],
+    extra_link_args=["-pthread"],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(verbose=True)

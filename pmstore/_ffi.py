@@ -1,0 +1,558 @@
+"""The engine, typed: the only importer of the compiled module, and the only place where a status becomes an exception.
+
+Every method is one call of native/pool.h, and so either happened as a whole or not at all, whatever interrupts Python.
+Nothing here looks into names, descriptors or values: they are bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, NamedTuple, NoReturn
+
+from pmstore import _block, errors
+from pmstore._native import ffi as _ffi
+from pmstore._native import lib as _lib
+
+MODES = {
+    "r": _lib.PMS_MODE_READ,
+    "r+": _lib.PMS_MODE_READ_WRITE,
+    "a": _lib.PMS_MODE_APPEND,
+    "w": _lib.PMS_MODE_TRUNCATE,
+    "x": _lib.PMS_MODE_EXCLUSIVE,
+}
+DOMAINS: dict[str, int] = {
+    "auto": _lib.PMS_DOMAIN_AUTO,
+    "dax": _lib.PMS_DOMAIN_DAX,
+    "file": _lib.PMS_DOMAIN_FILE,
+    "process": _lib.PMS_DOMAIN_PROCESS,
+    "emulated": _lib.PMS_DOMAIN_EMULATED,
+}
+FLUSHES: dict[int, str] = {
+    _lib.PMS_FLUSH_NONE: "none",
+    _lib.PMS_FLUSH_CLFLUSH: "clflush",
+    _lib.PMS_FLUSH_CLFLUSHOPT: "clflushopt",
+    _lib.PMS_FLUSH_CLWB: "clwb",
+    _lib.PMS_FLUSH_CVAP: "dc cvap",
+}
+VALUE: int = _lib.PMS_OBJECT_VALUE
+ARRAY: int = _lib.PMS_OBJECT_ARRAY
+GROUP: int = _lib.PMS_OBJECT_GROUP
+FILL_NONE: int = _lib.PMS_FILL_NONE
+FILL_ZERO: int = _lib.PMS_FILL_ZERO
+FILL_COPY: int = _lib.PMS_FILL_COPY
+FILL_PATTERN: int = _lib.PMS_FILL_PATTERN
+DEFAULT_SIZE_BYTES: int = _lib.PMS_DEFAULT_SIZE
+MIN_SIZE_BYTES: int = _lib.PMS_MIN_SIZE
+
+ROOT = 0
+"""The directory of the store itself."""
+
+
+class Found(NamedTuple):
+    """One object of a directory, copied out of the engine."""
+
+    kind: int
+    data: int
+    """Offset of its block (0: none), or the directory of a group."""
+    data_bytes: int
+    meta: bytes
+    node: int
+
+
+@dataclass(frozen=True)
+class PoolInfo:
+    """struct pms_info: what is fixed from open on."""
+
+    base: int
+    reserve_bytes: int
+    domain: str
+    flush: str
+    sync_mapping: bool
+    read_only: bool
+    created: bool
+    clean: bool
+    undone_entries: int
+    undone_bytes: int
+    replayed_records: int
+    replayed_bytes: int
+    torn: bool
+    opens: int
+    unclean_opens: int
+    uuid: bytes
+
+
+# ---- a status becomes an exception ---------------------------------------------------------------------------------
+
+
+def _address(name: str) -> int:
+    return int(_ffi.cast("uintptr_t", _ffi.addressof(_lib, name)))
+
+
+def _lock_holders(path: str) -> list[int]:
+    """Process ids that hold an flock on the file, as /proc/locks tells; none where it does not."""
+    try:
+        status = os.stat(path)
+        with open("/proc/locks", encoding="ascii", errors="replace") as locks:
+            lines = locks.read().splitlines()
+    except OSError:
+        return []
+    where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    pids = []
+    for line in lines:
+        # 1: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF     ("1: -> FLOCK ..." is one that waits)
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == where and fields[4].isdigit():
+            pid = int(fields[4])
+            if pid > 0 and pid not in pids:
+                pids.append(pid)
+    return pids
+
+
+def _process_name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
+            return f"process {pid} ({comm.read().strip()})"
+    except OSError:
+        return f"process {pid}"
+
+
+def _locked(path: str) -> errors.StoreLockedError:
+    pids = _lock_holders(path)
+    if pids == [os.getpid()]:
+        who, remedy = "this process", "close the Store that has it open, or use that one"
+    elif pids:
+        who = ", ".join(map(_process_name, pids))
+        remedy = "stop it, or wait for it with lock_timeout=seconds"
+    else:
+        who, remedy = "another process or another open in this one", "close it, or wait with lock_timeout=seconds"
+    error = errors.StoreLockedError(errno.EAGAIN, f"the store is held open by {who}: {remedy}", path)
+    error.pid = pids[0] if pids else None
+    return error
+
+
+def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFullError:
+    amounts = f" ({needed:,} bytes needed, {available:,} to be had)" if needed else ""
+    error = errors.StoreFullError(
+        errno.ENOSPC,
+        f"no room in the store{amounts}: {what}. Nothing was changed. Delete objects and commit, free space on the "
+        "file system, or open with a larger max_size (a store takes about twice the bytes of what it holds, for its log)",
+        path,
+    )
+    error.needed_bytes, error.available_bytes = needed, available
+    return error
+
+
+def _thread_name(native_id: int) -> str:
+    for thread in threading.enumerate():
+        if thread.native_id == native_id:
+            return f"{thread.name!r} (thread id {native_id})"
+    return f"thread id {native_id}"
+
+
+def _busy(path: str, what: str, holder: int) -> errors.TransactionError:
+    owner = _thread_name(holder)
+    error = errors.TransactionError(
+        f"{path}: the transaction of thread {owner} is open ({what}): wait until it leaves its block, give a longer "
+        "timeout=, or keep transactions in one thread"
+    )
+    error.owner = owner
+    return error
+
+
+def _exception(path: str, error: Any) -> Exception:
+    """The exception for a struct pms_error *."""
+    status = error.status
+    what = _ffi.string(error.what).decode("ascii", "replace")
+    made: Exception
+    if status == _lib.PMS_E_OS:
+        return OSError(error.sys_errno, f"{os.strerror(error.sys_errno)} ({what})", path)
+    if status == _lib.PMS_E_LOCKED:
+        made = _locked(path)
+    elif status == _lib.PMS_E_FULL:
+        made = _full(path, what, error.needed, error.available)
+    elif status == _lib.PMS_E_CORRUPT:
+        made = errors.CorruptStoreError(
+            f"{path}: the store is damaged (at byte {error.offset:,}): {what}. Restore it from a tier or a copy; "
+            "mode='r' may still read parts of it"
+        )
+        made.offset = error.offset
+    elif status == _lib.PMS_E_NOT_A_STORE:
+        made = errors.NotAStoreError(
+            f"{path}: {what}. It was left as it is; give another path, or mode='w' to replace it with a new store"
+        )
+    elif status == _lib.PMS_E_VERSION:
+        made = errors.FormatVersionError(f"{path}: {what}. Open it with the version of pmstore that wrote it")
+    elif status == _lib.PMS_E_UNCLEAN:
+        made = errors.UncleanMachineCrashError(
+            errno.EUCLEAN,
+            "the machine restarted while the store was open, and its domain survives the death of the process only "
+            f"({what}): it may hold a mixture of old and new bytes. Restore it from a tier or a copy, or look at it "
+            "with open(..., force=True) and check()",
+            path,
+        )
+    elif status == _lib.PMS_E_BUSY:
+        made = _busy(path, what, error.holder)
+    elif status == _lib.PMS_E_FORKED:
+        made = errors.ForkedStoreError(
+            f"{path}: the store belongs to the parent process. In a fork child it can only be read: "
+            "open it in a process that was spawned, or with mode='r' after the parent has closed it"
+        )
+    elif status == _lib.PMS_E_CLOSED:
+        made = errors.ClosedStoreError(
+            f"{path}: the store is closed, and what was not committed was rolled back: open it again. "
+            "(Arrays of it stay usable, as private copies)"
+        )
+    elif status == _lib.PMS_E_READONLY:
+        made = errors.ReadOnlyStoreError(
+            errno.EROFS, f"the store cannot be written: {what}. Open it with mode='r+' or 'a'", path
+        )
+    elif status == _lib.PMS_E_EXISTS:
+        made = errors.NameExistsError(f"{path}: {what}")
+    elif status == _lib.PMS_E_UNSUPPORTED:
+        made = errors.DomainError(errno.EOPNOTSUPP, f"{what}. Use domain='auto'", path)
+    elif status == _lib.PMS_E_STATE:
+        made = errors.TransactionError(f"{path}: {what}")
+    elif status == _lib.PMS_E_NOT_FOUND:
+        return KeyError(f"{path}: {what}")
+    else:  # PMS_E_INVALID
+        return ValueError(f"{path}: {what}")
+    made.path = path
+    return made
+
+
+def _fail(path: str, error: Any) -> NoReturn:
+    raise _exception(path, error)
+
+
+def _fail_at(path: str, address: int) -> NoReturn:
+    """`_fail` for _block.c, which has the struct's address."""
+    raise _exception(path, _ffi.cast("struct pms_error *", address)) from None
+
+
+def _fail_open(path: str, mode: str, address: int) -> NoReturn:
+    """Of `open`, where a name that exists or not is a file's."""
+    error = _ffi.cast("struct pms_error *", address)
+    if error.status == _lib.PMS_E_EXISTS:
+        raise FileExistsError(errno.EEXIST, "the file exists: use mode='a' to open it, or 'w' to replace it", path)
+    if error.status == _lib.PMS_E_NOT_FOUND:
+        raise FileNotFoundError(errno.ENOENT, "no such store: use mode='a' or 'x' to create it", path)
+    made = _exception(path, error)
+    if isinstance(made, FileNotFoundError) and mode in ("r", "r+"):
+        made = FileNotFoundError(errno.ENOENT, "no such store: use mode='a' or 'x' to create it", path)
+    raise made
+
+
+# ---- a store ---------------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """One open store: `struct pms_pool` behind a `_block.Handle`, which owns it.
+
+    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back.
+    """
+
+    __slots__ = ("_errors", "_p", "handle", "info", "path", "will_write")
+
+    def __init__(
+        self,
+        path: str,
+        mode: str,
+        *,
+        size_bytes: int,
+        max_size_bytes: int,
+        domain: str,
+        lock_timeout_seconds: float | None,
+        hot: bool,
+        force: bool,
+        ranges: Callable[[Any], Iterable[tuple[int, int]]],
+    ) -> None:
+        """Opens the file. ranges: (address, bytes) pairs of an object that has no buffer, for declared writes.
+
+        Raises: what `pmstore.open` says.
+        """
+        options = _ffi.new(
+            "struct pms_options *",
+            {
+                "size": size_bytes,
+                "max_size": max_size_bytes,
+                "mode": MODES[mode],
+                "domain": DOMAINS[domain],
+                "hot": hot,
+                "force": force,
+            },
+        )
+        self.path = path
+        # One callable for failures of open and for later ones: the handle exists when open has succeeded.
+        opened = False
+
+        def fail(address: int) -> NoReturn:
+            if opened:
+                _fail_at(path, address)
+            _fail_open(path, mode, address)
+
+        self.handle = _block.Handle(
+            os.fsencode(path), int(_ffi.cast("uintptr_t", options)), lock_timeout_seconds, fail, ranges
+        )
+        opened = True
+        self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
+        self._errors: list[Any] = []
+        self.will_write: Callable[[Sequence[Any]], None] = self.handle.will_write
+        self.info = self._read_info()
+
+    # A call needs a struct for its error: taken from a list, and put back if nothing went wrong, so that threads, signal
+    # handlers and finalizers that call in the middle never share one.
+    def _error(self) -> Any:
+        try:
+            return self._errors.pop()
+        except IndexError:
+            return _ffi.new("struct pms_error *")
+
+    def _read_info(self) -> PoolInfo:
+        raw = _ffi.new("struct pms_info *")
+        _lib.pms_pool_info(self._p, raw)
+        names = {number: name for name, number in DOMAINS.items()}
+        return PoolInfo(
+            base=raw.base,
+            reserve_bytes=raw.reserve_bytes,
+            domain=names[raw.domain],
+            flush=FLUSHES[raw.flush],
+            sync_mapping=bool(raw.sync_mapping),
+            read_only=bool(raw.read_only),
+            created=bool(raw.created),
+            clean=bool(raw.clean),
+            undone_entries=raw.undone_entries,
+            undone_bytes=raw.undone_bytes,
+            replayed_records=raw.replayed_records,
+            replayed_bytes=raw.replayed_bytes,
+            torn=bool(raw.torn),
+            opens=raw.opens,
+            unclean_opens=raw.unclean_opens,
+            uuid=bytes(_ffi.buffer(raw.uuid)),
+        )
+
+    # -- transactions
+
+    def commit(self) -> None:
+        error = self._error()
+        if _lib.pms_commit(self._p, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    def rollback(self) -> None:
+        error = self._error()
+        if _lib.pms_rollback(self._p, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    def block_depth(self) -> int:
+        """Of the calling thread's block; 0 = it is in none."""
+        return int(_lib.pms_block_depth(self._p))
+
+    def epoch(self) -> int:
+        return int(_lib.pms_epoch(self._p))
+
+    def rollbacks(self) -> int:
+        return int(_lib.pms_rollbacks(self._p))
+
+    # -- objects
+
+    def find(self, directory: int, name: bytes) -> Found | None:
+        """The object, or None. The caller keeps other threads of this process from changing the directory."""
+        error = self._error()
+        found = _ffi.new("struct pms_object *")
+        while True:
+            rollbacks = _lib.pms_rollbacks(self._p)
+            status = _lib.pms_object_find(self._p, directory, name, len(name), found, error)
+            if status == _lib.PMS_E_NOT_FOUND:
+                self._errors.append(error)
+                return None
+            if status:
+                _fail(self.path, error)
+            result = Found(
+                found.kind, found.data, found.data_bytes, _ffi.buffer(found.meta, found.meta_bytes)[:], found.node
+            )
+            # Another thread's block may have rolled back while the bytes were copied: then they are nobody's.
+            if _lib.pms_rollbacks(self._p) == rollbacks:
+                self._errors.append(error)
+                return result
+
+    def entries(self, directory: int) -> list[tuple[bytes, Found]]:
+        """All names of a directory with their objects, in order of insertion."""
+        error = self._error()
+        found = _ffi.new("struct pms_object *")
+        node = _ffi.new("uint64_t *")
+        result = []
+        while True:
+            if _lib.pms_object_next(self._p, directory, node, found, error):
+                _fail(self.path, error)
+            if not node[0]:
+                self._errors.append(error)
+                return result
+            meta = _ffi.buffer(found.meta, found.meta_bytes)[:]
+            name = _ffi.buffer(found.name, found.name_bytes)[:]
+            result.append((name, Found(found.kind, found.data, found.data_bytes, meta, found.node)))
+
+    def names(self, directory: int) -> list[bytes]:
+        """As `entries`, names alone: a store may hold a million."""
+        error = self._error()
+        found = _ffi.new("struct pms_object *")
+        node = _ffi.new("uint64_t *")
+        result = []
+        while True:
+            if _lib.pms_object_next(self._p, directory, node, found, error):
+                _fail(self.path, error)
+            if not node[0]:
+                self._errors.append(error)
+                return result
+            result.append(_ffi.buffer(found.name, found.name_bytes)[:])
+
+    def count(self, directory: int) -> int:
+        error = self._error()
+        count = _ffi.new("uint64_t *")
+        if _lib.pms_object_count(self._p, directory, count, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+        return int(count[0])
+
+    def put_value(self, directory: int, name: bytes, meta: bytes) -> None:
+        error = self._error()
+        if _lib.pms_object_put_value(self._p, directory, name, len(name), meta, len(meta), error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    def put_array(
+        self,
+        directory: int,
+        name: bytes,
+        meta: bytes,
+        data_bytes: int,
+        *,
+        fill: int = FILL_ZERO,
+        source: int = 0,
+        source_bytes: int = 0,
+        must_be_new: bool = False,
+    ) -> int:
+        """Allocates, fills, publishes. source: address of source_bytes bytes. Returns the block's offset.
+
+        Raises: NameExistsError if it must be new and is not; StoreFullError.
+        """
+        error = self._error()
+        data = _ffi.new("uint64_t *")
+        status = _lib.pms_object_put_array(
+            self._p,
+            directory,
+            name,
+            len(name),
+            meta,
+            len(meta),
+            data_bytes,
+            fill,
+            _ffi.cast("void *", source),
+            source_bytes,
+            must_be_new,
+            data,
+            error,
+        )
+        if status:
+            _fail(self.path, error)
+        self._errors.append(error)
+        return int(data[0])
+
+    def group(self, directory: int, name: bytes, *, create: bool) -> int | None:
+        """The group's directory; None if there is none and it is not to be created.
+
+        Raises: NameExistsError if the name is another kind of object.
+        """
+        error = self._error()
+        group = _ffi.new("uint64_t *")
+        status = _lib.pms_object_group(self._p, directory, name, len(name), create, group, error)
+        if status and (create or status != _lib.PMS_E_NOT_FOUND):
+            _fail(self.path, error)
+        self._errors.append(error)
+        return None if status else int(group[0])
+
+    def remove(self, directory: int, name: bytes) -> bool:
+        """Removes the object, a group with all it holds. False if there is none."""
+        error = self._error()
+        status = _lib.pms_object_remove(self._p, directory, name, len(name), error)
+        if status and status != _lib.PMS_E_NOT_FOUND:
+            _fail(self.path, error)
+        self._errors.append(error)
+        return not status
+
+    # -- looking at it
+
+    def stats(self) -> dict[str, int]:
+        error = self._error()
+        raw = _ffi.new("struct pms_stats *")
+        if _lib.pms_pool_stats(self._p, raw, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+        return {field: getattr(raw, field) for field, _ in _ffi.typeof("struct pms_stats").fields}
+
+    def check(self) -> tuple[dict[str, int], list[str]]:
+        """Counts, and the problems found (the first PMS_CHECK_PROBLEMS in words, then how many more)."""
+        error = self._error()
+        raw = _ffi.new("struct pms_check_report *")
+        if _lib.pms_check(self._p, raw, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+        told = min(raw.problem_count, _lib.PMS_CHECK_PROBLEMS)
+        problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
+        if raw.problem_count > told:
+            problems.append(f"and {raw.problem_count - told} more")
+        counts = {field: getattr(raw, field) for field in ("blocks", "names", "groups", "extents")}
+        return counts, problems
+
+
+# ---- the process ---------------------------------------------------------------------------------------------------------
+
+
+def kill_at_primitive(count: int) -> None:
+    """SIGKILLs this process at the count-th persistence primitive from now; 0: never. For crash tests."""
+    _lib.pms_debug_kill_at(count)
+
+
+def primitives_seen() -> int:
+    """Persistence primitives since the last `kill_at_primitive`."""
+    return int(_lib.pms_debug_primitives())
+
+
+def _handler_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        _lib.pms_handler_install()
+        return result
+
+    return wrapper
+
+
+# faulthandler.enable() puts a SIGSEGV handler over the engine's, for which a first write into a protected page is not an
+# error. The engine notices that at its next call, but the next thing may be a write by numpy, without a call. So enable
+# (and disable, which restores what was there before it) are followed by putting the engine's handler first again, chained
+# to the new one: a real segmentation fault still prints its traceback.
+faulthandler.enable = _handler_first(faulthandler.enable)
+faulthandler.disable = _handler_first(faulthandler.disable)
+
+_block.bind(
+    *map(
+        _address,
+        (
+            "pms_pool_open",
+            "pms_pool_close",
+            "pms_pool_release",
+            "pms_begin",
+            "pms_end",
+            "pms_will_write",
+            "pms_pin",
+            "pms_unpin",
+        ),
+    )
+)

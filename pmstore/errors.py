@@ -1,0 +1,116 @@
+"""The exceptions of pmstore.
+
+Each message says what happened, to which file, and what to do. Each class has a second base where a Python user would
+look for it (`OSError`, `ValueError`, `RuntimeError`). A plain failure of the operating system stays Python's own class:
+`FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError`, `OSError`.
+
+>>> issubclass(StoreFullError, OSError), issubclass(TransactionError, RuntimeError)
+(True, True)
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedStoreError",
+    "CorruptStoreError",
+    "DomainError",
+    "ForkedStoreError",
+    "FormatVersionError",
+    "NameExistsError",
+    "NotAStoreError",
+    "PmstoreError",
+    "ReadOnlyStoreError",
+    "StoreFullError",
+    "StoreLockedError",
+    "TierError",
+    "TransactionError",
+    "UncleanMachineCrashError",
+]
+
+
+class PmstoreError(Exception):
+    """Base of all errors that are pmstore's own.
+
+    Attributes:
+        path: the store's file, or "" where none is concerned.
+    """
+
+    path: str = ""
+
+
+class StoreLockedError(PmstoreError, BlockingIOError):
+    """Another process, or another `open` in this one, holds the store's lock.
+
+    Attributes:
+        pid: a holder's process id, or None where the system does not tell (/proc/locks).
+    """
+
+    pid: int | None = None
+
+
+class StoreFullError(PmstoreError, OSError):
+    """No room for an object or for its log (errno ENOSPC). Nothing was changed.
+
+    Attributes:
+        needed_bytes: what was asked for, 0 where that is not known.
+        available_bytes: what there was.
+    """
+
+    needed_bytes: int = 0
+    available_bytes: int = 0
+
+
+class CorruptStoreError(PmstoreError, ValueError):
+    """The file breaks a rule of docs/FORMAT.md: damaged, truncated, or made to deceive.
+
+    Attributes:
+        offset: where in the file, in bytes, or None where no single place is to blame.
+    """
+
+    offset: int | None = None
+
+
+class NotAStoreError(CorruptStoreError):
+    """The file is something else than a store. It was not touched."""
+
+
+class FormatVersionError(PmstoreError, ValueError):
+    """The store was written by a version of pmstore, or on a machine, that this one does not understand."""
+
+
+class UncleanMachineCrashError(PmstoreError, OSError):
+    """The machine restarted under a store whose domain only survives the death of its process. It may be torn."""
+
+
+class TransactionError(PmstoreError, RuntimeError):
+    """The call is not allowed at this point of a transaction, or another thread's block is in the way.
+
+    Attributes:
+        owner: name of the thread whose block is open, or None.
+    """
+
+    owner: str | None = None
+
+
+class ForkedStoreError(TransactionError):
+    """The store belongs to the parent process; in a fork child it can only be read."""
+
+
+class ClosedStoreError(PmstoreError, ValueError):
+    """The store was closed."""
+
+
+class ReadOnlyStoreError(PmstoreError, OSError):
+    """The store is open for reading only, or went read-only after a failed sync (errno EROFS)."""
+
+
+class NameExistsError(PmstoreError, ValueError):
+    """The name is taken by another object."""
+
+
+class DomainError(PmstoreError, OSError):
+    """The domain asked for is not to be had for this file (errno EOPNOTSUPP)."""
+
+
+class TierError(PmstoreError, OSError):
+    """A storage tier failed."""

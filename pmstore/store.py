@@ -1,0 +1,476 @@
+"""The store: opening, transactions, and what it says of itself."""
+
+from __future__ import annotations
+
+import atexit
+import html
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any, Literal
+from weakref import WeakSet
+
+from pmstore import _ffi, array, values
+from pmstore._block import Transaction
+from pmstore.containers import Core, Group
+from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError
+
+Mode = Literal["r", "r+", "a", "w", "x"]
+Domain = Literal["auto", "dax", "file", "process", "emulated"]
+
+SURVIVES = {
+    "dax": "power failure (persistent memory, MAP_SYNC)",
+    "file": "power failure (journal, one fdatasync for each commit)",
+    "process": "death of the process; not of the machine",
+    "emulated": "death of the process; not of the machine (persistent-memory instructions over ordinary memory)",
+}
+"""What a commit survives in each domain."""
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{prefix + "b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")},
+    **{prefix + "ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")},
+}
+
+
+def parse_size(size: int | str | None, what: str = "size") -> int:
+    """Bytes of `4096`, `"4GiB"` (1024) or `"500 MB"` (1000); None is 0.
+
+    Raises: TypeError, ValueError.
+
+    >>> parse_size("4GiB"), parse_size("1.5 MB"), parse_size(None)
+    (4294967296, 1500000, 0)
+    """
+    if size is None:
+        return 0
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ValueError(f"{what}={size!r} is not a size: use bytes, or a str like '500MB', '4GiB'")
+        bytes_ = round(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+    elif isinstance(size, bool) or not hasattr(size, "__index__"):
+        raise TypeError(f"{what} is an int (bytes) or a str like '4GiB', not {type(size).__name__}")
+    else:
+        bytes_ = size.__index__()
+    if not 0 < bytes_ < 1 << 62:
+        raise ValueError(f"{what}={size!r} is not the size of a file")
+    return bytes_
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What the open found and had to do. `print(store.recovery)` says it in words."""
+
+    created: bool
+    """This open made the store."""
+    clean: bool
+    """The last writer closed it."""
+    undone_entries: int
+    """Pre-images put back: writes of a transaction that never committed."""
+    undone_bytes: int
+    replayed_records: int
+    """Commits of domain "file" that were in the journal and not yet in their place."""
+    replayed_bytes: int
+    torn: bool
+    """An incomplete last entry or record was dropped; what it belonged to had not been acknowledged."""
+    opens: int
+    """For writing, since creation, this one included."""
+    unclean_opens: int
+
+    def __str__(self) -> str:
+        if self.created:
+            return "new store"
+        if self.clean:
+            return "closed cleanly by its last writer, nothing to recover"
+        parts = ["the last writer was killed"]
+        if self.undone_entries:
+            parts.append(f"its uncommitted writes were undone ({self.undone_bytes:,} bytes in {self.undone_entries} pieces)")
+        if self.replayed_records:
+            parts.append(f"{self.replayed_records} commits were replayed from the journal ({self.replayed_bytes:,} bytes)")
+        if self.torn:
+            parts.append("an incomplete write of its last transaction was dropped")
+        if len(parts) == 1:
+            parts.append("it had nothing uncommitted")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """struct pms_stats: sizes now, and counts since open. All in bytes or pieces."""
+
+    epoch: int
+    tx: int
+    file_bytes: int
+    data_bytes: int
+    used_bytes: int
+    free_bytes: int
+    pinned_bytes: int
+    """Freed, but held by arrays that are still alive."""
+    largest_free_bytes: int
+    blocks: int
+    log_bytes: int
+    log_need_bytes: int
+    commits: int
+    rollbacks: int
+    faults: int
+    """First writes that were noticed by page protection."""
+    captures: int
+    captured_bytes: int
+    hot_ranges: int
+    hot_bytes: int
+    fences: int
+    lines: int
+    syncs: int
+    protects: int
+    journal_bytes: int
+    home_bytes: int
+    straight_bytes: int
+    home_syncs: int
+    journal_waits: int
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `Store.check` found. `problems` is empty if the store is sound."""
+
+    blocks: int
+    names: int
+    groups: int
+    extents: int
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        found = f"{self.names} names in {self.groups} groups, {self.blocks} blocks in {self.extents} extents: "
+        return found + ("sound" if not self.problems else f"{len(self.problems)} problems\n" + "\n".join(self.problems))
+
+
+@dataclass(frozen=True)
+class Info:
+    """A store in a few lines: `print(store.info())`."""
+
+    path: str
+    domain: str
+    survives: str
+    flush: str
+    read_only: bool
+    epoch: int
+    names: int
+    file_bytes: int
+    used_bytes: int
+    free_bytes: int
+    opens: int
+    unclean_opens: int
+    uuid: str
+    recovery: Recovery
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"path      {self.path}{' (read-only)' if self.read_only else ''}",
+                f"domain    {self.domain}: a commit survives {self.survives}",
+                f"epoch     {self.epoch} commits",
+                f"content   {self.names} names, {self.used_bytes:,} bytes used, {self.free_bytes:,} free, "
+                f"file {self.file_bytes:,} bytes",
+                f"opened    {self.opens} times for writing, {self.unclean_opens} of them after a crash",
+                f"recovery  {self.recovery}",
+            )
+        )
+
+
+_open_stores: WeakSet[Store]
+
+
+class Store(Group):
+    """An open store, made by `pmstore.open`: a mapping of names to arrays, tensors, values and groups (see `Group`).
+
+    The store is always inside a transaction, as a DB-API connection is: what was written since the last commit is
+    uncommitted, and undone by `rollback`, by `close` and by a crash.
+
+    Leaving `with pmstore.open(...) as store:` commits, also by `sys.exit(0)`; an exception rolls back.
+
+    One process may have a file open for writing. In it, many threads may write; blocks of `transaction` take turns.
+    """
+
+    __slots__ = ("__weakref__", "_recovery")
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core, ())
+        info = core.pool.info
+        self._recovery = Recovery(**{field.name: getattr(info, field.name) for field in fields(Recovery)})
+        _open_stores.add(self)
+
+    # ---- transactions ----
+
+    def transaction(self, writes: Sequence[Any] = (), timeout: float | None = 60.0) -> Transaction:
+        """A block that happens as a whole or not at all: `with store.transaction(): ...`.
+
+        Entering commits what is pending. Leaving commits; leaving with an exception undoes exactly the block. Durable on
+        leaving, as far as the domain goes. A block inside a block joins it: the outermost decides.
+
+        writes: arrays and tensors of this store that the block writes. They are captured at once on entering, which saves
+            a page fault for each piece. Others may be written too.
+        timeout: seconds to wait for another thread's block; None: for ever.
+
+        Raises (on entering): TransactionError that names the thread in the way; ValueError or TypeError for writes that are
+        not of this store. On leaving: StoreFullError or OSError if the commit fails; then the block is rolled back.
+
+        >>> import pmstore, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, pmstore.open(f"{folder}/run.pm") as store:
+        ...     a = store.zeros("a", 3)
+        ...     with store.transaction(writes=[a]):
+        ...         a[0] = 1
+        ...     a.tolist()
+        [1.0, 0.0, 0.0]
+        """
+        return self._core.pool.handle.transaction(writes, timeout)
+
+    def will_write(self, *arrays: Any) -> None:
+        """Captures arrays and tensors of this store before they are written: with one fence, and without page faults.
+
+        Needed before system calls that write into an array (`readinto`, `recv_into`): the kernel gets no page fault.
+
+        Raises: ValueError, TypeError for what is not of this store.
+        """
+        self._core.pool.will_write(arrays)
+
+    def commit(self) -> None:
+        """Makes everything written since the last commit the state that survives. Durable on return.
+
+        Raises: TransactionError inside a block of `transaction`, or while another thread is in one; StoreFullError, OSError.
+        """
+        self._core.pool.commit()
+
+    def rollback(self) -> None:
+        """Back to the last commit, in memory too: arrays show what they held then.
+
+        An array that was made since is no longer in the store; it stays readable.
+
+        Raises: TransactionError inside a block, or while another thread is in one.
+        """
+        self._core.pool.rollback()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the calling thread is in a block of `transaction`."""
+        return self._core.pool.block_depth() > 0
+
+    # ---- life ----
+
+    def close(self) -> None:
+        """Rolls back what is uncommitted, and gives the file up. Idempotent.
+
+        Arrays and tensors that are still alive become private copies at the same addresses. In a fork child, where the store
+        is the parent's, nothing happens.
+
+        Raises: OSError if the last commits cannot be synced; closed nevertheless.
+        """
+        self._core.pool.handle.close(False)
+
+    @property
+    def closed(self) -> bool:
+        return self._core.pool.handle.closed
+
+    def __enter__(self) -> Store:
+        if self.closed:
+            raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
+        commit = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self._core.pool.handle.close(commit)
+
+    # ---- what it says of itself ----
+
+    @property
+    def path(self) -> str:
+        """The file, as it was given to `open`."""
+        return self._core.path
+
+    @property
+    def domain(self) -> str:
+        """The domain in force: "dax", "file", "process" or "emulated". `SURVIVES` says what each survives."""
+        return self._core.pool.info.domain
+
+    @property
+    def mode(self) -> Literal["r", "r+"]:
+        """Whether it can be written."""
+        return "r" if self._core.pool.info.read_only else "r+"
+
+    @property
+    def epoch(self) -> int:
+        """Number of commits since the store was made."""
+        if self.closed:
+            raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
+        return self._core.pool.epoch()
+
+    @property
+    def recovery(self) -> Recovery:
+        """What the open had to undo or replay."""
+        return self._recovery
+
+    @property
+    def rollbacks(self) -> int:
+        """Changes whenever a roll back did: what was remembered of the store before it may be wrong."""
+        return self._core.pool.rollbacks()
+
+    def stats(self) -> Stats:
+        """Sizes and counts, now."""
+        return Stats(**self._core.pool.stats())
+
+    def info(self) -> Info:
+        """What a person asks first."""
+        info, stats = self._core.pool.info, self.stats()
+        return Info(
+            path=self.path,
+            domain=info.domain,
+            survives=SURVIVES[info.domain],
+            flush=info.flush,
+            read_only=info.read_only,
+            epoch=stats.epoch,
+            names=len(self),
+            file_bytes=stats.file_bytes,
+            used_bytes=stats.used_bytes,
+            free_bytes=stats.free_bytes,
+            opens=info.opens,
+            unclean_opens=info.unclean_opens,
+            uuid=info.uuid.hex(),
+            recovery=self._recovery,
+        )
+
+    def check(self) -> CheckReport:
+        """Examines the whole store: allocator, directories, and that every value and description decodes. Reads only."""
+        with self._core.lock:
+            counts, problems = self._core.pool.check()
+            if not problems:  # else the directories are not to be walked
+                problems = self._check_objects()
+        return CheckReport(**counts, problems=tuple(problems))
+
+    def _check_objects(self) -> list[str]:
+        problems = []
+        directories = [("", _ffi.ROOT)]
+        while directories:
+            path, directory = directories.pop()
+            for raw, found in self._core.pool.entries(directory):
+                name = path + raw.decode(errors="backslashreplace")
+                try:
+                    raw.decode()
+                    if found.kind == _ffi.GROUP:
+                        directories.append((name + "/", found.data))
+                    elif found.kind == _ffi.VALUE:
+                        values.decode(found.meta)
+                    else:
+                        self._check_array(found)
+                except (CorruptStoreError, UnicodeDecodeError) as error:
+                    problems.append(f"{name!r}: {error}")
+        return problems
+
+    @staticmethod
+    def _check_array(found: _ffi.Found) -> None:
+        descriptor = array.Descriptor.unpack(found.meta)
+        if not descriptor.torch:  # torch is not imported for this
+            array.check_bytes(descriptor, array.numpy_dtype(descriptor).itemsize, found.data_bytes)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<pmstore.Store {self.path!r}, closed>"
+        try:
+            return f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, {len(self)} names>"
+        except ForkedStoreError:
+            return f"<pmstore.Store {self.path!r}, of the parent process>"
+
+    def _repr_html_(self) -> str:
+        if self.closed:
+            return f"<p>{html.escape(repr(self))}</p>"
+        shown = 50
+        entries = self.entries()
+        rows = "".join(
+            f"<tr><td>{html.escape(e.name)}</td><td>{e.kind}</td><td>{html.escape(e.dtype or '')}</td>"
+            f"<td>{'' if e.shape is None else e.shape}</td><td>{e.nbytes:,}</td></tr>"
+            for e in entries[:shown]
+        )
+        more = f"<p>and {len(entries) - shown} more</p>" if len(entries) > shown else ""
+        head = "<tr><th>name</th><th>kind</th><th>dtype</th><th>shape</th><th>bytes</th></tr>"
+        return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table>{more}"
+
+
+_open_stores = WeakSet()
+
+
+def _close_all() -> None:
+    for store in list(_open_stores):
+        store.close()
+
+
+# A store that is still open at exit is closed cleanly, as a file is flushed: uncommitted writes are rolled back.
+atexit.register(_close_all)
+
+
+def open(
+    path: str | os.PathLike[str],
+    mode: Mode = "a",
+    *,
+    size: int | str | None = None,
+    max_size: int | str | None = None,
+    domain: Domain = "auto",
+    lock_timeout: float | None = 0.0,
+    hot: bool = True,
+    force: bool = False,
+) -> Store:
+    """Opens or creates a store.
+
+    mode: "a" opens, or creates if there is none or an empty file; "r+" opens; "w" creates, replacing what is there; "x"
+        creates, and there must be nothing; "r" opens for reading: it excludes writers, and shows a crashed file as of its
+        last commit without changing it. Arrays are then not writeable.
+    size: of a new file, in bytes or as "4GiB" (default 64 MiB, at least 1 MiB). It grows by itself.
+    max_size: of the file ever; None: until the file system is full.
+    domain: what a commit survives (see `SURVIVES`); "auto": "dax" where the file system can, "process" on tmpfs, else "file".
+    lock_timeout: seconds to wait for another process that has the store open; 0: none; None: for ever.
+    hot: False protects all pages again at every commit (slower; no assumption about writers being quiet at a commit).
+    force: open a store that UncleanMachineCrashError would refuse. It may be torn.
+
+    Raises:
+        StoreLockedError: it is open elsewhere; names the process.
+        NotAStoreError, CorruptStoreError, FormatVersionError, UncleanMachineCrashError: of an existing file.
+        StoreFullError: no room for the file. DomainError: the domain is not to be had here.
+        FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, OSError; ValueError, TypeError for arguments.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, open(f"{folder}/run.pm", size="8MiB") as store:
+    ...     w = store.zeros("w", (2, 2), "float32")
+    ...     store["config"] = {"lr": 1e-3}
+    ...     with store.transaction():
+    ...         w += 1
+    ...         store["step"] = 1
+    ...     sorted(store), store.check().problems
+    (['config', 'step', 'w'], ())
+    """
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"path is a str or a path of str, not {type(name).__name__}")
+    if "\0" in name:
+        raise ValueError("a path has no NUL character")
+    if mode not in _ffi.MODES:
+        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, _ffi.MODES))}")
+    if domain not in _ffi.DOMAINS:
+        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, _ffi.DOMAINS))}")
+    size_bytes = parse_size(size)
+    if size is not None and size_bytes < _ffi.MIN_SIZE_BYTES:
+        raise ValueError(f"size={size!r} is too small: a store needs at least {_ffi.MIN_SIZE_BYTES} bytes (1 MiB)")
+    pool = _ffi.Pool(
+        name,
+        mode,
+        size_bytes=size_bytes,
+        max_size_bytes=parse_size(max_size, "max_size"),
+        domain=domain,
+        lock_timeout_seconds=lock_timeout,
+        hot=hot,
+        force=force,
+        ranges=array.span,
+    )
+    return Store(Core(pool))

@@ -1,0 +1,75 @@
+"""torch tensors over the heap. torch is imported when the first tensor is stored or loaded, and not before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from pmstore import dtypes, layout
+from pmstore._block import Memory
+from pmstore.array import Descriptor
+from pmstore.errors import CorruptStoreError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor, without importing torch: where torch was never imported there are none."""
+    import sys
+
+    module = sys.modules.get("torch")
+    # While torch itself is being imported it has no Tensor yet.
+    return module is not None and isinstance(value, getattr(module, "Tensor", ()))
+
+
+def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
+    """What to store for a tensor: its data if dense, else a dense copy; and its descriptor. Its `.grad` is not stored.
+
+    Raises: TypeError for a tensor on another device, sparse, quantized, or of a subclass other than Parameter.
+    """
+    import torch
+
+    if value.layout != torch.strided:
+        raise TypeError(f"cannot store a tensor of layout {value.layout}: store value.to_dense(), or its indices and values")
+    if value.is_quantized:
+        raise TypeError("cannot store a quantized tensor: store value.int_repr() and its scale and zero point")
+    if value.device.type != "cpu":
+        raise TypeError(f"cannot store a tensor on device {value.device}: a store holds CPU memory. Store value.cpu()")
+    # Buffer is a Tensor to torch >= 2.5, where it only marks; other subclasses (DTensor, ...) are more than their memory.
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) and type(value).__name__ != "Buffer":
+        raise TypeError(f"cannot store a {type(value).__name__}: store the plain tensors that it is made of")
+    dtype = dtypes.encode_torch(value.dtype)
+    data = value.detach().resolve_conj().resolve_neg()
+    order = layout.order_of(data.shape, data.stride())
+    if order is False:
+        data, order = data.contiguous(), None
+    descriptor = Descriptor(
+        True, dtype, tuple(data.shape), order, value.requires_grad, isinstance(value, torch.nn.Parameter)
+    )
+    return data, descriptor
+
+
+def dtype_of(descriptor: Descriptor) -> torch.dtype:
+    """Raises: CorruptStoreError; FormatVersionError if the installed torch does not have it."""
+    try:
+        return dtypes.decode_torch(descriptor.dtype)
+    except dtypes.FormatVersionError:
+        raise
+    except ValueError as error:
+        raise CorruptStoreError(f"the dtype of a tensor does not decode: {error}") from error
+
+
+def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
+    """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the block."""
+    import torch
+
+    dtype = dtype_of(descriptor)
+    strides = layout.strides_of(descriptor.shape, descriptor.order)
+    # Reinterpreted, not made as dtype: torch warns when a complex32 tensor is made, and it is not the user who makes one.
+    tensor = torch.empty(0, dtype=torch.uint8).view(dtype)
+    flat = torch.empty(0, dtype=torch.uint8) if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+    # Not .view(): a view would carry its base along in autograd and in pickles.
+    tensor.set_(flat.untyped_storage(), 0, descriptor.shape, strides)  # type: ignore[call-overload]
+    if descriptor.parameter:
+        return torch.nn.Parameter(tensor, requires_grad=descriptor.requires_grad)
+    return tensor.requires_grad_() if descriptor.requires_grad else tensor

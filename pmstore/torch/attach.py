@@ -1,0 +1,194 @@
+"""Moving a training program into a store, or binding it to the run that is there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pmstore import Store
+from pmstore.errors import TransactionError
+from pmstore.torch.errors import AttachError, MismatchError, TornStepError
+from pmstore.torch.gradients import GradientKeeper
+from pmstore.torch.loader import open_source
+from pmstore.torch.model import ModelBinding
+from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.part import Part
+from pmstore.torch.policy import CommitPolicy
+from pmstore.torch.rng import RngParts
+from pmstore.torch.run import MIDSTEP, Pieces, Run
+from pmstore.torch.stateful import Stateful, StatefulPart
+
+__all__ = ["attach"]
+
+_FORMAT = 1
+_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+_trained: weakref.WeakKeyDictionary[Any, weakref.ref[Run]] = weakref.WeakKeyDictionary()  # model or optimizer -> its run
+
+
+def attach(
+    store: Store,
+    *,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    lr_scheduler: Stateful | None = None,
+    scaler: Stateful | None = None,
+    loader: Iterable[Any] | None = None,
+    policy: CommitPolicy | None = None,
+    name: str = "run",
+    rng: bool = True,
+) -> Run:
+    """Puts a training run's state into the store, or goes on with the run that is stored there.
+
+    The first time, parameters, buffers and optimizer state are copied into the heap under the group `name`, and committed
+    together with everything else a run depends on. When the store holds a run of that name, the program's tensors are bound to
+    the stored ones: no data is read or copied, and what they held before is dropped.
+
+    Either way every parameter, buffer and state tensor stays the object it is; its memory (`.data`) is the heap from now on,
+    for as long as the tensor lives (after the store is closed: a private copy of it). Tied parameters stay tied.
+
+    Args:
+        store: open for writing.
+        model: on the CPU.
+        optimizer: state that it makes later is moved in as it appears.
+        lr_scheduler, scaler: anything with state_dict and load_state_dict whose state is data.
+        loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can be iterated again.
+        policy: when to commit; None: at every step.
+        name: of the run's group in the store; several runs can share a store.
+        rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the same
+            where anything is random.
+
+    Raises:
+        AttachError: something cannot be moved (another device, no data yet), or is attached already.
+        MismatchError: the stored run is one of another model, optimizer or other pieces; it lists the differences.
+        TornStepError: the last commit was made in the middle of a step.
+        TransactionError: inside a transaction of the store.
+        StoreFullError: no room.
+        In every case store and program are as before.
+    """
+    _refuse_twice(store, name, model, optimizer)
+    if store.in_transaction:
+        raise TransactionError("attach inside a transaction of the store: call it outside, it commits by itself")
+    given = {
+        "model": model is not None,
+        "optimizer": optimizer is not None,
+        "lr_scheduler": lr_scheduler is not None,
+        "scaler": scaler is not None,
+        "loader": loader is not None,
+        "rng": rng,
+    }
+    source = None
+    if loader is not None:
+        try:
+            source = open_source(loader)
+        except TypeError as error:
+            raise AttachError(str(error)) from None
+    model_binding = ModelBinding(store, f"{name}/model", model) if model is not None else None
+    optimizer_binding = None
+    if optimizer is not None:
+        optimizer_binding = OptimizerBinding(store, f"{name}/optimizer", optimizer, model_binding)
+    statefuls = [
+        StatefulPart(store, f"{name}/{key}", stateful)
+        for key, stateful in (("lr_scheduler", lr_scheduler), ("scaler", scaler))
+        if stateful is not None
+    ]
+
+    def pieces(progress: Any) -> Pieces:
+        return Pieces(
+            progress=progress,
+            model=model_binding,
+            optimizer=optimizer_binding,
+            statefuls=statefuls,
+            rng=RngParts(store, f"{name}/rng") if rng else None,
+            gradients=GradientKeeper(store, f"{name}/gradients") if optimizer is not None else None,
+            source=source,
+            start=Part(store, f"{name}/loader/start") if source else None,
+            generators=Part(store, f"{name}/loader/generators") if source else None,
+        )
+
+    if f"{name}/about" in store:
+        _check_about(store, name, given)
+        progress = store[f"{name}/progress"]
+        if progress[MIDSTEP]:
+            raise TornStepError(
+                f"the last commit of {name!r} was made in the middle of a training step (store.commit(), or leaving "
+                "`with pmstore.open(...)`, between optimizer.step() and run.commit()), so that what the step had not yet "
+                f"written is lost. The tensors under {name}/model are whole: load them into a new run, or restore an older state"
+            )
+        for binding in (model_binding, optimizer_binding):
+            if binding is not None:
+                binding.check()
+        _check_generators(store, name, source)
+        for binding in (model_binding, optimizer_binding):
+            if binding is not None:
+                binding.open()
+        run = Run(store, name, pieces(progress), policy, resumed=True)
+        run._bind()
+        if optimizer is not None and run.step:
+            # What a scheduler of this process would otherwise take for a call in the wrong order, and warn.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+    else:
+        with store.transaction():
+            progress = store.zeros(f"{name}/progress", (4,), "int64")
+            parts = pieces(progress)
+            if model_binding is not None:
+                model_binding.write()
+            if optimizer_binding is not None:
+                optimizer_binding.write()
+            run = Run(store, name, parts, policy, resumed=False)
+            run._write_rest(0)
+            store[f"{name}/about"] = {"format": _FORMAT, "torch": str(torch.__version__), "pieces": given}
+        run._bind()
+    _runs.add(run)
+    for piece in (model, optimizer):
+        if piece is not None:
+            _trained[piece] = weakref.ref(run)
+    return run
+
+
+def _refuse_twice(store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None) -> None:
+    if not name or not isinstance(name, str):
+        raise AttachError(f"name is the name of the run's group in the store, not {name!r}")
+    for run in _runs:
+        if run.attached and run.store is store and run.name == name:
+            raise AttachError(f"the run {name!r} of this store is attached already: use that Run, or call its detach() first")
+    for what, piece in (("model", model), ("optimizer", optimizer)):
+        run_of = _trained.get(piece) if piece is not None else None
+        other = run_of() if run_of is not None else None
+        if other is not None and other.attached:
+            raise AttachError(
+                f"the {what} is attached already, as {other.name!r}: its memory can be in one place only. "
+                "Call that Run's detach() first"
+            )
+
+
+def _check_about(store: Store, name: str, given: dict[str, bool]) -> None:
+    about = store[f"{name}/about"]
+    if about["format"] != _FORMAT:
+        raise AttachError(
+            f"the stored run {name!r} has format {about['format']}, this version of pmstore reads {_FORMAT}: use the version "
+            "that wrote it"
+        )
+    stored = about["pieces"]
+    missing = [piece for piece, there in stored.items() if there and not given.get(piece)]
+    unexpected = [piece for piece, there in given.items() if there and not stored.get(piece)]
+    if missing or unexpected:
+        raise MismatchError(
+            f"the stored run {name!r} has other pieces than were given to attach", missing=missing, unexpected=unexpected
+        )
+
+
+def _check_generators(store: Store, name: str, source: Any) -> None:
+    if source is None:
+        return
+    stored = len(Part(store, f"{name}/loader/generators").read())
+    if stored != len(source.generators):
+        raise MismatchError(
+            "the loader is not the one whose place is stored",
+            mismatched=[f"it has {len(source.generators)} generators of its own, the stored one {stored}"],
+        )
+

@@ -1,0 +1,116 @@
+"""A tensor of the training program and the block of the heap that holds its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from pmstore import Store
+from pmstore.torch.errors import AttachError, MismatchError
+
+__all__ = ["Block", "check_movable", "take_in"]
+
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Block:
+    """A stored tensor in the shape and strides in which the program sees it.
+
+    `heap` aliases the store: writing it writes the store. It holds the block, not the store, open (see `Store.close`).
+    """
+
+    __slots__ = ("dtype", "heap", "memory", "pointer", "shape", "stride")
+
+    def __init__(self, heap: torch.Tensor, memory: Memory | None = None) -> None:
+        self.heap = heap
+        self.pointer = heap.data_ptr()
+        self.shape = heap.shape
+        self.stride = heap.stride()
+        self.dtype = heap.dtype
+        # What is declared before it is written: an array, because its buffer is found without a call into Python.
+        self.memory: Memory = _memory(heap) if memory is None else memory
+
+    @classmethod
+    def create(cls, store: Store, path: str, value: torch.Tensor) -> Block:
+        """A new block with the value's bytes, in its order of dimensions if it is dense. The value is untouched."""
+        store[path] = value.detach()
+        return cls.open(store, path)
+
+    @classmethod
+    def open(cls, store: Store, path: str) -> Block:
+        """The block that is there. Reads no data."""
+        heap = store[path]
+        if not isinstance(heap, torch.Tensor):
+            raise AttachError(f"{path!r} in the store is no tensor: it was written by something else than attach")
+        return cls(heap)
+
+    def view(self, shape: Sequence[int], stride: Sequence[int], offset: int) -> Block:
+        """Another tensor over this block's memory, which is one-dimensional."""
+        return Block(self.heap.as_strided(shape, stride, offset), self.memory)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's bytes are this block, seen in the same way."""
+        return (
+            tensor.data_ptr() == self.pointer
+            and tensor.shape == self.shape
+            and tensor.dtype is self.dtype
+            and tensor.stride() == self.stride
+        )
+
+
+def _memory(heap: torch.Tensor) -> Memory:
+    """All bytes of the tensor's storage."""
+    if not heap.numel():
+        return np.empty(0, np.uint8)
+    memory: Memory = torch.empty(0, dtype=torch.uint8).set_(heap.untyped_storage()).numpy()
+    return memory
+
+
+def check_movable(name: str, tensor: torch.Tensor) -> None:
+    """Raises AttachError if the tensor is of a kind whose bytes a store on the CPU cannot be."""
+    if isinstance(tensor, UninitializedTensorMixin):
+        raise AttachError(f"{name} has no shape yet (a lazy module): run one batch through the model before attach")
+    if tensor.device.type == "meta":
+        raise AttachError(f"{name} is on the meta device and has no data: initialise it first, model.to_empty(device='cpu')")
+    if tensor.device.type != "cpu":
+        raise AttachError(
+            f"{name} is on {tensor.device}: attach takes models on the CPU. Move it with model.cpu(), or keep a copy on the "
+            "CPU and commit that"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise AttachError(f"{name} is {tensor.layout}{' and quantized' * tensor.is_quantized}: only dense tensors can be moved")
+
+
+def take_in(pairs: Iterable[tuple[str, torch.Tensor, Block]]) -> None:
+    """Copies tensors whose storage left the heap into their blocks, and binds them to these again.
+
+    Everything is checked before anything is written. A source may itself lie in one of the blocks (state that changed
+    places); such sources are copied aside first.
+
+    Raises:
+        MismatchError: a shape, dtype or device is not the block's. Nothing was changed.
+    """
+    pairs = list(pairs)
+    wrong = [
+        f"{name}: {_describe(tensor)}, but the store holds {_describe(block.heap)}"
+        for name, tensor, block in pairs
+        if tensor.shape != block.shape or tensor.dtype != block.dtype or tensor.device.type != "cpu"
+    ]
+    if wrong:
+        raise MismatchError("tensors were replaced by others that do not fit their place in the store", mismatched=wrong)
+    targets = {block.heap.untyped_storage().data_ptr() for _, _, block in pairs}
+    sources = [tensor.detach() for _, tensor, _ in pairs]
+    sources = [source.clone() if source.untyped_storage().data_ptr() in targets else source for source in sources]
+    with torch.no_grad():
+        for (_, tensor, block), source in zip(pairs, sources, strict=True):
+            block.heap.copy_(source)
+            tensor.data = block.heap
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    device = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{device}"

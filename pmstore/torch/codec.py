@@ -1,0 +1,113 @@
+"""Python-side state (state_dicts, RNG states) as a plain value and a list of arrays.
+
+A store holds values and, under names of their own, arrays. A state_dict mixes the two, and has types a store refuses to guess
+at. `split` takes it apart: the *skeleton* holds everything a store can hold as a value, with marks where an array or a
+collection of another type was; the arrays come beside it. `join` puts it together again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Array", "join", "split"]
+
+Array = np.ndarray[Any, Any] | torch.Tensor
+
+# A dict with this key is a mark. A user's dict that has it too is wrapped as the pairs of a mark.
+_MARK = "pmstore"
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def split(state: Any) -> tuple[Any, list[Array]]:
+    """The skeleton and the arrays of a structure. Arrays are the structure's own, not copies.
+
+    Raises:
+        TypeError: something in it is neither data nor a collection of data; the message says where.
+
+    >>> split({"lr": [0.1], "weights": np.zeros(2)})
+    ({'lr': [0.1], 'weights': {'pmstore': 'array', 'index': 0}}, [array([0., 0.])])
+    """
+    arrays: list[Array] = []
+    return _split(state, arrays, ""), arrays
+
+
+def _split(item: Any, arrays: list[Array], where: str) -> Any:
+    kind = type(item)
+    if kind in _PLAIN or isinstance(item, np.generic):
+        return item
+    if isinstance(item, (np.ndarray, torch.Tensor)):
+        arrays.append(item.detach() if isinstance(item, torch.Tensor) else item)
+        return {_MARK: "array", "index": len(arrays) - 1}
+    if kind is list or kind is tuple:
+        return kind(_split(part, arrays, f"{where}[{index}]") for index, part in enumerate(item))
+    if kind is dict and _MARK not in item:
+        return {_key(key, where): _split(part, arrays, f"{where}[{key!r}]") for key, part in item.items()}
+    if kind in (dict, OrderedDict, Counter, defaultdict):
+        # A defaultdict comes back as a dict: its factory is code, and whoever loads the state has its own.
+        name = {OrderedDict: "OrderedDict", Counter: "Counter"}.get(kind, "dict")
+        pairs = [[_key(key, where), _split(part, arrays, f"{where}[{key!r}]")] for key, part in item.items()]
+        return {_MARK: name, "pairs": pairs}
+    if kind in (set, frozenset, deque):
+        parts = list(item) if kind is deque else sorted(item)
+        marked: dict[str, Any] = {_MARK: kind.__name__, "parts": [_split(part, arrays, where) for part in parts]}
+        if kind is deque:
+            marked["maxlen"] = item.maxlen
+        return marked
+    if isinstance(item, (torch.dtype, torch.device)):
+        return {_MARK: kind.__name__, "name": str(item)}
+    for base in (int, float, str, bytes):
+        if isinstance(item, base):  # an IntEnum, a str of another class: its plain value
+            return base(item)  # type: ignore[arg-type]
+    raise TypeError(
+        f"cannot store the state at {where or 'the top'}: {kind.__module__}.{kind.__qualname__} is neither data nor a "
+        "collection of data. Leave it out of state_dict(), or give the object a state_dict() of plain values"
+    )
+
+
+def _key(key: Any, where: str) -> Any:
+    if type(key) in (bool, int, float, str, bytes, type(None)):
+        return key
+    if type(key) is tuple:
+        return tuple(_key(part, where) for part in key)
+    raise TypeError(f"cannot store the state at {where or 'the top'}: the key {key!r} is not a plain value")
+
+
+def join(skeleton: Any, arrays: Sequence[Array]) -> Any:
+    """The structure of `split`. Arrays are put in as given.
+
+    Raises:
+        ValueError: a mark this version does not know.
+
+    >>> join(*split({"milestones": Counter([30, 80]), "seen": {1, 2}}))
+    {'milestones': Counter({30: 1, 80: 1}), 'seen': {1, 2}}
+    """
+    kind = type(skeleton)
+    if kind is list or kind is tuple:
+        return kind(join(part, arrays) for part in skeleton)
+    if kind is not dict:
+        return skeleton
+    if _MARK not in skeleton:
+        return {key: join(part, arrays) for key, part in skeleton.items()}
+    return _unmark(skeleton, arrays)
+
+
+def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
+    name = mark[_MARK]
+    if name == "array":
+        return arrays[mark["index"]]
+    if name in ("dict", "OrderedDict", "Counter"):
+        pairs = {key: join(part, arrays) for key, part in mark["pairs"]}
+        return pairs if name == "dict" else OrderedDict(pairs) if name == "OrderedDict" else Counter(pairs)
+    if name in ("set", "frozenset", "deque"):
+        parts = [join(part, arrays) for part in mark["parts"]]
+        return set(parts) if name == "set" else frozenset(parts) if name == "frozenset" else deque(parts, mark["maxlen"])
+    if name == "device":
+        return torch.device(mark["name"])
+    if name == "dtype" and isinstance(dtype := getattr(torch, mark["name"].removeprefix("torch."), None), torch.dtype):
+        return dtype
+    raise ValueError(f"a stored state has a mark that this version does not know: {name!r}")

@@ -1,0 +1,70 @@
+"""Gradients that the next step still needs.
+
+In most loops a gradient is dead when a step is committed: the optimizer has used it, and the next thing done to it is
+`zero_grad`. Then only whether there *was* one is kept, because `zero_grad(set_to_none=False)` makes a difference of it: a zero
+gradient lets the optimizer apply weight decay and momentum, none does not. But where a loop accumulates gradients over several
+batches and commits in between, they are state like any other.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pmstore import Store
+from pmstore.torch.errors import AttachError
+from pmstore.torch.model import encode_name
+from pmstore.torch.part import Part
+
+__all__ = ["GradientKeeper"]
+
+
+class GradientKeeper:
+    """Keeps gradients of unfinished accumulations in `<path>/<name>`, and which there are."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._which = Part(store, f"{path}_layout")
+        self._last: tuple[list[str], bool] | None = None
+
+    def write(self, parameters: list[tuple[str, torch.Tensor]], *, spent: bool) -> None:
+        """Pending until the next commit. spent: the optimizer has used them, their content is not needed."""
+        present = [name for name, parameter in parameters if parameter.grad is not None]
+        if not spent:
+            for name, parameter in parameters:
+                if parameter.grad is not None:
+                    self._put(name, parameter.grad)
+        if self._last != (present, spent):
+            self._which.write({"present": present, "kept": [] if spent else present})
+            self._last = (present, spent)
+
+    def _put(self, name: str, gradient: torch.Tensor) -> None:
+        if gradient.layout is not torch.strided or gradient.device.type != "cpu":
+            raise AttachError(
+                f"the gradient of {name} is {gradient.layout} on {gradient.device}: commits in the middle of an accumulation "
+                "take dense gradients on the CPU. Commit after optimizer.step()"
+            )
+        path = f"{self._path}/{encode_name(name)}"
+        held = self._store.get(path)
+        if isinstance(held, torch.Tensor) and held.shape == gradient.shape and held.dtype == gradient.dtype:
+            held.copy_(gradient.detach())
+        else:
+            self._store[path] = gradient.detach()
+
+    def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Sets the gradients to what the last commit holds: kept ones, zeros for spent ones, else none."""
+        which = self._which.read()
+        present, kept = set(which["present"]), set(which["kept"])
+        for name, parameter in parameters:
+            if name not in present:
+                parameter.grad = None
+                continue
+            gradient = torch.zeros_like(parameter)
+            if name in kept:
+                gradient.copy_(self._store[f"{self._path}/{encode_name(name)}"])
+            parameter.grad = gradient
+
+    def forget(self) -> None:
+        """After a roll back."""
+        self._which.forget()
+        self._last = None

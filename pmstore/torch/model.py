@@ -1,0 +1,306 @@
+"""Parameters and buffers of a model, in the heap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pmstore import Store
+from pmstore.torch.block import Block, check_movable, take_in
+from pmstore.torch.errors import MismatchError
+
+__all__ = ["ModelBinding", "encode_name"]
+
+
+def encode_name(name: str) -> str:
+    """A module's name for a tensor as one component of a store path: the separator "/" and "%" are escaped.
+
+    >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
+    ('encoder.layers.0.weight', 'a%2Fb')
+    """
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+@dataclass(slots=True)
+class _Member:
+    """A name under which a module has a tensor."""
+
+    name: str
+    kind: str  # "parameter" or "buffer"
+    owner: dict[str, torch.Tensor | None]  # the module's _parameters or _buffers
+    key: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How a member lies in the store; the layout stored with the model is a list of these."""
+
+    kind: str
+    shape: list[int]
+    dtype: str
+    tied_to: str  # name of the first member that shares its memory; its own if none does
+    view: list[Any] | None  # [shape, stride, offset] in a one-dimensional block, for members that overlap otherwise
+
+
+def _members(model: nn.Module) -> Iterator[_Member]:
+    for prefix, module in model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        for kind, owner in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for key, tensor in owner.items():
+                if tensor is not None:
+                    yield _Member(dot + key, kind, owner, key, tensor)
+
+
+def _plan(members: list[_Member]) -> dict[str, _Place]:
+    """How the members shall lie in the store: tied ones share a block, all others have their own."""
+    places: dict[str, _Place] = {}
+    roots: dict[int, list[_Member]] = {}  # storage -> members of which each lies apart from the others
+    for member in members:
+        roots.setdefault(_storage(member.tensor), []).append(member)
+    for group in roots.values():
+        for cluster in _overlapping(group):
+            places.update(_plan_cluster(cluster))
+    return {member.name: places[member.name] for member in members}
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    # Empty tensors have no memory to share; their identity stands for it.
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else -id(tensor)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte, and the one after the last, that the tensor touches, in its storage."""
+    first = int(tensor.storage_offset()) * tensor.element_size()
+    last = sum((length - 1) * abs(step) for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * tensor.element_size() if tensor.numel() else first
+
+
+def _overlapping(members: list[_Member]) -> list[list[_Member]]:
+    """The members of one storage, in clusters whose memory overlaps (disjoint slices of one buffer are not tied)."""
+    if len(members) == 1:
+        return [members]
+    clusters: list[tuple[int, list[_Member]]] = []
+    for member in sorted(members, key=lambda one: _extent(one.tensor)[0]):
+        first, end = _extent(member.tensor)
+        if clusters and (first < clusters[-1][0] or member.tensor is clusters[-1][1][-1].tensor):
+            clusters[-1][1].append(member)
+            clusters[-1] = (max(end, clusters[-1][0]), clusters[-1][1])
+        else:
+            clusters.append((end, [member]))
+    names = {member.name: index for index, member in enumerate(members)}
+    return [sorted(cluster, key=lambda one: names[one.name]) for _, cluster in clusters]
+
+
+def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
+    root = cluster[0]
+    start = min(_extent(member.tensor)[0] for member in cluster)
+    seen = {(*_extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster}
+    places = {}
+    for member in cluster:
+        tensor = member.tensor
+        if tensor.dtype != root.tensor.dtype:
+            raise MismatchError(
+                "tensors share memory under different dtypes, which a store cannot keep",
+                mismatched=[f"{root.name} ({root.tensor.dtype}) and {member.name} ({tensor.dtype})"],
+            )
+        view = None
+        if len(seen) > 1:
+            offset = (_extent(tensor)[0] - start) // tensor.element_size()
+            view = [list(tensor.shape), list(tensor.stride()), offset]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        places[member.name] = _Place(member.kind, list(tensor.shape), dtype, root.name, view)
+    return places
+
+
+def _span(tied: list[_Member]) -> torch.Tensor:
+    """The memory that overlapping members cover, as one dimension."""
+    tensor = tied[0].tensor.detach()
+    first = min(_extent(member.tensor)[0] for member in tied) // tensor.element_size()
+    end = max(_extent(member.tensor)[1] for member in tied) // tensor.element_size()
+    return tensor.as_strided((end - first,), (1,), first)
+
+
+class ModelBinding:
+    """Keeps a model's parameters and buffers (those that are not persistent too) in `<path>/<name>`.
+
+    The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay tied.
+    """
+
+    def __init__(self, store: Store, path: str, model: nn.Module) -> None:
+        """Changes nothing yet.
+
+        Raises:
+            AttachError: a tensor is of a kind that cannot be moved.
+        """
+        self._store = store
+        self._path = path
+        self._model = model
+        self._members: list[_Member] = []
+        self._links: list[tuple[dict[str, Any], str, object]] = []
+        self._sizes: list[tuple[dict[str, Any], int]] = []
+        self._blocks: dict[str, Block] = {}
+        self._block_of: dict[int, Block] = {}  # id of a tensor -> its block
+        self._scan()
+        for member in self._members:
+            check_movable(f"{member.kind} {member.name}", member.tensor)
+
+    # ---- attach
+
+    def write(self) -> None:
+        """Copies the model into the store. The model itself is untouched until `bind`."""
+        places = _plan(self._members)
+        bases: dict[str, Block] = {}
+        for member in self._members:
+            place = places[member.name]
+            if place.tied_to not in bases:
+                tied = [other for other in self._members if places[other.name].tied_to == place.tied_to]
+                path = f"{self._path}/{encode_name(place.tied_to)}"
+                value = member.tensor if place.view is None else _span(tied)
+                bases[place.tied_to] = Block.create(self._store, path, value)
+            self._blocks[member.name] = self._block(place, bases[place.tied_to])
+        self._store[f"{self._path}_layout"] = {name: _encode(place) for name, place in places.items()}
+
+    @staticmethod
+    def _block(place: _Place, base: Block) -> Block:
+        return base if place.view is None else base.view(*place.view)
+
+    def check(self) -> None:
+        """Compares the model with the stored one. Changes nothing.
+
+        Raises:
+            MismatchError: they differ; it lists how.
+        """
+        _compare(self._layout(), _plan(self._members), "the model is not the one whose state is stored")
+
+    def open(self) -> None:
+        """Finds the stored blocks. Reads no data, and the model is untouched until `bind`."""
+        bases: dict[str, Block] = {}
+        for name, place in self._layout().items():
+            if place.tied_to not in bases:
+                path = f"{self._path}/{encode_name(place.tied_to)}"
+                bases[place.tied_to] = Block.open(self._store, path)
+            self._blocks[name] = self._block(place, bases[place.tied_to])
+
+    def bind(self) -> None:
+        """Makes every parameter and buffer the stored tensor. What they held is dropped."""
+        for member in self._members:
+            block = self._blocks[member.name]
+            self._block_of[id(member.tensor)] = block
+            if not block.holds(member.tensor):
+                member.tensor.data = block.heap
+
+    def _layout(self) -> dict[str, _Place]:
+        return {name: _decode(raw) for name, raw in self._store[f"{self._path}_layout"].items()}
+
+    # ---- while it trains
+
+    @property
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Each parameter once, with its first name."""
+        first: dict[int, tuple[str, torch.Tensor]] = {}
+        for member in self._members:
+            if member.kind == "parameter":
+                first.setdefault(id(member.tensor), (member.name, member.tensor))
+        return list(first.values())
+
+    def block(self, tensor: torch.Tensor) -> Block | None:
+        """The block of one of the model's tensors."""
+        return self._block_of.get(id(tensor))
+
+    def take_in(self) -> dict[int, torch.Tensor]:
+        """Brings back what left the heap: `param.data = ...`, replaced buffers, `load_state_dict(assign=True)`.
+
+        Returns: for parameters that are other objects now, the new one by id of the old (for the optimizer's groups).
+
+        Raises:
+            MismatchError: names, shapes, dtypes or ties are no longer those of the store.
+        """
+        replaced = self._follow() if self._restructured() else {}
+        pairs = [
+            (member.name, member.tensor, self._blocks[member.name])
+            for member in self._members
+            if not self._blocks[member.name].holds(member.tensor)
+        ]
+        if pairs:
+            take_in(pairs)
+        return replaced
+
+    def _scan(self) -> None:
+        self._members = list(_members(self._model))
+        self._links.clear()
+        self._sizes.clear()
+        for module in self._model.modules():
+            for table in (module._parameters, module._buffers, module._modules):
+                self._sizes.append((table, len(table)))
+                self._links.extend((table, key, item) for key, item in table.items())
+
+    def _restructured(self) -> bool:
+        """Whether a module, parameter or buffer is another object than at the last look."""
+        return any(len(table) != size for table, size in self._sizes) or any(
+            table.get(key) is not item for table, key, item in self._links
+        )
+
+    def _follow(self) -> dict[int, torch.Tensor]:
+        """Looks at the model anew; its names, shapes and dtypes must be those of the store."""
+        before = {member.name: member.tensor for member in self._members}
+        members = list(_members(self._model))
+        for member in members:
+            check_movable(f"{member.kind} {member.name}", member.tensor)
+        stored, now = self._layout(), _plan(members)
+        what = "the model was changed after attach, to one that does not fit its place in the store"
+        _compare(stored, now, what)
+        self._scan()
+        replaced = {}
+        for member in self._members:
+            old = before[member.name]
+            if old is not member.tensor:
+                self._block_of[id(member.tensor)] = self._blocks[member.name]
+                if member.kind == "parameter":
+                    replaced[id(old)] = member.tensor
+        alive = {id(member.tensor) for member in self._members}
+        for name, old in before.items():
+            if id(old) not in alive:
+                self._block_of.pop(id(old), None)
+                # Whoever still holds the old object sees the stored values, as before.
+                if not self._blocks[name].holds(old):
+                    old.data = self._blocks[name].heap
+        return replaced
+
+
+def _encode(place: _Place) -> list[Any]:
+    return [place.kind, place.shape, place.dtype, place.tied_to, place.view]
+
+
+def _decode(raw: list[Any]) -> _Place:
+    return _Place(*raw)
+
+
+def _compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> None:
+    missing = [f"{stored[name].kind} {name} {_describe(stored[name])}" for name in stored if name not in given]
+    unexpected = [f"{given[name].kind} {name} {_describe(given[name])}" for name in given if name not in stored]
+    mismatched = []
+    for name, ours in stored.items():
+        theirs = given.get(name)
+        if theirs is None:
+            continue
+        if (ours.kind, ours.shape, ours.dtype) != (theirs.kind, theirs.shape, theirs.dtype):
+            mismatched.append(
+                f"{name}: stored {ours.kind} {_describe(ours)}, given {theirs.kind} {_describe(theirs)}"
+            )
+        elif ours.tied_to != theirs.tied_to:
+            mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
+    if missing or unexpected or mismatched:
+        raise MismatchError(what, missing=missing, unexpected=unexpected, mismatched=mismatched)
+
+
+def _describe(place: _Place) -> str:
+    return f"{tuple(place.shape)} {place.dtype}"
+
+
+def _tie(name: str, place: _Place) -> str:
+    return "as a tensor of its own" if place.tied_to == name else f"tied to {place.tied_to}"

@@ -1,0 +1,315 @@
+"""An optimizer's state, in the heap: moments as stored tensors, the rest as values."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+
+from pmstore import Store
+from pmstore.torch.block import Block, check_movable, take_in
+from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.model import ModelBinding, encode_name
+from pmstore.torch.part import Part
+
+__all__ = ["OptimizerBinding"]
+
+
+class OptimizerBinding:
+    """Keeps an optimizer in the store.
+
+    `<path>/state/<i>.<key>`    state tensors of parameter i, counted over the groups as in `Optimizer.state_dict`
+    `<path>/parameters/<i>`     parameters that are in no module of the model
+    `<path>/rest`, `/groups`    everything else: other state, hyperparameters
+    `<path>/layout`             which state tensors there are, and the parameters' shapes
+
+    State that the optimizer makes in its first step, or replaces later, is moved in by `collect`; the optimizer's own tensor
+    objects stay, their `.data` becomes the store's memory.
+    """
+
+    def __init__(self, store: Store, path: str, optimizer: Optimizer, model: ModelBinding | None) -> None:
+        """Changes nothing yet.
+
+        Raises:
+            AttachError: a parameter is of a kind that cannot be moved.
+        """
+        self._store = store
+        self._path = path
+        self._optimizer = optimizer
+        self._model = model
+        self._rest = Part(store, f"{path}/rest")
+        self._groups = Part(store, f"{path}/groups")
+        self._blocks: dict[int, dict[str, Block]] = {}
+        self._own: dict[int, Block] = {}  # of parameters that are in no module
+        self._layout: list[Any] | None = None  # as stored, if known
+        for index, parameter in enumerate(self.parameters):
+            check_movable(f"parameter {index} of the optimizer", parameter)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._optimizer
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Those that are in no module, with a name."""
+        return [
+            (f"optimizer.{index}", parameter)
+            for index, parameter in enumerate(self.parameters)
+            if self._model is None or self._model.block(parameter) is None
+        ]
+
+    # ---- attach
+
+    def write(self) -> None:
+        """Copies parameters and state into the store. The optimizer is untouched until `bind`."""
+        known = {id(tensor) for _, tensor in self._model.parameters} if self._model else set()
+        for index, parameter in enumerate(self.parameters):
+            if id(parameter) not in known:
+                self._own[index] = Block.create(self._store, f"{self._path}/parameters/{index}", parameter)
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    self._create(index, key, value)
+        self._write_plain()
+
+    def check(self) -> None:
+        """Compares the parameters with the stored ones. Changes nothing.
+
+        Raises:
+            MismatchError: they differ; it lists how.
+        """
+        stored = self._store[f"{self._path}/layout"][0]
+        given = self._describe_groups()
+        if len(stored) != len(given):
+            raise MismatchError(
+                "the optimizer is not the one whose state is stored",
+                mismatched=[f"{len(stored)} parameter groups are stored, {len(given)} given"],
+            )
+        wrong = []
+        for number, (ours, theirs) in enumerate(zip(stored, given, strict=True)):
+            if ours["class"] != theirs["class"]:
+                wrong.append(f"stored is the state of {ours['class']}, given is {theirs['class']}")
+                break
+            if ours["shapes"] != theirs["shapes"]:
+                wrong.append(
+                    f"group {number}: shapes {_short(ours['shapes'])} are stored, {_short(theirs['shapes'])} given"
+                )
+            elif ours["names"] != theirs["names"]:
+                wrong.append(f"group {number}: its parameters come in another order: {_first_change(ours, theirs)}")
+        if wrong:
+            raise MismatchError("the optimizer is not the one whose state is stored", mismatched=wrong)
+
+    def open(self) -> None:
+        """Finds the stored blocks. Reads no tensor's data, and the optimizer is untouched until `bind`."""
+        self._rest.forget()
+        self._groups.forget()
+        self._blocks.clear()
+        self._own.clear()
+        self._layout = self._store[f"{self._path}/layout"]
+        _, tensors, own = self._layout
+        for index in own:
+            self._own[index] = Block.open(self._store, f"{self._path}/parameters/{index}")
+        for index, key in tensors:
+            self._blocks.setdefault(index, {})[key] = Block.open(self._store, self._state_path(index, key))
+
+    def bind(self) -> None:
+        """Makes the optimizer's state what the blocks hold: tensors that are not stored vanish, others become the heap's."""
+        for index, parameter in enumerate(self.parameters):
+            own = self._own.get(index)
+            if own is not None and not own.holds(parameter):
+                parameter.data = own.heap
+            blocks = self._blocks.get(index, {})
+            state = self._optimizer.state.get(parameter, {})
+            for key in [key for key, value in state.items() if isinstance(value, torch.Tensor) and key not in blocks]:
+                del state[key]
+            for key, block in blocks.items():
+                here = state.get(key)
+                if not isinstance(here, torch.Tensor):
+                    self._optimizer.state[parameter][key] = block.heap
+                elif not block.holds(here):
+                    here.data = block.heap
+
+    def restore(self) -> None:
+        """`bind`, and hyperparameters and plain state from the store too: when resuming, and after a roll back."""
+        self.bind()
+        parameters = self.parameters
+        rest = self._rest.read()
+        for index, parameter in enumerate(parameters):
+            state = self._optimizer.state.get(parameter, {})
+            for key in [key for key, value in state.items() if not isinstance(value, torch.Tensor)]:
+                del state[key]
+            for key, value in rest.get(index, {}).items():
+                self._optimizer.state[parameter][key] = value
+            if not state:
+                self._optimizer.state.pop(parameter, None)  # as before its first step
+        for key in [key for key in self._optimizer.state if not isinstance(key, torch.Tensor)]:
+            del self._optimizer.state[key]
+        for key, value in rest.get("others", {}).items():
+            self._optimizer.state[key] = value
+        groups = self._groups.read()
+        del self._optimizer.param_groups[len(groups) :]  # added since the last commit
+        for group, stored in zip(self._optimizer.param_groups, groups, strict=True):
+            for key in [key for key in group if key != "params" and key not in stored]:
+                del group[key]
+            for key, value in stored.items():
+                here = group.get(key)
+                if isinstance(here, torch.Tensor) and isinstance(value, torch.Tensor) and here.shape == value.shape:
+                    with torch.no_grad():
+                        here.copy_(value)  # schedulers hold on to a learning rate that is a tensor
+                else:
+                    group[key] = value
+
+    # ---- while it trains
+
+    def writes(self) -> list[Any]:
+        """The memory that the optimizer's next step writes: parameters with a gradient, and their state."""
+        memory = []
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                block = self._own.get(index) or (self._model.block(parameter) if self._model else None)
+                if block is not None:
+                    memory.append(block.memory)
+                memory.extend(block.memory for block in self._blocks.get(index, {}).values())
+        return memory
+
+    @property
+    def behind(self) -> bool:
+        """Whether parameters have state of which nothing is in the heap yet."""
+        return len(self._optimizer.state) != len(self._blocks)
+
+    def replace(self, replaced: dict[int, torch.Tensor]) -> None:
+        """Puts parameters that are other objects now, by id of the old, into groups and state (`load_state_dict(assign=True)`)."""
+        for group in self._optimizer.param_groups:
+            parameters = group["params"]
+            for place, old in enumerate(parameters):
+                new = replaced.get(id(old))
+                if new is not None:
+                    parameters[place] = new
+                    if old in self._optimizer.state:
+                        self._optimizer.state[new] = self._optimizer.state.pop(old)
+
+    def collect(self) -> None:
+        """Moves into the heap what is not there: state made or replaced since the last call. Writes no plain values."""
+        displaced: list[tuple[str, torch.Tensor, Block]] = []
+        changed = False
+        for index, parameter in enumerate(self.parameters):
+            changed |= self._collect_parameter(index, parameter, displaced)
+            state = self._optimizer.state.get(parameter, {})
+            blocks = self._blocks.get(index, {})
+            for key, value in state.items():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                block = blocks.get(key)
+                if block is not None and block.holds(value):
+                    continue
+                if block is None or block.shape != value.shape or block.dtype is not value.dtype:
+                    check_movable(f"optimizer state {key!r} of parameter {index}", value)
+                    block = self._create(index, key, value)
+                    changed = True
+                displaced.append((f"optimizer state {key!r} of parameter {index}", value, block))
+            for key in [key for key in blocks if not isinstance(state.get(key), torch.Tensor)]:
+                self._remove(index, key)
+                changed = True
+        take_in(displaced)
+        if changed:
+            self._write_layout()
+
+    def sync(self) -> None:
+        """`collect`, and the plain values: everything is in the store, pending until the next commit."""
+        self.collect()
+        self._write_plain()
+
+    def _collect_parameter(
+        self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Block]]
+    ) -> bool:
+        """Moves a parameter in that is in no module. True if it is new (`add_param_group`)."""
+        if self._model is not None and self._model.block(parameter) is not None:
+            return False
+        block = self._own.get(index)
+        created = block is None
+        if block is None:
+            check_movable(f"parameter {index} of the optimizer", parameter)
+            path = f"{self._path}/parameters/{index}"
+            block = self._own[index] = Block.create(self._store, path, parameter)
+        if not block.holds(parameter):
+            displaced.append((f"parameter {index} of the optimizer", parameter, block))
+        return created
+
+    def _state_path(self, index: int, key: str) -> str:
+        return f"{self._path}/state/{index}.{encode_name(key)}"
+
+    def _create(self, index: int, key: str, value: torch.Tensor) -> Block:
+        """A new block with the value's bytes, in place of an old one of that name. The value itself is not bound."""
+        if not isinstance(key, str):
+            raise AttachError(f"the optimizer keeps state of a parameter under {key!r}: only names that are str can be stored")
+        if key in self._blocks.get(index, {}):
+            self._remove(index, key)
+        block = Block.create(self._store, self._state_path(index, key), value)
+        self._blocks.setdefault(index, {})[key] = block
+        return block
+
+    def _remove(self, index: int, key: str) -> None:
+        self._store.pop(self._state_path(index, key), None)
+        self._blocks[index].pop(key, None)
+
+    def _write_plain(self) -> None:
+        parameters = self.parameters
+        rest: dict[Any, Any] = {}
+        for index, parameter in enumerate(parameters):
+            state = self._optimizer.state.get(parameter)
+            plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)} if state else None
+            if plain:
+                rest[index] = plain
+        known = {id(parameter) for parameter in parameters}
+        others: dict[Any, Any] = {}
+        for key, value in cast(dict[Any, Any], self._optimizer.state).items():
+            if isinstance(key, torch.Tensor):
+                if id(key) not in known:
+                    raise AttachError("the optimizer has state of a tensor that is in none of its groups: remove it from .state")
+            else:
+                others[key] = value
+        if others:
+            rest["others"] = others
+        self._rest.write(rest)
+        self._groups.write(
+            [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self._optimizer.param_groups
+            ]
+        )
+        if self._layout is None or [len(group["shapes"]) for group in self._layout[0]] != [
+            len(group["params"]) for group in self._optimizer.param_groups
+        ]:
+            self._write_layout()
+
+    def _write_layout(self) -> None:
+        tensors = [[index, key] for index, blocks in self._blocks.items() for key in blocks]
+        self._layout = None  # until it is written
+        layout = [self._describe_groups(), tensors, list(self._own)]
+        self._store[f"{self._path}/layout"] = layout
+        self._layout = layout
+
+    def _describe_groups(self) -> list[dict[str, Any]]:
+        names = {id(tensor): name for name, tensor in self._model.parameters} if self._model else {}
+        return [
+            {
+                "class": type(self._optimizer).__name__,
+                "shapes": [list(parameter.shape) for parameter in group["params"]],
+                "names": [names.get(id(parameter)) for parameter in group["params"]],
+            }
+            for group in self._optimizer.param_groups
+        ]
+
+
+def _short(shapes: list[list[int]]) -> str:
+    told = ", ".join(str(tuple(shape)) for shape in shapes[:6])
+    return f"[{told}{', ...' if len(shapes) > 6 else ''}] ({len(shapes)})"
+
+
+def _first_change(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    place = next(i for i, (a, b) in enumerate(zip(ours["names"], theirs["names"], strict=True)) if a != b)
+    return f"{ours['names'][place]} is stored where {theirs['names'][place]} is given"

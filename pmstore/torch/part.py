@@ -1,0 +1,98 @@
+"""One piece of Python-side state in the store, written when it changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from pmstore import Store, values
+from pmstore.torch.codec import Array, join, split
+
+__all__ = ["Part", "raw_bytes"]
+
+
+def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The array's bytes in C order, as uint8: over its own memory where it is contiguous, else over a copy's.
+
+    Bytes and not elements: nan differs from nan and -0.0 equals 0.0, but here only bits count.
+    """
+    if isinstance(array, torch.Tensor):
+        flat = array.detach().contiguous().reshape(-1)
+        bits: np.ndarray[Any, np.dtype[np.uint8]] = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        return bits
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+class Part:
+    """A nested structure of plain values and arrays under one group of the store.
+
+    The skeleton is the value `<path>/value`, array i is `<path>/<i>`. Writing is cheap where little changed: arrays are
+    compared and copied in place, the value is written when its bytes differ from those written last.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.path = path
+        self._store = store
+        self._bytes: bytes | None = None  # of the value in the store, if known
+        self._arrays: list[Array] | None = None
+
+    @property
+    def stored(self) -> bool:
+        return f"{self.path}/value" in self._store
+
+    def write(self, state: Any) -> None:
+        """Writes the structure; pending until the next commit.
+
+        Raises:
+            TypeError: it holds something that is not data.
+            StoreFullError: nothing of the array or value at hand was written.
+        """
+        skeleton, arrays = split(state)
+        held = self._held()
+        for index, array in enumerate(arrays):
+            self._put(index, array, held)
+        while len(held) > len(arrays):
+            self._store.pop(f"{self.path}/{len(held) - 1}", None)
+            held.pop()
+        encoded = values.encode(skeleton)
+        if encoded != self._bytes:
+            self._store[f"{self.path}/value"] = skeleton
+            self._bytes = encoded  # after the write: an interrupt between the two only costs a second write
+
+    def read(self) -> Any:
+        """The stored structure. Its arrays are copies: nobody holds on to the heap through them.
+
+        Raises:
+            KeyError: nothing is stored.
+        """
+        skeleton = self._store[f"{self.path}/value"]
+        return join(skeleton, [array.clone() if isinstance(array, torch.Tensor) else array.copy() for array in self._held()])
+
+    def forget(self) -> None:
+        """Drops what is known of the store's content: after a roll back."""
+        self._bytes = None
+        self._arrays = None
+
+    def _held(self) -> list[Array]:
+        if self._arrays is None:
+            self._arrays = []
+            while f"{self.path}/{len(self._arrays)}" in self._store:
+                self._arrays.append(self._store[f"{self.path}/{len(self._arrays)}"])
+        return self._arrays
+
+    def _put(self, index: int, array: Array, held: list[Array]) -> None:
+        here = held[index] if index < len(held) else None
+        if here is not None and type(here) is type(array) and here.dtype == array.dtype and here.shape == array.shape:
+            ours, theirs = raw_bytes(here), raw_bytes(array)
+            if not np.array_equal(ours, theirs):
+                ours[:] = theirs
+            return
+        name = f"{self.path}/{index}"
+        self._store[name] = array
+        stored = self._store[name]
+        if index < len(held):
+            held[index] = stored
+        else:
+            held.append(stored)

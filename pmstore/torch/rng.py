@@ -1,0 +1,85 @@
+"""The process's random number generators as data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from pmstore import Store
+from pmstore.torch.part import Part
+
+__all__ = ["RngParts", "capture", "isolated", "restore"]
+
+
+class RngParts:
+    """Python's, numpy's and torch's default generators, each a part of its own: most steps use only one."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._parts = {name: Part(store, f"{path}/{name}") for name in ("python", "numpy", "torch")}
+        self._last_python: tuple[Any, ...] | None = None
+
+    def write(self) -> None:
+        """Writes what changed; pending until the next commit."""
+        python = random.getstate()
+        if python != self._last_python:  # the one whose state is dear to convert
+            self._parts["python"].write(_lower_python(python))
+            self._last_python = python
+        self._parts["numpy"].write(np.random.get_state(legacy=False))
+        self._parts["torch"].write(torch.get_rng_state())
+
+    def restore(self) -> None:
+        """Sets the generators to the stored states."""
+        random.setstate(_raise_python(self._parts["python"].read()))
+        np.random.set_state(self._parts["numpy"].read())
+        torch.set_rng_state(self._parts["torch"].read())
+
+    def forget(self) -> None:
+        """After a roll back."""
+        self._last_python = None
+        for part in self._parts.values():
+            part.forget()
+
+
+def capture(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    """The states of the default generators, and of the given ones, as a structure that a `Part` can hold."""
+    return {
+        "python": _lower_python(random.getstate()),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "generators": [generator.get_state() for generator in generators],
+    }
+
+
+def restore(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
+    """Sets them to the states of `capture`."""
+    random.setstate(_raise_python(state["python"]))
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    for generator, one in zip(generators, state["generators"], strict=True):
+        generator.set_state(one)
+
+
+@contextmanager
+def isolated(stream: dict[str, Any]) -> Iterator[None]:
+    """Inside, the default generators are those of the stream, which goes on where it was; outside, nothing has happened."""
+    outside = capture()
+    restore(stream)
+    try:
+        yield
+    finally:
+        stream.update(capture())
+        restore(outside)
+
+
+def _lower_python(state: tuple[Any, ...]) -> dict[str, Any]:
+    version, words, gauss = state
+    return {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss}
+
+
+def _raise_python(state: dict[str, Any]) -> tuple[Any, ...]:
+    return state["version"], tuple(state["words"].tolist()), state["gauss"]

@@ -1,0 +1,410 @@
+"""A training run whose state is in a store."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from pmstore import Store
+from pmstore.errors import TransactionError
+from pmstore.torch.errors import AttachError
+from pmstore.torch.gradients import GradientKeeper
+from pmstore.torch.loader import Position, Source
+from pmstore.torch.model import ModelBinding
+from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.part import Part
+from pmstore.torch.policy import CommitPolicy
+from pmstore.torch.rng import RngParts
+from pmstore.torch.stateful import StatefulPart
+
+__all__ = ["Pieces", "Run", "RunStats"]
+
+# Places in the array <name>/progress.
+STEP, EPOCH, BATCH, MIDSTEP = range(4)
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What a run keeps in the store. Made by `attach`."""
+
+    progress: np.ndarray[Any, np.dtype[np.int64]]
+    model: ModelBinding | None
+    optimizer: OptimizerBinding | None
+    statefuls: list[StatefulPart]
+    rng: RngParts | None
+    gradients: GradientKeeper | None
+    source: Source | None
+    start: Part | None  # generators at the epoch's start
+    generators: Part | None  # the loader's generators now
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """What a run has done in this process."""
+
+    steps: int
+    commits: int
+    rollbacks: int
+
+
+class Run:
+    """A training run in a store; made by `pmstore.torch.attach`.
+
+    Between two commits the program trains as it would without a store: parameters, buffers and optimizer state are the same
+    objects, whose memory is the heap. A commit makes everything the next step depends on the state that survives, in one
+    transaction: the tensors, the optimizer's hyperparameters, scheduler, scaler, generators, place in the data, and whatever
+    else was written to the store.
+
+    Use it in one thread.
+    """
+
+    def __init__(self, store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None, *, resumed: bool) -> None:
+        self.name = name
+        self.resumed = resumed
+        """Whether attach found a stored run, and the training goes on from there."""
+        self._store = store
+        self._pieces = pieces
+        self._policy = policy
+        self._position = Position()
+        self._start_written: object = self  # what `pieces.start` holds; nothing known yet
+        self._done = 0  # steps finished, committed or not
+        self._committed = 0
+        self._epoch = store.epoch  # of the store, when _committed was last brought up to date
+        self._rollbacks = store.rollbacks  # of the store, that the Python side has followed
+        self._epoch_of_update: int | None = None  # of the store, when the optimizer began to write
+        self._spent = pieces.optimizer is None  # the optimizer has used the gradients
+        self._stale = False  # the heap was rolled back, and the Python side is not yet
+        self._turn = 0  # counts roll backs, so that a loop over the data knows
+        self._loop: object | None = None
+        self._block = 0
+        self._counts = {"steps": 0, "commits": 0, "rollbacks": 0}
+        self._handles: list[Any] = []
+        self._attached = True
+
+    # ---- what a program asks
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def step(self) -> int:
+        """Finished steps that the store's last commit holds, over all processes of this run."""
+        self._settle()
+        return self._committed
+
+    @property
+    def epoch(self) -> int:
+        """Of the batch that `batches` gave last, counted from 0."""
+        return self._position.epoch
+
+    @property
+    def batch(self) -> int:
+        """Index within its epoch of the batch that `batches` gave last; -1 before the first."""
+        return self._position.batch - 1
+
+    @property
+    def attached(self) -> bool:
+        return self._attached and not self._store.closed
+
+    def stats(self) -> RunStats:
+        return RunStats(**self._counts)
+
+    def __repr__(self) -> str:
+        if not self.attached:
+            return f"<pmstore.torch.Run {self.name!r}, detached>"
+        return f"<pmstore.torch.Run {self.name!r}, step {self.step}{', resumed' if self.resumed else ''}>"
+
+    # ---- the end of a step
+
+    def commit(self, loss: float | torch.Tensor | None = None) -> bool:
+        """Ends a step: writes what Python holds into the store and, if the policy says so, commits the store.
+
+        Everything pending in the store is part of the commit. Without a policy every step commits. A step that does not
+        commit is in the store all the same, pending: leaving `with pmstore.open(...)` normally commits it too.
+
+        Args:
+            loss: of this step, for the policy.
+
+        Returns: whether it committed; then the step is durable as far as the store's domain reaches.
+
+        Raises:
+            MismatchError: a tensor was replaced by one that does not fit its place in the store. Nothing was committed.
+            TransactionError: inside a transaction (which commits by itself), or the store was rolled back by other means.
+            StoreFullError: no room for new optimizer state. Nothing was committed; roll back.
+        """
+        if self._block:
+            raise TransactionError("commit() inside `with run.transaction()`: leaving the block commits")
+        return self._finish(loss)
+
+    def rollback(self) -> None:
+        """Takes everything back to the last commit: the store, and what Python holds.
+
+        Optimizer state made since then vanishes, gradients are those of the commit, `batches` gives the batch after the last
+        committed one again.
+        """
+        if not self._attached:
+            raise AttachError(f"the run {self.name!r} was detached")
+        self._stale = True  # until both sides agree: an interrupt in between is made good by the next call
+        self._store.rollback()
+        self._counts["rollbacks"] += 1
+        self._restore()
+
+    def transaction(self, loss: float | torch.Tensor | None = None) -> RunTransaction:
+        """A block that ends a step: commits when it is left normally, as `commit`, and rolls back when it raises.
+
+        What was written before the block since the last commit (batch statistics of the forward pass, for example) is part
+        of the step: it commits or rolls back with the block. Blocks nest; the outermost counts.
+
+            with run.transaction() as step:
+                ...
+                step.loss = loss
+        """
+        self._require()
+        return RunTransaction(self, loss)
+
+    def detach(self) -> None:
+        """Ends the run: the optimizer's hooks are removed, commit and batches raise. The tensors stay in the store."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._attached = False
+        self._loop = None
+
+    def _finish(self, loss: float | torch.Tensor | None) -> bool:
+        self._require()
+        self._settle()
+        if self._epoch_of_update not in (None, self._store.epoch):
+            warnings.warn(
+                "the store was committed in the middle of a training step. A process that dies before the step's own commit "
+                "could not be resumed: use run.commit() or run.transaction() instead of the store's own",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        done = self._done + 1
+        self._write(done)
+        self._done = done
+        self._epoch_of_update = None
+        self._counts["steps"] += 1
+        if self._policy is not None:
+            value = float(loss.detach()) if isinstance(loss, torch.Tensor) else loss
+            if not self._policy.should_commit(done, value):
+                return False
+        self._store.commit()
+        self._settle()
+        self._counts["commits"] += 1
+        return True
+
+    def _write(self, done: int) -> None:
+        """Brings the store up to date with what Python holds; pending."""
+        self._take_in()
+        if self._pieces.optimizer is not None:
+            self._pieces.optimizer.sync()
+        self._write_rest(done)
+
+    def _write_rest(self, done: int) -> None:
+        """Everything but model and optimizer."""
+        pieces = self._pieces
+        if pieces.gradients is not None:
+            pieces.gradients.write(self._parameters(), spent=self._spent)
+        for stateful in pieces.statefuls:
+            stateful.write()
+        if pieces.rng is not None:
+            pieces.rng.write()
+        position = self._position
+        if pieces.source is not None and pieces.start is not None and pieces.generators is not None:
+            if self._start_written is not position.start:  # once an epoch
+                pieces.start.write(position.start)
+                self._start_written = position.start
+            pieces.generators.write([generator.get_state() for generator in pieces.source.generators])
+        pieces.progress[:] = (done, position.epoch, position.batch, 0)
+        self._spent = pieces.optimizer is None
+
+    def _parameters(self) -> list[tuple[str, torch.Tensor]]:
+        named = self._pieces.model.parameters if self._pieces.model is not None else []
+        return named + (self._pieces.optimizer.extra_parameters if self._pieces.optimizer is not None else [])
+
+    def _take_in(self) -> None:
+        pieces = self._pieces
+        if pieces.model is not None:
+            replaced = pieces.model.take_in()
+            if replaced and pieces.optimizer is not None:
+                pieces.optimizer.replace(replaced)
+
+    # ---- around optimizer.step
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Declares what the optimizer is about to write: captured in one go, by all cores, without a fault for each piece."""
+        if not self.attached:
+            return
+        self._require()
+        pieces = self._pieces
+        assert pieces.optimizer is not None
+        self._take_in()
+        self._store.will_write(pieces.progress, *pieces.optimizer.writes())
+        pieces.progress[MIDSTEP] = 1
+        if self._epoch_of_update is None:
+            self._epoch_of_update = self._store.epoch
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.attached:
+            return
+        self._spent = True
+        assert self._pieces.optimizer is not None
+        if self._pieces.optimizer.behind:
+            self._pieces.optimizer.collect()
+
+    # ---- data
+
+    def batches(self, epochs: int | None = 1) -> Iterator[Any]:
+        """The batches of the loader from where the run is, in the order they would have come in had it never stopped.
+
+        A batch counts as taken by the step in whose commit it was; after a resume or a roll back the first batch is the one
+        after it. Breaking out and calling again goes on with the next batch.
+
+        Args:
+            epochs: how many the run has in all, from its start; None: no end.
+
+        Raises:
+            AttachError: no loader was given to attach.
+        """
+        self._require()
+        if self._pieces.source is None:
+            raise AttachError("the run has no loader: give it to attach(..., loader=...)")
+        return self._batches(self._pieces.source, epochs)
+
+    def _batches(self, source: Source, epochs: int | None) -> Iterator[Any]:
+        loop = self._loop = object()
+        while epochs is None or self._position.epoch < epochs:
+            turn = self._turn
+            batches = source.open_at(self._position)
+            for batch in batches:
+                self._position.batch += 1
+                yield batch
+                if self._loop is not loop:
+                    raise RuntimeError("another loop over run.batches() has begun, or the run was detached: one at a time")
+                self._require()
+                if self._turn != turn:
+                    break  # rolled back: go on after the last committed batch
+            else:
+                if self._position.batch == 0:
+                    raise ValueError("the loader gave no batch in a whole epoch")
+                self._position = Position(self._position.epoch + 1)
+            del batches  # worker processes end here, not when the next epoch's have started
+
+    # ---- two sides that agree
+
+    def _require(self) -> None:
+        if not self._attached:
+            raise AttachError(f"the run {self.name!r} was detached")
+        if self._stale:
+            self._store.rollback()
+            self._restore()
+        elif not self._store.closed and self._store.rollbacks != self._rollbacks:
+            raise TransactionError(
+                "the store was rolled back by other means than run.rollback(), so that what Python holds (generators, "
+                "scheduler, place in the data) is no longer what the store holds: call run.rollback() now, and in its place"
+            )
+
+    def _settle(self) -> None:
+        """Notices a commit, whoever made it and whatever interrupted what followed: the store says what it holds."""
+        if self._store.closed:
+            return
+        epoch = self._store.epoch
+        if epoch != self._epoch:
+            self._committed = int(self._pieces.progress[STEP])
+            self._epoch = epoch
+
+    def _bind(self) -> None:
+        """First binding. The pieces were checked and opened, or have just been written and committed."""
+        pieces = self._pieces
+        if self.resumed:
+            self._restore(opened=True)
+        else:
+            if pieces.model is not None:
+                pieces.model.bind()
+            if pieces.optimizer is not None:
+                pieces.optimizer.bind()
+            self._settle()
+        if pieces.optimizer is not None:
+            optimizer = pieces.optimizer.optimizer
+            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
+            self._handles.append(optimizer.register_step_post_hook(self._after_update))
+
+    def _restore(self, *, opened: bool = False) -> None:
+        """Makes the Python side what the store's last commit says. May be repeated."""
+        self._stale = True
+        pieces = self._pieces
+        if pieces.model is not None:
+            pieces.model.bind()
+        if pieces.optimizer is not None:
+            if not opened:
+                pieces.optimizer.open()
+            pieces.optimizer.restore()
+        if pieces.gradients is not None:
+            pieces.gradients.forget()
+            pieces.gradients.restore(self._parameters())
+        for stateful in pieces.statefuls:
+            stateful.restore()
+        step, epoch, batch, _ = (int(number) for number in pieces.progress)
+        self._position = Position(epoch, batch)
+        if pieces.source is not None and pieces.start is not None and pieces.generators is not None:
+            pieces.start.forget()
+            pieces.generators.forget()
+            self._position.start = self._start_written = pieces.start.read()
+            for generator, state in zip(pieces.source.generators, pieces.generators.read(), strict=True):
+                generator.set_state(state)
+        self._done = self._committed = step
+        self._epoch = self._store.epoch
+        self._epoch_of_update = None
+        self._spent = pieces.optimizer is None
+        self._rollbacks = self._store.rollbacks
+        self._turn += 1
+        if pieces.rng is not None:  # last: nothing above may draw a number afterwards
+            pieces.rng.forget()
+            pieces.rng.restore()
+        self._stale = False
+
+
+class RunTransaction:
+    """What `Run.transaction` returns.
+
+    Attributes:
+        loss: of the step, for the policy; may be set in the block.
+    """
+
+    __slots__ = ("_run", "loss")
+
+    def __init__(self, run: Run, loss: float | torch.Tensor | None) -> None:
+        self._run = run
+        self.loss = loss
+
+    def __enter__(self) -> RunTransaction:
+        self._run._require()
+        self._run._block += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        run = self._run
+        run._block -= 1
+        if run._block:
+            return False
+        if kind is not None:
+            if run.attached:
+                run.rollback()
+            return False
+        try:
+            run._finish(self.loss)
+        except BaseException:
+            # Not committed, or committed and interrupted after it: both ways the last commit is what holds.
+            run.rollback()
+            raise
+        return False

@@ -1,0 +1,16 @@
+"""The two extension modules; everything else is in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+setup(
+    cffi_modules=["pmstore/_build_ffi.py:ffibuilder"],
+    ext_modules=[
+        Extension(
+            "pmstore._block",
+            sources=["pmstore/_block.c"],
+            include_dirs=["native"],
+            depends=["native/pool.h", "native/directory.h", "native/status.h", "native/layout.h"],
+            extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"],
+        )
+    ],
+)

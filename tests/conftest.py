@@ -1,0 +1,56 @@
+"""What the tests share: folders on memory and on disk, and a watch on what a test leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pmstore
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder on tmpfs (domain "process" by default)."""
+    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir=MEMORY) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A folder on a disk (domain "file" by default)."""
+    return tmp_path
+
+
+@pytest.fixture(params=["process", "emulated", "file"])
+def domain(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def path(shm: Path) -> Path:
+    """Where a store may be made."""
+    return shm / "store.pm"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[pmstore.Store]:
+    """An open store on tmpfs."""
+    opened = pmstore.open(path, size="8MiB")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _leaves_nothing_behind() -> Iterator[None]:
+    before = set(os.listdir(MEMORY))
+    yield
+    gc.collect()
+    left = {name for name in set(os.listdir(MEMORY)) - before if name.startswith("pmstore-test-")}
+    assert not left, f"left in {MEMORY}: {left}"

@@ -1,0 +1,124 @@
+"""Values come back equal and of the same type, and what cannot is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pmstore import CorruptStoreError, values
+
+any_text = st.text(st.characters(codec=None))
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=-(2**300), max_value=2**300)
+    | st.floats()
+    | st.complex_numbers()
+    | any_text
+    | st.binary()
+    | st.builds(bytearray, st.binary())
+    | st.datetimes()
+    | st.datetimes(timezones=st.just(dt.timezone.utc))
+    | st.dates()
+    | st.times()
+    | st.timedeltas()
+    | st.floats(width=32).map(np.float32)
+    | st.integers(-(2**15), 2**15 - 1).map(np.int16)
+)
+keys = st.none() | st.booleans() | st.integers() | any_text | st.binary() | st.tuples(st.integers(), any_text)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
+    max_leaves=20,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, of one type all the way down, nan and the sign of zero included."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a.items()), list(b.items()))  # order too
+    if isinstance(a, complex):
+        return same(a.real, b.real) and same(a.imag, b.imag)
+    if isinstance(a, (float, np.floating)):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    return bool(a == b)
+
+
+@given(trees)
+def test_round_trip(value: Any) -> None:
+    assert same(values.decode(values.encode(value)), value)
+
+
+@given(st.binary())
+def test_any_bytes_decode_or_are_called_corrupt(data: bytes) -> None:
+    try:
+        values.decode(data)
+    except CorruptStoreError:
+        pass
+
+
+@given(trees, st.integers(0, 1 << 20), st.integers(0, 255))
+def test_damaged_bytes_decode_or_are_called_corrupt(value: Any, at: int, byte: int) -> None:
+    data = bytearray(values.encode(value))
+    data[at % len(data)] = byte
+    try:
+        values.decode(bytes(data))
+    except CorruptStoreError:
+        pass
+
+
+@pytest.mark.parametrize("data", [b"\x91" * 100_000 + b"\xc0", b"\x81\xa0" * 100_000 + b"\xc0", b"\xc7\x00\x03", b""])
+def test_hostile_bytes(data: bytes) -> None:
+    with pytest.raises(CorruptStoreError):
+        values.decode(data)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_nesting_has_a_limit(kind: type) -> None:
+    value: Any = None
+    for _ in range(values.MAX_DEPTH):
+        value = {"a": value} if kind is dict else kind([value])
+    assert values.decode(values.encode(value)) == value
+    with pytest.raises(ValueError, match="nested"):
+        values.encode([value])
+
+
+def test_cycles() -> None:
+    loop: list[Any] = []
+    loop.append({"self": loop})
+    with pytest.raises(ValueError, match="contains itself"):
+        values.encode(loop)
+
+
+class Int(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, Int(3), len, int, np.zeros(2), [np.zeros(2)], range(3), memoryview(b"x"), dt.timezone.utc],
+    ids=repr,
+)
+def test_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="What can be stored"):
+        values.encode(value)
+
+
+def test_refusal_names_the_remedy() -> None:
+    with pytest.raises(TypeError, match="group"):
+        values.encode({"w": np.zeros(2)})
+    with pytest.raises(TypeError, match=r"int\(value\)"):
+        values.encode(Int(3))
+    with pytest.raises(TypeError, match="astimezone"):
+        values.encode(dt.datetime(2020, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1), "here")))
