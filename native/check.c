@@ -13,7 +13,7 @@ struct checker {
     struct pms_pool *pool;
     struct pms_check_report *report;
     struct owned *block;
-    uint64_t count, room;
+    uint64_t count, room, last_extent;
     uint64_t *group;             /* directories still to look at */
     uint64_t groups, group_room;
     bool out_of_memory;
@@ -49,6 +49,8 @@ static int collect(void *ctx, const struct pms_block *block)
             return PMS_E_OS;
         c->block = more;
     }
+    c->report->extents += block->extent_off != c->last_extent;
+    c->last_extent = block->extent_off;
     c->block[c->count++] = (struct owned){block->off, 0}; /* ascending: the walk goes by address */
     return 0;
 }

@@ -481,7 +481,7 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
         .log_bytes = pms_undo_capacity(&pool->undo), .log_need_bytes = h.log_need, .commits = pool->commits,
         .rollbacks = pool->rollbacks, .faults = pool->capture.faults, .captures = pool->capture.captures,
         .captured_bytes = pool->undo.captured_bytes, .fences = pool->persist.fences, .lines = pool->persist.lines,
-        .syncs = pool->persist.syncs + j.commit_syncs, .journal_bytes = j.journal_bytes, .home_bytes = j.home_bytes,
+        .syncs = pool->persist.syncs, .journal_bytes = j.journal_bytes, .home_bytes = j.home_bytes,
         .straight_bytes = j.straight_bytes, .home_syncs = j.home_syncs, .journal_waits = j.waits,
     };
     for (uint64_t i = 0; i < pool->begun && i < pool->undo.dirty_count; i++) {

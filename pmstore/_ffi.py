@@ -235,16 +235,22 @@ def _fail_at(path: str, address: int) -> NoReturn:
     raise _exception(path, _ffi.cast("struct pms_error *", address)) from None
 
 
+_EXISTS = "the file exists: use mode='a' to open it, or 'w' to replace it"
+_MISSING = "no such store: use mode='a' or 'x' to create it"
+
+
 def _fail_open(path: str, mode: str, address: int) -> NoReturn:
     """Of `open`, where a name that exists or not is a file's."""
     error = _ffi.cast("struct pms_error *", address)
     if error.status == _lib.PMS_E_EXISTS:
-        raise FileExistsError(errno.EEXIST, "the file exists: use mode='a' to open it, or 'w' to replace it", path)
+        raise FileExistsError(errno.EEXIST, _EXISTS, path)
     if error.status == _lib.PMS_E_NOT_FOUND:
-        raise FileNotFoundError(errno.ENOENT, "no such store: use mode='a' or 'x' to create it", path)
+        raise FileNotFoundError(errno.ENOENT, _MISSING, path)
     made = _exception(path, error)
-    if isinstance(made, FileNotFoundError) and mode in ("r", "r+"):
-        made = FileNotFoundError(errno.ENOENT, "no such store: use mode='a' or 'x' to create it", path)
+    if isinstance(made, FileExistsError):
+        made = FileExistsError(errno.EEXIST, _EXISTS, path)
+    elif isinstance(made, FileNotFoundError) and mode in ("r", "r+"):
+        made = FileNotFoundError(errno.ENOENT, _MISSING, path)
     raise made
 
 

@@ -81,7 +81,11 @@ def split_name(name: Any) -> list[bytes]:
                 f"a name is not empty, and '/' separates groups, so that none may stand first, last or twice: {name!r}"
             )
         if len(part) > NAME_MAX_BYTES:
-            raise ValueError(f"a name has at most {NAME_MAX_BYTES} bytes between slashes, this one has {len(part)}: {name[:40]!r}…")
+            raise ValueError(
+                f"a name has at most {NAME_MAX_BYTES} bytes between slashes, this one has {len(part)}: {name[:40]!r}..."
+            )
+        if b"\0" in part:
+            raise ValueError(f"a name has no NUL character: {name!r}")
     return parts
 
 

@@ -35,7 +35,8 @@ def test_the_readme_example(path: Path, domain: Any) -> None:
         assert store.check().problems == ()
 
 
-def test_rollback_and_commit(store: pmstore.Store, domain: Any) -> None:
+def test_rollback_and_commit(path: Path, domain: Any) -> None:
+    store = pmstore.open(path, domain=domain)
     a = store.zeros("a", 5)
     store["x"] = 1
     store.commit()
@@ -52,6 +53,7 @@ def test_rollback_and_commit(store: pmstore.Store, domain: Any) -> None:
     store.rollback()
     assert a.tolist() == [8] * 5
     assert store.epoch == epoch + 1
+    store.close()
 
 
 def test_a_block_that_raises_undoes_exactly_the_block(path: Path, domain: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from training import make_job, mlp, train
 import pmstore
 import pmstore.torch
 from pmstore.torch import AttachError, EverySteps, MismatchError, TornStepError, attach
+from pmstore.torch.block import check_movable
 
 
 def in_heap(store: pmstore.Store, name: str, tensor: torch.Tensor) -> bool:
@@ -374,10 +376,11 @@ def test_another_device_is_refused(store: pmstore.Store) -> None:
     run.detach()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_model_is_refused(store: pmstore.Store) -> None:
-    with pytest.raises(AttachError, match=r"is on cuda:0: attach takes models on the CPU"):
-        attach(store, model=nn.Linear(2, 2, device="cuda"))
+def test_a_cuda_model_is_refused() -> None:
+    """Without such a device: a tensor's stand-in with what is asked of it."""
+    tensor = SimpleNamespace(device=torch.device("cuda:0"), layout=torch.strided, is_quantized=False)
+    with pytest.raises(AttachError, match=r"weight is on cuda:0: attach takes models on the CPU\. Move it with model\.cpu"):
+        check_movable("parameter weight", tensor)  # type: ignore[arg-type]
 
 
 def test_attaching_twice(store: pmstore.Store, tmp_path: Path) -> None:
@@ -482,6 +485,7 @@ def test_the_store_committed_in_the_middle_of_a_step(path: Path) -> None:
 
 def test_the_store_rolled_back_behind_the_run(store: pmstore.Store) -> None:
     run = attach(store, model=mlp())
+    store["pending"] = 1
     store.rollback()
     with pytest.raises(pmstore.TransactionError, match=r"call run\.rollback\(\) now"):
         run.commit()

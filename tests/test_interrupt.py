@@ -1,0 +1,246 @@
+"""KeyboardInterrupt anywhere: the store is usable and holds the old or the new state, whole."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt before the n-th bytecode that runs under `run`, in any Python frame."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.seen = 0
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.seen += 1
+            if self.seen == self.at:
+                raise KeyboardInterrupt
+        return self.trace
+
+    def run(self, work: Callable[[], None]) -> bool:
+        """Whether it was interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self.trace)
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+
+def at_every_bytecode(work: Callable[[], None], verify: Callable[[], None]) -> int:
+    """Runs work with an interrupt at its first bytecode, its second, and so on until it runs through."""
+    at = 1
+    while Interrupter(at).run(work):
+        verify()
+        at += 1
+    verify()
+    return at
+
+
+def test_at_every_bytecode_of_a_block(store: pmstore.Store) -> None:
+    a, b = store.zeros("a", 100), store.zeros("b", 100)
+    store["n"] = 0
+    store.commit()
+
+    def work() -> None:
+        with store.transaction(writes=[a]):
+            a.__iadd__(1)
+            b.__iadd__(1)
+            store["n"] = store["n"] + 1
+
+    def verify() -> None:
+        assert not store.in_transaction
+        assert a[0] == b[0] == store["n"]
+        assert store["a"] is a
+        epoch = store.epoch
+        store.rollback()  # nothing is pending
+        assert a[0] == b[0] == store["n"]
+        assert store.epoch == epoch
+
+    assert at_every_bytecode(work, verify) > 20
+
+
+def test_at_every_bytecode_of_a_kept_transaction_object(store: pmstore.Store) -> None:
+    a = store.zeros("a", 100)
+    store.commit()
+    blocks = []
+
+    def work() -> None:
+        blocks.append(store.transaction(writes=[a]))
+        with blocks[-1]:
+            a.__iadd__(1)
+
+    def verify() -> None:
+        # An interrupt between the body and __exit__, which only a tracing tool can cause, is seen when the object goes.
+        blocks.clear()
+        assert not store.in_transaction
+        value = a[0]
+        store.rollback()
+        assert a[0] == value
+
+    at_every_bytecode(work, verify)
+
+
+def test_at_every_bytecode_of_commit_and_rollback(store: pmstore.Store) -> None:
+    a = store.zeros("a", 100)
+    store["n"] = 0
+    store.commit()
+
+    def commit() -> None:
+        a.__iadd__(1)
+        store["n"] = int(a[0])
+        store.commit()
+
+    def verify() -> None:
+        store.rollback()
+        assert a[0] == store["n"]
+        assert not store.in_transaction
+
+    def rollback() -> None:
+        a.__iadd__(1)
+        store["n"] = int(a[0])
+        store.rollback()
+
+    at_every_bytecode(commit, verify)
+    at_every_bytecode(rollback, verify)
+
+
+def test_at_every_bytecode_of_object_operations(store: pmstore.Store) -> None:
+    counter = iter(range(10**9))
+
+    def work() -> None:
+        name = f"g/{next(counter)}"
+        made = store.zeros(name, 50)
+        made[:] = 1
+        store["x"] = np.arange(10)
+        assert store[name] is made
+        del store[name]
+        store.setdefault("y", [1])
+
+    def verify() -> None:
+        assert store.check().problems == ()
+        store.commit()
+        assert store.stats().pinned_bytes == 0
+
+    at_every_bytecode(work, verify)
+
+
+def test_at_every_bytecode_of_open_and_close(path: Path) -> None:
+    with pmstore.open(path) as store:
+        store["n"] = 0
+
+    def work() -> None:
+        with pmstore.open(path) as store:
+            store["n"] += 1
+
+    def verify() -> None:
+        with pmstore.open(path, lock_timeout=5) as store:  # the lock is free again
+            assert store.check().problems == ()
+
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # interrupted before anybody could close it
+        at_every_bytecode(work, verify)
+
+
+def test_real_signals(store: pmstore.Store) -> None:
+    a, b = store.zeros("a", 20_000), store.zeros("b", 20_000)
+    store["n"] = 0
+    store.commit()
+    stop = threading.Event()
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        rng = np.random.default_rng(1)
+        while not stop.is_set():
+            time.sleep(rng.uniform(0.0002, 0.003))
+            if armed.is_set():
+                armed.clear()
+                signal.pthread_kill(main, signal.SIGINT)
+
+    armed = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = done = 0
+    thread.start()
+    try:
+        while interrupted < 200:
+            try:
+                armed.set()
+                while True:
+                    with store.transaction(writes=[a] if done % 2 else ()):
+                        a += 1
+                        b += 1
+                        store["n"] += 1
+                    done += 1
+            except KeyboardInterrupt:
+                interrupted += 1
+            assert not store.in_transaction
+            assert a[0] == b[0] == a[-1] == b[-1] == store["n"]
+    finally:
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert done > 0
+    assert store.check().problems == ()
+
+
+def test_a_signal_ends_the_wait_for_another_threads_block(store: pmstore.Store) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def owner() -> None:
+        with store.transaction():
+            store["owner"] = 1
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=owner)
+    thread.start()
+    inside.wait(60)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with store.transaction(timeout=None):
+                pytest.fail("entered")
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+        leave.set()
+        thread.join()
+    assert store["owner"] == 1
+    with store.transaction():
+        store["after"] = 1
+
+
+def test_a_signal_ends_the_wait_for_the_lock(store: pmstore.Store) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pmstore.open(store.path, lock_timeout=None)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    store["x"] = 1

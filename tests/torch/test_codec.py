@@ -1,0 +1,93 @@
+"""Python-side state taken apart and put together."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pmstore
+from pmstore.torch.codec import join, split
+from pmstore.torch.part import Part, raw_bytes
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+STATES: list[Any] = [
+    None,
+    {"a": [1, 2.5, "x", b"y", None, True, (1, 2)], 3: {"nested": ()}, (1, "k"): -0.0},
+    {"pmstore": "a user's own key", "b": torch.arange(3)},
+    Counter({30: 1, 80: 2}),
+    OrderedDict([("z", 1), ("a", np.float32(2))]),
+    {"set": {1, 2}, "frozen": frozenset({"a"}), "ring": deque([1, 2], maxlen=2)},
+    {"dtype": torch.bfloat16, "device": torch.device("cpu")},
+    [torch.tensor(1.5), np.arange(4).reshape(2, 2), torch.zeros(0, 3), np.float64(3)],
+    float("inf"),
+]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, (torch.Tensor, np.ndarray)):
+        return type(ours) is type(theirs) and bool((raw_bytes(ours) == raw_bytes(theirs)).all())
+    if isinstance(ours, (list, tuple)):
+        return type(ours) is type(theirs) and all(map(same, ours, theirs)) and len(ours) == len(theirs)
+    if isinstance(ours, dict):
+        return list(ours) == list(theirs) and all(same(ours[key], theirs[key]) for key in ours)
+    return type(ours) is type(theirs) and repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize("state", STATES, ids=repr)
+def test_a_state_comes_back(store: pmstore.Store, state: Any) -> None:
+    assert same(join(*split(state)), state)
+    part = Part(store, "part")
+    assert not part.stored
+    part.write(state)
+    assert part.stored
+    back = Part(store, "part").read()
+    assert same(back, state)
+    assert type(back) is type(state)
+
+
+def test_factories_and_subclasses_become_plain() -> None:
+    assert join(*split(defaultdict(list, {"a": [1]}))) == {"a": [1]}
+    back = join(*split([Level.LOW]))
+    assert back == [1]
+    assert type(back[0]) is int
+
+
+def test_what_is_not_data_is_named_with_its_place() -> None:
+    with pytest.raises(TypeError, match=r"the state at \['a'\]\[1\]: builtins\.function"):
+        split({"a": [0, lambda: None]})
+    with pytest.raises(TypeError, match="the key <object"):
+        split({"a": {object(): 1}})
+    with pytest.raises(ValueError, match="a mark that this version does not know"):
+        join({"pmstore": "from the future"}, [])
+
+
+def test_writing_again_writes_only_what_changed(store: pmstore.Store) -> None:
+    part = Part(store, "part")
+    array = np.zeros(100)
+    part.write({"a": array, "n": 1})
+    stored = store["part/0"]
+    store.commit()
+    before = store.stats()
+    part.write({"a": array, "n": 1})
+    after = store.stats()
+    assert (after.faults, after.captures) == (before.faults, before.captures)
+    array[5] = -0.0  # equal, but other bits
+    part.write({"a": array, "n": 1})
+    assert store["part/0"] is stored or store["part/0"].ctypes.data == stored.ctypes.data
+    assert np.signbit(stored[5])
+    part.write({"a": np.zeros(3), "b": array})
+    part.write({"n": 1})
+    assert list(store["part"]) == ["value"]
+    store.rollback()
+    part.forget()
+    assert part.read()["n"] == 1
+    assert not np.signbit(part.read()["a"]).any()

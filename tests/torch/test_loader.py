@@ -1,0 +1,234 @@
+"""The order of the data, over resumes and roll backs, for every kind of loader."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+import pmstore
+from pmstore.torch import AttachError, Run, attach
+
+NUMBERS = TensorDataset(torch.arange(20))
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Items with noise from all three generators, as random augmentation has it."""
+
+    loads = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if get_worker_info() is None:
+            Noisy.loads += 1
+        return torch.tensor([index, torch.rand(1).item(), random.random(), np.random.rand()], dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return 20
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """No indices, and a random order of its own making, drawn as it goes."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        left = list(range(20))[worker.id :: worker.num_workers] if worker else list(range(20))
+        while left:
+            yield torch.tensor([left.pop(random.randrange(len(left))), torch.rand(1).item()], dtype=torch.float64)
+
+
+class Restless(Sampler[int]):
+    """Draws from the default generator for every index."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(20):
+            yield int(torch.randint(20, ()))
+
+    def __len__(self) -> int:
+        return 20
+
+
+class Again:
+    """Something that can be iterated again, with an order drawn from `random` while it runs."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(7):
+            yield random.randrange(1000)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "list": lambda: list(range(7)),
+    "iterable": Again,
+    "in order": lambda: DataLoader(NUMBERS, batch_size=3),
+    "shuffled": lambda: DataLoader(NUMBERS, batch_size=3, shuffle=True),
+    "shuffled, no rest": lambda: DataLoader(NUMBERS, batch_size=3, shuffle=True, drop_last=True),
+    "generator": lambda: DataLoader(NUMBERS, batch_size=4, shuffle=True, generator=seeded()),
+    "generator of the sampler": lambda: DataLoader(NUMBERS, 3, sampler=RandomSampler(NUMBERS, generator=seeded())),
+    "replacement": lambda: DataLoader(NUMBERS, 3, sampler=RandomSampler(NUMBERS, replacement=True, num_samples=70)),
+    "replacement, generator": lambda: DataLoader(
+        NUMBERS, 3, sampler=RandomSampler(NUMBERS, replacement=True, num_samples=70, generator=seeded())
+    ),
+    "subset": lambda: DataLoader(NUMBERS, 3, sampler=SubsetRandomSampler(range(0, 20, 2))),
+    "weighted": lambda: DataLoader(NUMBERS, 3, sampler=WeightedRandomSampler([1.0, 2.0] * 10, 20)),
+    "restless": lambda: DataLoader(NUMBERS, 3, sampler=Restless()),
+    "restless, workers": lambda: DataLoader(NUMBERS, 3, sampler=Restless(), num_workers=2),
+    "batch sampler": lambda: DataLoader(NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 6, True)),
+    "no batches": lambda: DataLoader(NUMBERS, batch_size=None, shuffle=True),
+    "noisy": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
+    "noisy, workers": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=2),
+    "noisy, workers, generator": lambda: DataLoader(Noisy(), 4, True, num_workers=3, generator=seeded()),
+    "noisy, persistent workers": lambda: DataLoader(Noisy(), 3, True, num_workers=1, persistent_workers=True),
+    "stream": lambda: DataLoader(Stream(), batch_size=3),
+    "stream, workers": lambda: DataLoader(Stream(), batch_size=3, num_workers=2),
+}
+EPOCHS = 3
+
+
+def plain(batch: Any) -> Any:
+    if isinstance(batch, (list, tuple)):
+        return [plain(part) for part in batch]
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def take(run: Run, limit: int | None = None) -> list[Any]:
+    """Batches with the place in the data and a number that the step draws, as dropout does; each is committed."""
+    seen = []
+    for batch in run.batches(epochs=EPOCHS):
+        seen.append((run.epoch, run.batch, plain(batch), torch.rand(1).item(), random.random()))
+        run.commit()
+        if limit is not None and len(seen) == limit:
+            break
+    return seen
+
+
+def seed(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_order_over_resumes(tmp_path: Path, kind: str) -> None:
+    seed(1)
+    with pmstore.open(tmp_path / "whole.pm") as store:
+        whole = take(attach(store, loader=LOADERS[kind]()))
+    assert {entry[0] for entry in whole} == set(range(EPOCHS))
+    pieces: list[Any] = []
+    seed(1)
+    # To the middle of an epoch, twice; to an epoch's last batch; beyond; to the end.
+    epoch = sum(entry[0] == 0 for entry in whole)
+    for number, limit in enumerate((2, 1, epoch - 3, 1, epoch, None)):
+        store = pmstore.open(tmp_path / "pieces.pm")
+        run = attach(store, loader=LOADERS[kind]())
+        pieces += take(run, limit)
+        for _ in run.batches(epochs=EPOCHS):  # one more, never committed
+            torch.rand(3)
+            break
+        run.detach()
+        store.close()
+        seed(50 + number)
+    assert pieces == whole
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_order_over_roll_backs_and_breaks(tmp_path: Path, kind: str) -> None:
+    seed(1)
+    with pmstore.open(tmp_path / "whole.pm") as store:
+        whole = take(attach(store, loader=LOADERS[kind]()))
+    seed(1)
+    pieces = []
+    with pmstore.open(tmp_path / "pieces.pm") as store:
+        run = attach(store, loader=LOADERS[kind]())
+        turn = 0
+        while len(pieces) < len(whole):
+            for batch in run.batches(epochs=EPOCHS):
+                turn += 1
+                entry = (run.epoch, run.batch, plain(batch), torch.rand(1).item(), random.random())
+                if turn % 3 == 0:
+                    run.rollback()
+                    continue
+                pieces.append(entry)
+                run.commit()
+                if turn % 4 == 0:
+                    break
+    assert pieces == whole
+
+
+def test_the_order_is_that_of_the_loader_alone(store: pmstore.Store) -> None:
+    loader = DataLoader(NUMBERS, batch_size=3, shuffle=True)
+    seed(4)
+    alone = [plain(batch) for _ in range(2) for batch in loader]
+    seed(4)
+    run = attach(store, loader=loader)
+    assert [plain(batch) for batch in run.batches(epochs=2)] == alone
+    assert list(run.batches(epochs=2)) == []
+    assert len(list(run.batches(epochs=3))) == 7
+
+
+def test_what_is_skipped_is_not_loaded(path: Path) -> None:
+    with pmstore.open(path) as store:
+        take(attach(store, loader=DataLoader(Noisy(), batch_size=2, shuffle=True)), limit=8)
+    Noisy.loads = 0
+    with pmstore.open(path) as store:
+        take(attach(store, loader=DataLoader(Noisy(), batch_size=2, shuffle=True)), limit=1)
+    assert Noisy.loads == 2
+
+
+def test_the_given_loader_is_untouched(store: pmstore.Store) -> None:
+    loader = DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True)
+    sampler, dataset = loader.batch_sampler, loader.dataset
+    list(attach(store, loader=loader).batches())
+    assert loader.batch_sampler is sampler
+    assert loader.dataset is dataset
+    assert loader.persistent_workers
+    assert len(list(loader)) == 7
+    loader._iterator = None
+
+
+def test_place_in_the_data(store: pmstore.Store) -> None:
+    run = attach(store, loader=["a", "b"])
+    assert (run.epoch, run.batch) == (0, -1)
+    places = [(run.epoch, run.batch, batch) for batch in run.batches(epochs=2)]
+    assert places == [(0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")]
+
+
+def test_bad_use(store: pmstore.Store) -> None:
+    run = attach(store, name="none")
+    with pytest.raises(AttachError, match=r"attach\(\.\.\., loader=\.\.\.\)"):
+        run.batches()
+    run = attach(store, name="empty", loader=[])
+    with pytest.raises(ValueError, match="no batch in a whole epoch"):
+        next(run.batches())
+    run = attach(store, name="two", loader=[1, 2, 3])
+    first = run.batches()
+    assert next(first) == 1
+    assert next(run.batches()) == 2
+    with pytest.raises(RuntimeError, match="one at a time"):
+        next(first)
+
+
+def test_a_loader_with_other_generators(path: Path) -> None:
+    with pmstore.open(path) as store:
+        take(attach(store, loader=DataLoader(NUMBERS, shuffle=True, generator=seeded())), limit=1)
+    with pmstore.open(path) as store, pytest.raises(AttachError, match="it has 0 generators of its own, the stored one 1"):
+        attach(store, loader=DataLoader(NUMBERS, shuffle=True))

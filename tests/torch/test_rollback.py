@@ -1,0 +1,227 @@
+"""Roll back takes the Python side back too: what is trained afterwards is what would have been trained without."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training import BATCHES, assert_same, contents, make_job, mlp, train, undisturbed
+
+import pmstore
+from pmstore.torch import attach
+
+STEPS = BATCHES + 4
+
+
+class Oops(Exception):
+    pass
+
+
+def train_with_failures(store: pmstore.Store, job: Any, fail_at: set[int], total: int) -> int:
+    """Every step is a transaction; some raise once, at their very end."""
+    run = job.attach(store)
+    losses = store.require("losses", (total,), "float64")
+    order = store.require("order", (total, 6), "int64")
+    failures = 0
+    for batch in run.batches(epochs=None):
+        place = run.step
+        try:
+            with run.transaction() as step:
+                losses[place] = step.loss = job.step(batch)
+                order[place] = batch[2].numpy()
+                if place in fail_at:
+                    fail_at.discard(place)
+                    store["trace"] = "of the failure"
+                    raise Oops
+        except Oops:
+            failures += 1
+            assert run.step == place
+            assert "trace" not in store
+        if run.step == total:
+            break
+    run.detach()
+    return failures
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {},
+        {"optimizer": "sgd-momentum", "scheduler": "onecycle"},
+        {"model": "conv", "scaler": True, "scheduler": "sequential"},
+        {"optimizer": "lbfgs"},
+        {"num_workers": 2},
+    ],
+    ids=lambda kinds: "-".join(map(str, kinds.values())) or "plain",
+)
+def test_failed_steps_leave_no_trace(tmp_path: Path, kinds: dict[str, Any]) -> None:
+    whole = undisturbed(tmp_path / "whole.pm", STEPS, **kinds)
+    with pmstore.open(tmp_path / "failing.pm") as store:
+        fail_at = {0, 3, BATCHES - 1, BATCHES, BATCHES + 1}
+        assert train_with_failures(store, make_job(**kinds), fail_at, STEPS) == 5
+        assert_same(whole, contents(store))
+        assert store.check().problems == ()
+
+
+def test_lazily_made_state_vanishes(store: pmstore.Store) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = attach(store, model=model, optimizer=optimizer)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(Oops), run.transaction():
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 7
+        optimizer.param_groups[0]["new"] = 1
+        assert len(optimizer.state) == 6
+        raise Oops
+    assert len(optimizer.state) == 0
+    assert "new" not in optimizer.param_groups[0]
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+        assert tensor.data_ptr() == store[f"run/model/{name}"].data_ptr()
+
+
+def test_generators_go_back(store: pmstore.Store) -> None:
+    run = attach(store, model=mlp())
+    drawn = (random.random(), np.random.rand(), torch.rand(1).item(), random.gauss(0, 1), np.random.randn())
+    run.rollback()
+    again = (random.random(), np.random.rand(), torch.rand(1).item(), random.gauss(0, 1), np.random.randn())
+    assert again == drawn
+    run.detach()
+    run = attach(store, name="no-rng", model=mlp(), rng=False)
+    first = random.random()
+    run.rollback()
+    assert random.random() != first
+
+
+def test_a_parameter_that_left_the_heap_comes_back(store: pmstore.Store) -> None:
+    model = mlp()
+    run = attach(store, model=model)
+    before = model[0].weight.detach().clone()
+    model[0].weight.data = torch.zeros(16, 8)
+    run.rollback()
+    assert torch.equal(model[0].weight, before)
+    assert model[0].weight.data_ptr() == store["run/model/0.weight"].data_ptr()
+
+
+def test_a_scaler_in_the_middle_of_a_step(store: pmstore.Store) -> None:
+    job = make_job(scaler=True)
+    assert job.scaler is not None
+    run = job.attach(store)
+    for _ in range(2):
+        with pytest.raises(Oops), run.transaction():
+            job.scaler.scale(job.model(torch.randn(4, 8)).sum()).backward()
+            job.scaler.unscale_(job.optimizer)
+            raise Oops
+
+
+def test_an_accumulation_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Gradients that the optimizer has not used yet are state: a commit between two of four batches."""
+
+    def program(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = mlp()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def steps(run: Any, model: nn.Module, optimizer: torch.optim.Optimizer, until: int) -> None:
+        for number in range(run.step, until):
+            model(torch.full((4, 8), float(number)) + torch.rand(4, 8)).square().sum().backward()
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=number > 4)
+            run.commit()
+
+    with pmstore.open(tmp_path / "whole.pm") as store:
+        run = attach(store, model=(made := program(1))[0], optimizer=made[1])
+        steps(run, *made, until=11)
+        run.detach()
+        whole = contents(store)
+    for until in (1, 2, 3, 4, 5, 7, 10, 11):
+        with pmstore.open(tmp_path / "pieces.pm") as store:
+            run = attach(store, model=(made := program(until))[0], optimizer=made[1])
+            steps(run, *made, until=until)
+            made[0](torch.ones(4, 8)).sum().backward()
+            run.rollback()
+            run.detach()
+            pieces = contents(store)
+    assert_same(whole, pieces)
+
+
+def test_blocks_nest_and_commit_inside_is_an_error(store: pmstore.Store) -> None:
+    run = attach(store, model=mlp())
+    with run.transaction():
+        with run.transaction():
+            store["inner"] = 1
+        assert run.step == 0
+        with pytest.raises(pmstore.TransactionError, match="leaving the block commits"):
+            run.commit()
+    assert run.step == 1
+    with pytest.raises(Oops), run.transaction():
+        store["outer"] = 1
+        with run.transaction():
+            raise Oops
+    assert "outer" not in store
+    with store.transaction(), pytest.raises(pmstore.TransactionError):
+        run.commit()
+
+
+def test_a_step_that_cannot_be_written_rolls_back(store: pmstore.Store) -> None:
+    model = mlp()
+    run = attach(store, model=model)
+    before = model[0].bias.detach().clone()
+    with pytest.raises(pmstore.torch.MismatchError), run.transaction():
+        model[0].bias.data.fill_(9)
+        model[0].weight.data = torch.zeros(3)
+    assert run.step == 0
+    assert torch.equal(model[0].bias, before)
+    assert model[0].weight.shape == (16, 8)
+    with run.transaction():
+        pass
+    assert run.step == 1
+
+
+@pytest.mark.parametrize("call", range(1, 60, 4))
+def test_an_interrupt_anywhere_leaves_a_usable_run(tmp_path: Path, call: int) -> None:
+    """KeyboardInterrupt at the n-th call inside commit or roll back: afterwards the run is where a commit left it."""
+    import sys
+
+    whole = undisturbed(tmp_path / "whole.pm", 6)
+    with pmstore.open(tmp_path / "run.pm") as store:
+        job = make_job()
+        train(store, job, 2, 6).detach()
+        run = job.attach(store)
+        for what in ("commit", "rollback"):
+            for batch in run.batches(epochs=None):
+                store["losses"][run.step] = job.step(batch)
+                store["order"][run.step] = batch[2].numpy()
+                break
+            left = call * 9
+
+            def interrupt(frame: Any, event: str, argument: Any) -> None:
+                nonlocal left
+                if event in ("call", "c_call"):
+                    left -= 1
+                    if left == 0:
+                        sys.setprofile(None)
+                        raise KeyboardInterrupt
+
+            sys.setprofile(interrupt)
+            try:
+                getattr(run, what)()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+            run.rollback()
+            assert run.step in (2, 3)
+        run.detach()
+        train(store, make_job(seed=9), 6, 6).detach()
+        assert_same(whole, contents(store))
