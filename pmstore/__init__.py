@@ -29,7 +29,7 @@ from pmstore.errors import (
     TransactionError,
     UncleanMachineCrashError,
 )
-from pmstore.store import CheckReport, Info, Recovery, Stats, Store, open  # noqa: A004
+from pmstore.store import CheckReport, Info, Recovery, Stats, Store, open
 
 __version__ = "0.1.0"
 

@@ -302,9 +302,7 @@ class Pool:
                 _fail_at(path, address)
             _fail_open(path, mode, address)
 
-        self.handle = _block.Handle(
-            os.fsencode(path), int(_ffi.cast("uintptr_t", options)), lock_timeout_seconds, fail, ranges
-        )
+        self.handle = _block.Handle(os.fsencode(path), int(_ffi.cast("uintptr_t", options)), lock_timeout_seconds, fail, ranges)
         opened = True
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
         self._errors: list[Any] = []
@@ -380,9 +378,7 @@ class Pool:
                 return None
             if status:
                 _fail(self.path, error)
-            result = Found(
-                found.kind, found.data, found.data_bytes, _ffi.buffer(found.meta, found.meta_bytes)[:], found.node
-            )
+            result = Found(found.kind, found.data, found.data_bytes, _ffi.buffer(found.meta, found.meta_bytes)[:], found.node)
             # Another thread's block may have rolled back while the bytes were copied: then they are nobody's.
             if _lib.pms_rollbacks(self._p) == rollbacks:
                 self._errors.append(error)
@@ -393,7 +389,7 @@ class Pool:
         error = self._error()
         found = _ffi.new("struct pms_object *")
         node = _ffi.new("uint64_t *")
-        result = []
+        result: list[tuple[bytes, Found]] = []
         while True:
             if _lib.pms_object_next(self._p, directory, node, found, error):
                 _fail(self.path, error)
@@ -409,7 +405,7 @@ class Pool:
         error = self._error()
         found = _ffi.new("struct pms_object *")
         node = _ffi.new("uint64_t *")
-        result = []
+        result: list[bytes] = []
         while True:
             if _lib.pms_object_next(self._p, directory, node, found, error):
                 _fail(self.path, error)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pmstore import dtypes, layout
 from pmstore._block import Memory
-from pmstore.errors import CorruptStoreError
+from pmstore.errors import CorruptStoreError, FormatVersionError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -68,16 +68,16 @@ class Descriptor:
 
     def dtype_name(self) -> str:
         """For people."""
-        return self.dtype if self.torch else str(numpy_dtype(self))
+        return str(self.dtype if self.torch else numpy_dtype(self))
 
 
 def numpy_dtype(descriptor: Descriptor) -> np.dtype[Any]:
     """Raises: CorruptStoreError; FormatVersionError for a long double of another machine."""
     try:
         return dtypes.decode_numpy(descriptor.dtype)
+    except FormatVersionError:
+        raise
     except (ValueError, TypeError, KeyError, OverflowError, SyntaxError) as error:
-        if isinstance(error, dtypes.FormatVersionError):
-            raise
         raise CorruptStoreError(f"the dtype of an array does not decode: {error}") from error
 
 
@@ -117,7 +117,7 @@ def describe(value: Array) -> tuple[Array, Descriptor]:
 
     Raises: TypeError for dtypes that cannot be stored, and masked arrays.
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if hasattr(value, "filled") and hasattr(value, "mask"):  # numpy.ma.MaskedArray, without importing numpy.ma
         raise TypeError("a masked array has two arrays: store .data and .mask under names of their own")
     dtype = dtypes.encode_numpy(value.dtype)
     plain = value.view(np.ndarray) if type(value) is not np.ndarray else value
@@ -137,13 +137,13 @@ def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
     dtype = numpy_dtype(descriptor)
     strides = tuple(step * dtype.itemsize for step in layout.strides_of(descriptor.shape, descriptor.order))
     # Not frombuffer().reshape(): the base of every view of this array is to be this array, which the store knows.
-    return np.ndarray(descriptor.shape, dtype, memory, 0, strides)
+    made: Array = np.ndarray(descriptor.shape, dtype, memory, 0, strides)  # type: ignore[arg-type] # any buffer does
+    return made
 
 
 def empty(descriptor: Descriptor, writable: bool) -> Array:
     """An array without bytes, which has no block."""
-    array = bind(descriptor, b"") if not writable else np.empty(descriptor.shape, numpy_dtype(descriptor))
-    return array
+    return np.empty(descriptor.shape, numpy_dtype(descriptor)) if writable else bind(descriptor, b"")
 
 
 def address(value: Array) -> int:

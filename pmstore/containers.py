@@ -238,6 +238,7 @@ class Group(MutableMapping[str, Any]):
         return directory
 
     def _put_array(self, parts: list[bytes], value: Any, is_tensor: bool) -> None:
+        source: Any  # keeps what the address points to
         if is_tensor:
             source, descriptor = tensor.describe(value)
             address, itemsize = source.data_ptr(), source.element_size()
@@ -394,11 +395,9 @@ class Group(MutableMapping[str, Any]):
         """
         parts = split_name(name)
         with self._core.lock:
-            self._walk(parts, create=not self._core.pool.info.read_only) or self._missing(name)
+            if self._walk(parts, create=not self._core.pool.info.read_only) is None:
+                raise KeyError(name)
         return Group(self._core, (*self._parts, *parts))
-
-    def _missing(self, name: str) -> None:
-        raise KeyError(name)
 
     # ---- looking at it ----
 

@@ -1,8 +1,8 @@
 """`pmstore demo`: train on real data, be killed twice, resume, and end bit for bit where an undisturbed run ends.
 
-Three jobs, one after the other, each in processes of its own (`pmstore.demo_trainer`): the training undisturbed; the training
-killed twice with SIGKILL, once at a random moment and once inside a commit; and, for comparison, the training with
-`torch.save` and fsync at every step. Then the two stores are compared, byte for byte.
+Three jobs, one after the other, each in processes of its own (`pmstore.demo_trainer`): the training undisturbed; the
+training killed twice with SIGKILL, once at a random moment and once inside a commit; and, for comparison, the training
+with `torch.save` and fsync at every step. Then the two stores are compared, byte for byte.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class JobReport:
     @property
     def median_commit_seconds(self) -> float:
         return statistics.median(self.commit_seconds)
+
+    @property
+    def median_step_seconds(self) -> float:
+        """Of training step and commit together."""
+        return statistics.median(map(sum, zip(self.train_seconds, self.commit_seconds, strict=True)))
 
     @property
     def median_train_seconds(self) -> float:
@@ -212,9 +217,7 @@ class _Job:
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", dir=self._folder) as words,
             # A session of its own: Ctrl-C reaches the demo alone, which then ends the trainer.
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=words, text=True, start_new_session=True
-            ) as trainer,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True, start_new_session=True) as trainer,
         ):
             try:
                 armed = self._listen(trainer, kill_after)
@@ -277,7 +280,7 @@ class _Job:
         self._progress(self._name, message["step"])
 
 
-# ---- comparison ----------------------------------------------------------------------------------------------------------
+# ---- comparison ------------------------------------------------------------------------------------------------------
 
 
 def differences(first: Path, second: Path) -> tuple[list[str], int]:
@@ -338,6 +341,7 @@ def as_json(report: Report) -> dict[str, Any]:
                 "median_train_seconds": job.median_train_seconds,
                 "median_commit_seconds": job.median_commit_seconds,
                 "commit_share": job.commit_share,
+                "median_step_seconds": job.median_step_seconds,
                 "accuracy": job.accuracy,
                 "state_bytes": job.state_bytes,
                 "domain": job.domain,

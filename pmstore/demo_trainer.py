@@ -129,31 +129,37 @@ def train_in_store(config: Config, job: Job) -> None:
             last_commit_at=float(clock[0]) if run.resumed else None,
             at=time.monotonic(),
         )
-        primitives = 0
-        end = time.monotonic()
-        for batch in run.batches(epochs=None):
-            start = end
-            step = run.step
-            losses[step] = train_step(job, batch)
-            order[step] = batch[2].numpy()
-            trained = time.monotonic()
-            clock[0] = trained
-            if config.die_at_step is not None and step + 1 >= config.die_at_step and primitives:
-                # A commit is not the same number of primitives every time: go for ever earlier ones until it hits.
-                late = step + 1 - config.die_at_step
-                chosen = 1 + int(config.die_at_fraction * primitives * 0.5**late)
-                tell("armed", primitive=chosen, of=primitives, at=trained)
-                testing.kill_at_primitive(chosen)
-            else:
-                testing.kill_at_primitive(0)  # count
-            run.commit(losses[step])
-            primitives = testing.primitives_seen()
-            end = time.monotonic()
-            tell("step", step=run.step, train_seconds=trained - start, commit_seconds=end - trained)
-            if run.step == config.steps:
-                break
+        primitives = _train(config, job, run, losses, order, clock)
         state = sum(p.numel() * p.element_size() for p in job.model.parameters()) * 3
         tell("done", accuracy=accuracy(job), state_bytes=state, primitives=primitives)
+
+
+def _train(config: Config, job: Job, run: pmstore.torch.Run, losses: Any, order: Any, clock: Any) -> int:
+    """Steps and commits to the end, or to the kill. Returns the number of engine writes of the last commit."""
+    primitives = 0
+    end = time.monotonic()
+    for batch in run.batches(epochs=None):
+        start = end
+        step = run.step
+        losses[step] = train_step(job, batch)
+        order[step] = batch[2].numpy()
+        trained = time.monotonic()
+        clock[0] = trained
+        if config.die_at_step is not None and step + 1 >= config.die_at_step and primitives:
+            # A commit is not the same number of primitives every time: go for ever earlier ones until it hits.
+            late = step + 1 - config.die_at_step
+            chosen = 1 + int(config.die_at_fraction * primitives * 0.5**late)
+            tell("armed", primitive=chosen, of=primitives, at=trained)
+            testing.kill_at_primitive(chosen)
+        else:
+            testing.kill_at_primitive(0)  # count
+        run.commit(losses[step])
+        primitives = testing.primitives_seen()
+        end = time.monotonic()
+        tell("step", step=run.step, train_seconds=trained - start, commit_seconds=end - trained)
+        if run.step == config.steps:
+            break
+    return primitives
 
 
 def train_with_save(config: Config, job: Job) -> None:

@@ -132,7 +132,9 @@ def decode_numpy(descriptor: Any, depth: int = 0) -> np.dtype[Any]:
     known = {"names", "formats", "offsets", "titles", "itemsize", "aligned"}
     if not {"names", "formats", "offsets", "itemsize"} <= descriptor.keys() <= known:
         raise ValueError("not the parts of a structured dtype")
-    return np.dtype({**descriptor, "formats": [decode_numpy(part, depth + 1) for part in descriptor["formats"]]})
+    record: Any = {**descriptor, "formats": [decode_numpy(part, depth + 1) for part in descriptor["formats"]]}
+    made: np.dtype[Any] = np.dtype(record)
+    return made
 
 
 def decode_shape(shape: Any) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, 
     return tuple(strides)
 
 
-def order_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None | Literal[False]:
+def order_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | Literal[False] | None:
     """The order of the axes if the elements are dense; None for C order; False if they are not dense."""
     if 0 in shape:
         return None

@@ -28,7 +28,7 @@ SURVIVES = {
 }
 """What a commit survives in each domain."""
 
-_UNITS = {
+_UNITS: dict[str, int] = {
     "": 1,
     "b": 1,
     **{prefix + "b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")},
@@ -50,7 +50,8 @@ def parse_size(size: int | str | None, what: str = "size") -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size)
         if match is None or match[2].lower() not in _UNITS:
             raise ValueError(f"{what}={size!r} is not a size: use bytes, or a str like '500MB', '4GiB'")
-        bytes_ = round(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+        unit = _UNITS[match[2].lower()]
+        bytes_ = round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     elif isinstance(size, bool) or not hasattr(size, "__index__"):
         raise TypeError(f"{what} is an int (bytes) or a str like '4GiB', not {type(size).__name__}")
     else:
@@ -172,8 +173,10 @@ class Info:
                 f"path      {self.path}{' (read-only)' if self.read_only else ''}",
                 f"domain    {self.domain}: a commit survives {self.survives}",
                 f"epoch     {self.epoch} commits",
-                f"content   {self.names} names, {self.used_bytes:,} bytes used, {self.free_bytes:,} free, "
-                f"file {self.file_bytes:,} bytes",
+                (
+                    f"content   {self.names} names, {self.used_bytes:,} bytes used, {self.free_bytes:,} free, "
+                    f"file {self.file_bytes:,} bytes"
+                ),
                 f"opened    {self.opens} times for writing, {self.unclean_opens} of them after a crash",
                 f"recovery  {self.recovery}",
             )
@@ -278,9 +281,7 @@ class Store(Group):
             raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
         commit = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         self._core.pool.handle.close(commit)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from pmstore import dtypes, layout
 from pmstore._block import Memory
 from pmstore.array import Descriptor
-from pmstore.errors import CorruptStoreError
+from pmstore.errors import CorruptStoreError, FormatVersionError
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +43,7 @@ def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
     order = layout.order_of(data.shape, data.stride())
     if order is False:
         data, order = data.contiguous(), None
-    descriptor = Descriptor(
-        True, dtype, tuple(data.shape), order, value.requires_grad, isinstance(value, torch.nn.Parameter)
-    )
+    descriptor = Descriptor(True, dtype, tuple(data.shape), order, value.requires_grad, isinstance(value, torch.nn.Parameter))
     return data, descriptor
 
 
@@ -53,7 +51,7 @@ def dtype_of(descriptor: Descriptor) -> torch.dtype:
     """Raises: CorruptStoreError; FormatVersionError if the installed torch does not have it."""
     try:
         return dtypes.decode_torch(descriptor.dtype)
-    except dtypes.FormatVersionError:
+    except FormatVersionError:
         raise
     except ValueError as error:
         raise CorruptStoreError(f"the dtype of a tensor does not decode: {error}") from error
@@ -69,7 +67,7 @@ def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
     tensor = torch.empty(0, dtype=torch.uint8).view(dtype)
     flat = torch.empty(0, dtype=torch.uint8) if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
     # Not .view(): a view would carry its base along in autograd and in pickles.
-    tensor.set_(flat.untyped_storage(), 0, descriptor.shape, strides)  # type: ignore[call-overload]
+    tensor.set_(flat.untyped_storage(), 0, descriptor.shape, strides)
     if descriptor.parameter:
         return torch.nn.Parameter(tensor, requires_grad=descriptor.requires_grad)
     return tensor.requires_grad_() if descriptor.requires_grad else tensor

@@ -54,9 +54,7 @@ class ForkServer:
     def __init__(self, search_path: Sequence[str] = ()) -> None:
         command = [sys.executable, "-c", "from pmstore.testing import _serve; _serve()"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*search_path, os.environ.get("PYTHONPATH", "")])}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def run(
         self,

@@ -43,7 +43,9 @@ def test_a_folder_is_no_store(shm: Path) -> None:
             pmstore.open(shm, mode)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("data", [b"hello", b"\0" * 4096, os.urandom(1 << 21), b"PMSTORE"], ids=["text", "zeros", "noise", "magic"])
+@pytest.mark.parametrize(
+    "data", [b"hello", b"\0" * 4096, os.urandom(1 << 21), b"PMSTORE"], ids=["text", "zeros", "noise", "magic"]
+)
 @pytest.mark.parametrize("mode", ["r", "r+", "a"])
 def test_not_a_store(path: Path, mode: Any, data: bytes) -> None:
     path.write_bytes(data)
@@ -73,7 +75,7 @@ def made(path: Path) -> Iterator[Path]:
     with pmstore.open(path, size="2MiB") as store:
         store["a"] = np.arange(1000)
         store["x"] = {"k": 1}
-    yield path
+    return path
 
 
 def test_another_version(made: Path) -> None:

@@ -13,7 +13,9 @@ import pmstore
 from pmstore import dtypes
 from pmstore.errors import FormatVersionError
 
-SIMPLE = [f"{order}{kind}" for order in "<>" for kind in ("f2", "f4", "f8", "c8", "c16", "i2", "i4", "i8", "u2", "u4", "u8", "U5")]
+SIMPLE = [
+    f"{order}{kind}" for order in "<>" for kind in ["f2", "f4", "f8", "c8", "c16", "i2", "i4", "i8", "u2", "u4", "u8", "U5"]
+]
 SIMPLE += ["?", "i1", "u1", "S7", "V9", "g", "G", "M8", "m8", "M8[ns]", "<M8[25s]", ">m8[us]", "U0", "S0", "V0", "M8[generic]"]
 STRUCTURED = [
     np.dtype([("a", "<f4"), ("b", ">i8", (2, 3)), ("c", "S3")]),
@@ -109,7 +111,9 @@ def test_objects_are_refused(store: pmstore.Store, dtype: Any) -> None:
     assert "a" not in store
 
 
-@pytest.mark.parametrize("data", ["O", "f4,O", "|O", "<f4\n", "x", [], {}, {"names": []}, 3, None, ["<f4", [-1]], ["<f4", 2], "<M8[zz]"])
+@pytest.mark.parametrize(
+    "data", ["O", "f4,O", "|O", "<f4\n", "x", [], {}, {"names": []}, 3, None, ["<f4", [-1]], ["<f4", 2], "<M8[zz]"]
+)
 def test_hostile_descriptors(data: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         dtypes.decode_numpy(data)

@@ -48,10 +48,7 @@ def test_random_kills(server: ForkServer, path: Path, domain: str, kills: int) -
         assert run.killed, run
         died += 1
         acknowledged = max(last, run.acknowledged)
-        if rng.random() < 0.3 and path.exists():
-            last = max(last, verify(path, domain, acknowledged))
-        else:
-            last = acknowledged
+        last = max(last, verify(path, domain, acknowledged)) if rng.random() < 0.3 and path.exists() else acknowledged
     assert died == kills
     assert verify(path, domain, last) > 0
 

@@ -64,7 +64,7 @@ def test_a_block_that_raises_undoes_exactly_the_block(path: Path, domain: Any) -
             with store.transaction(writes=[a]):
                 a[1] = 2
                 store["x"] = 1
-                1 / 0  # noqa: B018
+                1 / 0
         assert a.tolist() == [1, 0, 0, 0, 0]
         assert "x" not in store
 
@@ -125,7 +125,7 @@ def test_closing_inside_a_block(path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         with store.transaction():
             store.close()
-            1 / 0  # noqa: B018
+            1 / 0
     with pmstore.open(path) as store:
         assert store["a"].tolist() == [0, 0, 0]
 
@@ -346,7 +346,9 @@ def test_declared_writes_of_all_sorts(store: pmstore.Store) -> None:
     assert a[1, 3] == 5
 
 
-@pytest.mark.parametrize(("writes", "error"), [([np.zeros(3)], ValueError), ([b"abc"], ValueError), ([3], TypeError), (3, TypeError)])
+@pytest.mark.parametrize(
+    ("writes", "error"), [([np.zeros(3)], ValueError), ([b"abc"], ValueError), ([3], TypeError), (3, TypeError)]
+)
 def test_declared_writes_that_are_none(store: pmstore.Store, writes: Any, error: type[Exception]) -> None:
     a = store.zeros("a", 3)
     with pytest.raises(error):

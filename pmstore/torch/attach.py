@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -44,12 +45,13 @@ def attach(
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
-    The first time, parameters, buffers and optimizer state are copied into the heap under the group `name`, and committed
-    together with everything else a run depends on. When the store holds a run of that name, the program's tensors are bound to
-    the stored ones: no data is read or copied, and what they held before is dropped.
+    The first time, parameters, buffers and optimizer state are copied into the heap under the group `name`, and
+    committed together with everything else a run depends on. When the store holds a run of that name, the program's
+    tensors are bound to the stored ones: no data is read or copied, and what they held before is dropped.
 
-    Either way every parameter, buffer and state tensor stays the object it is; its memory (`.data`) is the heap from now on,
-    for as long as the tensor lives (after the store is closed: a private copy of it). Tied parameters stay tied.
+    Either way every parameter, buffer and state tensor stays the object it is; its memory (`.data`) is the heap from
+    now on, for as long as the tensor lives (after the store is closed: a private copy of it). Tied parameters stay
+    tied.
 
     Args:
         store: open for writing.
@@ -59,8 +61,8 @@ def attach(
         loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can be iterated again.
         policy: when to commit; None: at every step.
         name: of the run's group in the store; several runs can share a store.
-        rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the same
-            where anything is random.
+        rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the
+            same where anything is random.
 
     Raises:
         AttachError: something cannot be moved (another device, no data yet), or is attached already.
@@ -73,80 +75,94 @@ def attach(
     _refuse_twice(store, name, model, optimizer)
     if store.in_transaction:
         raise TransactionError("attach inside a transaction of the store: call it outside, it commits by itself")
+    if store.mode == "r":
+        raise AttachError(
+            "the store is open for reading, and a run writes: open it with mode='r+'. To read a stored model, use "
+            f"store['{name}/model'], which maps names to tensors"
+        )
+    statefuls = {"lr_scheduler": lr_scheduler, "scaler": scaler}
+    pieces = _pieces(store, name, model, optimizer, statefuls, loader, rng)
     given = {
         "model": model is not None,
         "optimizer": optimizer is not None,
-        "lr_scheduler": lr_scheduler is not None,
-        "scaler": scaler is not None,
+        **{key: stateful is not None for key, stateful in statefuls.items()},
         "loader": loader is not None,
         "rng": rng,
     }
-    source = None
-    if loader is not None:
-        try:
-            source = open_source(loader)
-        except TypeError as error:
-            raise AttachError(str(error)) from None
-    model_binding = ModelBinding(store, f"{name}/model", model) if model is not None else None
-    optimizer_binding = None
-    if optimizer is not None:
-        optimizer_binding = OptimizerBinding(store, f"{name}/optimizer", optimizer, model_binding)
-    statefuls = [
-        StatefulPart(store, f"{name}/{key}", stateful)
-        for key, stateful in (("lr_scheduler", lr_scheduler), ("scaler", scaler))
-        if stateful is not None
-    ]
-
-    def pieces(progress: Any) -> Pieces:
-        return Pieces(
-            progress=progress,
-            model=model_binding,
-            optimizer=optimizer_binding,
-            statefuls=statefuls,
-            rng=RngParts(store, f"{name}/rng") if rng else None,
-            gradients=GradientKeeper(store, f"{name}/gradients") if optimizer is not None else None,
-            source=source,
-            start=Part(store, f"{name}/loader/start") if source else None,
-            generators=Part(store, f"{name}/loader/generators") if source else None,
-        )
-
     if f"{name}/about" in store:
-        _check_about(store, name, given)
-        progress = store[f"{name}/progress"]
-        if progress[MIDSTEP]:
-            raise TornStepError(
-                f"the last commit of {name!r} was made in the middle of a training step (store.commit(), or leaving "
-                "`with pmstore.open(...)`, between optimizer.step() and run.commit()), so that what the step had not yet "
-                f"written is lost. The tensors under {name}/model are whole: load them into a new run, or restore an older state"
-            )
-        for binding in (model_binding, optimizer_binding):
-            if binding is not None:
-                binding.check()
-        _check_generators(store, name, source)
-        for binding in (model_binding, optimizer_binding):
-            if binding is not None:
-                binding.open()
-        run = Run(store, name, pieces(progress), policy, resumed=True)
-        run._bind()
-        if optimizer is not None and run.step:
-            # What a scheduler of this process would otherwise take for a call in the wrong order, and warn.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+        run = _resume(store, name, pieces, policy, given)
     else:
-        with store.transaction():
-            progress = store.zeros(f"{name}/progress", (4,), "int64")
-            parts = pieces(progress)
-            if model_binding is not None:
-                model_binding.write()
-            if optimizer_binding is not None:
-                optimizer_binding.write()
-            run = Run(store, name, parts, policy, resumed=False)
-            run._write_rest(0)
-            store[f"{name}/about"] = {"format": _FORMAT, "torch": str(torch.__version__), "pieces": given}
-        run._bind()
+        run = _begin(store, name, pieces, policy, given)
     _runs.add(run)
     for piece in (model, optimizer):
         if piece is not None:
             _trained[piece] = weakref.ref(run)
+    return run
+
+
+def _pieces(
+    store: Store,
+    name: str,
+    model: nn.Module | None,
+    optimizer: Optimizer | None,
+    statefuls: dict[str, Stateful | None],
+    loader: Iterable[Any] | None,
+    rng: bool,
+) -> Pieces:
+    """What will be kept, without touching store or program."""
+    try:
+        source = open_source(loader) if loader is not None else None
+    except TypeError as error:
+        raise AttachError(str(error)) from None
+    model_binding = ModelBinding(store, f"{name}/model", model) if model is not None else None
+    return Pieces(
+        progress=np.zeros(4, np.int64),  # a stand-in for the stored one
+        model=model_binding,
+        optimizer=OptimizerBinding(store, f"{name}/optimizer", optimizer, model_binding) if optimizer is not None else None,
+        statefuls=[StatefulPart(store, f"{name}/{key}", one) for key, one in statefuls.items() if one is not None],
+        rng=RngParts(store, f"{name}/rng") if rng else None,
+        gradients=GradientKeeper(store, f"{name}/gradients") if optimizer is not None else None,
+        source=source,
+        start=Part(store, f"{name}/loader/start") if source else None,
+        generators=Part(store, f"{name}/loader/generators") if source else None,
+    )
+
+
+def _begin(store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None, given: dict[str, bool]) -> Run:
+    """A new run. The program is bound after the commit: if that fails, it has not been touched."""
+    with store.transaction():
+        pieces.progress = store.zeros(f"{name}/progress", (4,), "int64")
+        for binding in (pieces.model, pieces.optimizer):
+            if binding is not None:
+                binding.write()
+        run = Run(store, name, pieces, policy, resumed=False)
+        run._write_rest(0)
+        store[f"{name}/about"] = {"format": _FORMAT, "torch": str(torch.__version__), "pieces": given}
+    run._bind()
+    return run
+
+
+def _resume(store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None, given: dict[str, bool]) -> Run:
+    """The stored run. Everything is compared before the program is touched."""
+    _check_about(store, name, given)
+    pieces.progress = store[f"{name}/progress"]
+    if pieces.progress[MIDSTEP]:
+        raise TornStepError(
+            f"the last commit of {name!r} was made in the middle of a training step (store.commit(), or leaving `with "
+            "pmstore.open(...)`, between optimizer.step() and run.commit()), so that what the step had not yet written "
+            f"is lost. The tensors under {name}/model are whole: load them into a new run, or restore an older state"
+        )
+    bindings = [binding for binding in (pieces.model, pieces.optimizer) if binding is not None]
+    for binding in bindings:
+        binding.check()
+    _check_generators(store, name, pieces.source)
+    for binding in bindings:
+        binding.open()
+    run = Run(store, name, pieces, policy, resumed=True)
+    run._bind()
+    if pieces.optimizer is not None and run.step:
+        # What a scheduler of this process would otherwise take for a call in the wrong order, and warn.
+        pieces.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
     return run
 
 
@@ -170,15 +186,17 @@ def _check_about(store: Store, name: str, given: dict[str, bool]) -> None:
     about = store[f"{name}/about"]
     if about["format"] != _FORMAT:
         raise AttachError(
-            f"the stored run {name!r} has format {about['format']}, this version of pmstore reads {_FORMAT}: use the version "
-            "that wrote it"
+            f"the stored run {name!r} has format {about['format']}, this version of pmstore reads {_FORMAT}: use the "
+            "version that wrote it"
         )
     stored = about["pieces"]
     missing = [piece for piece, there in stored.items() if there and not given.get(piece)]
     unexpected = [piece for piece, there in given.items() if there and not stored.get(piece)]
     if missing or unexpected:
         raise MismatchError(
-            f"the stored run {name!r} has other pieces than were given to attach", missing=missing, unexpected=unexpected
+            f"the stored run {name!r} has other pieces than were given to attach",
+            missing=missing,
+            unexpected=unexpected,
         )
 
 
@@ -191,4 +209,3 @@ def _check_generators(store: Store, name: str, source: Any) -> None:
             "the loader is not the one whose place is stored",
             mismatched=[f"it has {len(source.generators)} generators of its own, the stored one {stored}"],
         )
-

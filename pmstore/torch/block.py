@@ -78,8 +78,8 @@ def check_movable(name: str, tensor: torch.Tensor) -> None:
         raise AttachError(f"{name} is on the meta device and has no data: initialise it first, model.to_empty(device='cpu')")
     if tensor.device.type != "cpu":
         raise AttachError(
-            f"{name} is on {tensor.device}: attach takes models on the CPU. Move it with model.cpu(), or keep a copy on the "
-            "CPU and commit that"
+            f"{name} is on {tensor.device}: attach takes models on the CPU. Move it with model.cpu(), or keep a copy "
+            "on the CPU and commit that"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise AttachError(f"{name} is {tensor.layout}{' and quantized' * tensor.is_quantized}: only dense tensors can be moved")

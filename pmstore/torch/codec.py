@@ -1,8 +1,8 @@
 """Python-side state (state_dicts, RNG states) as a plain value and a list of arrays.
 
-A store holds values and, under names of their own, arrays. A state_dict mixes the two, and has types a store refuses to guess
-at. `split` takes it apart: the *skeleton* holds everything a store can hold as a value, with marks where an array or a
-collection of another type was; the arrays come beside it. `join` puts it together again.
+A store holds values and, under names of their own, arrays. A state_dict mixes the two, and has types a store refuses to
+guess at. `split` takes it apart: the *skeleton* holds everything a store can hold as a value, with marks where an array
+or a collection of another type was; the arrays come beside it. `join` puts it together again.
 """
 
 from __future__ import annotations

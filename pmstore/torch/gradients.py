@@ -1,9 +1,9 @@
 """Gradients that the next step still needs.
 
 In most loops a gradient is dead when a step is committed: the optimizer has used it, and the next thing done to it is
-`zero_grad`. Then only whether there *was* one is kept, because `zero_grad(set_to_none=False)` makes a difference of it: a zero
-gradient lets the optimizer apply weight decay and momentum, none does not. But where a loop accumulates gradients over several
-batches and commits in between, they are state like any other.
+`zero_grad`. Then only whether there *was* one is kept, because `zero_grad(set_to_none=False)` makes a difference of it:
+a zero gradient lets the optimizer apply weight decay and momentum, none does not. But where a loop accumulates
+gradients over several batches and commits in between, they are state like any other.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class GradientKeeper:
     def _put(self, name: str, gradient: torch.Tensor) -> None:
         if gradient.layout is not torch.strided or gradient.device.type != "cpu":
             raise AttachError(
-                f"the gradient of {name} is {gradient.layout} on {gradient.device}: commits in the middle of an accumulation "
-                "take dense gradients on the CPU. Commit after optimizer.step()"
+                f"the gradient of {name} is {gradient.layout} on {gradient.device}: commits in the middle of an "
+                "accumulation take dense gradients on the CPU. Commit after optimizer.step()"
             )
         path = f"{self._path}/{encode_name(name)}"
         held = self._store.get(path)

@@ -1,15 +1,18 @@
 """Where a run is in its data, and how it gets there again.
 
-The order of an epoch is a function of the generators' states at its start. So that state is stored once an epoch, with the
-number of batches taken, and resuming is: set the generators back, open the loader, skip, set the generators to where the
-run is. What is skipped is not loaded, where the loader draws indices first (a map-style `DataLoader`) or is a sequence.
+The order of an epoch is a function of the generators' states at its start. So that state is stored once an epoch, with
+the number of batches taken, and resuming is: set the generators back, open the loader, skip, set the generators to
+where the run is. What is skipped is not loaded, where the loader draws indices first (a map-style `DataLoader`) or is a
+sequence.
 
-Three things of `torch.utils.data` would make the same order come out differently after a resume, and are done otherwise here:
+Three things of `torch.utils.data` would make the same order come out differently after a resume, and are done otherwise
+here:
 
-- Random transforms in worker processes depend on which batches a worker has seen. Here each batch has a seed of its own.
+- Random transforms in worker processes depend on which batches a worker has seen. Here each batch has a seed of its
+  own.
 - With `persistent_workers` a second epoch draws one number less than a first. Here each epoch has new workers.
-- A sampler that goes on drawing from the default generator while the epoch runs gets other numbers when nothing is trained in
-  between. Here everything after the first draw comes from a stream that belongs to the loader.
+- A sampler that goes on drawing from the default generator while the epoch runs gets other numbers when nothing is
+  trained in between. Here everything after the first draw comes from a stream that belongs to the loader.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class Position:
 
 
 class Source:
-    """A loader that can be opened anywhere. This one consumes what it skips: it suits anything that can be iterated again."""
+    """A loader that can be opened anywhere. This one consumes what it skips: it suits all that iterates again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -150,7 +153,9 @@ class _MapLoader(Source):
         self.loader.__dict__[self._slot] = stream
         iterator = iter(self.loader)
         if skip:
-            stream.skip()  # now, while the generators are those of the epoch's start (workers have already asked for indices)
+            # Now, while the generators are those of the epoch's start. (With workers it is done already: they have asked
+            # for their first indices.)
+            stream.skip()
         return iterator
 
 
@@ -207,7 +212,7 @@ class _Indices:
 
 
 class _Seeded(Dataset[Any]):
-    """A dataset in a worker process that seeds the worker's generators for each batch. Other attributes are the dataset's."""
+    """A dataset that, in a worker, seeds the generators for each batch. All other attributes are the dataset's own."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         object.__setattr__(self, "_pmstore_dataset", dataset)
@@ -276,7 +281,11 @@ def open_source(loader: Iterable[Any]) -> Source:
     if isinstance(loader, Sequence) and not isinstance(loader, (str, bytes)):
         return _Sequence(loader)
     if isinstance(loader, Iterator):
-        raise TypeError("loader is an iterator, which can be gone through once: give what it was made from, or a list of batches")
+        raise TypeError(
+            "loader is an iterator, which can be gone through once: give what it was made from, or a list of batches"
+        )
     if not isinstance(loader, Iterable):
-        raise TypeError(f"loader is a {type(loader).__name__}, which cannot be iterated: give a DataLoader or a list of batches")
+        raise TypeError(
+            f"loader is a {type(loader).__name__}, which cannot be iterated: give a DataLoader or a list of batches"
+        )
     return Source(loader)

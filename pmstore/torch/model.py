@@ -289,9 +289,7 @@ def _compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> 
         if theirs is None:
             continue
         if (ours.kind, ours.shape, ours.dtype) != (theirs.kind, theirs.shape, theirs.dtype):
-            mismatched.append(
-                f"{name}: stored {ours.kind} {_describe(ours)}, given {theirs.kind} {_describe(theirs)}"
-            )
+            mismatched.append(f"{name}: stored {ours.kind} {_describe(ours)}, given {theirs.kind} {_describe(theirs)}")
         elif ours.tied_to != theirs.tied_to:
             mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
     if missing or unexpected or mismatched:

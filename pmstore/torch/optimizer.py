@@ -24,8 +24,8 @@ class OptimizerBinding:
     `<path>/rest`, `/groups`    everything else: other state, hyperparameters
     `<path>/layout`             which state tensors there are, and the parameters' shapes
 
-    State that the optimizer makes in its first step, or replaces later, is moved in by `collect`; the optimizer's own tensor
-    objects stay, their `.data` becomes the store's memory.
+    State that the optimizer makes in its first step, or replaces later, is moved in by `collect`; the optimizer's own
+    tensor objects stay, their `.data` becomes the store's memory.
     """
 
     def __init__(self, store: Store, path: str, optimizer: Optimizer, model: ModelBinding | None) -> None:
@@ -95,9 +95,7 @@ class OptimizerBinding:
                 wrong.append(f"stored is the state of {ours['class']}, given is {theirs['class']}")
                 break
             if ours["shapes"] != theirs["shapes"]:
-                wrong.append(
-                    f"group {number}: shapes {_short(ours['shapes'])} are stored, {_short(theirs['shapes'])} given"
-                )
+                wrong.append(f"group {number}: shapes {_short(ours['shapes'])} are stored, {_short(theirs['shapes'])} given")
             elif ours["names"] != theirs["names"]:
                 wrong.append(f"group {number}: its parameters come in another order: {_first_change(ours, theirs)}")
         if wrong:
@@ -117,7 +115,7 @@ class OptimizerBinding:
             self._blocks.setdefault(index, {})[key] = Block.open(self._store, self._state_path(index, key))
 
     def bind(self) -> None:
-        """Makes the optimizer's state what the blocks hold: tensors that are not stored vanish, others become the heap's."""
+        """Makes the state what the blocks hold: tensors that are not stored vanish, others become the heap's."""
         for index, parameter in enumerate(self.parameters):
             own = self._own.get(index)
             if own is not None and not own.holds(parameter):
@@ -182,7 +180,7 @@ class OptimizerBinding:
         return len(self._optimizer.state) != len(self._blocks)
 
     def replace(self, replaced: dict[int, torch.Tensor]) -> None:
-        """Puts parameters that are other objects now, by id of the old, into groups and state (`load_state_dict(assign=True)`)."""
+        """Puts parameters that are other objects now, by id of the old, into groups and state."""
         for group in self._optimizer.param_groups:
             parameters = group["params"]
             for place, old in enumerate(parameters):
@@ -223,9 +221,7 @@ class OptimizerBinding:
         self.collect()
         self._write_plain()
 
-    def _collect_parameter(
-        self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Block]]
-    ) -> bool:
+    def _collect_parameter(self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Block]]) -> bool:
         """Moves a parameter in that is in no module. True if it is new (`add_param_group`)."""
         if self._model is not None and self._model.block(parameter) is not None:
             return False
@@ -269,17 +265,16 @@ class OptimizerBinding:
         for key, value in cast(dict[Any, Any], self._optimizer.state).items():
             if isinstance(key, torch.Tensor):
                 if id(key) not in known:
-                    raise AttachError("the optimizer has state of a tensor that is in none of its groups: remove it from .state")
+                    raise AttachError(
+                        "the optimizer has state of a tensor that is in none of its groups: remove it from .state"
+                    )
             else:
                 others[key] = value
         if others:
             rest["others"] = others
         self._rest.write(rest)
         self._groups.write(
-            [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in self._optimizer.param_groups
-            ]
+            [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups]
         )
         if self._layout is None or [len(group["shapes"]) for group in self._layout[0]] != [
             len(group["params"]) for group in self._optimizer.param_groups

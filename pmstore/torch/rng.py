@@ -66,7 +66,7 @@ def restore(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -
 
 @contextmanager
 def isolated(stream: dict[str, Any]) -> Iterator[None]:
-    """Inside, the default generators are those of the stream, which goes on where it was; outside, nothing has happened."""
+    """Inside, the default generators are the stream's, which goes on where it was; outside, nothing has happened."""
     outside = capture()
     restore(stream)
     try:

@@ -56,9 +56,11 @@ class RunStats:
 class Run:
     """A training run in a store; made by `pmstore.torch.attach`.
 
-    Between two commits the program trains as it would without a store: parameters, buffers and optimizer state are the same
-    objects, whose memory is the heap. A commit makes everything the next step depends on the state that survives, in one
-    transaction: the tensors, the optimizer's hyperparameters, scheduler, scaler, generators, place in the data, and whatever
+    Between two commits the program trains as it would without a store: parameters, buffers and optimizer state are the
+    same objects, whose memory is the heap. A commit makes everything the next step depends on the state that survives,
+    in one
+    transaction: the tensors, the optimizer's hyperparameters, scheduler, scaler, generators, place in the data, and
+        whatever
     else was written to the store.
 
     Use it in one thread.
@@ -136,7 +138,8 @@ class Run:
 
         Raises:
             MismatchError: a tensor was replaced by one that does not fit its place in the store. Nothing was committed.
-            TransactionError: inside a transaction (which commits by itself), or the store was rolled back by other means.
+            TransactionError: inside a transaction (which commits by itself), or the store was rolled back by other
+                means.
             StoreFullError: no room for new optimizer state. Nothing was committed; roll back.
         """
         if self._block:
@@ -146,8 +149,8 @@ class Run:
     def rollback(self) -> None:
         """Takes everything back to the last commit: the store, and what Python holds.
 
-        Optimizer state made since then vanishes, gradients are those of the commit, `batches` gives the batch after the last
-        committed one again.
+        Optimizer state made since then vanishes, gradients are those of the commit, `batches` gives the batch after the
+        last committed one again.
         """
         if not self._attached:
             raise AttachError(f"the run {self.name!r} was detached")
@@ -159,8 +162,8 @@ class Run:
     def transaction(self, loss: float | torch.Tensor | None = None) -> RunTransaction:
         """A block that ends a step: commits when it is left normally, as `commit`, and rolls back when it raises.
 
-        What was written before the block since the last commit (batch statistics of the forward pass, for example) is part
-        of the step: it commits or rolls back with the block. Blocks nest; the outermost counts.
+        What was written before the block since the last commit (batch statistics of the forward pass, for example) is
+        part of the step: it commits or rolls back with the block. Blocks nest; the outermost counts.
 
             with run.transaction() as step:
                 ...
@@ -182,8 +185,8 @@ class Run:
         self._settle()
         if self._epoch_of_update not in (None, self._store.epoch):
             warnings.warn(
-                "the store was committed in the middle of a training step. A process that dies before the step's own commit "
-                "could not be resumed: use run.commit() or run.transaction() instead of the store's own",
+                "the store was committed in the middle of a training step. A process that dies before the step's own "
+                "commit could not be resumed: use run.commit() or run.transaction() instead of the store's own",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -240,7 +243,7 @@ class Run:
     # ---- around optimizer.step
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Declares what the optimizer is about to write: captured in one go, by all cores, without a fault for each piece."""
+        """Declares what the optimizer is about to write: captured in one go, without a fault for each piece."""
         if not self.attached:
             return
         self._require()
@@ -265,8 +268,8 @@ class Run:
     def batches(self, epochs: int | None = 1) -> Iterator[Any]:
         """The batches of the loader from where the run is, in the order they would have come in had it never stopped.
 
-        A batch counts as taken by the step in whose commit it was; after a resume or a roll back the first batch is the one
-        after it. Breaking out and calling again goes on with the next batch.
+        A batch counts as taken by the step in whose commit it was; after a resume or a roll back the first batch is the
+        one after it. Breaking out and calling again goes on with the next batch.
 
         Args:
             epochs: how many the run has in all, from its start; None: no end.
@@ -309,7 +312,7 @@ class Run:
         elif not self._store.closed and self._store.rollbacks != self._rollbacks:
             raise TransactionError(
                 "the store was rolled back by other means than run.rollback(), so that what Python holds (generators, "
-                "scheduler, place in the data) is no longer what the store holds: call run.rollback() now, and in its place"
+                "scheduler, place in the data) is no longer what the store holds: call run.rollback() now, and instead"
             )
 
     def _settle(self) -> None:

@@ -502,3 +502,13 @@ def test_run_commit_commits_what_else_is_pending(path: Path) -> None:
         store.rollback()
         assert store["mine"].tolist() == [0, 1, 2]
         run.rollback()
+
+
+def test_a_store_open_for_reading(path: Path) -> None:
+    with pmstore.open(path) as store:
+        attach(store, model=mlp())
+    with pmstore.open(path, mode="r") as store:
+        with pytest.raises(AttachError, match="open for reading, and a run writes"):
+            attach(store, model=mlp())
+        model = mlp()
+        model.load_state_dict({name: tensor.clone() for name, tensor in store["run/model"].items()})

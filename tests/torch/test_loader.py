@@ -96,7 +96,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "no batches": lambda: DataLoader(NUMBERS, batch_size=None, shuffle=True),
     "noisy": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
     "noisy, workers": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=2),
-    "noisy, workers, generator": lambda: DataLoader(Noisy(), 4, True, num_workers=3, generator=seeded()),
+    "noisy, workers, generator": lambda: DataLoader(Noisy(), 4, True, num_workers=2, generator=seeded()),
     "noisy, persistent workers": lambda: DataLoader(Noisy(), 3, True, num_workers=1, persistent_workers=True),
     "stream": lambda: DataLoader(Stream(), batch_size=3),
     "stream, workers": lambda: DataLoader(Stream(), batch_size=3, num_workers=2),
@@ -230,5 +230,8 @@ def test_bad_use(store: pmstore.Store) -> None:
 def test_a_loader_with_other_generators(path: Path) -> None:
     with pmstore.open(path) as store:
         take(attach(store, loader=DataLoader(NUMBERS, shuffle=True, generator=seeded())), limit=1)
-    with pmstore.open(path) as store, pytest.raises(AttachError, match="it has 0 generators of its own, the stored one 1"):
+    with (
+        pmstore.open(path) as store,
+        pytest.raises(AttachError, match="it has 0 generators of its own, the stored one 1"),
+    ):
         attach(store, loader=DataLoader(NUMBERS, shuffle=True))

@@ -1,4 +1,4 @@
-"""A small training job in several variants, and comparison of stored runs. Imported by tests and by their child processes."""
+"""A small training job in several variants, and comparison of stored runs. Tests and their children import it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,131 @@
+"""The command line: answers, exit codes, errors without tracebacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import pmstore
+from pmstore.commands import app
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.pm"
+    with pmstore.open(path) as store:
+        store["w"] = np.zeros((3, 4), np.float32)
+        store["group/inner/x"] = np.arange(5)
+        store["group/note"] = "hello"
+        store.tensor("t", (2,))
+    return path
+
+
+def test_info(path: Path) -> None:
+    result = run("info", path)
+    assert result.exit_code == 0
+    assert f"path      {path}" in result.stdout
+    assert "a commit survives" in result.stdout
+    facts = json.loads(run("info", path, "--json").stdout)
+    assert facts["names"] == 3
+    assert facts["epoch"] >= 1
+    assert facts["recovery"]["clean"] is True
+    assert facts["file_bytes"] == path.stat().st_size
+
+
+def test_ls(path: Path) -> None:
+    result = run("ls", path)
+    assert result.exit_code == 0
+    assert "3x4" in result.stdout
+    assert "inner" not in result.stdout
+    assert [row["name"] for row in json.loads(run("ls", path, "--json").stdout)] == ["w", "group", "t"]
+    rows = json.loads(run("ls", "-r", "--json", path, "group").stdout)
+    assert [row["name"] for row in rows] == ["group/inner", "group/inner/x", "group/note"]
+    assert rows[1] == {"name": "group/inner/x", "kind": "array", "dtype": "int64", "shape": [5], "bytes": 40}
+    tensor = json.loads(run("ls", path, "--json").stdout)[2]
+    assert (tensor["kind"], tensor["dtype"], tensor["bytes"]) == ("tensor", "float32", 8)
+    missing = run("ls", path, "nothing")
+    assert missing.exit_code == 2
+    assert "there is no 'nothing'" in missing.stderr
+    assert "is no group but array" in run("ls", path, "w").stderr
+
+
+def test_check(path: Path) -> None:
+    result = run("check", path)
+    assert result.exit_code == 0
+    assert "sound" in result.stdout
+    assert json.loads(run("check", path, "--json").stdout) == {"path": str(path), "sound": True, "problems": []}
+
+
+def test_a_damaged_store(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[: 1 << 16] = bytes(1 << 16)
+    path.write_bytes(data)
+    result = run("check", path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("pmstore: ")
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "check"])
+def test_what_is_no_store(command: str, tmp_path: Path) -> None:
+    missing = run(command, tmp_path / "none.pm")
+    assert missing.exit_code == 2
+    assert "no such store" in missing.stderr
+    other = tmp_path / "other"
+    other.write_text("something else")
+    result = run(command, other)
+    assert result.exit_code == 1
+    assert "pmstore: " in result.stderr
+    assert other.read_text() == "something else"
+    assert run(command).exit_code == 2
+    with pmstore.open(tmp_path / "busy.pm"):
+        busy = run(command, tmp_path / "busy.pm")
+        assert busy.exit_code == 2
+        assert "held open" in busy.stderr
+
+
+def test_help_has_examples() -> None:
+    assert run("--help").exit_code == 0
+    for command in ("info", "ls", "check", "demo"):
+        result = run(command, "--help")
+        assert result.exit_code == 0
+        assert f"Example: pmstore {command}" in result.stdout
+
+
+def test_bad_options_of_the_demo(tmp_path: Path) -> None:
+    result = run("demo", "--domain", "moon")
+    assert result.exit_code == 2
+    assert "unknown domain 'moon'" in result.stderr
+    assert run("demo", "--steps", "3").exit_code == 2
+
+
+def test_as_a_process(path: Path) -> None:
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "pmstore.cli", *words], capture_output=True, text=True, check=False)
+
+    sound = call("check", str(path))
+    assert (sound.returncode, sound.stderr) == (0, "")
+    missing = call("info", str(path.with_name("none.pm")))
+    assert missing.returncode == 2
+    assert "Traceback" not in missing.stderr
+
+
+def test_nothing_heavy_is_imported_for_the_package() -> None:
+    code = "import sys, pmstore, pmstore.cli; print([name for name in ('typer', 'rich', 'torch') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_without_the_extra() -> None:
+    code = "import sys; sys.modules['typer'] = None; from pmstore.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.strip() == "pmstore: the command line needs typer: pip install 'pmstore[cli]'"

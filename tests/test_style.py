@@ -1,0 +1,70 @@
+"""The engine's layers: includes point downward (docs/ARCHITECTURE.md), fences say what they order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).resolve().parent.parent / "native"
+
+# A file may include headers of its own layer and of those before it.
+LAYERS: list[set[str]] = [
+    {"layout", "quiet"},
+    {"status", "checksum", "lock"},
+    {"persist", "parallel", "persist_file", "debug"},
+    {"map", "super"},
+    {"undo"},
+    {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
+    {"directory", "directory_table", "directory_check"},
+    {"journal", "journal_ring", "journal_state", "journal_home", "journal_recover"},
+    {"capture", "handler"},
+    {"pool", "filelock"},
+    {"pool_state"},
+    {"recover", "tx", "block", "object", "check", "fork"},
+]
+RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+# Each with its reason: the seam's two users above it, and sources that implement an upper header's part.
+ALLOWED = {
+    ("super", "heap"),  # the page table's bytes, for an empty segment
+    ("debug", "pool"),  # implements two functions that pool.h offers to crash tests
+    ("pool", "pool_state"),  # pool.c implements pool.h on the inside that pool_state.h declares
+    ("pool", "recover"),
+    ("handler", "pool"),
+}
+
+
+def _includes(path: Path) -> list[str]:
+    return re.findall(r'^#include "([a-z_]+)\.h"', path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(NATIVE.glob("*.[ch]")), ids=lambda p: p.name)
+def test_includes_point_downward(path: Path) -> None:
+    name = path.stem
+    assert name in RANK, f"{name} has no layer: add it to LAYERS"
+    upward = [i for i in _includes(path) if RANK[i] > RANK[name] and (name, i) not in ALLOWED]
+    assert not upward, f"{path.name} includes {upward} from a layer above"
+
+
+@pytest.mark.parametrize("path", sorted(NATIVE.glob("*.c")), ids=lambda p: p.name)
+def test_every_fence_says_what_it_orders(path: Path) -> None:
+    """A fence without the two writes it orders is one that somebody will drop, or one too many."""
+    if path.stem.startswith("persist"):
+        return
+    lines = path.read_text().splitlines()
+    for i, line in enumerate(lines):
+        if "pms_persist_fence(" in line:
+            near = "\n".join(lines[max(0, i - 3) : i + 1])
+            assert "/*" in near, f"{path.name}:{i + 1}: {line.strip()}"
+
+
+def test_only_the_seam_stores_and_syncs() -> None:
+    """I7: file operations and write-back instructions stay behind persist.h."""
+    forbidden = re.compile(r"\b(fdatasync|fsync|msync|pwritev?|posix_fallocate|ftruncate|_mm_clwb|_mm_sfence)\s*\(")
+    for path in sorted(NATIVE.glob("*.c")):
+        if path.stem in ("persist", "persist_file"):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if (found := forbidden.search(line)) and "fsync(dir)" not in line:
+                pytest.fail(f"{path.name}:{number}: {found.group(1)} outside the seam")
