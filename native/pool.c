@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 
 #define RESERVE_MIN (4ull << 30)
 #define RESERVE_MAX (16ull << 40)
+#define RESERVE_SHARE 16u /* of RLIMIT_AS: two views, the log in memory, and the tables beside them */
 
 /* ---- open, step by step ---- */
 
@@ -61,14 +63,18 @@ static enum pms_flush flush_for(enum pms_domain domain)
     return in_memory ? pms_persist_best_flush() : PMS_FLUSH_NONE;
 }
 
+/* Address space for growth: as far as the file can get, unless the process may not have that much. */
 static uint64_t reserve_for(const struct pms_pool *pool)
 {
     struct statvfs fs;
+    struct rlimit limit;
     uint64_t bytes = pool->super.max_bytes;
     if (!bytes && fstatvfs(pool->fd, &fs) == 0)
         bytes = (uint64_t)fs.f_blocks * fs.f_frsize;
     if (bytes < RESERVE_MIN)
         bytes = RESERVE_MIN;
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur / RESERVE_SHARE)
+        bytes = limit.rlim_cur / RESERVE_SHARE;
     return bytes < RESERVE_MAX ? bytes : RESERVE_MAX;
 }
 
@@ -154,7 +160,9 @@ static int make_root(struct pms_pool *pool, struct pms_error *error)
     int status = pms_dir_create(&dirs, &dir, error);
     if (status != PMS_OK)
         return status;
+    uint64_t none = (uint64_t)-1; /* making the store is not a commit of the user's: the first one makes epoch 1 */
     pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, directory), &dir, sizeof dir);
+    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &none, sizeof none);
     return pms_tx_commit(pool, error);
 }
 

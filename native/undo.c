@@ -11,6 +11,7 @@
 #define PARALLEL_MIN (4u << 20)       /* from here on all cores copy */
 #define PARALLEL_PIECES 512u          /* entries of one parallel batch */
 #define SMALL_RANGE (64u << 10)       /* PMS_HOT_RANGE_MAX */
+#define DIRTY_SPACING PMS_LINE        /* ranges are merged, and blocks are a line at least */
 #define DIRTY_ROOM_MAX (1ull << 27)   /* ranges; address space only, memory as they come */
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
@@ -43,7 +44,7 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->volatile_log = volatile_log;
     u->log_persist = volatile_log ? &u->volatile_persist : map->persist;
     uint64_t pages = map->reserve / PMS_PAGE;
-    u->dirty_room = map->reserve / PMS_GRANULE < DIRTY_ROOM_MAX ? map->reserve / PMS_GRANULE : DIRTY_ROOM_MAX;
+    u->dirty_room = map->reserve / DIRTY_SPACING < DIRTY_ROOM_MAX ? map->reserve / DIRTY_SPACING : DIRTY_ROOM_MAX;
     u->page_tag = reserve(pages * sizeof *u->page_tag);
     u->granule = reserve(pages * sizeof *u->granule);
     u->dirty = reserve(u->dirty_room * sizeof *u->dirty);
