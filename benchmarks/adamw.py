@@ -1,4 +1,4 @@
-"""AdamW training with ~450 MB of state, a commit on every step, domain process: added time per step, in units of one memcpy of the state."""
+"""AdamW with ~450 MB of state and a commit on every step (domain process): added time per step, in memcpys of the state."""
 
 from __future__ import annotations
 

@@ -37,6 +37,6 @@ def main(quick: bool = False) -> None:
                 rows += measure(f"{size} bytes", methods, 60 if quick else 300, methods[0].name, 20)
                 after = store.stats()
                 commits, syncs = after.commits - before.commits, after.syncs - before.syncs
-                print(f"file_commit: {commits} commits of {size} bytes made {syncs} syncs, {after.home_syncs} more in the background")
+                print(f"file_commit: {commits} commits of {size} bytes: {syncs} syncs, {after.home_syncs} in the background")
             os.close(fd)
     report("file_commit", "Domain file against a bare write and sync", rows)

@@ -61,7 +61,7 @@ def measure(case: str, methods: Sequence[Method], rounds: int, yardstick: str, w
 @contextmanager
 def scratch(where: str) -> Iterator[Path]:
     """A directory on tmpfs ("memory") or on the disk of the temporary directory ("disk"), gone afterwards."""
-    base = "/dev/shm" if where == "memory" else None  # noqa: S108
+    base = "/dev/shm" if where == "memory" else None
     with tempfile.TemporaryDirectory(prefix="pmstore-bench-", dir=base) as name:
         yield Path(name)
 
@@ -89,7 +89,8 @@ def report(question: str, title: str, rows: Sequence[Row]) -> None:
             print(f"  {case}")
         ratio = "" if r.ratio is None else f"{r.ratio:8.2f}x"
         target = "" if r.target is None else f"  (target <= {r.target:g}x)"
-        print(f"    {r.method:<{width}}{r.median_us:14.2f} us  [{r.min_us:.2f} - {r.max_us:.2f}]{ratio}{target}  {r.durability}")
+        span = f"[{r.min_us:.2f} - {r.max_us:.2f}]"
+        print(f"    {r.method:<{width}}{r.median_us:14.2f} us  {span}{ratio}{target}  {r.durability}")
     out = ROOT / "build" / "bench"
     out.mkdir(parents=True, exist_ok=True)
     machine = {"cpu": _cpu(), "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}

@@ -1,0 +1,626 @@
+/* The layers under everything else: status, checksums, the lock, the seam to the medium and its worker threads. */
+#define _GNU_SOURCE /* memfd_create */
+#include "test.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../checksum.h"
+#include "../lock.h"
+#include "../persist.h"
+#include "../status.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOWER 10u
+#else
+#define SLOWER 1u
+#endif
+
+#define LINE 64u
+#define GUARD 0xcc
+#define MIB (1u << 20)
+
+static uint64_t random_state = 88172645463325252ull;
+
+static uint64_t random64(void) /* xorshift64*: the same sequence in every run */
+{
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return random_state * 2685821657736338717ull;
+}
+
+static size_t random_below(size_t n) { return (size_t)(random64() % n); }
+
+static unsigned char *aligned(size_t bytes)
+{
+    unsigned char *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (!p)
+        abort();
+    return p;
+}
+
+static unsigned char *random_bytes(size_t bytes)
+{
+    unsigned char *p = aligned(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        p[i] = (unsigned char)(random64() >> 56);
+    return p;
+}
+
+static bool all_are(const unsigned char *p, unsigned char value, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (p[i] != value)
+            return false;
+    return true;
+}
+
+/* Fills kind with what this CPU can execute; returns how many. */
+static size_t flush_kinds(enum pms_flush kind[5])
+{
+    size_t n = 0;
+    kind[n++] = PMS_FLUSH_NONE;
+#if defined(__x86_64__)
+    for (enum pms_flush k = PMS_FLUSH_CLFLUSH; k <= pms_persist_best_flush(); k++)
+        kind[n++] = k;
+#else
+    kind[n++] = pms_persist_best_flush();
+#endif
+    return n;
+}
+
+/* ---- status ---- */
+
+static void test_fail_fills_the_error(void)
+{
+    struct pms_error e;
+    memset(&e, 0xff, sizeof e);
+    CHECK(pms_fail(&e, PMS_E_INVALID, "size %d of %s", 7, "it") == PMS_E_INVALID);
+    CHECK(e.status == PMS_E_INVALID && e.sys_errno == 0 && e.offset == 0 && e.needed == 0 && e.available == 0 && e.holder == 0);
+    CHECK(strcmp(e.what, "size 7 of it") == 0);
+    CHECK(pms_fail(&e, PMS_E_CORRUPT, "%0300d", 1) == PMS_E_CORRUPT);
+    CHECK(strlen(e.what) == sizeof e.what - 1);
+    CHECK(pms_fail(NULL, PMS_E_BUSY, "nobody listens") == PMS_E_BUSY);
+}
+
+static void test_fail_errno_tells_full_from_broken(void)
+{
+    static const int full[] = {ENOSPC, EDQUOT, EFBIG};
+    struct pms_error e;
+    for (size_t i = 0; i < sizeof full / sizeof full[0]; i++) {
+        errno = full[i];
+        CHECK(pms_fail_errno(&e, "100 % full") == PMS_E_FULL);
+        CHECK(e.status == PMS_E_FULL && e.sys_errno == full[i]);
+        CHECK(strcmp(e.what, "100 % full") == 0); /* not a format */
+    }
+    errno = EIO;
+    CHECK(pms_fail_errno(&e, "sync") == PMS_E_OS && e.sys_errno == EIO);
+    errno = EIO;
+    CHECK(pms_fail_errno(NULL, "sync") == PMS_E_OS);
+}
+
+static void test_broken_invariant_aborts(void)
+{
+    int end[2], status = 0;
+    CHECK(pipe(end) == 0);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        dup2(end[1], STDERR_FILENO);
+        pms_assert_failed("a == b", "some.c", 4021);
+    }
+    close(end[1]);
+    char text[512];
+    ssize_t n, got = 0;
+    while ((n = read(end[0], text + got, sizeof text - 1 - (size_t)got)) > 0)
+        got += n;
+    text[got] = '\0';
+    close(end[0]);
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    CHECK(strstr(text, "a == b") && strstr(text, "some.c:4021"));
+}
+
+/* ---- checksums ---- */
+
+static void check_vector(const void *data, size_t n, uint32_t expected)
+{
+    CHECK(pms_crc32c(0, data, n) == expected);
+    CHECK(pms_crc32c_portable(0, data, n) == expected);
+}
+
+static void test_crc_vectors(void) /* RFC 3720, B.4 */
+{
+    unsigned char v[32];
+    check_vector("123456789", 9, 0xe3069283u);
+    check_vector("", 0, 0);
+    check_vector(memset(v, 0, sizeof v), sizeof v, 0x8a9136aau);
+    check_vector(memset(v, 0xff, sizeof v), sizeof v, 0x62a8ab43u);
+    for (unsigned i = 0; i < sizeof v; i++)
+        v[i] = (unsigned char)i;
+    check_vector(v, sizeof v, 0x46dd794eu);
+}
+
+static void test_crc_of_every_size(void)
+{
+    unsigned char *data = random_bytes(8192);
+    for (size_t n = 0; n < 4200; n++) {
+        size_t at = random_below(LINE);
+        CHECK(pms_crc32c(0, data + at, n) == pms_crc32c_portable(0, data + at, n));
+    }
+    free(data);
+}
+
+static void test_crc_of_random_ranges_and_splits(void)
+{
+    const size_t room = MIB;
+    unsigned char *data = random_bytes(room);
+    for (unsigned i = 0; i < 20000 / SLOWER; i++) {
+        size_t most = i % 100 == 0 ? room : i % 2 ? 16384 : 1024;
+        size_t n = random_below(most), at = random_below(room - n), split = n ? random_below(n + 1) : 0;
+        uint32_t start = (uint32_t)random64(), whole = pms_crc32c(start, data + at, n);
+        CHECK(whole == pms_crc32c_portable(start, data + at, n));
+        CHECK(whole == pms_crc32c(pms_crc32c(start, data + at, split), data + at + split, n - split));
+    }
+    free(data);
+}
+
+static void test_crc_reads_nothing_outside(void) /* the pages around are not there: an excess byte is a SIGSEGV */
+{
+    unsigned char *map = mmap(NULL, 3 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *page = map + 4096;
+    CHECK(map != MAP_FAILED && mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0);
+    memset(page, 0x5a, 4096);
+    for (size_t n = 0; n <= 4096; n++) {
+        uint32_t crc = pms_crc32c(0, page, n);
+        CHECK(crc == pms_crc32c(0, page + 4096 - n, n)); /* all bytes are equal */
+    }
+    munmap(map, 3 * 4096);
+}
+
+static void test_hash_spreads(void)
+{
+    unsigned char zeros[65] = {0}, text[] = "layers.11.attention.weight";
+    uint64_t of_length[65], changed = 0;
+    for (size_t n = 0; n <= 64; n++) {
+        of_length[n] = pms_hash(1, zeros, n);
+        CHECK(of_length[n] != 0 && of_length[n] != pms_hash(2, zeros, n) && of_length[n] == pms_hash(1, zeros, n));
+        for (size_t m = 0; m < n; m++)
+            CHECK(of_length[m] != of_length[n]);
+    }
+    uint64_t h = pms_hash(3, text, sizeof text - 1);
+    size_t bits = 8 * (sizeof text - 1);
+    for (size_t bit = 0; bit < bits; bit++) {
+        text[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        changed += (uint64_t)__builtin_popcountll(h ^ pms_hash(3, text, sizeof text - 1));
+        text[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    CHECK(changed > 30 * bits && changed < 34 * bits); /* half of 64 bits */
+}
+
+static void test_check16_is_tied_to_word_and_place(void)
+{
+    unsigned same_salt = 0, same_word = 0;
+    const unsigned rounds = 100000;
+    for (unsigned i = 0; i < rounds; i++) {
+        uint64_t word = random64() >> 16, salt = random64();
+        uint16_t bits = pms_check16(salt, word);
+        same_salt += bits == pms_check16(salt, word ^ 1ull << random_below(48));
+        same_word += bits == pms_check16(salt + 1, word);
+    }
+    CHECK(same_salt < 10 && same_word < 10); /* expected: 1.5 of 100,000 */
+}
+
+/* ---- lock ---- */
+
+#define LOCKERS 4
+#define LOCK_ROUNDS 100000u
+
+struct counted { struct pms_lock lock; uint64_t count; bool inside; bool broken; }; /* plain fields: TSan judges the lock too */
+
+static void *count_under_lock(void *arg)
+{
+    struct counted *c = arg;
+    for (unsigned i = 0; i < LOCK_ROUNDS; i++) {
+        pms_lock_acquire(&c->lock);
+        c->broken |= c->inside;
+        c->inside = true;
+        c->count++;
+        c->inside = false;
+        pms_lock_release(&c->lock);
+    }
+    return NULL;
+}
+
+static void test_lock_excludes(void)
+{
+    struct counted c = {0};
+    pthread_t thread[LOCKERS];
+    for (int i = 0; i < LOCKERS; i++)
+        CHECK(pthread_create(&thread[i], NULL, count_under_lock, &c) == 0);
+    for (int i = 0; i < LOCKERS; i++)
+        pthread_join(thread[i], NULL);
+    CHECK(c.count == (uint64_t)LOCKERS * LOCK_ROUNDS && !c.broken);
+    CHECK(atomic_load(&c.lock.word) == 0);
+}
+
+static void test_futex_wait_returns(void)
+{
+    _Atomic uint32_t word = 1;
+    CHECK(pms_futex_wait(&word, 2, -1) == EAGAIN);
+    CHECK(pms_futex_wait(&word, 1, 1000000) == ETIMEDOUT);
+    CHECK(pms_futex_wait(&word, 1, 0) == ETIMEDOUT);
+    pms_futex_wake(&word, 1); /* nobody waits */
+}
+
+/* ---- memory ---- */
+
+static uint64_t lines_of(const void *addr, size_t n)
+{
+    uintptr_t first = (uintptr_t)addr / LINE, last = ((uintptr_t)addr + n - 1) / LINE;
+    return n ? last - first + 1 : 0;
+}
+
+/* One copy, copy with crc, and zero of n bytes; what lies around them stays. */
+static void check_copies(enum pms_flush flush, unsigned char *dst, const unsigned char *src, size_t n)
+{
+    struct pms_persist p = {.flush = flush};
+    uint32_t crc = (uint32_t)n * 2654435761u;
+    memset(dst - LINE, GUARD, n + 2 * LINE);
+    pms_persist_copy(&p, dst, src, n);
+    CHECK(memcmp(dst, src, n) == 0);
+    CHECK(flush == PMS_FLUSH_NONE || p.lines == lines_of(dst, n));
+    memset(dst, GUARD, n);
+    CHECK(pms_persist_copy_crc(&p, dst, src, n, crc) == pms_crc32c_portable(crc, src, n));
+    CHECK(memcmp(dst, src, n) == 0);
+    CHECK(all_are(dst - LINE, GUARD, LINE) && all_are(dst + n, GUARD, LINE));
+    pms_persist_zero(&p, dst, n);
+    CHECK(all_are(dst, 0, n));
+    CHECK(all_are(dst - LINE, GUARD, LINE) && all_are(dst + n, GUARD, LINE));
+    pms_persist_fence(&p);
+    CHECK(p.fences == 1 && p.syncs == 0);
+}
+
+static void test_copies_of_every_size(void)
+{
+    unsigned char *src = random_bytes(16384), *dst = aligned(16384);
+    enum pms_flush kind[5];
+    for (size_t k = 0, kinds = flush_kinds(kind); k < kinds; k++)
+        for (size_t n = 0; n <= 9000; n += n < 700 ? 1 : SLOWER) {
+            check_copies(kind[k], dst + LINE, src, n);
+            check_copies(kind[k], dst + LINE + random_below(LINE), src + random_below(LINE), n);
+        }
+    free(src);
+    free(dst);
+}
+
+static void test_copies_of_large_sizes(void)
+{
+    const size_t size[] = {(256u << 10) - 1, 256u << 10, (256u << 10) + 1, 3 * MIB, 3 * MIB + 17};
+    unsigned char *src = random_bytes(3 * MIB + 256), *dst = aligned(3 * MIB + 512);
+    enum pms_flush kind[5];
+    for (size_t k = 0, kinds = flush_kinds(kind); k < kinds; k++)
+        for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
+            check_copies(kind[k], dst + LINE, src, size[i]);
+            check_copies(kind[k], dst + LINE + 1 + random_below(LINE - 1), src + 1 + random_below(LINE - 1), size[i]);
+        }
+    free(src);
+    free(dst);
+}
+
+static void test_stores(void)
+{
+    struct pms_persist p = {.flush = pms_persist_best_flush()};
+    uint64_t word[4] = {0};
+    pms_persist_store8(&p, &word[1], 0x0123456789abcdefull);
+    CHECK(word[0] == 0 && word[1] == 0x0123456789abcdefull && word[2] == 0);
+    pms_persist_store(&p, word, "abcdefghijkl", 12);
+    CHECK(memcmp(word, "abcdefghijkl", 12) == 0 && word[2] == 0);
+    CHECK(p.lines == 0 && p.fences == 0); /* neither is written back */
+}
+
+static void test_flush_and_fence_counters(void)
+{
+    unsigned char *m = aligned(4096);
+    enum pms_flush kind[5];
+    memset(m, 1, 4096);
+    for (size_t k = 0, kinds = flush_kinds(kind); k < kinds; k++) {
+        struct pms_persist p = {.flush = kind[k]};
+        bool none = kind[k] == PMS_FLUSH_NONE;
+        pms_persist_flush(&p, m, 0);
+        CHECK(p.lines == 0);
+        pms_persist_flush(&p, m + 63, 2); /* two lines */
+        CHECK(p.lines == (none ? 0 : 2));
+        pms_persist_flush(&p, m, 4096);
+        CHECK(p.lines == (none ? 0 : 66));
+        for (int i = 0; i < 5; i++)
+            pms_persist_fence(&p);
+        CHECK(p.fences == 5 && p.syncs == 0 && p.flush == kind[k]);
+        CHECK(all_are(m, 1, 4096));
+    }
+    free(m);
+}
+
+static void test_names_of_flush_kinds(void)
+{
+    CHECK(pms_persist_best_flush() != PMS_FLUSH_NONE);
+    CHECK(strcmp(pms_persist_flush_name(PMS_FLUSH_NONE), "none") == 0);
+    CHECK(strcmp(pms_persist_flush_name(PMS_FLUSH_CLWB), "clwb") == 0);
+    CHECK(pms_persist_flush_name((enum pms_flush)99) != NULL);
+}
+
+/* ---- the hook ---- */
+
+#define SEEN_MAX 32
+
+struct seen { enum pms_primitive primitive; uintptr_t addr; size_t bytes; };
+static struct seen seen[SEEN_MAX];
+static size_t seen_count;
+static int hook_answer;
+static const unsigned char *watched; /* memory that must still be GUARD when its primitive is announced */
+
+static int spy(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    if (seen_count < SEEN_MAX)
+        seen[seen_count++] = (struct seen){primitive, addr, bytes};
+    if (watched && (primitive == PMS_PRIM_STORE || primitive == PMS_PRIM_COPY))
+        CHECK(*watched == GUARD);
+    return hook_answer;
+}
+
+static void spy_start(int answer)
+{
+    seen_count = 0;
+    hook_answer = answer;
+    pms_persist_hook = spy;
+}
+
+static bool saw(size_t i, enum pms_primitive primitive, const void *addr, size_t bytes)
+{
+    return i < seen_count && seen[i].primitive == primitive && seen[i].addr == (uintptr_t)addr && seen[i].bytes == bytes;
+}
+
+static void test_hook_sees_memory_primitives_first(void)
+{
+    struct pms_persist p = {.flush = pms_persist_best_flush()};
+    unsigned char *m = aligned(8192), *src = random_bytes(8192);
+    memset(m, GUARD, 8192);
+    *src = 1;
+    watched = m;
+    spy_start(EIO); /* ignored: memory operations cannot fail */
+    pms_persist_copy(&p, m, src, 10);
+    CHECK(seen_count == 2 && saw(0, PMS_PRIM_STORE, m, 10) && saw(1, PMS_PRIM_FLUSH, m, 10) && *m == 1);
+    watched = NULL;
+    spy_start(EIO);
+    pms_persist_store8(&p, (uint64_t *)(void *)m, 5);
+    pms_persist_store(&p, m, src, 100);
+    pms_persist_flush(&p, m, 100);
+    pms_persist_fence(&p);
+    CHECK(seen_count == 4 && saw(0, PMS_PRIM_STORE, m, 8) && saw(1, PMS_PRIM_STORE, m, 100));
+    CHECK(saw(2, PMS_PRIM_FLUSH, m, 100) && saw(3, PMS_PRIM_FENCE, NULL, 0) && memcmp(m, src, 100) == 0);
+    m[0] = GUARD;
+    watched = m;
+    spy_start(EIO);
+    pms_persist_copy(&p, m, src, 8192);
+    CHECK(seen_count > 0 && seen[0].addr == (uintptr_t)m && seen[0].bytes == 8192 && memcmp(m, src, 8192) == 0);
+    CHECK(seen[0].primitive == PMS_PRIM_COPY || seen[0].primitive == PMS_PRIM_STORE);
+    watched = NULL;
+    pms_persist_hook = NULL;
+    free(m);
+    free(src);
+}
+
+static void test_hook_fails_file_operations(void)
+{
+    struct pms_persist p = {0};
+    int fd = memfd_create("hook", MFD_CLOEXEC);
+    struct iovec two[2] = {{(void *)(uintptr_t)"ab", 2}, {(void *)(uintptr_t)"cde", 3}};
+    unsigned char *page = aligned(4096);
+    spy_start(ENOSPC);
+    CHECK(pms_persist_pwrite(&p, fd, "abc", 3, 7) == ENOSPC);
+    CHECK(pms_persist_pwritev(&p, fd, two, 2, 9) == ENOSPC);
+    CHECK(pms_persist_sync(&p, fd) == ENOSPC);
+    CHECK(pms_persist_allocate(&p, fd, 0, 4096) == ENOSPC);
+    CHECK(pms_persist_truncate(&p, fd, 4096) == ENOSPC);
+    CHECK(pms_persist_protect(&p, page, 4096, PROT_READ) == ENOSPC);
+    pms_persist_hook = NULL;
+    CHECK(seen_count == 6 && saw(0, PMS_PRIM_PWRITE, (void *)7, 3) && saw(1, PMS_PRIM_PWRITE, (void *)9, 5));
+    CHECK(seen[2].primitive == PMS_PRIM_SYNC && saw(3, PMS_PRIM_ALLOCATE, (void *)0, 4096));
+    CHECK(seen[4].primitive == PMS_PRIM_ALLOCATE && saw(5, PMS_PRIM_PROTECT, page, 4096));
+    CHECK(lseek(fd, 0, SEEK_END) == 0 && p.syncs == 0); /* none of them was done */
+    *page = 1;
+    free(page);
+    close(fd);
+}
+
+/* ---- files ---- */
+
+static void test_writes_land(void)
+{
+    enum { PARTS = 3 * IOV_MAX + 5 }; /* more than one pwritev takes; some are empty */
+    struct pms_persist p = {0};
+    int fd = memfd_create("writes", MFD_CLOEXEC);
+    unsigned char *data = random_bytes(8 * PARTS), *back = aligned(8 * PARTS);
+    struct iovec *iov = calloc(PARTS, sizeof *iov);
+    size_t total = 0;
+    for (size_t i = 0; i < PARTS; i++) {
+        iov[i] = (struct iovec){data + total, i % 9};
+        total += i % 9;
+    }
+    CHECK(pms_persist_pwritev(&p, fd, iov, PARTS, 4099) == 0);
+    CHECK(pread(fd, back, total, 4099) == (ssize_t)total && memcmp(back, data, total) == 0);
+    CHECK(pms_persist_pwrite(&p, fd, data, 4000, 1) == 0);
+    CHECK(pread(fd, back, 4000, 1) == 4000 && memcmp(back, data, 4000) == 0);
+    CHECK(pms_persist_pwritev(&p, fd, iov, 0, 0) == 0 && pms_persist_pwrite(&p, fd, data, 0, 0) == 0);
+    CHECK(pms_persist_sync(&p, fd) == 0 && p.syncs == 1);
+    free(iov);
+    free(data);
+    free(back);
+    close(fd);
+}
+
+/* A file may not grow past the limit: the kernel writes up to it, and what is tried again meets EFBIG. */
+static void test_short_writes_are_continued(void)
+{
+    struct pms_persist p = {0};
+    struct rlimit before;
+    char path[] = "/tmp/pms_test_persist_XXXXXX";
+    int fd = mkstemp(path);
+    unsigned char *data = random_bytes(8192), *back = aligned(8192);
+    CHECK(fd >= 0 && unlink(path) == 0 && getrlimit(RLIMIT_FSIZE, &before) == 0);
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(setrlimit(RLIMIT_FSIZE, &(struct rlimit){5000, before.rlim_max}) == 0);
+    int err = pms_persist_pwrite(&p, fd, data, 8192, 0);
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0); /* before stdout, a file perhaps, is written to */
+    signal(SIGXFSZ, SIG_DFL);
+    CHECK(err == EFBIG);
+    CHECK(pread(fd, back, 8192, 0) == 5000 && memcmp(back, data, 5000) == 0);
+    free(data);
+    free(back);
+    close(fd);
+}
+
+static void test_file_errors_are_returned(void)
+{
+    struct pms_persist p = {0};
+    int fd = memfd_create("errors", MFD_CLOEXEC);
+    CHECK(pms_persist_allocate(&p, fd, 4096, 8192) == 0 && lseek(fd, 0, SEEK_END) == 12288);
+    CHECK(pms_persist_truncate(&p, fd, 100) == 0 && lseek(fd, 0, SEEK_END) == 100);
+    close(fd);
+    errno = 0;
+    CHECK(pms_persist_allocate(&p, -1, 0, 4096) == EBADF); /* posix_fallocate sets no errno */
+    CHECK(pms_persist_truncate(&p, -1, 0) == EBADF);
+    CHECK(pms_persist_pwrite(&p, -1, "a", 1, 0) == EBADF);
+    CHECK(pms_persist_sync(&p, -1) == EBADF);
+    CHECK(pms_persist_protect(&p, (void *)1, 4096, PROT_READ) == EINVAL); /* not a page's address */
+}
+
+/* ---- workers ---- */
+
+#define INDICES_MAX 300
+
+struct tally { uint32_t hits[INDICES_MAX]; }; /* plain: each index is one thread's, and the caller reads after all */
+
+static void hit(void *ctx, size_t i) { ((struct tally *)ctx)->hits[i]++; }
+
+static void check_round(size_t n)
+{
+    struct tally t = {{0}}; /* gone when this returns: a worker that lingers is seen by the sanitizers */
+    bool once = true;
+    pms_parallel_for(hit, &t, n);
+    for (size_t i = 0; i < INDICES_MAX; i++)
+        once &= t.hits[i] == (i < n);
+    CHECK(once);
+}
+
+static void test_parallel_without_workers(void)
+{
+    for (size_t n = 0; n < 5; n++)
+        check_round(n);
+}
+
+static void test_parallel_runs_each_index_once(void)
+{
+    pms_parallel_start();
+    pms_parallel_start(); /* does nothing */
+    for (size_t round = 0; round < 1000; round++) {
+        check_round(round % INDICES_MAX);
+        if (round % 100 == 99)
+            usleep(2000); /* the workers sleep, not spin */
+    }
+}
+
+static void *start_workers(void *arg)
+{
+    pms_parallel_start();
+    return arg;
+}
+
+static void test_parallel_starts_in_any_thread(void)
+{
+    pthread_t thread[LOCKERS];
+    for (int i = 0; i < LOCKERS; i++)
+        CHECK(pthread_create(&thread[i], NULL, start_workers, NULL) == 0);
+    for (int i = 0; i < LOCKERS; i++)
+        pthread_join(thread[i], NULL);
+    check_round(INDICES_MAX);
+}
+
+struct pieces { struct pms_persist p[4]; unsigned char *dst; const unsigned char *src; size_t bytes; };
+
+static void copy_piece(void *ctx, size_t i) /* counters are plain: each piece has its own */
+{
+    struct pieces *w = ctx;
+    pms_persist_copy(&w->p[i], w->dst + i * w->bytes, w->src + i * w->bytes, w->bytes);
+    pms_persist_fence(&w->p[i]);
+}
+
+static void test_parallel_copy(void)
+{
+    struct pieces w = {.dst = aligned(4 * MIB), .src = random_bytes(4 * MIB), .bytes = MIB};
+    uint64_t lines = 0;
+    for (int i = 0; i < 4; i++)
+        w.p[i].flush = pms_persist_best_flush();
+    pms_parallel_for(copy_piece, &w, 4);
+    for (int i = 0; i < 4; i++)
+        lines += w.p[i].lines;
+    CHECK(memcmp(w.dst, w.src, 4 * MIB) == 0 && lines == 4 * MIB / LINE);
+    free(w.dst);
+    free((void *)(uintptr_t)w.src);
+}
+
+static void test_parallel_in_a_fork_child(void)
+{
+    int status = -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* to wait for a worker that is not there would be for ever */
+        pms_parallel_after_fork_in_child();
+        int before = test_checks_failed;
+        check_round(INDICES_MAX);
+        _exit(test_checks_failed != before);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    check_round(INDICES_MAX); /* the parent has its workers still */
+}
+
+int main(void)
+{
+    TEST(test_fail_fills_the_error);
+    TEST(test_fail_errno_tells_full_from_broken);
+    TEST(test_broken_invariant_aborts);
+    TEST(test_crc_vectors);
+    TEST(test_crc_of_every_size);
+    TEST(test_crc_of_random_ranges_and_splits);
+    TEST(test_crc_reads_nothing_outside);
+    TEST(test_hash_spreads);
+    TEST(test_check16_is_tied_to_word_and_place);
+    TEST(test_lock_excludes);
+    TEST(test_futex_wait_returns);
+    TEST(test_copies_of_every_size);
+    TEST(test_copies_of_large_sizes);
+    TEST(test_stores);
+    TEST(test_flush_and_fence_counters);
+    TEST(test_names_of_flush_kinds);
+    TEST(test_hook_sees_memory_primitives_first);
+    TEST(test_hook_fails_file_operations);
+    TEST(test_writes_land);
+    TEST(test_short_writes_are_continued);
+    TEST(test_file_errors_are_returned);
+    TEST(test_parallel_without_workers);
+    TEST(test_parallel_runs_each_index_once);
+    TEST(test_parallel_starts_in_any_thread);
+    TEST(test_parallel_copy);
+    TEST(test_parallel_in_a_fork_child);
+    return test_summary();
+}
