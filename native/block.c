@@ -9,6 +9,7 @@
 
 #include "handler.h"
 
+#define SCATTERED_MAX 96u    /* lines of the fast log, in one transaction */
 #define LOOK_AT_HANDLER 16u /* blocks: a look is a system call */
 
 int64_t pms_thread_id(void)
@@ -205,6 +206,17 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
     return status;
 }
 
+/* I5 counts pages of the user's as captured whole. What their granules cost on top has to fit beside the hot ranges in the fast log; when a
+ * transaction has used that up, the pages are captured instead, and the granules with them. */
+static int capture_scattered(struct pms_pool *pool, struct pms_span span, struct pms_error *error)
+{
+    uint64_t lines = span.bytes / PMS_GRANULE + 2;
+    if (pool->undo.scattered + lines > SCATTERED_MAX)
+        return pms_capture_spans(&pool->capture, &span, 1, error);
+    pool->undo.scattered += lines;
+    return PMS_OK;
+}
+
 int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes, struct pms_error *error)
 {
     int status = pms_pool_enter_write(pool, error);
@@ -218,7 +230,9 @@ int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes
     } else if (!pms_capture_is_users(&pool->capture, span)) {
         status = pms_fail(error, PMS_E_INVALID, "the range to write is not inside an array of this store");
     } else {
-        pms_undo_store(&pool->undo, span.off, src, bytes);
+        status = capture_scattered(pool, span, error);
+        if (status == PMS_OK)
+            pms_undo_store(&pool->undo, span.off, src, bytes);
     }
     pms_pool_leave(pool);
     return status;

@@ -104,6 +104,7 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag)
     u->tag = tag;
     u->seq = 0;
     u->stored = false;
+    u->scattered = 0;
     u->extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(tag & 1), PMS_FASTLOG_BYTES};
     u->at_extent = 0;
     u->at = 0;

@@ -45,6 +45,7 @@ struct pms_undo {
     uint64_t at;
     uint64_t tag;           /* anchor.tx + 1 */
     uint32_t seq;
+    uint64_t scattered;     /* log lines that granules of the user's pages took: see pms_write */
     bool unfenced;          /* entries appended since the last fence */
     bool stored;            /* the engine stored something in this transaction */
     struct pms_lock lock;   /* the log lock: taken by the fault handler */
