@@ -13,6 +13,9 @@
 #define MAP_SYNC 0x080000
 #endif
 
+/* Nobody commits that often: at a million a second it takes four years. Beyond it the id's 48 bits would run out one day. */
+#define TX_PLAUSIBLE (1ull << 47)
+
 static bool on_memory_file_system(int fd)
 {
     struct statfs fs;
@@ -62,7 +65,7 @@ static int read_anchor(const struct pms_map *map, uint64_t *tx, struct pms_error
 {
     uint64_t word;
     memcpy(&word, map->engine + PMS_OFF_ANCHOR, sizeof word);
-    if (pms_anchor_unpack(word, tx))
+    if (pms_anchor_unpack(word, tx) && *tx < TX_PLAUSIBLE)
         return PMS_OK;
     if (error)
         error->offset = PMS_OFF_ANCHOR;
@@ -127,20 +130,24 @@ static int hand_over(struct pms_pool *pool, struct pms_error *error)
     return errno ? pms_fail_errno(error, "writing the anchor") : PMS_OK;
 }
 
+static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *error)
+{
+    struct pms_journal_recovery r = {0};
+    int status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, into, &r, error);
+    pool->tx = r.tx;
+    pool->info.replayed_records = r.records;
+    pool->info.replayed_bytes = r.bytes;
+    pool->info.torn = r.torn;
+    if (status == PMS_OK && r.tx >= TX_PLAUSIBLE)
+        status = pms_fail(error, PMS_E_CORRUPT, "the journal's transaction id is out of range");
+    return status;
+}
+
 int pms_recover_file(struct pms_pool *pool, struct pms_error *error)
 {
     bool was_in_place = pms_domain_in_place((enum pms_domain)pool->session.domain);
     int status;
-    if (was_in_place) {
-        status = undo_file(pool, error);
-    } else {
-        struct pms_journal_recovery r = {0};
-        status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, NULL, &r, error);
-        pool->tx = r.tx;
-        pool->info.replayed_records = r.records;
-        pool->info.replayed_bytes = r.bytes;
-        pool->info.torn = r.torn;
-    }
+    status = was_in_place ? undo_file(pool, error) : replay(pool, NULL, error);
     if (status != PMS_OK || was_in_place == pms_domain_in_place(pool->domain))
         return status;
     errno = pms_persist_sync(&pool->persist, pool->fd); /* data, before the other log takes over */
@@ -153,11 +160,5 @@ int pms_recover_view(struct pms_pool *pool, struct pms_error *error)
         uint64_t entries;
         return undo_in(pool, &pool->map, &entries, error);
     }
-    struct pms_journal_recovery r = {0};
-    int status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, pool->map.user, &r, error);
-    pool->tx = r.tx;
-    pool->info.replayed_records = r.records;
-    pool->info.replayed_bytes = r.bytes;
-    pool->info.torn = r.torn;
-    return status;
+    return replay(pool, pool->map.user, error);
 }
