@@ -33,11 +33,13 @@ int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superbloc
 
 /* Replays the journal. into = NULL: writes images home through fd, syncs, resets the anchors: the file is whole and the
  * journal empty. into != NULL: copies the images to into + offset instead and changes nothing in the file (mode r).
- * Checks every length and offset. ERRORS: PMS_E_CORRUPT (no valid anchor, a run outside the file's engine and data pages), PMS_E_OS. */
+ * The last record, if not whole, is dropped (torn); one that is damaged although a later commit is there is an error. into must be writable.
+ * Checks every length and offset. ERRORS: PMS_E_CORRUPT (no valid anchor, a damaged record in the middle, a run outside the
+ * file's engine and data pages), PMS_E_OS. */
 int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super, unsigned char *into,
                         struct pms_journal_recovery *result, struct pms_error *error);
 
-/* Starts the writer thread. The journal is empty at tx (pms_journal_recover has run). */
+/* Starts the writer thread, which opens the file once more through /proc/self/fd. The journal is empty at tx (pms_journal_recover has run). */
 int pms_journal_open(struct pms_journal **journal, struct pms_map *map, const struct pms_superblock *super, uint64_t tx,
                      struct pms_error *error);
 

@@ -132,7 +132,7 @@ struct pms_janchor {
     uint64_t tx;         /* last transaction whose images are all home */
     uint64_t head;       /* position of the record of transaction tx + 1, if there is one */
     uint64_t window;     /* bytes, multiple of PMS_PAGE */
-    uint32_t chain;      /* crc of the record of transaction tx, or 0: first link of the chain */
+    uint32_t chain;      /* what the record of tx + 1 carries: crc of the record of tx, or a new start after a reset */
     uint8_t pad[512 - 32 - 8];
     uint32_t crc;
 };

@@ -18,12 +18,13 @@
 #define NT_MIN_PLAIN (256u << 10)
 #define CRC_BLOCK 4096u /* checksummed, then copied, while it is in the first-level cache */
 
-int (*pms_persist_hook)(enum pms_primitive primitive, uintptr_t addr, size_t bytes);
+pms_persist_hook_fn *_Atomic pms_persist_hook;
 
 static inline void hook(enum pms_primitive primitive, const void *addr, size_t bytes)
 {
-    if (__builtin_expect(pms_persist_hook != NULL, 0))
-        pms_persist_hook(primitive, (uintptr_t)addr, bytes);
+    pms_persist_hook_fn *call = atomic_load_explicit(&pms_persist_hook, memory_order_relaxed);
+    if (__builtin_expect(call != NULL, 0))
+        call(primitive, (uintptr_t)addr, bytes);
 }
 
 /* ---- what this CPU has ---- */

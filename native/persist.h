@@ -5,6 +5,7 @@
 #ifndef PMS_PERSIST_H
 #define PMS_PERSIST_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -39,7 +40,8 @@ enum pms_primitive {
 
 /* Called before each primitive when set: crash tests kill, count, trace or fail here. A non-zero return makes a file
  * operation fail with that errno; it is ignored for memory operations. Async-signal-safe, may not fault on the store. */
-extern int (*pms_persist_hook)(enum pms_primitive primitive, uintptr_t addr, size_t bytes);
+typedef int pms_persist_hook_fn(enum pms_primitive primitive, uintptr_t addr, size_t bytes);
+extern pms_persist_hook_fn *_Atomic pms_persist_hook; /* atomic: a test sets it while other threads persist */
 
 /* The best write-back instruction of this CPU. Never PMS_FLUSH_NONE on x86-64 and aarch64. */
 enum pms_flush pms_persist_best_flush(void);

@@ -9,7 +9,8 @@
 
 static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
-    return __builtin_expect(pms_persist_hook != NULL, 0) ? pms_persist_hook(primitive, addr, bytes) : 0;
+    pms_persist_hook_fn *call = atomic_load_explicit(&pms_persist_hook, memory_order_relaxed);
+    return __builtin_expect(call != NULL, 0) ? call(primitive, addr, bytes) : 0;
 }
 
 int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset)

@@ -569,12 +569,28 @@ static void run_trials(uint64_t from, uint64_t to)
     CHECK(atomic_load(&shared->failed) == 0);
 }
 
-static void the_store_is_sound(void)
+/* Stores are opened in children alone: opening starts threads, and a process that has some is no good parent. */
+static int in_child(void (*fn)(void))
+{
+    int ws = 0;
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        test_checks_failed = 0;
+        alarm(SECONDS);
+        fn();
+        fflush(stdout);
+        _exit(test_checks_failed != 0);
+    }
+    waitpid(pid, &ws, 0);
+    return ws;
+}
+
+static void check_sound(void)
 {
     static struct pms_check_report r;
     struct pms_error e;
-    build();
-    choose_regions();
     memcpy(image, now->image, now->bytes);
     image_bytes = now->bytes;
     write_image();
@@ -586,6 +602,13 @@ static void the_store_is_sound(void)
     CHECK((pool->info.undone_entries > 0) == (now->crashed && now->domain == PMS_DOMAIN_PROCESS));
     pms_pool_release(pool);
     CHECK(file_unchanged());
+}
+
+static void the_store_is_sound(void)
+{
+    build();
+    choose_regions();
+    CHECK(in_child(check_sound) == 0);
 }
 
 static void every_damage_is_answered(void)
@@ -621,7 +644,7 @@ static void check_foreign(const void *bytes, uint64_t n, int expected)
     CHECK(file_unchanged());
 }
 
-static void foreign_files_are_refused(void)
+static void foreign_files(void)
 {
     static unsigned char buffer[SIZE];
     check_foreign("", 0, PMS_E_NOT_A_STORE);
@@ -638,7 +661,7 @@ static void foreign_files_are_refused(void)
     check_foreign(buffer, sizeof buffer, PMS_E_NOT_A_STORE);
 }
 
-static void other_versions_are_named(void)
+static void other_versions(void)
 {
     struct pms_superblock super;
     for (int field = 0; field < 3; field++) {
@@ -657,69 +680,61 @@ static void other_versions_are_named(void)
     }
 }
 
+static void foreign_files_are_refused(void) { CHECK(in_child(foreign_files) == 0); }
+static void other_versions_are_named(void) { CHECK(in_child(other_versions) == 0); }
+
 static void put_word(uint64_t off, uint64_t word) { memcpy(image + off, &word, sizeof word); }
+
+static const struct { unsigned variant; uint64_t tx; } last[] = {
+    {0, PMS_TX_MASK}, {1, PMS_TX_MASK}, {0, PMS_TX_MASK - 1}, {2, PMS_TX_MASK}, {2, PMS_TX_MASK + 1}, {2, ~0ull}, {3, ~0ull - 1},
+};
+static size_t which;
+
+static void run_last(void)
+{
+    now = variants + last[which].variant;
+    memcpy(image, now->image, now->bytes);
+    image_bytes = now->bytes;
+    if (last[which].variant < 2)
+        put_word(PMS_OFF_ANCHOR, pms_anchor_pack(last[which].tx));
+    for (uint64_t copy = 0; copy < 2 && last[which].variant >= 2; copy++) {
+        uint64_t off = PMS_OFF_JANCHOR(copy), bytes = offsetof(struct pms_janchor, crc);
+        put_word(off + offsetof(struct pms_janchor, tx), last[which].tx);
+        put32(image, off + bytes, pms_crc32c(0, image + off, bytes));
+    }
+    run_trial(&(struct trial){"last transaction", last[which].variant, last[which].tx}, which);
+}
 
 /* The last number that a transaction can have: there is no next one. Of the anchor, then of both journal anchors. */
 static void numbers_that_run_out_are_answered(void)
 {
-    static const struct { unsigned variant; uint64_t tx; } last[] = {
-        {0, PMS_TX_MASK}, {1, PMS_TX_MASK}, {0, PMS_TX_MASK - 1}, {2, PMS_TX_MASK}, {2, PMS_TX_MASK + 1}, {2, ~0ull}, {3, ~0ull - 1},
-    };
-    for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) {
-        int ws = 0;
-        now = variants + last[i].variant;
-        memcpy(image, now->image, now->bytes);
-        image_bytes = now->bytes;
-        if (last[i].variant < 2)
-            put_word(PMS_OFF_ANCHOR, pms_anchor_pack(last[i].tx));
-        for (uint64_t copy = 0; copy < 2 && last[i].variant >= 2; copy++) {
-            uint64_t off = PMS_OFF_JANCHOR(copy), bytes = offsetof(struct pms_janchor, crc);
-            put_word(off + offsetof(struct pms_janchor, tx), last[i].tx);
-            put32(image, off + bytes, pms_crc32c(0, image + off, bytes));
-        }
-        fflush(stdout);
-        pid_t pid = fork();
-        if (pid == 0) {
-            setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
-            test_checks_failed = 0;
-            run_trial(&(struct trial){"last transaction", last[i].variant, last[i].tx}, i);
-            fflush(stdout);
-            _exit(test_checks_failed != 0);
-        }
-        waitpid(pid, &ws, 0);
+    for (which = 0; which < sizeof last / sizeof last[0]; which++) {
+        int ws = in_child(run_last);
         CHECK(ws == 0);
         if (ws)
-            printf("  %s, anchor at transaction %llx: %s\n", now->name, (unsigned long long)last[i].tx,
-                   WIFSIGNALED(ws) ? strsignal(WTERMSIG(ws)) : "a wrong answer");
+            printf("  %s, anchor at transaction %llx: %s\n", variants[last[which].variant].name,
+                   (unsigned long long)last[which].tx, WIFSIGNALED(ws) ? strsignal(WTERMSIG(ws)) : "a wrong answer");
     }
 }
 
 /* Noise of any size; noise behind a right magic; noise behind a right superblock. */
-static void noise_is_answered(void)
+static void noise(void)
 {
-    int ws = 0;
-    fflush(stdout);
-    pid_t pid = fork();
-    if (pid == 0) {
-        struct trial t = {"noise", 0, 0};
-        test_checks_failed = 0;
-        for (uint64_t n = 0; n < 300 / SLOWER; n++) {
-            random_state = n + 77;
-            uint64_t keep = n % 3 == 0 ? 0 : n % 3 == 1 ? 8 : PMS_PAGE * (1 + n % 8);
-            memcpy(image, variants[n % 4].image, SIZE);
-            image_bytes = n % 3 == 2 ? variants[n % 4].bytes : random64() % SIZE;
-            for (uint64_t i = keep; i < image_bytes; i++)
-                image[i] = (unsigned char)(random64() >> 56);
-            t.a = n;
-            alarm(SECONDS);
-            run_trial(&t, n);
-        }
-        fflush(stdout);
-        _exit(test_checks_failed != 0);
+    struct trial t = {"noise", 0, 0};
+    for (uint64_t n = 0; n < 300 / SLOWER; n++) {
+        random_state = n + 77;
+        uint64_t keep = n % 3 == 0 ? 0 : n % 3 == 1 ? 8 : PMS_PAGE * (1 + n % 8);
+        memcpy(image, variants[n % 4].image, SIZE);
+        image_bytes = n % 3 == 2 ? variants[n % 4].bytes : random64() % SIZE;
+        for (uint64_t i = keep; i < image_bytes; i++)
+            image[i] = (unsigned char)(random64() >> 56);
+        t.a = n;
+        alarm(SECONDS);
+        run_trial(&t, n);
     }
-    waitpid(pid, &ws, 0);
-    CHECK(ws == 0);
 }
+
+static void noise_is_answered(void) { CHECK(in_child(noise) == 0); }
 
 int main(void)
 {

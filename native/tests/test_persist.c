@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -235,6 +236,8 @@ static void *count_under_lock(void *arg)
         c->broken |= c->inside;
         c->inside = true;
         c->count++;
+        if (i % 1000 == 0)
+            usleep(20); /* the others spin in vain and wait in the kernel */
         c->inside = false;
         pms_lock_release(&c->lock);
     }
@@ -444,6 +447,54 @@ static void test_hook_fails_file_operations(void)
 
 /* ---- files ---- */
 
+/* A kernel that is stingy: of two calls one is interrupted, and the other writes part of the first range alone. These stand before
+ * the C library's, for the engine too. */
+static bool stingy;
+static unsigned calls, interrupted;
+
+static bool interrupt(void)
+{
+    bool now = stingy && calls++ % 2 == 0;
+    interrupted += now;
+    if (now)
+        errno = EINTR;
+    return now;
+}
+
+ssize_t pwritev(int fd, const struct iovec *iov, int count, off_t offset)
+{
+    if (interrupt())
+        return -1;
+    if (stingy)
+        return pwrite(fd, iov->iov_base, iov->iov_len < 5 ? iov->iov_len : 5, offset);
+    return syscall(SYS_pwritev, fd, iov, count, offset, 0);
+}
+
+int fdatasync(int fd) { return interrupt() ? -1 : (int)syscall(SYS_fdatasync, fd); }
+
+int ftruncate(int fd, off_t bytes) { return interrupt() ? -1 : (int)syscall(SYS_ftruncate, fd, bytes); }
+
+static void test_file_operations_are_continued(void)
+{
+    struct pms_persist p = {0};
+    int fd = memfd_create("stingy", MFD_CLOEXEC);
+    unsigned char *data = random_bytes(64), *back = aligned(128);
+    struct iovec part[] = {{data, 0}, {data, 13}, {data + 13, 5}, {data, 0}, {data + 18, 1}, {data + 19, 45}, {data, 0}};
+    stingy = true;
+    calls = interrupted = 0;
+    CHECK(pms_persist_pwritev(&p, fd, part, sizeof part / sizeof part[0], 3) == 0 && interrupted > 10);
+    interrupted = 0;
+    CHECK(pms_persist_pwrite(&p, fd, data, 64, 67) == 0 && interrupted > 10);
+    calls = interrupted = 0;
+    CHECK(pms_persist_sync(&p, fd) == 0 && interrupted == 1 && p.syncs == 1);
+    CHECK(pread(fd, back, 128, 3) == 128 && memcmp(back, data, 64) == 0 && memcmp(back + 64, data, 64) == 0);
+    CHECK(pms_persist_truncate(&p, fd, 10) == 0 && interrupted == 2 && lseek(fd, 0, SEEK_END) == 10);
+    stingy = false;
+    free(data);
+    free(back);
+    close(fd);
+}
+
 static void test_writes_land(void)
 {
     enum { PARTS = 3 * IOV_MAX + 5 }; /* more than one pwritev takes; some are empty */
@@ -469,7 +520,7 @@ static void test_writes_land(void)
 }
 
 /* A file may not grow past the limit: the kernel writes up to it, and what is tried again meets EFBIG. */
-static void test_short_writes_are_continued(void)
+static void test_short_write_ends_in_the_error(void)
 {
     struct pms_persist p = {0};
     struct rlimit before;
@@ -536,6 +587,57 @@ static void test_parallel_runs_each_index_once(void)
         check_round(round % INDICES_MAX);
         if (round % 100 == 99)
             usleep(2000); /* the workers sleep, not spin */
+    }
+}
+
+/* The caller and one worker at least are inside before any other index is given out: then both take indices at full speed. */
+struct meeting { struct tally t; /* first: hit() takes either */ _Atomic unsigned arrived; _Atomic bool met; pthread_t caller; };
+
+static void meet(void *ctx, size_t i)
+{
+    struct meeting *m = ctx;
+    if (i < 2) {
+        atomic_fetch_add(&m->arrived, 1);
+        for (unsigned waited = 0; atomic_load(&m->arrived) < 2 && waited < 20000; waited++)
+            usleep(50);
+        atomic_store(&m->met, atomic_load(&m->arrived) == 2);
+    }
+    m->t.hits[i]++;
+}
+
+static void test_parallel_is_parallel(void)
+{
+    if (sysconf(_SC_NPROCESSORS_ONLN) < 2)
+        return; /* no workers */
+    for (unsigned round = 0; round < 200; round++) {
+        struct meeting m = {.met = false};
+        unsigned hits = 0;
+        pms_parallel_for(meet, &m, INDICES_MAX);
+        for (size_t i = 0; i < INDICES_MAX; i++)
+            hits += m.t.hits[i] == 1;
+        CHECK(atomic_load(&m.met) && hits == INDICES_MAX);
+    }
+}
+
+static void dawdle(void *ctx, size_t i)
+{
+    struct meeting *m = ctx;
+    if (!pthread_equal(pthread_self(), m->caller))
+        usleep(3000);
+    m->t.hits[i]++;
+}
+
+static void test_parallel_waits_for_slow_workers(void)
+{
+    for (unsigned round = 0; round < 20; round++) {
+        struct meeting m = {.caller = pthread_self()};
+        unsigned hits = 0;
+        usleep(round % 2 ? 0 : 2000);
+        for (unsigned job = 0; job < 5; job++) /* the next job must not reach workers that are still in the last */
+            pms_parallel_for(job ? hit : dawdle, &m.t, INDICES_MAX);
+        for (size_t i = 0; i < INDICES_MAX; i++)
+            hits += m.t.hits[i];
+        CHECK(hits == 5 * INDICES_MAX);
     }
 }
 
@@ -615,10 +717,13 @@ int main(void)
     TEST(test_hook_sees_memory_primitives_first);
     TEST(test_hook_fails_file_operations);
     TEST(test_writes_land);
-    TEST(test_short_writes_are_continued);
+    TEST(test_file_operations_are_continued);
+    TEST(test_short_write_ends_in_the_error);
     TEST(test_file_errors_are_returned);
     TEST(test_parallel_without_workers);
     TEST(test_parallel_runs_each_index_once);
+    TEST(test_parallel_is_parallel);
+    TEST(test_parallel_waits_for_slow_workers);
     TEST(test_parallel_starts_in_any_thread);
     TEST(test_parallel_copy);
     TEST(test_parallel_in_a_fork_child);
