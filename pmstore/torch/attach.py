@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ from pmstore.errors import TransactionError
 from pmstore.torch.errors import AttachError, MismatchError, TornStepError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import open_source
-from pmstore.torch.model import ModelBinding
+from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
 from pmstore.torch.policy import CommitPolicy
 from pmstore.torch.rng import RngParts
 from pmstore.torch.run import MIDSTEP, Pieces, Run
-from pmstore.torch.stateful import Stateful, StatefulPart
+from pmstore.torch.stateful import Stateful, StatefulPart, as_stateful, extra_state
 
 __all__ = ["attach"]
 
@@ -39,6 +39,7 @@ def attach(
     lr_scheduler: Stateful | None = None,
     scaler: Stateful | None = None,
     loader: Iterable[Any] | None = None,
+    stateful: Mapping[str, Stateful | torch.Generator] | None = None,
     policy: CommitPolicy | None = None,
     name: str = "run",
     rng: bool = True,
@@ -55,9 +56,11 @@ def attach(
 
     Args:
         store: open for writing.
-        model: on the CPU.
+        model: on the CPU. What its modules' `get_extra_state` returns is kept too.
         optimizer: state that it makes later is moved in as it appears.
         lr_scheduler, scaler: anything with state_dict and load_state_dict whose state is data.
+        stateful: what else the run depends on, under names of its own: generators, moving averages of weights, metrics,
+            a second optimizer (whose state is then copied at each step, not in the heap).
         loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can be iterated again.
         policy: when to commit; None: at every step.
         name: of the run's group in the store; several runs can share a store.
@@ -80,7 +83,12 @@ def attach(
             "the store is open for reading, and a run writes: open it with mode='r+'. To read a stored model, use "
             f"store['{name}/model'], which maps names to tensors"
         )
-    statefuls = {"lr_scheduler": lr_scheduler, "scaler": scaler}
+    statefuls: dict[str, Stateful | None] = {
+        "lr_scheduler": lr_scheduler,
+        "scaler": scaler,
+        "model_extra_state": extra_state(model),
+        **{f"stateful/{encode_name(key)}": as_stateful(key, one) for key, one in (stateful or {}).items()},
+    }
     pieces = _pieces(store, name, model, optimizer, statefuls, loader, rng)
     given = {
         "model": model is not None,

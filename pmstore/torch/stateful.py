@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+from torch import nn
+
 from pmstore import Store
+from pmstore.torch.errors import AttachError
 from pmstore.torch.part import Part
 
-__all__ = ["Stateful", "StatefulPart"]
+__all__ = ["Stateful", "StatefulPart", "as_stateful", "extra_state"]
 
 
 class Stateful(Protocol):
@@ -16,6 +21,59 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+class _GeneratorState:
+    """A random number generator of the program's own."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._generator.set_state(state_dict["state"])
+
+
+class _ExtraState:
+    """What modules keep beside tensors: `nn.Module.get_extra_state`."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: module.get_extra_state() for name, module in self._modules.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        for name, state in state_dict.items():
+            self._modules[name].set_extra_state(state)
+
+
+def extra_state(model: nn.Module | None) -> Stateful | None:
+    """The extra state of a model's modules, None if none has any."""
+    if model is None:
+        return None
+    plain = nn.Module.get_extra_state
+    modules = {name: module for name, module in model.named_modules() if type(module).get_extra_state is not plain}
+    return _ExtraState(modules) if modules else None
+
+
+def as_stateful(name: str, given: Any) -> Stateful:
+    """A generator, or anything with state_dict and load_state_dict.
+
+    Raises:
+        AttachError: it is neither.
+    """
+    if isinstance(given, torch.Generator):
+        return _GeneratorState(given)
+    if callable(getattr(given, "state_dict", None)) and callable(getattr(given, "load_state_dict", None)):
+        stateful: Stateful = given
+        return stateful
+    raise AttachError(
+        f"stateful[{name!r}] is a {type(given).__qualname__}: it must be a torch.Generator, or have state_dict() and "
+        "load_state_dict()"
+    )
 
 
 class StatefulPart:

@@ -1,0 +1,90 @@
+"""State beside tensors: modules' extra state, generators and other objects of the program's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+import pmstore.torch
+from pmstore.torch import AttachError, MismatchError
+
+
+class Counting(nn.Module):
+    """Scales by a number that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.weight * (1 + self.calls / 10)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+def _program(seed: int) -> tuple[nn.Sequential, torch.optim.SGD, torch.Generator, torch.optim.swa_utils.AveragedModel]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 3), Counting())
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=False)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), generator, averaged
+
+
+def _train(path: Path, seed: int, steps: int) -> tuple[int, list[float]]:
+    """Trains to the given step; returns where it was when it started, and the parameters at the end."""
+    with pmstore.open(path, size="8MiB") as store:
+        model, optimizer, generator, averaged = _program(seed)
+        stateful = {"noise": generator, "averaged/model": averaged}
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful=stateful)
+        begun = run.step
+        while run.step < steps:
+            loss = model(torch.randn(4, 3, generator=generator)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            averaged.update_parameters(model)
+            run.commit()
+        assert model[1].calls == steps  # type: ignore[union-attr]
+        everything = [*model.parameters(), *averaged.parameters(), torch.rand(2, generator=generator)]
+        return begun, torch.cat([one.detach().flatten() for one in everything]).tolist()
+
+
+def test_a_resumed_run_has_it_all(shm: Path) -> None:
+    whole = _train(shm / "whole.pm", 1, 6)
+    first = _train(shm / "parts.pm", 1, 2)
+    last = _train(shm / "parts.pm", 99, 6)
+    assert (whole[0], first[0], last[0]) == (0, 0, 2)
+    assert last[1] == whole[1]
+
+
+def test_roll_back_takes_it_back(store: pmstore.Store) -> None:
+    model, optimizer, generator, _ = _program(1)
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful={"noise": generator})
+    before = generator.get_state()
+    model(torch.randn(4, 3, generator=generator))
+    run.rollback()
+    assert model[1].calls == 0  # type: ignore[union-attr]
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_other_objects_are_refused(store: pmstore.Store) -> None:
+    model, optimizer, generator, _ = _program(1)
+    wrong: Any = {"metric": object()}
+    with pytest.raises(AttachError, match=r"stateful\['metric'\] is a object: it must be"):
+        pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful=wrong)
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful={"noise": generator})
+    run.detach()
+    with pytest.raises(MismatchError, match="stateful/noise"):
+        pmstore.torch.attach(store, model=model, optimizer=optimizer)
