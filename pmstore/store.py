@@ -6,11 +6,11 @@ import atexit
 import html
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 from pmstore import _ffi, array, values
 from pmstore._block import Transaction
@@ -197,15 +197,29 @@ class Store(Group):
     One process may have a file open for writing. In it, many threads may write; blocks of `transaction` take turns.
     """
 
-    __slots__ = ("__weakref__", "_recovery")
+    __slots__ = ("__weakref__", "_guards", "_recovery")
 
     def __init__(self, core: Core) -> None:
         super().__init__(core, ())
         info = core.pool.info
         self._recovery = Recovery(**{field.name: getattr(info, field.name) for field in fields(Recovery)})
+        self._guards: list[WeakMethod[Callable[[], None]]] = []
         _open_stores.add(self)
 
     # ---- transactions ----
+
+    def guard_commits(self, guard: Callable[[], None]) -> None:
+        """Has a bound method called before `commit`, before `transaction` and before leaving the store's `with` commits.
+
+        It raises if what is pending is half of something, as a training step under way: then nothing is committed, and
+        leaving the `with` rolls back and raises. It must not write. It is forgotten with the object it belongs to.
+        """
+        self._guards.append(WeakMethod(guard))
+
+    def _ask_guards(self) -> None:
+        for reference in self._guards:
+            if (guard := reference()) is not None:
+                guard()
 
     def transaction(self, writes: Sequence[Any] = (), timeout: float | None = 60.0) -> Transaction:
         """A block that happens as a whole or not at all: `with store.transaction(): ...`.
@@ -228,6 +242,8 @@ class Store(Group):
         ...     a.tolist()
         [1.0, 0.0, 0.0]
         """
+        if self._guards and not self.in_transaction:
+            self._ask_guards()
         return self._core.pool.handle.transaction(writes, timeout)
 
     def will_write(self, *arrays: Any) -> None:
@@ -242,8 +258,10 @@ class Store(Group):
     def commit(self) -> None:
         """Makes everything written since the last commit the state that survives. Durable on return.
 
-        Raises: TransactionError inside a block of `transaction`, or while another thread is in one; StoreFullError, OSError.
+        Raises: TransactionError inside a block of `transaction`, while another thread is in one, or in the middle of a
+        training step (see `pmstore.torch.attach`); StoreFullError, OSError.
         """
+        self._ask_guards()
         self._core.pool.commit()
 
     def rollback(self) -> None:
@@ -284,6 +302,12 @@ class Store(Group):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
         commit = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        try:
+            if commit and not self.closed:
+                self._ask_guards()
+        except BaseException:
+            self._core.pool.handle.close(False)
+            raise
         self._core.pool.handle.close(commit)
 
     # ---- what it says of itself ----

@@ -156,8 +156,8 @@ def _resume(store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None
     pieces.progress = store[f"{name}/progress"]
     if pieces.progress[MIDSTEP]:
         raise TornStepError(
-            f"the last commit of {name!r} was made in the middle of a training step (store.commit(), or leaving `with "
-            "pmstore.open(...)`, between optimizer.step() and run.commit()), so that what the step had not yet written "
+            f"the last commit of {name!r} was made in the middle of a training step (after run.detach(), or by another "
+            "thread's transaction, between optimizer.step() and run.commit()), so that what the step had not yet written "
             f"is lost. The tensors under {name}/model are whole: load them into a new run, or restore an older state"
         )
     bindings = [binding for binding in (pieces.model, pieces.optimizer) if binding is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -79,7 +78,7 @@ class Run:
         self._committed = 0
         self._epoch = store.epoch  # of the store, when _committed was last brought up to date
         self._rollbacks = store.rollbacks  # of the store, that the Python side has followed
-        self._epoch_of_update: int | None = None  # of the store, when the optimizer began to write
+        self._updating = False  # the optimizer has begun to write, and the step is not ended
         self._spent = pieces.optimizer is None  # the optimizer has used the gradients
         self._stale = False  # the heap was rolled back, and the Python side is not yet
         self._turn = 0  # counts roll backs, so that a loop over the data knows
@@ -183,17 +182,10 @@ class Run:
     def _finish(self, loss: float | torch.Tensor | None) -> bool:
         self._require()
         self._settle()
-        if self._epoch_of_update not in (None, self._store.epoch):
-            warnings.warn(
-                "the store was committed in the middle of a training step. A process that dies before the step's own "
-                "commit could not be resumed: use run.commit() or run.transaction() instead of the store's own",
-                RuntimeWarning,
-                stacklevel=3,
-            )
         done = self._done + 1
         self._write(done)
         self._done = done
-        self._epoch_of_update = None
+        self._updating = False
         self._counts["steps"] += 1
         if self._policy is not None:
             value = float(loss.detach()) if isinstance(loss, torch.Tensor) else loss
@@ -247,13 +239,17 @@ class Run:
         if not self.attached:
             return
         self._require()
+        if self._store.in_transaction:
+            raise TransactionError(
+                f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would commit the step without "
+                "what Python holds of it: use `with run.transaction()`"
+            )
         pieces = self._pieces
         assert pieces.optimizer is not None
         self._take_in()
         self._store.will_write(pieces.progress, *pieces.optimizer.writes())
         pieces.progress[MIDSTEP] = 1
-        if self._epoch_of_update is None:
-            self._epoch_of_update = self._store.epoch
+        self._updating = True
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.attached:
@@ -262,6 +258,14 @@ class Run:
         assert self._pieces.optimizer is not None
         if self._pieces.optimizer.behind:
             self._pieces.optimizer.collect()
+
+    def _refuse_half_a_step(self) -> None:
+        """Asked by the store before it commits."""
+        if self._updating and self._attached and not self._stale and self._store.rollbacks == self._rollbacks:
+            raise TransactionError(
+                f"the run {self.name!r} is in the middle of a training step: optimizer.step() has written, and the step was "
+                "not ended by run.commit() or run.transaction(). End it so, or take it back with run.rollback()"
+            )
 
     # ---- data
 
@@ -335,6 +339,7 @@ class Run:
             if pieces.optimizer is not None:
                 pieces.optimizer.bind()
             self._settle()
+        self._store.guard_commits(self._refuse_half_a_step)
         if pieces.optimizer is not None:
             optimizer = pieces.optimizer.optimizer
             self._handles.append(optimizer.register_step_pre_hook(self._before_update))
@@ -365,7 +370,7 @@ class Run:
                 generator.set_state(state)
         self._done = self._committed = step
         self._epoch = self._store.epoch
-        self._epoch_of_update = None
+        self._updating = False
         self._spent = pieces.optimizer is None
         self._rollbacks = self._store.rollbacks
         self._turn += 1

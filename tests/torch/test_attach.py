@@ -469,16 +469,36 @@ def test_a_policy_decides_and_steps_count(path: Path) -> None:
         assert attach(store, model=mlp(), policy=Policy(3)).step == 7
 
 
-def test_the_store_committed_in_the_middle_of_a_step(path: Path) -> None:
+def test_the_store_is_not_committed_in_the_middle_of_a_step(path: Path) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(pmstore.TransactionError, match="in the middle of a training step"), pmstore.open(path) as store:
+        run = attach(store, model=model, optimizer=optimizer)
+        store.commit()
+        one_step(model, optimizer)
+        for commit in (store.commit, store.transaction):
+            with pytest.raises(pmstore.TransactionError, match=r"not ended by run\.commit\(\)"):
+                commit()
+        run.commit()
+        store.commit()
+        with store.transaction(), pytest.raises(pmstore.TransactionError, match=r"use `with run\.transaction"):
+            one_step(model, optimizer)
+        one_step(model, optimizer)
+        run.rollback()
+        store.commit()
+        one_step(model, optimizer)
+    with pmstore.open(path) as store:  # leaving the store's block took the last one back
+        model = mlp()
+        assert attach(store, model=model, optimizer=torch.optim.AdamW(model.parameters())).step == 1
+
+
+def test_a_step_torn_by_detaching(path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     with pmstore.open(path) as store:
         run = attach(store, model=model, optimizer=optimizer)
         one_step(model, optimizer)
-        store.commit()
-        with pytest.warns(RuntimeWarning, match="committed in the middle of a training step"):
-            run.commit()
-        one_step(model, optimizer)
+        run.detach()
     with pmstore.open(path) as store, pytest.raises(TornStepError, match="in the middle of a training step"):
         attach(store, model=mlp(), optimizer=torch.optim.AdamW(model.parameters()))
 
