@@ -47,9 +47,10 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->dirty_room = map->reserve / DIRTY_SPACING < DIRTY_ROOM_MAX ? map->reserve / DIRTY_SPACING : DIRTY_ROOM_MAX;
     u->page_tag = reserve(pages * sizeof *u->page_tag);
     u->granule = reserve(pages * sizeof *u->granule);
+    u->born = reserve(pages * sizeof *u->born);
     u->dirty = reserve(u->dirty_room * sizeof *u->dirty);
     u->log = volatile_log ? reserve(map->reserve) : map->engine;
-    if (!u->page_tag || !u->granule || !u->dirty || !u->log) {
+    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->log) {
         int status = pms_fail_errno(error, "reserving memory for the undo log");
         pms_undo_close(u);
         return status;
@@ -64,6 +65,7 @@ void pms_undo_close(struct pms_undo *u)
     uint64_t pages = u->map->reserve / PMS_PAGE;
     unreserve((void *)u->page_tag, pages * sizeof *u->page_tag);
     unreserve(u->granule, pages * sizeof *u->granule);
+    unreserve(u->born, pages * sizeof *u->born);
     unreserve(u->dirty, u->dirty_room * sizeof *u->dirty);
     if (u->volatile_log)
         unreserve(u->log, u->map->reserve);
@@ -93,6 +95,8 @@ static void clear_granules(struct pms_undo *u)
             continue;
         uint64_t first = d->off / PMS_PAGE, last = (d->off + d->len - 1) / PMS_PAGE;
         memset(u->granule[first], 0, (last - first + 1) * sizeof *u->granule);
+        if (d->kind == PMS_DIRTY_BORN)
+            memset(u->born[first], 0, (last - first + 1) * sizeof *u->born);
     }
 }
 
@@ -261,21 +265,18 @@ void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len)
 
 /* ---- the engine's stores ---- */
 
-static bool granule_get(const struct pms_undo *u, uint64_t g)
+#define PAGE_GRANULES (PMS_PAGE / PMS_GRANULE)
+
+static bool granule_get(uint64_t (*bits)[2], uint64_t g)
 {
-    uint64_t in_page = g % (PMS_PAGE / PMS_GRANULE);
-    return u->granule[g / (PMS_PAGE / PMS_GRANULE)][in_page / 64] >> (in_page % 64) & 1;
+    return bits[g / PAGE_GRANULES][g % PAGE_GRANULES / 64] >> (g % 64) & 1;
 }
 
-static void granule_set(struct pms_undo *u, uint64_t g)
-{
-    uint64_t in_page = g % (PMS_PAGE / PMS_GRANULE);
-    u->granule[g / (PMS_PAGE / PMS_GRANULE)][in_page / 64] |= 1ull << (in_page % 64);
-}
+static void granule_set(uint64_t (*bits)[2], uint64_t g) { bits[g / PAGE_GRANULES][g % PAGE_GRANULES / 64] |= 1ull << (g % 64); }
 
 static bool granule_prepared(const struct pms_undo *u, uint64_t g)
 {
-    return granule_get(u, g) || pms_undo_page_prepared(u, g / (PMS_PAGE / PMS_GRANULE));
+    return granule_get(u->granule, g) || pms_undo_page_prepared(u, g / PAGE_GRANULES);
 }
 
 void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len)
@@ -288,7 +289,7 @@ void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len)
         }
         uint64_t first = g;
         for (; g < end && !granule_prepared(u, g); g++)
-            granule_set(u, g);
+            granule_set(u->granule, g);
         pms_undo_append(u, first * PMS_GRANULE, (g - first) * PMS_GRANULE);
         pms_undo_note(u, PMS_DIRTY_ENGINE, first * PMS_GRANULE, (g - first) * PMS_GRANULE, 0);
     }
@@ -318,11 +319,21 @@ void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len)
     PMS_ASSERT(err == 0 && "the process has too many mappings (vm.max_map_count)");
 }
 
+static bool any_born(const struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    for (uint64_t g = off / PMS_GRANULE; g * PMS_GRANULE < off + len; g++)
+        if (granule_get(u->born, g))
+            return true;
+    return false;
+}
+
 static void store_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
 {
     u->stored = true;
     pms_undo_make_writable(u, off, len);
     pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);
+    if (any_born(u, off, len)) /* what was captured is written back at commit */
+        pms_persist_flush(u->persist, pms_map_at(u->map, off), len);
 }
 
 void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
@@ -354,14 +365,15 @@ static bool mark_born(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     bool any = false;
     for (uint64_t g = off / PMS_GRANULE, end = (off + len + PMS_GRANULE - 1) / PMS_GRANULE; g < end;) {
-        uint64_t per_page = PMS_PAGE / PMS_GRANULE, *word = u->granule[g / per_page];
-        if (g % per_page == 0 && end - g >= per_page) { /* whole pages at once */
+        uint64_t *word = u->born[g / PAGE_GRANULES], *prepared = u->granule[g / PAGE_GRANULES];
+        if (g % PAGE_GRANULES == 0 && end - g >= PAGE_GRANULES) { /* whole pages at once */
             any |= (word[0] & word[1]) != ~0ull;
-            word[0] = word[1] = ~0ull;
-            g += per_page;
+            word[0] = word[1] = prepared[0] = prepared[1] = ~0ull;
+            g += PAGE_GRANULES;
         } else {
-            any |= !granule_get(u, g);
-            granule_set(u, g++);
+            any |= !granule_get(u->born, g);
+            granule_set(u->granule, g);
+            granule_set(u->born, g++);
         }
     }
     return any;

@@ -51,6 +51,7 @@ struct pms_undo {
     struct pms_lock lock;   /* the log lock: taken by the fault handler */
     _Atomic uint64_t *page_tag; /* page_tag[p] == tag: every live byte of page p is captured or fresh */
     uint64_t (*granule)[2]; /* captured or born, for the engine's stores: 128 bits a page */
+    uint64_t (*born)[2];    /* of these, born: not on the list of what commit writes back, so written back at every store */
     struct pms_dirty *dirty; /* this transaction's ranges, in order; address space reserved, never moved */
     uint64_t dirty_count;
     uint64_t dirty_room;
