@@ -333,7 +333,7 @@ void pms_capture_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_
         const struct pms_dirty *d = &hot[i];
         uint64_t pos = u->extent[0].off + u->at + PMS_LINE;
         PMS_ASSERT(u->at_extent == 0 && u->at + PMS_LINE + d->len <= u->extent[0].bytes);
-        pms_undo_append(u, d->off, d->len);
+        pms_undo_append_writable(u, d->off, d->len);
         pms_undo_note(u, PMS_DIRTY_HOT, d->off, d->len, pos);
         u->dirty[u->dirty_count - 1].idle = d->idle & ~KEPT;
         warm(c, d->off, d->len);

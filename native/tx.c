@@ -218,7 +218,7 @@ static void roll_back_in_place(struct pms_pool *pool)
     struct pms_undo *u = &pool->undo;
     pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
     int64_t n = pms_undo_apply(u, u->tag, pool->map.engine, &pool->super, NULL);
-    PMS_ASSERT(n >= 0);
+    PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
     pms_persist_fence(&pool->persist); /* all pre-images back home, before the anchor gives their log up */
     finish(pool);
     capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
@@ -237,7 +237,7 @@ static void roll_back_private(struct pms_pool *pool)
             pms_undo_make_writable(u, d->off, d->len);
     }
     int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
-    PMS_ASSERT(n >= 0);
+    PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
     pms_capture_protect_all(&pool->capture);
     capture_ahead(pool, u->tag + 1, &(struct ahead){0});
     pms_undo_fence_locked(u);

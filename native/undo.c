@@ -10,7 +10,7 @@
 #define ENTRY_MAX (2u << 20)          /* bytes of pre-image in one entry */
 #define PARALLEL_MIN (4u << 20)       /* from here on all cores copy */
 #define PARALLEL_PIECES 512u          /* entries of one parallel batch */
-#define SMALL_RANGE (64u << 10)       /* PMS_HOT_RANGE_MAX */
+#define SMALL_RANGE PMS_UNDO_STEADY   /* PMS_HOT_RANGE_MAX */
 #define DIRTY_SPACING PMS_LINE        /* ranges are merged, and blocks are a line at least */
 #define DIRTY_ROOM_MAX (1ull << 27)   /* ranges; address space only, memory as they come */
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
@@ -49,8 +49,9 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->granule = reserve(pages * sizeof *u->granule);
     u->born = reserve(pages * sizeof *u->born);
     u->dirty = reserve(u->dirty_room * sizeof *u->dirty);
+    u->steady = reserve(PMS_UNDO_STEADY);
     u->log = volatile_log ? reserve(map->reserve) : map->engine;
-    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->log) {
+    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->steady || !u->log) {
         int status = pms_fail_errno(error, "reserving memory for the undo log");
         pms_undo_close(u);
         return status;
@@ -67,6 +68,7 @@ void pms_undo_close(struct pms_undo *u)
     unreserve(u->granule, pages * sizeof *u->granule);
     unreserve(u->born, pages * sizeof *u->born);
     unreserve(u->dirty, u->dirty_room * sizeof *u->dirty);
+    unreserve(u->steady, PMS_UNDO_STEADY);
     if (u->volatile_log)
         unreserve(u->log, u->map->reserve);
     memset(u, 0, sizeof *u);
@@ -144,11 +146,10 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
     return p;
 }
 
-/* Runs on any thread and in the fault handler. The source is protected or quiet: what is copied is what was live. */
-static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e)
+/* Runs on any thread and in the fault handler. Nobody stores to the source: what is copied is what is checksummed. */
+static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e, const unsigned char *src)
 {
     unsigned char *dst = u->log + e->pos;
-    const unsigned char *src = u->map->user + e->target;
     struct {
         struct pms_entry head;
         unsigned char image[ENTRY_INLINE];
@@ -172,7 +173,7 @@ struct batch {
 static void write_piece(void *ctx, size_t i)
 {
     const struct batch *b = ctx;
-    write_entry(b->u, &b->counters[i], &b->piece[i]);
+    write_entry(b->u, &b->counters[i], &b->piece[i], b->u->map->user + b->piece[i].target);
     /* This core's copies before whatever the caller lets happen next: an sfence orders one core's stores only. */
     pms_persist_fence(&b->counters[i]);
 }
@@ -212,10 +213,21 @@ void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
     }
     while (len) {
         struct piece p = take_place(u, off, len);
-        write_entry(u, u->log_persist, &p);
+        write_entry(u, u->log_persist, &p, u->map->user + off);
         off += p.len;
         len -= p.len;
     }
+}
+
+void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    PMS_ASSERT(len <= PMS_UNDO_STEADY);
+    struct piece p = take_place(u, off, len);
+    PMS_ASSERT(p.len == len);
+    u->captured_bytes += len;
+    u->unfenced = true;
+    pms_quiet_copy(u->steady, u->map->user + off, len);
+    write_entry(u, u->log_persist, &p, u->steady);
 }
 
 void pms_undo_fence_locked(struct pms_undo *u)

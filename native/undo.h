@@ -56,6 +56,7 @@ struct pms_undo {
     uint64_t dirty_count;
     uint64_t dirty_room;
     uint64_t captured_bytes; /* pre-image bytes appended, since open */
+    unsigned char *steady;   /* PMS_UNDO_STEADY bytes: a pre-image of pages that somebody may be storing to */
 };
 
 /* ---- for heap and directory. The caller holds the pool's operation lock; these take the log lock themselves. ---- */
@@ -92,6 +93,11 @@ uint64_t pms_undo_capacity(const struct pms_undo *u);
 /* Appends pre-images of [off, off+len), split where an extent ends; large ones by all cores. Not fenced.
  * REQUIRES: the log lock. Async-signal-safe. */
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
+
+/* The same for pages that are writable and may be stored to meanwhile (hot ranges; at most PMS_UNDO_STEADY bytes): copied first, so
+ * that checksum and pre-image agree whatever the copy holds. A torn entry would hide every later one (I1, I2). */
+#define PMS_UNDO_STEADY (64u << 10)
+void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_fence_locked(struct pms_undo *u);
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len); /* private views; no-op in shared ones */
 void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
