@@ -5,17 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "list.h"
 #include "pool_state.h"
 
 struct owned { uint64_t off, seen; }; /* a live block, and how many owners it has */
+
+struct container { uint64_t header; uint32_t kind; }; /* a group's directory, or a list */
 
 struct checker {
     struct pms_pool *pool;
     struct pms_check_report *report;
     struct owned *block;
     uint64_t count, room, last_extent;
-    uint64_t *group;             /* directories still to look at */
-    uint64_t groups, group_room;
+    struct container *container; /* still to look at */
+    uint64_t containers, container_room;
     bool out_of_memory;
 };
 
@@ -72,44 +75,46 @@ static void own(struct checker *c, uint64_t off, const char *who)
         problem(c, "the block at offset %llu has more than one owner (%s)", (unsigned long long)off, who);
 }
 
-/* A group's data is its directory's header, which the check of that directory owns. */
-static bool remember_group(struct checker *c, uint64_t dir)
+/* A group's or a list's data is its header, which the check of that directory or list owns. */
+static bool remember_container(struct checker *c, const struct pms_object *object)
 {
-    if (c->groups == c->group_room) {
-        uint64_t *more = grow(c->group, &c->group_room, sizeof *more);
+    if (c->containers == c->container_room) {
+        struct container *more = grow(c->container, &c->container_room, sizeof *more);
         c->out_of_memory = !more;
         if (!more)
             return false;
-        c->group = more;
+        c->container = more;
     }
-    c->group[c->groups++] = dir;
+    c->container[c->containers++] = (struct container){object->data, object->kind};
     return true;
 }
 
 static int visit(void *ctx, uint64_t off, const struct pms_object *object)
 {
     struct checker *c = ctx;
-    if (object && off == object->node)
-        c->report->names++;
-    if (object && object->kind == PMS_OBJECT_GROUP && !remember_group(c, object->data))
+    bool named = object && off == object->node && object->name_bytes;
+    c->report->names += named;
+    if (object && (object->kind == PMS_OBJECT_GROUP || object->kind == PMS_OBJECT_LIST) && !remember_container(c, object))
         return PMS_E_OS;
-    own(c, off, object ? (off == object->node ? "a name" : "an object's data") : "a directory's block");
+    own(c, off, !object ? "a container's block" : named ? "a name" : off == object->node ? "a list's item" : "an object's data");
     return 0;
 }
 
-static void check_directories(struct checker *c)
+static void check_containers(struct checker *c)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(c->pool);
     struct pms_error e;
-    uint64_t next = pms_pool_root(c->pool)->directory;
-    for (;;) {
-        int status = pms_dir_check(&dirs, next, visit, c, &e);
-        c->report->groups++;
+    struct container next = {pms_pool_root(c->pool)->directory, PMS_OBJECT_GROUP};
+    for (uint64_t seen = 1;; seen++) {
+        bool is_list = next.kind == PMS_OBJECT_LIST;
+        int status = is_list ? pms_list_check(&dirs, next.header, visit, c, &e) : pms_dir_check(&dirs, next.header, visit, c, &e);
+        c->report->groups += !is_list;
+        c->report->lists += is_list;
         if (status != PMS_OK && !c->out_of_memory)
-            problem(c, "directory at offset %llu: %s", (unsigned long long)next, e.what);
-        if (c->groups == 0 || c->report->groups > c->count + 1) /* more directories than blocks: they contain each other */
+            problem(c, "%s at offset %llu: %s", is_list ? "list" : "directory", (unsigned long long)next.header, e.what);
+        if (c->containers == 0 || seen > c->count) /* more containers than blocks: they contain each other */
             return;
-        next = c->group[--c->groups];
+        next = c->container[--c->containers];
     }
 }
 
@@ -159,7 +164,7 @@ int pms_check(struct pms_pool *pool, struct pms_check_report *report, struct pms
         problem(&c, "page table: %s (offset %llu)", e.what, (unsigned long long)e.offset);
     report->blocks = c.count;
     if (walked == PMS_OK) {
-        check_directories(&c);
+        check_containers(&c);
         if (report->problem_count == 0)
             check_leaks(&c);
     }
@@ -168,7 +173,7 @@ int pms_check(struct pms_pool *pool, struct pms_check_report *report, struct pms
     if (walked == PMS_E_OS || c.out_of_memory)
         status = pms_fail(error, PMS_E_OS, "no memory for the check");
     free(c.block);
-    free(c.group);
+    free(c.container);
     pms_pool_leave(pool);
     return status;
 }

@@ -62,7 +62,7 @@ static void edit_slot(struct edit *e, const struct pms_dir_view *v, uint64_t ind
     edit_store(e, v->h.table + index * sizeof *slot, slot, sizeof *slot);
 }
 
-/* What a removed or replaced object owned. A group's directory has to be empty: its table goes with its header. */
+/* What a removed or replaced object owned. A group's directory has to be empty: its table goes with its header. A list too. */
 static int edit_free_data(const struct pms_dir_ctx *ctx, struct edit *e, const struct pms_object *o,
                           struct pms_error *error)
 {
@@ -76,6 +76,12 @@ static int edit_free_data(const struct pms_dir_ctx *ctx, struct edit *e, const s
         if (group.h.count != 0)
             return pms_fail(error, PMS_E_INVALID, "the group is not empty");
         edit_free(e, group.h.table);
+    }
+    if (o->kind == PMS_OBJECT_LIST) {
+        struct pms_list_header list;
+        memcpy(&list, pms_map_at(ctx->undo->map, o->data), sizeof list);
+        if (list.count != 0)
+            return pms_fail(error, PMS_E_INVALID, "the list is not empty");
     }
     edit_free(e, o->data);
     return PMS_OK;
@@ -128,12 +134,12 @@ static int check_binding(const struct pms_dir_ctx *ctx, const struct binding *b,
     struct pms_block block;
     if (!pms_dir_name_valid(b->name, b->name_bytes))
         return pms_fail(error, PMS_E_INVALID, "a name is 1 to %u bytes of UTF-8 without NUL", PMS_NAME_MAX);
-    if (b->kind < PMS_OBJECT_VALUE || b->kind > PMS_OBJECT_GROUP)
+    if (b->kind < PMS_OBJECT_VALUE || b->kind > PMS_OBJECT_LIST)
         return pms_fail(error, PMS_E_INVALID, "unknown kind of object");
-    bool fits = b->data == 0 ? b->data_bytes == 0 && b->kind != PMS_OBJECT_GROUP
-                : b->kind == PMS_OBJECT_GROUP
-                    ? pms_dir_block(ctx, b->data, sizeof(struct pms_dir_header), PMS_OWNER_ENGINE, &block)
-                    : b->kind == PMS_OBJECT_ARRAY &&
+    bool container = b->kind == PMS_OBJECT_GROUP || b->kind == PMS_OBJECT_LIST; /* either has a header of a line */
+    bool fits = b->data == 0 ? b->data_bytes == 0 && !container
+                : container  ? pms_dir_block(ctx, b->data, PMS_LINE, PMS_OWNER_ENGINE, &block)
+                             : b->kind == PMS_OBJECT_ARRAY &&
                           pms_dir_block(ctx, b->data, b->data_bytes, PMS_OWNER_USER, &block);
     return fits ? PMS_OK : pms_fail(error, PMS_E_INVALID, "the data is no live block of this kind and size");
 }

@@ -38,7 +38,7 @@ int pms_dir_find(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, 
 int pms_dir_put(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes, uint32_t kind,
                 const void *meta, uint32_t meta_bytes, uint64_t data, uint64_t data_bytes, struct pms_error *error);
 
-/* Removes the name, frees its node and its data block (not what a group contains: the caller empties it first).
+/* Removes the name, frees its node and its data block (not what a group or list contains: the caller empties it first).
  * ERRORS: PMS_E_NOT_FOUND, PMS_E_CORRUPT. Needs no new room: deleting works when full. */
 int pms_dir_remove(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes,
                    struct pms_error *error);
@@ -51,7 +51,7 @@ int pms_dir_next(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *node, st
 int pms_dir_count(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *count, struct pms_error *error);
 
 /* Checks header, table, list and nodes of one directory against each other; calls fn for header, table and each node and data
- * block (fn(ctx, off) counts ownership). Reads only. ERRORS: PMS_E_CORRUPT with the rule; fn's non-zero result. */
+ * block, but those of groups and lists (fn(ctx, off) counts ownership). Reads only. ERRORS: PMS_E_CORRUPT with the rule; fn's non-zero result. */
 int pms_dir_check(const struct pms_dir_ctx *ctx, uint64_t dir, int (*fn)(void *arg, uint64_t off, const struct pms_object *object),
                   void *arg, struct pms_error *error);
 

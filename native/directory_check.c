@@ -73,7 +73,7 @@ static int check_list(const struct pms_dir_ctx *ctx, const struct pms_dir_view *
             status = check_node(ctx, v, node, &o, error);
         if (status == PMS_OK)
             status = fn(arg, node, &o);
-        if (status == PMS_OK && o.data != 0 && o.kind != PMS_OBJECT_GROUP)
+        if (status == PMS_OK && o.data != 0 && o.kind != PMS_OBJECT_GROUP && o.kind != PMS_OBJECT_LIST)
             status = fn(arg, o.data, &o);
         if (status != PMS_OK)
             return status;

@@ -80,7 +80,7 @@ static bool node_sane(const struct pms_node *n, uint64_t room)
 {
     return n->name_bytes > 0 && n->name_bytes <= PMS_NAME_MAX && n->meta_bytes <= n->meta_room &&
            sizeof *n + n->name_bytes + (uint64_t)n->meta_room <= room && n->kind >= PMS_OBJECT_VALUE &&
-           n->kind <= PMS_OBJECT_GROUP;
+           n->kind <= PMS_OBJECT_LIST;
 }
 
 int pms_dir_node(const struct pms_dir_ctx *ctx, uint64_t off, const struct pms_node **node, struct pms_error *error)
@@ -100,6 +100,8 @@ static bool data_sane(const struct pms_dir_ctx *ctx, const struct pms_node *n)
     struct pms_block block;
     if (n->kind == PMS_OBJECT_GROUP)
         return pms_dir_block(ctx, n->data, sizeof(struct pms_dir_header), PMS_OWNER_ENGINE, &block);
+    if (n->kind == PMS_OBJECT_LIST)
+        return pms_dir_block(ctx, n->data, sizeof(struct pms_list_header), PMS_OWNER_ENGINE, &block);
     if (n->data == 0)
         return n->data_bytes == 0;
     return n->kind == PMS_OBJECT_ARRAY && pms_dir_block(ctx, n->data, n->data_bytes, PMS_OWNER_USER, &block);

@@ -185,6 +185,7 @@ enum pms_object_kind {
     PMS_OBJECT_VALUE = 1,  /* meta is the value itself (msgpack); no data block */
     PMS_OBJECT_ARRAY = 2,  /* meta describes the array (msgpack); data block, or none if it has zero bytes */
     PMS_OBJECT_GROUP = 3,  /* data is the offset of another directory's header */
+    PMS_OBJECT_LIST = 4,   /* data is the offset of a list's header */
 };
 
 struct pms_node { /* followed by the name (UTF-8, no NUL), then meta */
@@ -201,6 +202,50 @@ struct pms_node { /* followed by the name (UTF-8, no NUL), then meta */
 };
 static_assert(sizeof(struct pms_node) == PMS_LINE, "node");
 #define PMS_NAME_MAX 4096u
+
+/* ---- list: a counted B+tree over items, in the heap -------------------------------------------------------
+ * A header block, and tree nodes of 1 KiB. Leaves (level 0) hold offsets of items, in order; an inner node holds its children and
+ * how many items are below each. An item is a block of its own. */
+struct pms_list_header {
+    uint64_t magic;
+    uint64_t count; /* items */
+    uint64_t root;  /* offset of a node; 0 if there are no items */
+    uint32_t level; /* of the root: 0 = leaf */
+    uint32_t zero;
+    uint64_t reserved[4]; /* zero */
+};
+static_assert(sizeof(struct pms_list_header) == PMS_LINE, "list header");
+#define PMS_LIST_MAGIC 0x5453494c534d50ull
+
+struct pms_list_child {
+    uint64_t node;
+    uint64_t count; /* items below it, > 0 */
+};
+#define PMS_LIST_ITEMS 126u
+#define PMS_LIST_CHILDREN 63u
+#define PMS_LIST_LEVELS 16u /* nodes on the way from the root to an item, at most */
+
+struct pms_list_node {
+    uint32_t magic;
+    uint16_t level;
+    uint16_t used; /* items or children, > 0 */
+    uint64_t zero;
+    union {
+        uint64_t item[PMS_LIST_ITEMS];
+        struct pms_list_child child[PMS_LIST_CHILDREN];
+    };
+};
+static_assert(sizeof(struct pms_list_node) == 1024, "list node");
+#define PMS_LIST_NODE_MAGIC 0x4c534d50u
+
+struct pms_item { /* followed by meta, as a directory node's */
+    uint64_t data;
+    uint64_t data_bytes;
+    uint32_t kind; /* PMS_OBJECT_VALUE or PMS_OBJECT_ARRAY */
+    uint32_t meta_bytes;
+    uint64_t reserved; /* zero */
+};
+static_assert(sizeof(struct pms_item) == 32, "item");
 
 enum pms_domain { /* stored: never renumber */
     PMS_DOMAIN_AUTO = 0,

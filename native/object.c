@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "list.h"
 #include "pool_state.h"
 
 #define MORE_FOR_NAMES (1u << 20) /* growth step when a directory finds no room */
@@ -46,8 +47,7 @@ int pms_object_count(struct pms_pool *pool, uint64_t dir, uint64_t *count, struc
 
 /* ---- room ---- */
 
-/* A block, the file grown if need be. */
-static int allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error)
+int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error)
 {
     int status = pms_heap_alloc(pool->heap, bytes, owner, off, error);
     if (status != PMS_E_FULL)
@@ -132,6 +132,21 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
     return status;
 }
 
+int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void *src, uint64_t src_bytes, uint64_t *data,
+                      struct pms_error *error)
+{
+    *data = 0;
+    if (!bytes)
+        return PMS_OK;
+    int status = pms_pool_allocate(pool, bytes, PMS_OWNER_USER, data, error);
+    if (status != PMS_OK)
+        return status;
+    status = fill_block(pool, *data, bytes, how, src, src_bytes, error);
+    if (status != PMS_OK)
+        pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
+    return status;
+}
+
 /* ---- writing ---- */
 
 int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
@@ -158,14 +173,9 @@ static int put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint
         if (status == PMS_OK)
             return pms_fail(error, PMS_E_EXISTS, "the name is in use");
     }
-    if (data_bytes) {
-        status = allocate(pool, data_bytes, PMS_OWNER_USER, data, error);
-        if (status != PMS_OK)
-            return status;
-        status = fill_block(pool, *data, data_bytes, how, src, src_bytes, error);
-        if (status != PMS_OK)
-            return status;
-    }
+    status = pms_pool_new_data(pool, data_bytes, how, src, src_bytes, data, error);
+    if (status != PMS_OK)
+        return status;
     status = put(pool, dir, name, name_bytes, PMS_OBJECT_ARRAY, meta, meta_bytes, *data, data_bytes, error);
     if (status != PMS_OK && *data) {
         pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
@@ -190,46 +200,62 @@ int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, 
     return status;
 }
 
-/* Takes a directory back that found no name: born in this transaction, as if it had not been. */
-static void drop_new_directory(struct pms_pool *pool, uint64_t dir)
+typedef int create_fn(const struct pms_dir_ctx *ctx, uint64_t *header, struct pms_error *error);
+
+/* Takes a new container back that found no name: born in this transaction, as if it had not been. */
+static void drop_new(struct pms_pool *pool, uint32_t kind, uint64_t at)
 {
-    const struct pms_dir_header *header = pms_map_at(&pool->map, dir);
-    pms_heap_free(pool->heap, header->table, NULL);
-    pms_heap_free(pool->heap, dir, NULL);
+    const struct pms_dir_header *header = pms_map_at(&pool->map, at);
+    if (kind == PMS_OBJECT_GROUP)
+        pms_heap_free(pool->heap, header->table, NULL);
+    pms_heap_free(pool->heap, at, NULL);
 }
 
-static int group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
-                 struct pms_error *error)
+static int container(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, uint32_t kind, bool create,
+                     uint64_t *out, struct pms_error *error)
 {
+    create_fn *new_one = kind == PMS_OBJECT_GROUP ? pms_dir_create : pms_list_create;
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object o;
     int status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
     if (status == PMS_OK) {
         *out = o.data;
-        return o.kind == PMS_OBJECT_GROUP ? PMS_OK : pms_fail(error, PMS_E_EXISTS, "the name is in use, not for a group");
+        return o.kind == kind ? PMS_OK : pms_fail(error, PMS_E_EXISTS, "the name is in use, for an object of another kind");
     }
     if (status != PMS_E_NOT_FOUND || !create)
         return status;
-    status = pms_dir_create(&dirs, out, error);
+    status = new_one(&dirs, out, error);
     if (status == PMS_E_FULL && pms_pool_grow(pool, MORE_FOR_NAMES, error) == PMS_OK)
-        status = pms_dir_create(&dirs, out, error);
+        status = new_one(&dirs, out, error);
     if (status != PMS_OK)
         return status;
-    status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, "", 0, *out, sizeof(struct pms_dir_header), error);
+    status = put(pool, dir, name, name_bytes, kind, "", 0, *out, PMS_LINE, error);
     if (status != PMS_OK)
-        drop_new_directory(pool, *out);
+        drop_new(pool, kind, *out);
+    return status;
+}
+
+static int open_container(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, uint32_t kind, bool create,
+                          uint64_t *out, struct pms_error *error)
+{
+    int status = create ? pms_pool_enter_write(pool, error) : pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = container(pool, directory_of(pool, dir), name, name_bytes, kind, create, out, error);
+    pms_pool_leave(pool);
     return status;
 }
 
 int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
                      struct pms_error *error)
 {
-    int status = create ? pms_pool_enter_write(pool, error) : pms_pool_enter(pool, error);
-    if (status != PMS_OK)
-        return status;
-    status = group(pool, directory_of(pool, dir), name, name_bytes, create, out, error);
-    pms_pool_leave(pool);
-    return status;
+    return open_container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, create, out, error);
+}
+
+int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
+                    struct pms_error *error)
+{
+    return open_container(pool, dir, name, name_bytes, PMS_OBJECT_LIST, create, out, error);
 }
 
 /* Empties a directory, groups in it first. No recursion: a hostile or a deep tree must not eat the stack. The path from the
@@ -254,7 +280,9 @@ static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error
             at = o.data;
             o.node = 0;
         }
-        int status;
+        int status = o.node && o.kind == PMS_OBJECT_LIST ? pms_list_clear(&dirs, o.data, error) : PMS_OK;
+        if (status != PMS_OK)
+            return status;
         if (o.node) {
             status = pms_dir_remove(&dirs, at, o.name, o.name_bytes, error);
         } else if (at == top) {
@@ -278,6 +306,8 @@ int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *name, uin
     status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
     if (status == PMS_OK && o.kind == PMS_OBJECT_GROUP)
         status = empty_directory(pool, o.data, error);
+    else if (status == PMS_OK && o.kind == PMS_OBJECT_LIST)
+        status = pms_list_clear(&dirs, o.data, error);
     if (status == PMS_OK)
         status = pms_dir_remove(&dirs, dir, name, name_bytes, error);
     pms_pool_leave(pool);

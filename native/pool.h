@@ -117,8 +117,29 @@ int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, 
 /* A group: *dir = its directory. Opens it if there (PMS_E_EXISTS if the name is another kind of object). */
 int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *group,
                      struct pms_error *error);
-/* Removes a value, an array, or a group with everything in it. */
+/* The same for a list: *list is for the functions below. It holds until the list is removed, or a roll back. */
+int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *list,
+                    struct pms_error *error);
+/* Removes a value, an array, or a group or list with everything in it. */
 int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error);
+
+/* ---- lists ---- */
+struct pms_new_item {
+    const void *meta;
+    uint64_t meta_bytes;
+    uint64_t data_bytes; /* of an array; 0: it has no block */
+    const void *src;     /* COPY: of data_bytes bytes */
+    uint32_t kind;       /* PMS_OBJECT_VALUE or PMS_OBJECT_ARRAY */
+    uint32_t fill;       /* of the data: enum pms_fill but PATTERN */
+};
+int pms_sequence_count(struct pms_pool *pool, uint64_t list, uint64_t *count, struct pms_error *error);
+int pms_sequence_get(struct pms_pool *pool, uint64_t list, uint64_t index, struct pms_object *object, struct pms_error *error);
+
+/* Replaces `remove` items, at index, index + step, ..., by `count` new ones: append, insert, delete, assignment to an index or a slice, all
+ * in one step. What is more than the removed ones goes behind the last (step 1 only).
+ * ERRORS: PMS_E_INVALID (past the end); PMS_E_FULL: nothing changed. Without new items it needs no room. */
+int pms_sequence_splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove, uint64_t step,
+                        const struct pms_new_item *items, uint64_t count, struct pms_error *error);
 
 /* ---- views ---- */
 int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error);
@@ -127,7 +148,7 @@ void pms_unpin(struct pms_pool *pool, uint64_t data);
 /* ---- check: reads only ---- */
 #define PMS_CHECK_PROBLEMS 32
 struct pms_check_report {
-    uint64_t blocks, names, groups, extents;
+    uint64_t blocks, names, groups, lists, extents;
     uint32_t problem_count; /* found; the first PMS_CHECK_PROBLEMS are described */
     uint32_t reserved;
     char problem[PMS_CHECK_PROBLEMS][192];

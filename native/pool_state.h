@@ -55,6 +55,13 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error);
 /* Makes room for a block of bytes by growing the file. ERRORS: PMS_E_FULL, PMS_E_OS. */
 int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error);
 
+/* A block, the file grown if need be. ERRORS: PMS_E_FULL, PMS_E_OS. */
+int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error);
+
+/* A new block of the user's, filled (enum pms_fill); 0 if bytes is. ERRORS: PMS_E_FULL, PMS_E_OS: nothing changed. */
+int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int fill, const void *src, uint64_t src_bytes, uint64_t *data,
+                      struct pms_error *error);
+
 /* Enters an operation: not closed, not a fork child. Takes the lock. ERRORS: PMS_E_CLOSED, PMS_E_FORKED. */
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error);
 /* As above, for changes. ERRORS: PMS_E_READONLY, PMS_E_BUSY if another thread's block is open and `alone` is asked for. */

@@ -29,6 +29,7 @@ from pmstore.errors import (
     TransactionError,
     UncleanMachineCrashError,
 )
+from pmstore.lists import List
 from pmstore.store import CheckReport, Info, Recovery, Stats, Store, open
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "FormatVersionError",
     "Group",
     "Info",
+    "List",
     "NameExistsError",
     "NotAStoreError",
     "PmstoreError",

@@ -6,9 +6,8 @@ from typing import Any, Literal, NoReturn, final
 
 from typing_extensions import Buffer, Self
 
-def bind(
-    open: int, close: int, release: int, begin: int, end: int, will_write: int, pin: int, unpin: int, /
-) -> None: ...
+def bind(open: int, close: int, release: int, begin: int, end: int, will_write: int, pin: int, unpin: int, /) -> None: ...
+
 @final
 class Memory(Buffer): ...
 

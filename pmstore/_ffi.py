@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from pmstore import _block, errors
 from pmstore._native import ffi as _ffi
@@ -43,12 +43,15 @@ FLUSHES: dict[int, str] = {
 VALUE: int = _lib.PMS_OBJECT_VALUE
 ARRAY: int = _lib.PMS_OBJECT_ARRAY
 GROUP: int = _lib.PMS_OBJECT_GROUP
+LIST: int = _lib.PMS_OBJECT_LIST
 FILL_NONE: int = _lib.PMS_FILL_NONE
 FILL_ZERO: int = _lib.PMS_FILL_ZERO
 FILL_COPY: int = _lib.PMS_FILL_COPY
 FILL_PATTERN: int = _lib.PMS_FILL_PATTERN
 DEFAULT_SIZE_BYTES: int = _lib.PMS_DEFAULT_SIZE
 MIN_SIZE_BYTES: int = _lib.PMS_MIN_SIZE
+
+_NOT_FOUND: int = _lib.PMS_E_NOT_FOUND
 
 ROOT = 0
 """The directory of the store itself."""
@@ -63,6 +66,19 @@ class Found(NamedTuple):
     data_bytes: int
     meta: bytes
     node: int
+
+
+class NewItem(Protocol):
+    """What `Pool.list_splice` writes: a description, and for an array the bytes to copy."""
+
+    @property
+    def kind(self) -> int: ...
+    @property
+    def meta(self) -> bytes: ...
+    @property
+    def data_bytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -263,7 +279,7 @@ class Pool:
     Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back.
     """
 
-    __slots__ = ("_errors", "_p", "handle", "info", "path", "will_write")
+    __slots__ = ("_errors", "_p", "_searches", "handle", "info", "path", "will_write")
 
     def __init__(
         self,
@@ -306,6 +322,7 @@ class Pool:
         opened = True
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
         self._errors: list[Any] = []
+        self._searches: list[tuple[Any, Any]] = []
         self.will_write: Callable[[Sequence[Any]], None] = self.handle.will_write
         self.info = self._read_info()
 
@@ -368,20 +385,26 @@ class Pool:
 
     def find(self, directory: int, name: bytes) -> Found | None:
         """The object, or None. The caller keeps other threads of this process from changing the directory."""
-        error = self._error()
-        found = _ffi.new("struct pms_object *")
+        return self._found(_lib.pms_object_find, directory, name, len(name))
+
+    def _found(self, search: Any, *arguments: Any) -> Found | None:
+        try:
+            error, found = self._searches.pop()  # as in `_error`
+        except IndexError:
+            error, found = _ffi.new("struct pms_error *"), _ffi.new("struct pms_object *")
+        pool = self._p
         while True:
-            rollbacks = _lib.pms_rollbacks(self._p)
-            status = _lib.pms_object_find(self._p, directory, name, len(name), found, error)
-            if status == _lib.PMS_E_NOT_FOUND:
-                self._errors.append(error)
+            rollbacks = _lib.pms_rollbacks(pool)
+            status = search(pool, *arguments, found, error)
+            if status == _NOT_FOUND:
+                self._searches.append((error, found))
                 return None
             if status:
                 _fail(self.path, error)
             result = Found(found.kind, found.data, found.data_bytes, _ffi.buffer(found.meta, found.meta_bytes)[:], found.node)
             # Another thread's block may have rolled back while the bytes were copied: then they are nobody's.
-            if _lib.pms_rollbacks(self._p) == rollbacks:
-                self._errors.append(error)
+            if _lib.pms_rollbacks(pool) == rollbacks:
+                self._searches.append((error, found))
                 return result
 
     def entries(self, directory: int) -> list[tuple[bytes, Found]]:
@@ -479,6 +502,16 @@ class Pool:
         self._errors.append(error)
         return None if status else int(group[0])
 
+    def open_list(self, directory: int, name: bytes, *, create: bool) -> int | None:
+        """As `group`, for a list: a number that holds until the list is removed or a roll back."""
+        error = self._error()
+        list_ = _ffi.new("uint64_t *")
+        status = _lib.pms_object_list(self._p, directory, name, len(name), create, list_, error)
+        if status and (create or status != _lib.PMS_E_NOT_FOUND):
+            _fail(self.path, error)
+        self._errors.append(error)
+        return None if status else int(list_[0])
+
     def remove(self, directory: int, name: bytes) -> bool:
         """Removes the object, a group with all it holds. False if there is none."""
         error = self._error()
@@ -487,6 +520,36 @@ class Pool:
             _fail(self.path, error)
         self._errors.append(error)
         return not status
+
+    # -- lists
+
+    def list_count(self, list_: int) -> int:
+        error = self._error()
+        count = _ffi.new("uint64_t *")
+        if _lib.pms_sequence_count(self._p, list_, count, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+        return int(count[0])
+
+    def list_get(self, list_: int, index: int) -> Found | None:
+        """The item, or None past the end. The caller keeps other threads of this process from changing the list."""
+        return self._found(_lib.pms_sequence_get, list_, index)
+
+    def list_splice(self, list_: int, index: int, remove: int, new: Sequence[NewItem], step: int) -> None:
+        """Replaces `remove` items, at index, index + step, ..., by the new ones, in one step."""
+        error = self._error()
+        items = _ffi.new("struct pms_new_item[]", len(new))
+        metas = []  # what the items' pointers point to
+        for item, one in zip(items, new, strict=True):
+            meta = _ffi.from_buffer(one.meta)
+            metas.append(meta)
+            item.meta, item.meta_bytes = meta, len(one.meta)
+            item.kind = one.kind
+            if one.data_bytes:
+                item.data_bytes, item.src, item.fill = one.data_bytes, _ffi.cast("void *", one.address), FILL_COPY
+        if _lib.pms_sequence_splice(self._p, list_, index, remove, step, items, len(new), error):
+            _fail(self.path, error)
+        self._errors.append(error)
 
     # -- looking at it
 
@@ -509,7 +572,7 @@ class Pool:
         problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
         if raw.problem_count > told:
             problems.append(f"and {raw.problem_count - told} more")
-        counts = {field: getattr(raw, field) for field in ("blocks", "names", "groups", "extents")}
+        counts = {field: getattr(raw, field) for field in ("blocks", "names", "groups", "lists", "extents")}
         return counts, problems
 
 

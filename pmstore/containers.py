@@ -1,19 +1,19 @@
-"""Groups: mappings of names to values, arrays, tensors and further groups. The store itself is the outermost one."""
+"""Groups: mappings of names to values, arrays, tensors, lists and further groups. The store itself is the outermost one."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, MutableMapping
+import builtins
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
-from pmstore import _ffi, array, dtypes, tensor, values
+from pmstore import _ffi, array, dtypes
 from pmstore.array import Array, Descriptor
+from pmstore.core import Core, payload
 from pmstore.errors import CorruptStoreError, NameExistsError
+from pmstore.lists import List
 
 if TYPE_CHECKING:
     import torch
@@ -21,47 +21,16 @@ if TYPE_CHECKING:
 NAME_MAX_BYTES = 4096
 
 
-class Core:
-    """What a store and its groups share.
-
-    lock: taken around each operation on objects, because what the engine finds holds until the next change only, and for
-    the cache. It is never held while waiting for another thread's block (transactions do not take it).
-    objects: the arrays and tensors that are alive, by (block or, without bytes, node; descriptor): the same object is
-    given out again. A block is not reused while its object lives, so an entry that is found is right, whatever was
-    committed, rolled back or renamed since.
-    """
-
-    __slots__ = ("__weakref__", "lock", "objects", "path", "pool")
-
-    def __init__(self, pool: _ffi.Pool) -> None:
-        self.pool = pool
-        self.path = pool.path
-        self.lock = threading.RLock()
-        self.objects: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
-        _cores.add(self)
-
-
-_cores: WeakSet[Core] = WeakSet()
-
-
-def _new_locks() -> None:
-    for core in _cores:  # another thread may have held one at the fork; in the child it is not there to give it back
-        core.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_locks)
-
-
 @dataclass(frozen=True)
 class Entry:
     """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values and groups."""
 
     name: str
-    kind: Literal["value", "array", "tensor", "group"]
+    kind: Literal["value", "array", "tensor", "group", "list"]
     dtype: str | None
     shape: tuple[int, ...] | None
     nbytes: int
-    """Of the data (arrays, tensors) or of the encoded value; 0 for a group."""
+    """Of the data (arrays, tensors) or of the encoded value; 0 for groups and lists."""
 
 
 def split_name(name: Any) -> list[bytes]:
@@ -102,31 +71,41 @@ class Group(MutableMapping[str, Any]):
     ForkedStoreError in a fork child; TypeError or ValueError for a name that is no name; CorruptStoreError.
     """
 
-    __slots__ = ("_core", "_parts")
+    __slots__ = ("_core", "_parts", "_seen")
 
     def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
         self._core = core
         self._parts = parts
+        self._seen = (-1, -1, 0)  # roll backs and removals when this group was looked up, and its directory
 
     # ---- finding ----
 
     def _walk(self, parts: list[bytes], create: bool) -> int | None:
         """The directory of a path below this group. REQUIRES: the lock. None: a group on the way is not there."""
-        pool = self._core.pool
-        directory: int | None = _ffi.ROOT
-        for part in (*self._parts, *parts):
-            assert directory is not None
+        core = self._core
+        seen = (core.pool.rollbacks(), core.removals)
+        if self._seen[:2] == seen:  # where this group was found holds until a removal or a roll back
+            return self._step_down(self._seen[2], parts, create)
+        here = self._step_down(_ffi.ROOT, self._parts, create)
+        if here is None:
+            return None
+        self._seen = (*seen, here)
+        return self._step_down(here, parts, create)
+
+    def _step_down(self, directory: int, parts: Sequence[bytes], create: bool) -> int | None:
+        for part in parts:
             try:
-                directory = pool.group(directory, part, create=create)
+                found = self._core.pool.group(directory, part, create=create)
             except NameExistsError:
                 if not create:
                     return None
                 raise NameExistsError(
-                    f"{self._core.path}: {part.decode()!r} is a value or an array, so nothing can be stored under it: "
+                    f"{self._core.path}: {part.decode()!r} is no group, so nothing can be stored under it: "
                     "choose another name, or del it first"
                 ) from None
-            if directory is None:
+            if found is None:
                 return None
+            directory = found
         return directory
 
     def _directory(self) -> int:
@@ -141,42 +120,11 @@ class Group(MutableMapping[str, Any]):
         return parts, None if directory is None else self._core.pool.find(directory, parts[-1])
 
     def _load(self, parts: list[bytes], found: _ffi.Found) -> Any:
-        if found.kind == _ffi.VALUE:
-            return values.decode(found.meta)
         if found.kind == _ffi.GROUP:
             return Group(self._core, (*self._parts, *parts))
-        if found.kind != _ffi.ARRAY:
-            raise CorruptStoreError(f"{self._core.path}: an object of unknown kind {found.kind}")
-        return self._bind(found)
-
-    def _bind(self, found: _ffi.Found) -> Any:
-        """The array or tensor over the object's block: the one that is alive, or a new one."""
-        core, data = self._core, found.data
-        key = (data or -found.node, found.meta)
-        alive = core.objects.get(key)
-        if alive is not None:
-            return alive
-        descriptor = Descriptor.unpack(found.meta)
-        if descriptor.torch:
-            dtype: Any = tensor.dtype_of(descriptor)
-        else:
-            dtype = array.numpy_dtype(descriptor)
-        array.check_bytes(descriptor, dtype.itemsize, found.data_bytes)
-        info = core.pool.info
-        memory = None
-        if found.data_bytes:
-            # torch has no read-only tensors; a write to one of a store opened with mode="r" is a segmentation fault.
-            read_only = info.read_only and not descriptor.torch
-            memory = core.pool.handle.pin(data, info.base + data, found.data_bytes, read_only)
-        made: Any
-        if descriptor.torch:
-            made = tensor.bind(descriptor, memory)
-        elif memory is None:
-            made = array.empty(descriptor, not info.read_only)
-        else:
-            made = array.bind(descriptor, memory)
-        core.objects[key] = made
-        return made
+        if found.kind == _ffi.LIST:
+            return List(self._core, (*self._parts, *parts))
+        return self._core.load(found)
 
     # ---- the mapping ----
 
@@ -215,53 +163,37 @@ class Group(MutableMapping[str, Any]):
         Raises: TypeError for what cannot be stored; NameExistsError if the name is a group.
         """
         parts = split_name(name)
-        is_tensor = tensor.is_tensor(value)
-        if is_tensor or isinstance(value, np.ndarray):
-            self._put_array(parts, value, is_tensor)
-            return
-        if isinstance(value, Group):
-            raise TypeError("a group is not a value: open one with group(name), and assign its items")
-        meta = values.encode(value)
+        if isinstance(value, (Group, List)):
+            if isinstance(value, List) and value == List(self._core, (*self._parts, *parts)) and name in self:
+                return  # store["losses"] += [0.5]
+            kind = "group" if isinstance(value, Group) else "list"
+            raise TypeError(f"a {kind} of a store is not a value: open one with {kind}(name), and assign its items")
+        new = payload(value)
         with self._core.lock:
             directory = self._make_way(parts)
-            self._core.pool.put_value(directory, parts[-1], meta)
+            pool = self._core.pool
+            if new.kind == _ffi.VALUE:
+                pool.put_value(directory, parts[-1], new.meta)
+            elif not new.is_at(self._core, pool.find(directory, parts[-1])):
+                pool.put_array(
+                    directory,
+                    parts[-1],
+                    new.meta,
+                    new.data_bytes,
+                    fill=_ffi.FILL_COPY,
+                    source=new.address,
+                    source_bytes=new.data_bytes,
+                )
 
     def _make_way(self, parts: list[bytes]) -> int:
         """The directory for an assignment to the path. REQUIRES: the lock."""
         directory = self._walk(parts[:-1], create=True)
         assert directory is not None
         found = self._core.pool.find(directory, parts[-1])
-        if found is not None and found.kind == _ffi.GROUP:
-            raise NameExistsError(
-                f"{self._core.path}: {parts[-1].decode()!r} is a group: assign to names in it, or del it and all it holds first"
-            )
+        if found is not None and found.kind in (_ffi.GROUP, _ffi.LIST):
+            what = "group: assign to names in it" if found.kind == _ffi.GROUP else "list: assign to its items"
+            raise NameExistsError(f"{self._core.path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first")
         return directory
-
-    def _put_array(self, parts: list[bytes], value: Any, is_tensor: bool) -> None:
-        source: Any  # keeps what the address points to
-        if is_tensor:
-            source, descriptor = tensor.describe(value)
-            address, itemsize = source.data_ptr(), source.element_size()
-        else:
-            source, descriptor = array.describe(value)
-            address, itemsize = array.address(source), source.dtype.itemsize
-        data_bytes = array.bytes_of(descriptor.shape, itemsize)
-        meta = descriptor.pack()
-        core = self._core
-        with core.lock:
-            directory = self._make_way(parts)
-            old = core.pool.find(directory, parts[-1])
-            if (
-                old is not None
-                and data_bytes
-                and old.kind == _ffi.ARRAY
-                and old.meta == meta
-                and core.pool.info.base + old.data == address
-            ):
-                return  # its own name
-            core.pool.put_array(
-                directory, parts[-1], meta, data_bytes, fill=_ffi.FILL_COPY, source=address, source_bytes=data_bytes
-            )
 
     def __delitem__(self, name: str) -> None:
         """Removes the object, or the group with all it holds. Room is free after the next commit; works when full.
@@ -271,6 +203,7 @@ class Group(MutableMapping[str, Any]):
         parts = split_name(name)
         with self._core.lock:
             directory = self._walk(parts[:-1], create=False)
+            self._core.removals += 1
             if directory is None or not self._core.pool.remove(directory, parts[-1]):
                 raise KeyError(name)
 
@@ -323,7 +256,7 @@ class Group(MutableMapping[str, Any]):
             found = core.pool.find(directory, parts[-1])
             if found is None:
                 raise KeyError(name)  # another thread's block rolled back in this very moment
-            return self._bind(found)
+            return self._core.bind(found)
 
     def empty(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
         """A new array over the heap, of unspecified content. shape: an int or a sequence; dtype: of numpy, no objects.
@@ -382,7 +315,7 @@ class Group(MutableMapping[str, Any]):
                     return self._load(parts, found)
                 what = f"{'a tensor' if there.torch else 'an array'} of shape {there.shape}, dtype {there.dtype_name()}"
             else:
-                what = "a group" if found.kind == _ffi.GROUP else "a plain value"
+                what = {_ffi.GROUP: "a group", _ffi.LIST: "a list"}.get(found.kind, "a plain value")
             raise NameExistsError(
                 f"{self._core.path}: {name!r} is {what}; required was shape {descriptor.shape}, "
                 f"dtype {descriptor.dtype_name()}: del it first, or use another name"
@@ -399,9 +332,25 @@ class Group(MutableMapping[str, Any]):
                 raise KeyError(name)
         return Group(self._core, (*self._parts, *parts))
 
+    def list(self, name: str) -> List:
+        """The persistent list of that name, opened or created.
+
+        Raises: NameExistsError if the name is no list.
+        """
+        parts = split_name(name)
+        create = not self._core.pool.info.read_only
+        with self._core.lock:
+            directory = self._walk(parts[:-1], create=create)
+            try:
+                if directory is None or self._core.pool.open_list(directory, parts[-1], create=create) is None:
+                    raise KeyError(name)
+            except NameExistsError:
+                raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name") from None
+        return List(self._core, (*self._parts, *parts))
+
     # ---- looking at it ----
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> builtins.list[Entry]:
         """What is in this group, in order of insertion, without touching the data.
 
         Raises: CorruptStoreError.
@@ -424,8 +373,8 @@ def _text(name: bytes) -> str:
 
 
 def _entry(name: str, found: _ffi.Found) -> Entry:
-    if found.kind == _ffi.GROUP:
-        return Entry(name, "group", None, None, 0)
+    if found.kind in (_ffi.GROUP, _ffi.LIST):
+        return Entry(name, "group" if found.kind == _ffi.GROUP else "list", None, None, 0)
     if found.kind == _ffi.VALUE:
         return Entry(name, "value", None, None, len(found.meta))
     descriptor = Descriptor.unpack(found.meta)

@@ -14,7 +14,8 @@ from weakref import WeakMethod, WeakSet
 
 from pmstore import _ffi, array, values
 from pmstore._block import Transaction
-from pmstore.containers import Core, Group
+from pmstore.containers import Group
+from pmstore.core import Core
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError
 
 Mode = Literal["r", "r+", "a", "w", "x"]
@@ -140,11 +141,14 @@ class CheckReport:
     blocks: int
     names: int
     groups: int
+    lists: int
     extents: int
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        found = f"{self.names} names in {self.groups} groups, {self.blocks} blocks in {self.extents} extents: "
+        found = (
+            f"{self.names} names in {self.groups} groups, {self.lists} lists, {self.blocks} blocks in {self.extents} extents: "
+        )
         return found + ("sound" if not self.problems else f"{len(self.problems)} problems\n" + "\n".join(self.problems))
 
 
@@ -387,16 +391,26 @@ class Store(Group):
                     raw.decode()
                     if found.kind == _ffi.GROUP:
                         directories.append((name + "/", found.data))
-                    elif found.kind == _ffi.VALUE:
-                        values.decode(found.meta)
+                    elif found.kind == _ffi.LIST:
+                        self._check_items(found.data)
                     else:
-                        self._check_array(found)
+                        self._check_object(found)
                 except (CorruptStoreError, UnicodeDecodeError) as error:
                     problems.append(f"{name!r}: {error}")
         return problems
 
+    def _check_items(self, items: int) -> None:
+        for at in range(self._core.pool.list_count(items)):
+            found = self._core.pool.list_get(items, at)
+            if found is None:
+                raise CorruptStoreError("a list is shorter than it says")
+            self._check_object(found)
+
     @staticmethod
-    def _check_array(found: _ffi.Found) -> None:
+    def _check_object(found: _ffi.Found) -> None:
+        if found.kind == _ffi.VALUE:
+            values.decode(found.meta)
+            return
         descriptor = array.Descriptor.unpack(found.meta)
         if not descriptor.torch:  # torch is not imported for this
             array.check_bytes(descriptor, array.numpy_dtype(descriptor).itemsize, found.data_bytes)

@@ -18,11 +18,12 @@ LAYERS: list[set[str]] = [
     {"undo"},
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
     {"directory", "directory_table", "directory_check"},
+    {"list", "list_tree", "list_edit", "list_check"},
     {"journal", "journal_ring", "journal_state", "journal_home", "journal_recover"},
     {"capture", "handler"},
     {"pool", "filelock"},
     {"pool_state"},
-    {"recover", "tx", "block", "object", "check", "fork"},
+    {"recover", "tx", "block", "object", "sequence", "check", "fork"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 # Each with its reason: the seam's two users above it, and sources that implement an upper header's part.

@@ -32,6 +32,23 @@ static struct shared *shared;
 
 /* ---- state as a number ---- */
 
+static uint32_t digest_object(struct pms_pool *pool, const struct pms_object *o, uint32_t crc)
+{
+    crc = pms_crc32c(crc, o->meta, o->meta_bytes);
+    crc = pms_crc32c(crc, &o->kind, sizeof o->kind);
+    bool array = o->kind == PMS_OBJECT_ARRAY && o->data;
+    return array ? pms_crc32c(crc, pool->map.user + o->data, o->data_bytes) : crc;
+}
+
+static uint32_t digest_list(struct pms_pool *pool, uint64_t list, uint32_t crc)
+{
+    struct pms_object o;
+    struct pms_error e;
+    for (uint64_t i = 0; pms_sequence_get(pool, list, i, &o, &e) == PMS_OK; i++)
+        crc = digest_object(pool, &o, crc);
+    return crc;
+}
+
 static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, uint32_t crc)
 {
     uint64_t node = 0;
@@ -41,12 +58,11 @@ static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, uint32_t c
         if (pms_object_next(pool, dir, &node, &o, &e) != PMS_OK || node == 0)
             return crc;
         crc = pms_crc32c(crc, o.name, o.name_bytes);
-        crc = pms_crc32c(crc, o.meta, o.meta_bytes);
-        crc = pms_crc32c(crc, &o.kind, sizeof o.kind);
+        crc = digest_object(pool, &o, crc);
         if (o.kind == PMS_OBJECT_GROUP)
             crc = digest_directory(pool, o.data, crc);
-        else if (o.data)
-            crc = pms_crc32c(crc, pool->map.user + o.data, o.data_bytes);
+        if (o.kind == PMS_OBJECT_LIST)
+            crc = digest_list(pool, o.data, crc);
     }
 }
 
@@ -237,10 +253,39 @@ static void roll_back(struct pms_pool *p)
     commit(p);
 }
 
+static void splice_list(struct pms_pool *p, uint64_t list, uint64_t at, uint64_t remove, uint64_t count)
+{
+    static const uint32_t words[50] = {1, 2, 3};
+    struct pms_new_item items[64];
+    struct pms_error e;
+    for (uint64_t i = 0; i < count; i++)
+        items[i] = i % 9 ? (struct pms_new_item){.meta = "value", .meta_bytes = 5, .kind = PMS_OBJECT_VALUE}
+                         : (struct pms_new_item){"f", 1, sizeof words, words, PMS_OBJECT_ARRAY, PMS_FILL_COPY};
+    if (pms_sequence_splice(p, list, at, remove, 1, items, count, &e) != PMS_OK)
+        abort();
+}
+
+static void lists(struct pms_pool *p)
+{
+    struct pms_error e;
+    uint64_t list;
+    pms_object_list(p, 0, "list", 4, 1, &list, &e);
+    for (int i = 0; i < 4; i++)
+        splice_list(p, list, 0, 0, 60); /* a leaf splits */
+    commit(p);
+    splice_list(p, list, 100, 3, 2);
+    splice_list(p, list, 238, 0, 1);
+    commit(p);
+    splice_list(p, list, 5, 200, 0); /* leaves join */
+    commit(p);
+    del(p, "list");
+    commit(p);
+}
+
 static const struct { const char *name; void (*run)(struct pms_pool *pool); } workload[] = {
     {"write_small", write_small}, {"write_all", write_all}, {"hot_loop", hot_loop}, {"declared", declared},
     {"values", values}, {"arrays", arrays}, {"groups", groups}, {"many_names", many_names}, {"grow", grow},
-    {"roll_back", roll_back},
+    {"roll_back", roll_back}, {"lists", lists},
 };
 
 /* ---- killing ---- */

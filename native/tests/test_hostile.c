@@ -103,6 +103,18 @@ static void value(struct pms_pool *pool, uint64_t dir, const char *name, const c
     must(pms_object_put_value(pool, dir, name, (uint32_t)strlen(name), text, (uint32_t)strlen(text), &e));
 }
 
+static void list(struct pms_pool *pool, uint64_t dir, const char *name)
+{
+    static const unsigned char bytes[100];
+    const struct pms_new_item items[2] = {{.meta = "item", .meta_bytes = 4, .kind = PMS_OBJECT_VALUE},
+                                          {"meta", 4, sizeof bytes, bytes, PMS_OBJECT_ARRAY, PMS_FILL_COPY}};
+    struct pms_error e;
+    uint64_t at;
+    must(pms_object_list(pool, dir, name, (uint32_t)strlen(name), 1, &at, &e));
+    for (int i = 0; i < 70; i++) /* two leaves under a root */
+        must(pms_sequence_splice(pool, at, 0, 0, 1, items, 2, &e));
+}
+
 /* Some of everything, three commits; a crashed one leaves a transaction in the middle of the fourth. */
 static void make_store(bool crashed)
 {
@@ -115,6 +127,7 @@ static void make_store(bool crashed)
     value(pool, 0, "v", "value");
     must(pms_object_group(pool, 0, "g", 1, 1, &group, &e));
     value(pool, group, "inner", "value");
+    list(pool, group, "list");
     must(pms_commit(pool, &e));
     memset(a, 1, 64);
     memset(b, 2, 20000);
@@ -205,6 +218,23 @@ static void log_regions(const struct pms_superblock *super)
     }
 }
 
+static void list_regions(uint64_t list)
+{
+    struct pms_list_header h;
+    struct pms_list_node root, leaf;
+    memcpy(&h, now->image + list, sizeof h);
+    region("list's header", list, sizeof h, PLAIN, 16);
+    if (h.level != 1 || h.root > now->bytes - sizeof root)
+        return;
+    memcpy(&root, now->image + h.root, sizeof root);
+    region("list's root", h.root, 16 + root.used * sizeof root.child[0], PLAIN, 16);
+    uint64_t first = root.child[0].node;
+    memcpy(&leaf, now->image + first, sizeof leaf);
+    region("list's leaf", first, sizeof leaf, PLAIN, 2);
+    for (uint32_t i = 0; i < 4; i++)
+        region("list's item", leaf.item[i], PMS_LINE, PLAIN, 8);
+}
+
 static void directory_regions(uint64_t dir)
 {
     struct pms_dir_header h;
@@ -220,6 +250,8 @@ static void directory_regions(uint64_t dir)
         region("node's name and meta", node + sizeof n, n.name_bytes + n.meta_bytes, PLAIN, 1);
         if (n.kind == PMS_OBJECT_GROUP)
             directory_regions(n.data);
+        if (n.kind == PMS_OBJECT_LIST)
+            list_regions(n.data);
         node = n.next;
     }
 }
@@ -427,6 +459,24 @@ static void read_all(const unsigned char *p, uint64_t n)
     atomic_store(&sink, sum);
 }
 
+static void iterate_list(struct pms_pool *pool, uint64_t list)
+{
+    struct pms_error e;
+    struct pms_object o;
+    uint64_t count = 0;
+    int status = pms_sequence_count(pool, list, &count, &e);
+    CHECK(status == PMS_OK || status == PMS_E_CORRUPT);
+    for (uint64_t i = 0; i < 300; i++) {
+        status = pms_sequence_get(pool, list, i, &o, &e);
+        CHECK(status == PMS_OK || status == PMS_E_CORRUPT || (status == PMS_E_NOT_FOUND && i >= count));
+        if (status != PMS_OK)
+            continue;
+        read_all(o.meta, o.meta_bytes);
+        if (o.kind == PMS_OBJECT_ARRAY && o.data)
+            read_all(pool->map.user + o.data, o.data_bytes);
+    }
+}
+
 /* Reads names, metas and data of all objects as far as they can be had. */
 static void iterate(struct pms_pool *pool, uint64_t dir, int depth)
 {
@@ -444,12 +494,28 @@ static void iterate(struct pms_pool *pool, uint64_t dir, int depth)
         read_all(o.meta, o.meta_bytes);
         if (o.kind == PMS_OBJECT_GROUP && depth < 3)
             iterate(pool, o.data, depth + 1);
+        if (o.kind == PMS_OBJECT_LIST)
+            iterate_list(pool, o.data);
         if (o.kind == PMS_OBJECT_ARRAY && o.data)
             read_all(pool->map.user + o.data, o.data_bytes);
         struct pms_object again;
         status = pms_object_find(pool, dir, (const char *)o.name, o.name_bytes, &again, &e);
         CHECK(status == PMS_OK || status == PMS_E_CORRUPT || status == PMS_E_NOT_FOUND || status == PMS_E_INVALID);
     }
+}
+
+static void change_list(struct pms_pool *pool)
+{
+    const struct pms_new_item item = {.meta = "item", .meta_bytes = 4, .kind = PMS_OBJECT_VALUE};
+    struct pms_error e;
+    uint64_t group, list;
+    if (pms_object_group(pool, 0, "g", 1, 0, &group, &e) != PMS_OK ||
+        pms_object_list(pool, group, "list", 4, 0, &list, &e) != PMS_OK)
+        return;
+    CHECK(change_allowed(pms_sequence_splice(pool, list, 1, 0, 1, &item, 1, &e)));
+    CHECK(change_allowed(pms_sequence_splice(pool, list, 3, 2, 1, &item, 1, &e)));
+    for (int i = 0; i < 40; i++)
+        CHECK(change_allowed(pms_sequence_splice(pool, list, 0, 3, 1, NULL, 0, &e)));
 }
 
 /* Changes a store that opened: what the check would complain about must not bring the writer down either. */
@@ -460,6 +526,7 @@ static void change(struct pms_pool *pool)
     uint64_t node = 0, data;
     int status = pms_object_put_value(pool, 0, "late", 4, "value", 5, &e);
     CHECK(change_allowed(status));
+    change_list(pool);
     status = pms_object_put_array(pool, 0, "later", 5, "m", 1, 300, PMS_FILL_ZERO, NULL, 0, 0, &data, &e);
     CHECK(change_allowed(status));
     for (int i = 0; i < 5 && pms_object_next(pool, 0, &node, &o, &e) == PMS_OK && node; i++) {
@@ -598,7 +665,7 @@ static void check_sound(void)
     CHECK(pool && pool->info.clean == !now->crashed);
     if (!pool)
         return;
-    CHECK(pms_check(pool, &r, &e) == PMS_OK && r.problem_count == 0 && r.names == 6);
+    CHECK(pms_check(pool, &r, &e) == PMS_OK && r.problem_count == 0 && r.names == 7 && r.lists == 1);
     CHECK((pool->info.undone_entries > 0) == (now->crashed && now->domain == PMS_DOMAIN_PROCESS));
     pms_pool_release(pool);
     CHECK(file_unchanged());

@@ -1,0 +1,201 @@
+"""Persistent lists: sequences of values, arrays and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableSequence
+from typing import Any, overload
+
+from pmstore import _ffi
+from pmstore.core import Core, Payload, payload
+from pmstore.errors import CorruptStoreError, NameExistsError
+
+
+class List(MutableSequence[Any]):
+    """A list in the store, made or opened by `store.list(name)`: what `list` does, with indices, slices, `append`, `insert`,
+    `del`, `pop`, `extend`, ... Each of them happens as a whole or not at all, and is part of the next commit.
+
+    `items[i]` is an array or tensor **over the heap**, whose writes are part of the next commit, and which is the same object
+    as long as it lives; or a copy of a plain value, which has to be assigned again when it changes. A slice is a plain `list`
+    of these. Reading, appending and changing anywhere take a time that hardly grows with the length (a tree of 126 items
+    a leaf), and opening a store does not depend on it.
+
+    A list is its path, not the object: if it is removed and made again, this is the new one. Two are equal if they are one.
+
+    Raises (all methods): KeyError if the list is not in the store any more; ClosedStoreError, and for changes
+    ReadOnlyStoreError, StoreFullError (nothing changed), TypeError (cannot be stored), ForkedStoreError; CorruptStoreError.
+
+    >>> import pmstore, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, pmstore.open(f"{folder}/run.pm", size="8MiB") as store:
+    ...     losses = store.list("losses")
+    ...     losses.extend([0.5, 0.25, 0.125])
+    ...     losses[0] = 1.0
+    ...     del losses[-1]
+    ...     losses[:], len(store["losses"])
+    ([1.0, 0.25], 2)
+    """
+
+    __slots__ = ("_core", "_parts", "_seen")
+
+    def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
+        self._core = core
+        self._parts = parts
+        self._seen = (-1, -1, 0)  # roll backs and removals when the engine's list was looked up, and that list
+
+    # ---- finding ----
+
+    def _list(self) -> int:
+        """The engine's list. REQUIRES: the lock."""
+        core = self._core
+        rollbacks, removals, found = self._seen
+        if core.removals == removals and core.pool.rollbacks() == rollbacks:
+            return found
+        rollbacks = core.pool.rollbacks()
+        directory = _ffi.ROOT
+        at: int | None = None
+        try:
+            for part in self._parts[:-1]:
+                at = core.pool.group(directory, part, create=False)
+                if at is None:
+                    break
+                directory = at
+            else:
+                at = core.pool.open_list(directory, self._parts[-1], create=False)
+        except NameExistsError:
+            at = None
+        if at is not None:
+            self._seen = (rollbacks, core.removals, at)
+            return at
+        raise KeyError(f"the list {self.name!r} is not in the store any more")
+
+    def _find(self, index: int) -> _ffi.Found:
+        found = self._core.pool.list_get(self._list(), index)
+        if found is None:
+            raise CorruptStoreError(f"{self._core.path}: the list {self.name!r} is shorter than it says")
+        return found
+
+    def _index(self, index: Any, length: int) -> int:
+        try:
+            at = index.__index__()
+        except AttributeError:
+            raise TypeError(f"indices of a list are integers or slices, not {type(index).__name__}") from None
+        if at < 0:
+            at += length
+        if not 0 <= at < length:
+            raise IndexError(f"index {index} is out of range for the list {self.name!r} of {length} items")
+        return int(at)
+
+    # ---- the sequence ----
+
+    @property
+    def name(self) -> str:
+        """The list's path."""
+        return b"/".join(self._parts).decode()
+
+    def __len__(self) -> int:
+        with self._core.lock:
+            return self._core.pool.list_count(self._list())
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Raises: IndexError."""
+        core = self._core
+        with core.lock:
+            if type(index) is int and 0 <= index < 1 << 62:
+                found = core.pool.list_get(self._list(), index)
+                if found is not None:
+                    return core.load(found)
+            if isinstance(index, slice):
+                return [core.load(self._find(i)) for i in range(*index.indices(len(self)))]
+            return core.load(self._find(self._index(index, len(self))))
+
+    def __iter__(self) -> Iterator[Any]:
+        at = 0
+        while True:
+            with self._core.lock:
+                found = self._core.pool.list_get(self._list(), at)
+                if found is None:
+                    return
+                item = self._core.load(found)
+            yield item
+            at += 1
+
+    @overload
+    def __setitem__(self, index: int, value: Any) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        """Copies the value, or for a slice the values, in. An item assigned to its own place stays where it is."""
+        if isinstance(index, slice):
+            self._set_slice(index, [payload(item) for item in value])
+            return
+        new = payload(value)
+        with self._core.lock:
+            at = self._index(index, len(self))
+            if new.kind == _ffi.VALUE or not new.is_at(self._core, self._find(at)):
+                self._splice(at, 1, [new])
+
+    def _set_slice(self, index: slice, new: list[Payload]) -> None:
+        with self._core.lock:
+            places = range(*index.indices(len(self)))
+            if places.step == 1:
+                self._splice(places.start, len(places), new)
+                return
+            if len(places) != len(new):
+                raise ValueError(f"{len(new)} values for the {len(places)} items of an extended slice")
+            if places.step < 0:
+                places, new = places[::-1], new[::-1]
+            if new:
+                self._splice(places[0], len(places), new, places.step)
+
+    def __delitem__(self, index: int | slice) -> None:
+        """Removes the item or items. Room is free after the next commit; works when full."""
+        with self._core.lock:
+            if not isinstance(index, slice):
+                self._splice(self._index(index, len(self)), 1, [])
+                return
+            places = range(*index.indices(len(self)))
+            if places:
+                low = min(places[0], places[-1])
+                self._splice(low, len(places), [], abs(places.step))
+
+    def insert(self, index: int, value: Any) -> None:
+        """Inserts the value before what is at the index, as `list.insert` does."""
+        new = payload(value)
+        with self._core.lock:
+            length = len(self)
+            at = index.__index__()
+            self._splice(max(0, at + length) if at < 0 else min(at, length), 0, [new])
+
+    def append(self, value: Any) -> None:
+        new = payload(value)
+        with self._core.lock:
+            self._splice(len(self), 0, [new])
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Appends all of them, in one step."""
+        new = [payload(value) for value in values]
+        with self._core.lock:
+            self._splice(len(self), 0, new)
+
+    def clear(self) -> None:
+        del self[:]
+
+    def _splice(self, index: int, remove: int, new: list[Payload], step: int = 1) -> None:
+        self._core.pool.list_splice(self._list(), index, remove, new, step)
+
+    # Comparing contents would compare arrays.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, List):
+            return NotImplemented
+        return self._core is other._core and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash((id(self._core), self._parts))
+
+    def __repr__(self) -> str:
+        if self._core.pool.handle.closed:
+            return f"<pmstore.List {self.name!r} of {self._core.path!r}, closed>"
+        return f"<pmstore.List {self.name!r} of {self._core.path!r}, {len(self)} items>"
