@@ -1,7 +1,8 @@
 /* The engine beside libpmemobj, in one process, rounds interleaved. Prints one JSON row per method and case.
  *
- * usage: engine_vs_pmdk DIR ROUNDS      (DIR on tmpfs; PMEM_IS_PMEM_FORCE=1) */
+ * usage: engine_vs_pmdk DIR ROUNDS      (DIR on tmpfs; PMEM_IS_PMEM_FORCE=1; with count_pmem.so preloaded, counts alone) */
 #include <libpmemobj.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +10,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pool.h"
+#include "pool_state.h" /* the allocator without names, which libpmemobj does not have either */
 
 #define ROUNDS_MAX 1000
-#define SMALL_TX 2000            /* transactions of one small round */
+#define SMALL_TX 1000 /* transactions of one small round */
 #define LARGE (256ull << 20)
+#define ARENA (1ull << 20)
+#define ALLOC_MAX 256 /* blocks at once */
+
+/* Of count_pmem.c, if it is preloaded. */
+extern void pmem_counts(uint64_t *fences, uint64_t *lines) __attribute__((weak));
 
 static double now(void)
 {
@@ -28,14 +34,6 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void report(const char *method, const char *name, const char *durability, double *us, int n)
-{
-    qsort(us, (size_t)n, sizeof *us, by_value);
-    printf("{\"method\": \"%s\", \"case\": \"%s\", \"median_us\": %.4f, \"min_us\": %.4f, \"max_us\": %.4f, \"durability\": \"%s\"}\n",
-           method, name, us[n / 2], us[0], us[n - 1], durability);
-    fflush(stdout);
-}
-
 static void must(int ok, const char *what)
 {
     if (!ok) {
@@ -44,177 +42,394 @@ static void must(int ok, const char *what)
     }
 }
 
-struct mine {
-    struct pms_pool *pool;
-    char *base;
-    uint64_t small, large;
+/* ---- what is compared: a way of doing one thing n times ---- */
+
+struct side { /* one store or pool */
+    struct pms_pool *mine;
+    PMEMobjpool *theirs;
+    char *arena; /* ARENA bytes */
+    char *large; /* LARGE bytes, or NULL */
+    const char *source;
+    bool declared;
 };
 
-static struct mine open_mine(const char *dir, const char *file, int domain)
-{
-    struct mine m;
-    char path[512];
-    struct pms_error e;
-    struct pms_info info;
-    struct pms_options o = {.size = 700ull << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
-    snprintf(path, sizeof path, "%s/%s", dir, file);
-    must(pms_pool_open(path, &o, &m.pool, &e) == PMS_OK, "open");
-    must(pms_object_put_array(m.pool, 0, "s", 1, "m", 1, 4096, PMS_FILL_ZERO, NULL, 0, 1, &m.small, &e) == PMS_OK, "small");
-    must(pms_object_put_array(m.pool, 0, "l", 1, "m", 1, LARGE, PMS_FILL_ZERO, NULL, 0, 1, &m.large, &e) == PMS_OK, "large");
-    must(pms_commit(m.pool, &e) == PMS_OK, "commit");
-    unlink(path);
-    pms_pool_info(m.pool, &info);
-    m.base = (char *)(uintptr_t)info.base;
-    return m;
-}
+struct way {
+    const char *method, *durability;
+    struct side *side;
+    void (*run)(struct side *s, uint64_t bytes, uint64_t n);
+};
 
-/* ---- small transactions ---- */
-
-static double mine_small(struct mine *m)
+static void counts_of(const struct side *s, uint64_t *fences, uint64_t *lines)
 {
-    struct pms_error e;
-    volatile uint64_t *p = (volatile uint64_t *)(void *)(m->base + m->small);
-    struct pms_range r = {(uint64_t)(uintptr_t)p, 8};
-    double t = now();
-    for (uint64_t i = 0; i < SMALL_TX; i++) {
-        pms_begin(m->pool, -1, &e);
-        pms_will_write(m->pool, &r, 1, &e);
-        *p += 1;
-        pms_end(m->pool, 1, &e);
+    *fences = *lines = 0;
+    if (s->mine) {
+        *fences = s->mine->persist.fences;
+        *lines = s->mine->persist.lines;
+    } else if (s->theirs && pmem_counts) {
+        pmem_counts(fences, lines);
     }
-    return (now() - t) / SMALL_TX;
 }
 
-static double mine_engine(struct mine *m)
+/* Interleaved rounds of all ways; one row each. */
+static void compare(const char *name, const struct way *ways, int count, uint64_t bytes, uint64_t n, int rounds)
+{
+    static double us[8][ROUNDS_MAX];
+    must(count <= 8 && rounds <= ROUNDS_MAX, "compare");
+    uint64_t fences[8] = {0}, lines[8] = {0};
+    for (int i = -2; i < rounds; i++) { /* the first two warm up */
+        for (int w = 0; w < count; w++) {
+            uint64_t f0, l0, f1, l1;
+            counts_of(ways[w].side, &f0, &l0);
+            double t = now();
+            ways[w].run(ways[w].side, bytes, n);
+            us[w][i < 0 ? 0 : i] = (now() - t) / (double)n;
+            counts_of(ways[w].side, &f1, &l1);
+            fences[w] = f1 - f0;
+            lines[w] = l1 - l0;
+        }
+    }
+    for (int w = 0; w < count; w++) {
+        qsort(us[w], (size_t)rounds, sizeof **us, by_value);
+        printf("{\"method\": \"%s\", \"case\": \"%s\", \"median_us\": %.4f, \"min_us\": %.4f, \"max_us\": %.4f, "
+               "\"durability\": \"%s\", \"extra\": {",
+               ways[w].method, name, us[w][rounds / 2], us[w][0], us[w][rounds - 1], ways[w].durability);
+        if (ways[w].side->mine || (ways[w].side->theirs && pmem_counts))
+            printf("\"fences\": %.2f, \"lines\": %.2f", (double)fences[w] / (double)n, (double)lines[w] / (double)n);
+        printf("}}\n");
+    }
+    fflush(stdout);
+}
+
+/* ---- transactions ---- */
+
+static void mine_empty(struct side *s, uint64_t bytes, uint64_t n)
 {
     struct pms_error e;
-    uint64_t *p = (uint64_t *)(void *)(m->base + m->small + 2048);
-    double t = now();
-    for (uint64_t i = 0; i < SMALL_TX; i++) {
-        pms_begin(m->pool, -1, &e);
-        pms_write(m->pool, p, &i, 8, &e);
-        pms_end(m->pool, 1, &e);
+    (void)bytes;
+    for (uint64_t i = 0; i < n; i++) {
+        pms_begin(s->mine, -1, &e);
+        pms_end(s->mine, 1, &e);
     }
-    return (now() - t) / SMALL_TX;
 }
 
-static double mine_empty(struct mine *m)
+static void pmdk_empty(struct side *s, uint64_t bytes, uint64_t n)
+{
+    (void)bytes;
+    for (uint64_t i = 0; i < n; i++) {
+        TX_BEGIN(s->theirs) {
+        } TX_END
+    }
+}
+
+/* Declare (snapshot), overwrite, commit. */
+static void mine_snapshot(struct side *s, uint64_t bytes, uint64_t n)
 {
     struct pms_error e;
-    double t = now();
-    for (uint64_t i = 0; i < SMALL_TX; i++) {
-        pms_begin(m->pool, -1, &e);
-        pms_end(m->pool, 1, &e);
+    struct pms_range r = {(uint64_t)(uintptr_t)s->arena, bytes};
+    for (uint64_t i = 0; i < n; i++) {
+        pms_begin(s->mine, -1, &e);
+        pms_will_write(s->mine, &r, 1, &e);
+        memset(s->arena, (int)i + 1, bytes);
+        pms_end(s->mine, 1, &e);
     }
-    return (now() - t) / SMALL_TX;
 }
 
-static double pmdk_small(PMEMobjpool *pop, uint64_t *p)
+/* The engine's own store: captured by granule, no page protection in it. */
+static void mine_write(struct side *s, uint64_t bytes, uint64_t n)
 {
-    double t = now();
-    for (uint64_t i = 0; i < SMALL_TX; i++) {
-        TX_BEGIN(pop) {
+    struct pms_error e;
+    for (uint64_t i = 0; i < n; i++) {
+        pms_begin(s->mine, -1, &e);
+        pms_write(s->mine, s->arena + ARENA / 2, bytes == 8 ? (const char *)&i : s->source + (i & 1), bytes, &e);
+        pms_end(s->mine, 1, &e);
+    }
+}
+
+static void pmdk_snapshot(struct side *s, uint64_t bytes, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        TX_BEGIN(s->theirs) {
+            pmemobj_tx_add_range_direct(s->arena, bytes);
+            memset(s->arena, (int)i + 1, bytes);
+        } TX_END
+    }
+}
+
+/* ---- blocks: n allocations and n frees, each in a transaction of its own. Times are of a pair ---- */
+
+static void mine_alloc_free(struct side *s, uint64_t bytes, uint64_t n)
+{
+    static uint64_t off[ALLOC_MAX];
+    struct pms_error e;
+    for (uint64_t i = 0; i < n; i++) {
+        pms_begin(s->mine, -1, &e);
+        must(pms_heap_alloc(s->mine->heap, bytes, PMS_OWNER_USER, &off[i], &e) == PMS_OK, "pms_heap_alloc");
+        pms_end(s->mine, 1, &e);
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        pms_begin(s->mine, -1, &e);
+        must(pms_heap_free(s->mine->heap, off[i], &e) == PMS_OK, "pms_heap_free");
+        pms_end(s->mine, 1, &e);
+    }
+}
+
+static void mine_named(struct side *s, uint64_t bytes, uint64_t n)
+{
+    struct pms_error e;
+    uint64_t off;
+    for (uint64_t i = 0; i < n; i++) {
+        char name[16];
+        uint32_t length = (uint32_t)snprintf(name, sizeof name, "%u", (unsigned)i);
+        pms_begin(s->mine, -1, &e);
+        must(pms_object_put_array(s->mine, 0, name, length, "m", 1, bytes, PMS_FILL_NONE, NULL, 0, 1, &off, &e) == PMS_OK, "put");
+        pms_end(s->mine, 1, &e);
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        char name[16];
+        uint32_t length = (uint32_t)snprintf(name, sizeof name, "%u", (unsigned)i);
+        pms_begin(s->mine, -1, &e);
+        must(pms_object_remove(s->mine, 0, name, length, &e) == PMS_OK, "remove");
+        pms_end(s->mine, 1, &e);
+    }
+}
+
+static void pmdk_alloc_free(struct side *s, uint64_t bytes, uint64_t n)
+{
+    static PMEMoid oid[ALLOC_MAX];
+    for (uint64_t i = 0; i < n; i++) {
+        TX_BEGIN(s->theirs) {
+            oid[i] = pmemobj_tx_alloc(bytes, 7);
+        } TX_END
+        must(!OID_IS_NULL(oid[i]), "pmemobj_tx_alloc");
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        TX_BEGIN(s->theirs) {
+            pmemobj_tx_free(oid[i]);
+        } TX_END
+    }
+}
+
+/* ---- two threads, each with a word of its own ---- */
+
+struct worker { struct side *side; uint64_t n; int number; };
+
+static void *mine_worker(void *arg)
+{
+    struct worker *w = arg;
+    struct pms_error e;
+    for (uint64_t i = 0; i < w->n; i++) {
+        pms_begin(w->side->mine, -1, &e);
+        pms_write(w->side->mine, w->side->arena + 4096 * w->number, &i, 8, &e);
+        pms_end(w->side->mine, 1, &e);
+    }
+    return NULL;
+}
+
+static void *pmdk_worker(void *arg)
+{
+    struct worker *w = arg;
+    uint64_t *p = (uint64_t *)(void *)(w->side->arena + 4096 * w->number);
+    for (uint64_t i = 0; i < w->n; i++) {
+        TX_BEGIN(w->side->theirs) {
             pmemobj_tx_add_range_direct(p, 8);
-            *p += 1;
+            *p = i;
         } TX_END
     }
-    return (now() - t) / SMALL_TX;
+    return NULL;
 }
 
-static double pmdk_empty(PMEMobjpool *pop)
+static void two_threads(struct side *s, uint64_t n, void *(*work)(void *))
 {
-    double t = now();
-    for (uint64_t i = 0; i < SMALL_TX; i++) {
-        TX_BEGIN(pop) {
-        } TX_END
-    }
-    return (now() - t) / SMALL_TX;
+    pthread_t t[2];
+    struct worker w[2] = {{s, n / 2, 1}, {s, n / 2, 2}};
+    for (int i = 0; i < 2; i++)
+        must(pthread_create(&t[i], NULL, work, &w[i]) == 0, "pthread_create");
+    for (int i = 0; i < 2; i++)
+        pthread_join(t[i], NULL);
+}
+
+static void mine_threads(struct side *s, uint64_t bytes, uint64_t n)
+{
+    (void)bytes;
+    two_threads(s, n, mine_worker);
+}
+
+static void pmdk_threads(struct side *s, uint64_t bytes, uint64_t n)
+{
+    (void)bytes;
+    two_threads(s, n, pmdk_worker);
 }
 
 /* ---- one large array ---- */
 
-static double mine_large(struct mine *m, const char *src, int declare)
+static void mine_large(struct side *s, uint64_t bytes, uint64_t n)
 {
     struct pms_error e;
-    char *p = m->base + m->large;
-    struct pms_range r = {(uint64_t)(uintptr_t)p, LARGE};
-    double t = now();
-    pms_begin(m->pool, -1, &e);
-    if (declare)
-        pms_will_write(m->pool, &r, 1, &e);
-    memcpy(p, src, LARGE);
-    pms_end(m->pool, 1, &e);
-    return now() - t;
+    struct pms_range r = {(uint64_t)(uintptr_t)s->large, bytes};
+    (void)n;
+    pms_begin(s->mine, -1, &e);
+    if (s->declared)
+        pms_will_write(s->mine, &r, 1, &e);
+    memcpy(s->large, s->source, bytes);
+    pms_end(s->mine, 1, &e);
 }
 
-static double pmdk_large(PMEMobjpool *pop, char *p, const char *src)
+static void pmdk_large(struct side *s, uint64_t bytes, uint64_t n)
 {
-    double t = now();
-    TX_BEGIN(pop) {
-        pmemobj_tx_add_range_direct(p, LARGE);
-        memcpy(p, src, LARGE);
+    (void)n;
+    TX_BEGIN(s->theirs) {
+        pmemobj_tx_add_range_direct(s->large, bytes);
+        memcpy(s->large, s->source, bytes);
     } TX_END
-    return now() - t;
 }
 
-static double plain_large(char *p, const char *src)
+static void plain_large(struct side *s, uint64_t bytes, uint64_t n)
 {
-    double t = now();
-    memcpy(p, src, LARGE);
-    return now() - t;
+    (void)n;
+    memcpy(s->large, s->source, bytes);
+}
+
+/* ---- making the sides ---- */
+
+static struct side open_mine(const char *dir, int domain, uint64_t size, bool large)
+{
+    struct side s = {0};
+    char path[512];
+    struct pms_error e;
+    struct pms_info info;
+    uint64_t off;
+    struct pms_options o = {.size = size, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    snprintf(path, sizeof path, "%s/store", dir);
+    must(pms_pool_open(path, &o, &s.mine, &e) == PMS_OK, "open");
+    pms_pool_info(s.mine, &info);
+    must(pms_object_put_array(s.mine, 0, "a", 1, "m", 1, ARENA, PMS_FILL_ZERO, NULL, 0, 1, &off, &e) == PMS_OK, "arena");
+    s.arena = (char *)(uintptr_t)info.base + off;
+    if (large) {
+        must(pms_object_put_array(s.mine, 0, "l", 1, "m", 1, LARGE, PMS_FILL_ZERO, NULL, 0, 1, &off, &e) == PMS_OK, "large");
+        s.large = (char *)(uintptr_t)info.base + off;
+    }
+    must(pms_commit(s.mine, &e) == PMS_OK, "commit");
+    unlink(path);
+    return s;
+}
+
+static struct side open_theirs(const char *dir, uint64_t size, bool large)
+{
+    struct side s = {0};
+    char path[512];
+    PMEMoid oid;
+    snprintf(path, sizeof path, "%s/pmdk", dir);
+    s.theirs = pmemobj_create(path, "bench", size, 0600);
+    must(s.theirs != NULL, "pmemobj_create");
+    unlink(path);
+    must(pmemobj_zalloc(s.theirs, &oid, ARENA, 1) == 0, "pmemobj_zalloc");
+    s.arena = pmemobj_direct(oid);
+    if (large) {
+        must(pmemobj_zalloc(s.theirs, &oid, LARGE, 2) == 0, "pmemobj_zalloc");
+        s.large = pmemobj_direct(oid);
+    }
+    return s;
+}
+
+static void close_side(struct side *s)
+{
+    struct pms_error e;
+    if (s->theirs)
+        pmemobj_close(s->theirs);
+    if (s->mine) {
+        pms_pool_close(s->mine, 1, &e);
+        pms_pool_release(s->mine);
+    }
+}
+
+/* ---- the questions ---- */
+
+#define PM "kill-safe" /* on tmpfs; on persistent memory the same instructions survive a power failure */
+#define KILL "kill-safe"
+
+static void transactions(const char *dir, const char *source, int rounds)
+{
+    struct side theirs = open_theirs(dir, 64ull << 20, false), emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 64ull << 20, false),
+                process = open_mine(dir, PMS_DOMAIN_PROCESS, 64ull << 20, false),
+                engine = open_mine(dir, PMS_DOMAIN_EMULATED, 64ull << 20, false);
+    theirs.source = emulated.source = process.source = engine.source = source;
+    const struct way empty[] = {{"libpmemobj", PM, &theirs, pmdk_empty}, {"pmstore emulated", PM, &emulated, mine_empty}};
+    compare("empty transaction", empty, 2, 0, SMALL_TX, rounds);
+    const struct way snapshot[] = {{"libpmemobj", PM, &theirs, pmdk_snapshot},
+                                   {"pmstore emulated, pms_write", PM, &engine, mine_write},
+                                   {"pmstore emulated, declared", PM, &emulated, mine_snapshot},
+                                   {"pmstore process, declared", KILL, &process, mine_snapshot}};
+    compare("8 B snapshot, overwrite, commit", snapshot, 4, 8, SMALL_TX, rounds);
+    compare("64 B snapshot, overwrite, commit", snapshot, 4, 64, SMALL_TX, rounds);
+    compare("4 KiB snapshot, overwrite, commit", snapshot, 4, 4096, SMALL_TX / 4, rounds);
+    const struct way page[] = {snapshot[0], snapshot[2], snapshot[3]};
+    compare("1 MiB snapshot, overwrite, commit", page, 3, ARENA, 4, rounds);
+    const struct way threads[] = {{"libpmemobj", PM, &theirs, pmdk_threads}, {"pmstore emulated, pms_write", PM, &engine, mine_threads}};
+    compare("8 B, 2 threads, time a transaction", threads, 2, 8, SMALL_TX, rounds);
+    close_side(&theirs);
+    close_side(&emulated);
+    close_side(&process);
+    close_side(&engine);
+}
+
+static void blocks(const char *dir, int rounds, bool quick)
+{
+    static const uint64_t sizes[] = {16, 64, 256, 1 << 10, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+    static const char *const names[] = {"16 B", "64 B", "256 B", "1 KiB", "4 KiB", "32 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB"};
+    struct side theirs = open_theirs(dir, 400ull << 20, false), emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 700ull << 20, false);
+    struct side process = open_mine(dir, PMS_DOMAIN_PROCESS, 700ull << 20, false);
+    const struct way ways[] = {{"libpmemobj", PM, &theirs, pmdk_alloc_free},
+                               {"pmstore emulated", PM, &emulated, mine_alloc_free},
+                               {"pmstore process", KILL, &process, mine_alloc_free},
+                               {"pmstore emulated, with a name", PM, &emulated, mine_named}};
+    for (int i = 0; i < (int)(sizeof sizes / sizeof *sizes); i += quick ? 5 : 1) {
+        uint64_t fit = (256ull << 20) / sizes[i], n = fit < ALLOC_MAX ? fit : ALLOC_MAX;
+        char name[64];
+        snprintf(name, sizeof name, "allocate and free %s, two transactions", names[i]);
+        compare(name, ways, 4, sizes[i], n, rounds);
+    }
+    close_side(&theirs);
+    close_side(&emulated);
+    close_side(&process);
+}
+
+static void large(const char *dir, char *source, int rounds)
+{
+    char *dst = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    must(dst != MAP_FAILED, "mmap");
+    struct side plain = {.large = dst, .source = source};
+    struct side theirs = open_theirs(dir, 900ull << 20, true);
+    struct side emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 700ull << 20, true);
+    struct side process = open_mine(dir, PMS_DOMAIN_PROCESS, 700ull << 20, true);
+    struct side faulted_emulated = emulated, faulted_process = process;
+    theirs.source = emulated.source = process.source = faulted_emulated.source = faulted_process.source = source;
+    emulated.declared = process.declared = true;
+    const struct way ways[] = {{"memcpy", "none", &plain, plain_large},
+                               {"libpmemobj", PM, &theirs, pmdk_large},
+                               {"pmstore emulated, declared", PM, &emulated, mine_large},
+                               {"pmstore process, declared", KILL, &process, mine_large},
+                               {"pmstore emulated, faulted", PM, &faulted_emulated, mine_large},
+                               {"pmstore process, faulted", KILL, &faulted_process, mine_large}};
+    compare("256 MiB overwrite", ways, 6, LARGE, 1, rounds);
+    close_side(&theirs);
+    close_side(&emulated);
+    close_side(&process);
+    munmap(dst, LARGE);
 }
 
 int main(int argc, char **argv)
 {
-    static double us[8][ROUNDS_MAX];
     must(argc == 3, "usage: engine_vs_pmdk DIR ROUNDS");
     int rounds = atoi(argv[2]);
-    char path[512];
-    snprintf(path, sizeof path, "%s/pmdk", argv[1]);
-    unlink(path);
-    PMEMobjpool *pop = pmemobj_create(path, "bench", 900ull << 20, 0600);
-    must(pop != NULL, "pmemobj_create");
-    unlink(path);
-    PMEMoid small, large;
-    must(pmemobj_zalloc(pop, &small, 4096, 1) == 0 && pmemobj_zalloc(pop, &large, LARGE, 2) == 0, "pmemobj_zalloc");
-    struct mine emulated = open_mine(argv[1], "emulated", PMS_DOMAIN_EMULATED), process = open_mine(argv[1], "process", PMS_DOMAIN_PROCESS),
-                engine = open_mine(argv[1], "engine", PMS_DOMAIN_EMULATED);
-    char *src = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    char *dst = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    memset(src, 1, LARGE);
-
-    for (int i = -3; i < rounds; i++) { /* the first three warm up */
-        int k = i < 0 ? 0 : i;
-        us[0][k] = pmdk_small(pop, pmemobj_direct(small));
-        us[1][k] = mine_small(&emulated);
-        us[2][k] = mine_small(&process);
-        us[3][k] = pmdk_empty(pop);
-        us[4][k] = mine_empty(&emulated);
-        us[5][k] = mine_engine(&engine);
-    }
-    report("libpmemobj", "8 B add_range + commit", "model of PM", us[0], rounds);
-    report("pmstore emulated", "8 B add_range + commit", "model of PM", us[1], rounds);
-    report("pmstore process", "8 B add_range + commit", "kill-safe", us[2], rounds);
-    report("pmstore emulated, pms_write", "8 B add_range + commit", "model of PM", us[5], rounds);
-    report("libpmemobj", "empty", "model of PM", us[3], rounds);
-    report("pmstore emulated", "empty", "model of PM", us[4], rounds);
-
-    int few = rounds / 8 > 5 ? rounds / 8 : 5;
-    for (int i = -1; i < few; i++) {
-        int k = i < 0 ? 0 : i;
-        us[0][k] = plain_large(dst, src);
-        us[1][k] = pmdk_large(pop, pmemobj_direct(large), src);
-        us[2][k] = mine_large(&emulated, src, 1);
-        us[3][k] = mine_large(&process, src, 1);
-        us[4][k] = mine_large(&process, src, 0);
-        us[5][k] = mine_large(&emulated, src, 0);
-    }
-    report("memcpy", "256 MiB overwrite", "none", us[0], few);
-    report("libpmemobj", "256 MiB overwrite", "model of PM", us[1], few);
-    report("pmstore emulated declared", "256 MiB overwrite", "model of PM", us[2], few);
-    report("pmstore process declared", "256 MiB overwrite", "kill-safe", us[3], few);
-    report("pmstore process undeclared", "256 MiB overwrite", "kill-safe", us[4], few);
-    report("pmstore emulated undeclared", "256 MiB overwrite", "model of PM", us[5], few);
-    pmemobj_close(pop);
+    bool quick = rounds < 50;
+    char *source = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    must(source != MAP_FAILED, "mmap");
+    memset(source, 1, LARGE);
+    for (uint64_t i = 0; i < ARENA; i++)
+        source[i] = (char)(i * 31);
+    transactions(argv[1], source, rounds);
+    blocks(argv[1], rounds / 4 > 5 ? rounds / 4 : 5, quick);
+    if (!pmem_counts)
+        large(argv[1], source, rounds / 8 > 5 ? rounds / 8 : 5);
     return 0;
 }

@@ -1,0 +1,190 @@
+"""How the cost of a commit grows: with the bytes that changed, the store's size, the number of objects. And of open.
+
+A commit should be linear in the bytes that changed (slope 1) and not depend on the rest (slope 0).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pmstore
+from benchmarks.harness import KILL, POWER, Row, Target, report, room_bytes, scratch, size_text, summarize
+from benchmarks.plots import slope
+
+MB, GB = 1_000_000, 1_000_000_000
+CHUNK = 1 << 18
+
+
+def _open(folder: Path, size: int, domain: Any = "process") -> pmstore.Store:
+    return pmstore.open(folder / f"{domain}.pm", size=size, domain=domain)
+
+
+def _timed(run: Callable[[], Any], rounds: int) -> list[float]:
+    times = []
+    for i in range(-2, rounds):
+        start = time.perf_counter()
+        run()
+        if i >= 0:
+            times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def _dirty_bytes(sizes: list[int], rounds: int, domain: str, where: str, durability: str) -> list[Row]:
+    """The whole of an array is overwritten and committed. Its memcpy alone is the peer."""
+    rows = []
+    with scratch(where) as folder, _open(folder, max(64 << 20, 3 * max(sizes)), domain) as store:
+        large = store.zeros("a", max(sizes), "uint8")
+        source = np.ones(max(sizes), np.uint8)
+        plain = np.zeros(max(sizes), np.uint8)
+        store.commit()
+        for size in sizes:
+            case = f"changed bytes: {size_text(size)}"
+
+            def write(size: int = size) -> None:
+                with store.transaction(writes=[large[:size]]):
+                    source[0] += 1
+                    large[:size] = source[:size]
+
+            def copy(size: int = size) -> None:
+                plain[:size] = source[:size]
+
+            n = max(3, min(rounds, 2 * GB // size))
+            rows.append(summarize(f"pmstore {domain}", case, durability, _timed(write, n), x=float(size)))
+            if domain == "process":
+                rows.append(summarize("memcpy", case, "none", _timed(copy, n), x=float(size)))
+        large = None
+    return rows
+
+
+def _store_size(sizes: list[int], rounds: int) -> list[Row]:
+    """100 KB of a state of growing size change; the rest is there."""
+    rows = []
+    for size in sizes:
+        case = f"bytes in the store: {size_text(size)}"
+        with scratch("memory") as folder:
+            with _open(folder, int(2.2 * size) + (64 << 20)) as store:
+                for i in range(10):
+                    store.empty(f"layer{i}", size // 10, "uint8")
+                a = store.zeros("a", 100_000, "uint8")
+                store.commit()
+
+                def write(store: pmstore.Store = store, a: Any = a) -> None:
+                    with store.transaction(writes=[a]):
+                        a += 1
+
+                rows.append(summarize("commit of 100 KB", case, KILL, _timed(write, rounds), x=float(size)))
+                a = None
+            rows.append(summarize("open + bind", case, KILL, _timed(lambda f=folder, s=size: _reopen(f, s), 5), x=float(size)))  # type: ignore[misc]
+    return rows
+
+
+def _reopen(folder: Path, size: int) -> None:
+    store = pmstore.open(folder / "process.pm", "r+")
+    arrays = [store[f"layer{i}"] for i in range(10)]
+    assert sum(a.nbytes for a in arrays) == size // 10 * 10
+    del arrays
+    store.close()
+
+
+def _objects(counts: list[int], rounds: int) -> list[Row]:
+    """A value is replaced and committed, among many others."""
+    rows = []
+    with scratch("memory") as folder, pmstore.open(folder / "run.pm", size=64 << 20, domain="process") as store:
+        done = 0
+        for count in counts:
+            start = time.perf_counter()
+            while done < count:
+                store[f"name{done}"] = done
+                done += 1
+                if done % 10_000 == 0:
+                    store.commit()
+            store.commit()
+            inserted = (
+                (time.perf_counter() - start)
+                * 1e6
+                / max(1, count - counts[counts.index(count) - 1] if count != counts[0] else count)
+            )
+            case = f"objects in the store: {count:,}"
+            rows.append(Row("insert (mean)", case, inserted, inserted, inserted, KILL, None, {"x": float(count)}))
+            step = [0]
+
+            def put(step: list[int] = step) -> None:
+                step[0] += 1
+                store["name5"] = step[0]
+                store.commit()
+
+            rows.append(summarize("put + commit", case, KILL, _timed(put, 20 * rounds), x=float(count)))
+            rows.append(summarize("get", case, KILL, _timed(lambda: store["name7"], 20 * rounds), x=float(count)))
+    return rows
+
+
+def _dirty_share(size: int, rounds: int) -> list[Row]:
+    """Some chunks of 256 KiB of a state change a number each, undeclared: every chunk faults once."""
+    rows = []
+    with scratch("memory") as folder, _open(folder, int(2.5 * size) + (64 << 20)) as store:
+        a = store.zeros("a", size, "uint8")
+        store.commit()
+        chunks = size // CHUNK
+        for percent in (1, 3, 10, 30, 100):
+            chosen = np.unique(np.linspace(0, chunks - 1, max(1, chunks * percent // 100)).astype(int)) * CHUNK
+
+            def write(chosen: Any = chosen) -> None:
+                with store.transaction():
+                    a[chosen] += 1
+
+            case = f"changed chunks (of {size_text(size)}): {percent} %"
+            rows.append(summarize("pmstore process, undeclared", case, KILL, _timed(write, rounds), x=float(len(chosen))))
+        a = None
+    return rows
+
+
+def _slopes(rows: list[Row]) -> list[tuple[str, str, float]]:
+    """Group of cases, method, log-log slope."""
+    found = []
+    for group in dict.fromkeys(r.case.partition(":")[0] for r in rows):
+        here = [r for r in rows if r.case.startswith(group + ":")]
+        for method in dict.fromkeys(r.method for r in here):
+            points = [(r.extra["x"], r.median_us) for r in here if r.method == method]
+            if len(points) > 1:
+                found.append((group, method, slope(points)))
+    return found
+
+
+def main(quick: bool = False) -> None:
+    room = room_bytes("memory")
+    asked = [1 * MB, 10 * MB] if quick else [1 * MB, 10 * MB, 100 * MB, GB, 4 * GB, 8 * GB]
+    changed = [s for s in asked if 4.5 * s < 2 * room]
+    stored = [s for s in asked if 2.3 * s < 2 * room]
+    rounds = 5 if quick else 15
+    small = [100_000, *changed]
+    rows = _dirty_bytes(small, rounds, "process", "memory", KILL)
+    rows += _dirty_bytes([s for s in small if s <= 100 * MB], min(rounds, 10), "file", "disk", POWER)
+    rows += _dirty_share((16 if quick else 256) << 20, rounds)
+    rows += _store_size(stored, 4 * rounds)
+    rows += _objects([10, 1000] if quick else [10, 1000, 100_000, 1_000_000], rounds)
+    slopes = _slopes(rows)
+    notes = [f"slope of {method} over {group}: {value:.2f}" for group, method, value in slopes]
+    notes += [f"{size_text(s)} changed bytes left out: not enough memory is free" for s in asked if s not in changed]
+    notes += [f"{size_text(s)} in the store left out: not enough memory is free" for s in asked if s not in stored]
+    plain = max(1, *(value for _, method, value in slopes if method == "memcpy"))  # caches: no copy is linear
+    targets = [
+        Target(f"slope of {method} over {group}", value, bound)
+        for group, method, value in slopes
+        for g, m, bound in (
+            ("changed bytes", "pmstore process", plain + 0.1),
+            ("bytes in the store", "commit of 100 KB", 0.1),
+            ("bytes in the store", "open + bind", 0.1),
+            ("objects in the store", "put + commit", 0.1),
+        )
+        if (group, method) == (g, m)
+    ]
+    opened = [r for r in rows if r.method == "open + bind" and r.extra["x"] >= 4 * GB]
+    targets += [Target(f"open + bind, {r.case}, ms", r.median_us / 1e3, 20) for r in opened]
+    report(
+        "growth", "Cost as work grows", rows, ratio_text="none", targets=targets, notes=notes, quick=quick, plot={"lines": "x"}
+    )

@@ -1,0 +1,318 @@
+"""What a checkpoint after every iteration costs: KMeans and Gaussian mixtures, the seed paper's table with today's peers.
+
+Every method saves each state of one and the same run, in turn, so that all see the same machine: once after the others' work
+("among other work": caches are full of other things, as in a program), and at once some times more (warm). "Living" methods
+have the algorithm's own arrays in the store: their time is that of the transaction around the update, the update included.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pmstore
+from benchmarks import algorithms
+from benchmarks.harness import (
+    KILL,
+    NONE,
+    POWER,
+    SEED,
+    Method,
+    Row,
+    Target,
+    find,
+    measure,
+    report,
+    scratch,
+    size_text,
+    summarize,
+    with_ratios,
+)
+from benchmarks.peers import WAYS, Peer, State, Way
+
+YARDSTICK = "np.savez, disk"
+AMONG = "among other work: "
+COLD_PREFIX = "cold: "
+KMEANS_ITERATIONS, GMM_ITERATIONS, GMM_WIDE_ITERATIONS = 50, 10, 3
+COMPRESSED_MOST_BYTES = 1 << 20  # compressing takes 30 ms a megabyte: above, it is left out
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm on a data set, and which of its state is kept. rounds: states that are saved."""
+
+    algorithm: type[algorithms.KMeans] | type[algorithms.Gmm]
+    data_name: str
+    k: int
+    kind: str
+    iterations: int
+    rounds: int
+
+    def name(self, state: State) -> str:
+        bytes_ = sum(a.nbytes for a in state.values())
+        return f"{self.algorithm.__name__} {self.data_name} k={self.k}, state {self.kind} ({size_text(bytes_)})"
+
+
+def _kmeans(data: str, k: int, kind: str, rounds: int = 30) -> Case:
+    return Case(algorithms.KMeans, data, k, kind, KMEANS_ITERATIONS, rounds)
+
+
+def _gmm(data: str, k: int, kind: str, iterations: int = GMM_ITERATIONS, rounds: int = GMM_ITERATIONS) -> Case:
+    return Case(algorithms.Gmm, data, k, kind, iterations, rounds)
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "digits": algorithms.digits,
+    "MNIST-5k": algorithms.mnist,
+    "200,000 x 128": lambda: algorithms.synthetic(200_000, 128, SEED),
+    "60,000 x 784": lambda: algorithms.synthetic(60_000, 784, SEED),
+    "70,000 x 784": lambda: algorithms.synthetic(70_000, 784, SEED),
+}
+QUICK = (_kmeans("digits", 10, "A", 20),)
+FULL = (
+    *(_kmeans("digits", k, "A") for k in range(2, 11)),
+    *(_kmeans("digits", 10, kind) for kind in "BC"),
+    *(_gmm("digits", 10, kind) for kind in "AB"),
+    *(_kmeans("MNIST-5k", k, "A") for k in (2, 5, 10)),
+    _kmeans("MNIST-5k", 10, "C"),
+    *(_gmm("MNIST-5k", k, "A", GMM_WIDE_ITERATIONS, 10) for k in (2, 10)),
+    _kmeans("200,000 x 128", 10, "A", 15),
+    _kmeans("200,000 x 128", 10, "C", 15),
+    _gmm("200,000 x 128", 10, "A", rounds=10),
+    _gmm("200,000 x 128", 10, "C", rounds=5),
+    _kmeans("60,000 x 784", 10, "A", 15),
+    _kmeans("60,000 x 784", 10, "C", 15),
+    _gmm("60,000 x 784", 2, "A", GMM_WIDE_ITERATIONS, 3),
+    _kmeans("70,000 x 784", 10, "A", 10),
+)
+COLD = ((_kmeans("digits", 10, "A")), (_gmm("MNIST-5k", 2, "A")))
+
+
+PLOTTED = ("KMeans digits k=10", "KMeans MNIST-5k k=10", "Gmm 200,000 x 128 k=10", "Gmm MNIST-5k k=2")
+
+
+class Living:
+    """The algorithm's arrays are the store's."""
+
+    def __init__(self, folder: Path, state: State, domain: Any) -> None:
+        size = (64 << 20) + 6 * sum(a.nbytes for a in state.values())
+        self.store = pmstore.open(folder / "run.pm", size=size, domain=domain)
+        self.state: State = {k: self.store.zeros(k, a.shape, a.dtype) for k, a in state.items()}
+        self.writes = tuple(self.state.values())
+        self.restart(state)
+
+    def restart(self, state: State) -> None:
+        for k, a in self.state.items():
+            a[...] = state[k]
+        self.store.commit()
+
+    def publish(self, algorithm: algorithms.KMeans | algorithms.Gmm) -> None:
+        with self.store.transaction(writes=self.writes):
+            algorithm.publish(self.state)
+
+
+def _syncs(store: pmstore.Store) -> dict[str, float]:
+    stats = store.stats()
+    return {"commits": stats.commits, "syncs": stats.syncs}
+
+
+def _nudge(state: State) -> None:
+    """The least change of every number: a save of it is a save of something new."""
+    for a in state.values():
+        if a.dtype.kind == "f":
+            np.nextafter(a, a.dtype.type(np.inf), out=a)
+        else:
+            a += 1
+
+
+def _states(case: Case, data: Any) -> Iterator[tuple[algorithms.KMeans | algorithms.Gmm, State, bool, float]]:
+    """The algorithm after each computation, its state (not yet published), whether it has just (re)started, seconds it took."""
+    for seed in range(SEED, SEED + 1000):
+        algorithm = case.algorithm(data, case.k, seed)
+        state = algorithm.start(case.kind)
+        before: list[Any] = []
+        for i in range(case.iterations):
+            start = time.perf_counter()
+            algorithm.compute(state)
+            yield algorithm, state, i == 0, time.perf_counter() - start
+            now = next(iter(state.values()))
+            if before and np.array_equal(before[0], now):
+                break  # converged: nothing changes any more
+            before = [now.copy()]
+
+
+def _run(case: Case, data: Any) -> list[Row]:
+    first = case.algorithm(data, case.k, SEED).start(case.kind)
+    total = sum(a.nbytes for a in first.values())
+    ways = [w for w in WAYS.values() if total <= COMPRESSED_MOST_BYTES or "compressed" not in w.name]
+    burst = 4 if total <= COMPRESSED_MOST_BYTES else 2
+    times: dict[str, list[list[float]]] = {}
+    durability = {w.name: w.durability for w in ways} | {"the update alone, in ordinary memory": NONE}
+    computed: list[float] = []
+    with ExitStack() as stack:
+        peers: list[tuple[Way, Peer]] = []
+        for way in ways:
+            peers.append((way, way.make(stack.enter_context(scratch(way.where)), first)))
+            stack.callback(peers[-1][1].close)
+        living: dict[str, Living] = {}
+        for domain, where, survives in (("process", "memory", KILL), ("emulated", "memory", KILL), ("file", "disk", POWER)):
+            name = f"pmstore {domain}, living"
+            living[name] = Living(stack.enter_context(scratch(where)), first, domain)
+            stack.callback(living[name].store.close)
+            durability[name] = survives
+        stores = {w.name: p.store for w, p in peers if hasattr(p, "store")} | {n: one.store for n, one in living.items()}
+        before: dict[str, dict[str, float]] = {}
+        order = random.Random(SEED)
+        for done, (algorithm, state, fresh, seconds) in enumerate(_states(case, data)):
+            if fresh:
+                for one in living.values():
+                    one.restart(state)
+            if done == 1:  # the first round warms up
+                before, times = {name: _syncs(store) for name, store in stores.items()}, {}
+            computed.append(seconds)
+            saves = list(_saves(algorithm, state, peers, living))
+            order.shuffle(saves)
+            for name, save, nudge in saves:
+                times.setdefault(name, []).append(_timed(save, nudge, burst))
+            if done == case.rounds:
+                break
+        after = {name: _syncs(store) for name, store in stores.items()}
+    compute_us = statistics.median(computed) * 1e6
+    rows = []
+    for name in durability:  # in the order of their definition
+        rounds = times[name]
+        among, warm = [r[0] for r in rounds], [t for r in rounds for t in r[1:]]
+        extra = {"bytes": float(total)}
+        if durability[name] == POWER and name in stores:
+            commits = after[name]["commits"] - before[name]["commits"]
+            extra["syncs per commit"] = (after[name]["syncs"] - before[name]["syncs"]) / max(commits, 1)
+        rows.append(summarize(name, case.name(first), durability[name], warm, **extra))
+        share = 100 * statistics.median(among) / (statistics.median(among) + compute_us)
+        rows.append(summarize(name, f"{AMONG}{case.name(first)}", durability[name], among, **{"share of run %": share}))
+    rows.sort(key=lambda r: r.case.startswith(AMONG))
+    return with_ratios(rows, YARDSTICK, speedup=True)
+
+
+def _timed(save: Callable[[], None], nudge: Callable[[], None], burst: int) -> list[float]:
+    """The first is a save among other work, as in a program. The others follow at once: warm."""
+    times = []
+    for _ in range(burst):
+        nudge()
+        start = time.perf_counter()
+        save()
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def _saves(
+    algorithm: algorithms.KMeans | algorithms.Gmm, state: State, peers: Sequence[tuple[Way, Peer]], living: dict[str, Living]
+) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
+    """Name, save, and what changes what is saved next. Afterwards the state is what was computed, but for the last bits."""
+    changed = {k: a.copy() for k, a in state.items()}
+    for way, peer in peers:
+        yield way.name, lambda peer=peer: peer.save(changed), lambda: _nudge(changed)  # type: ignore[misc]
+    for name, one in living.items():
+        yield name, lambda one=one: one.publish(algorithm), algorithm.nudge  # type: ignore[misc]
+    yield "the update alone, in ordinary memory", lambda: algorithm.publish(state), algorithm.nudge
+
+
+def _cold(case: Case, data: Any, rounds: int) -> list[Row]:
+    """The first save of a process that has just opened or made what it saves to. Opening is not timed."""
+    state = case.algorithm(data, case.k, SEED).start(case.kind)
+
+    def first(way: Way) -> float:
+        with scratch(way.where) as folder:
+            peer = way.make(folder, state)
+            start = time.perf_counter()
+            peer.save(state)
+            seconds = time.perf_counter() - start
+            peer.close()
+        return seconds
+
+    ways = [w for w in WAYS.values() if "compressed" not in w.name]
+    methods = [Method(w.name, w.durability, lambda w=w: first(w)) for w in ways]  # type: ignore[misc]
+    rows = measure(COLD_PREFIX + case.name(state), methods, rounds, warm_up=1)
+    return with_ratios(rows, YARDSTICK, speedup=True)
+
+
+def _targets(rows: Sequence[Row]) -> list[Target]:
+    """Of the warm cases that were run."""
+    warm = [r for r in rows if not r.case.startswith((AMONG, COLD_PREFIX))]
+    found = []
+    for part, bound, lmdb in (
+        ("KMeans digits k=10, state A", 75, True),
+        ("KMeans MNIST-5k k=10, state A", 60, True),
+        ("Gmm 200,000 x 128 k=10, state A", 25, False),
+        ("Gmm MNIST-5k k=2, state A", 18, True),
+    ):
+        here = [r for r in warm if r.case.startswith(part)]
+        ours = [r for r in here if r.method.startswith("pmstore") and r.durability == KILL]
+        if not ours:
+            continue
+        best = min(ours, key=lambda r: r.median_us)
+        found.append(Target(f"{best.case}: {best.method}, times cheaper than {YARDSTICK}", best.ratio or 0, bound, True))
+        peer = find(here, best.case, "lmdb, nosync + writemap")
+        if lmdb and peer:
+            found.append(Target(f"{best.case}: {best.method} / lmdb nosync + writemap", best.median_us / peer.median_us, 1))
+    for case in dict.fromkeys(r.case for r in warm):
+        ours = [r for r in warm if r.case == case and r.method.startswith("pmstore file")]
+        if not ours:
+            continue
+        best = min(ours, key=lambda r: r.median_us)
+        torch, lmdb_sync = find(warm, case, "torch.save + fsync + rename"), find(warm, case, "lmdb, sync")
+        assert torch is not None
+        assert lmdb_sync is not None
+        found.append(
+            Target(
+                f"{case}: {best.method}, times cheaper than torch.save + fsync + rename",
+                torch.median_us / best.median_us,
+                3,
+                True,
+            )
+        )
+        found.append(Target(f"{case}: {best.method} / lmdb sync", best.median_us / lmdb_sync.median_us, 1))
+        found.append(Target(f"{case}: {best.method}, syncs per commit", best.extra["syncs per commit"], 1))
+    return found
+
+
+def main(quick: bool = False) -> None:
+    import torch  # its first use is not to be part of a save
+
+    torch.zeros(1)
+    rows: list[Row] = []
+    cases = QUICK if quick else FULL
+    for name, make in DATA.items():
+        here = [c for c in cases if c.data_name == name]
+        if not here:
+            continue
+        data = make()
+        for case in here:
+            print(f"  {case.algorithm.__name__} {name} k={case.k} {case.kind} ...", flush=True)
+            rows += _run(case, data)
+        for case in COLD if not quick else COLD[:1]:
+            if case.data_name == name:
+                rows += _cold(case, data, 3 if quick else 7)
+        del data
+    plotted = [
+        r.case
+        for r in rows
+        if any(f"{text}, state A" in r.case for text in PLOTTED) and not r.case.startswith((AMONG, COLD_PREFIX))
+    ]
+    report(
+        "iterations",
+        "A checkpoint after every iteration: KMeans and Gaussian mixtures",
+        rows,
+        ratio_text=f"how many times cheaper than {YARDSTICK}",
+        targets=_targets(rows),
+        notes=[f"savez_compressed is left out above {size_text(COMPRESSED_MOST_BYTES)}"],
+        quick=quick,
+        plot={"cases": list(dict.fromkeys(plotted))},
+    )

@@ -1,0 +1,265 @@
+"""Small objects: put and commit, get, reopen; beside databases and object stores for Python.
+
+Values are dicts of a few numbers, as a training program keeps beside its arrays. Each peer has its own recommended settings.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shelve
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pmstore
+from benchmarks.harness import KILL, POWER, SEED, TORN, Method, Row, measure, report, scratch, summarize, with_ratios
+
+Value = dict[str, Any]
+BATCH = 20  # operations of one round
+
+
+class Table(Protocol):
+    """Names and small values."""
+
+    def put(self, name: str, value: Value) -> None: ...
+    def get(self, name: str) -> Value: ...
+    def close(self) -> None: ...
+
+
+class Pmstore:
+    domain = "process"
+
+    def __init__(self, folder: Path) -> None:
+        self.store = pmstore.open(folder / "run.pm", domain=self.domain)  # type: ignore[arg-type]
+
+    def put(self, name: str, value: Value) -> None:
+        self.store[name] = value
+        self.store.commit()
+
+    def get(self, name: str) -> Value:
+        value: Value = self.store[name]
+        return value
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class PmstoreFile(Pmstore):
+    domain = "file"
+
+
+class Sqlite:
+    """WAL; synchronous=FULL: power-safe, NORMAL: a commit survives the process."""
+
+    synchronous = "FULL"
+
+    def __init__(self, folder: Path) -> None:
+        self.db = sqlite3.connect(folder / "table.db", isolation_level=None)
+        self.db.execute("PRAGMA journal_mode=WAL")
+        self.db.execute(f"PRAGMA synchronous={self.synchronous}")
+        self.db.execute("CREATE TABLE IF NOT EXISTS t (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+
+    def put(self, name: str, value: Value) -> None:
+        self.db.execute("INSERT OR REPLACE INTO t VALUES (?, ?)", (name, json.dumps(value)))
+
+    def get(self, name: str) -> Value:
+        value: Value = json.loads(self.db.execute("SELECT value FROM t WHERE name = ?", (name,)).fetchone()[0])
+        return value
+
+    def close(self) -> None:
+        self.db.close()
+
+
+class SqliteNormal(Sqlite):
+    synchronous = "NORMAL"
+
+
+class Lmdb:
+    sync = True
+
+    def __init__(self, folder: Path) -> None:
+        import lmdb
+
+        self.env = lmdb.open(
+            str(folder / "lmdb"), map_size=256 << 20, sync=self.sync, metasync=self.sync, writemap=not self.sync
+        )
+
+    def put(self, name: str, value: Value) -> None:
+        with self.env.begin(write=True) as tx:
+            tx.put(name.encode(), json.dumps(value).encode())
+
+    def get(self, name: str) -> Value:
+        with self.env.begin() as tx:
+            value: Value = json.loads(tx.get(name.encode()))
+            return value
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class LmdbNosync(Lmdb):
+    sync = False
+
+
+class Zodb:
+    def __init__(self, folder: Path) -> None:
+        import transaction
+        import ZODB
+        import ZODB.FileStorage
+        from BTrees.OOBTree import OOBTree
+
+        self.db = ZODB.DB(ZODB.FileStorage.FileStorage(str(folder / "data.fs")))
+        self.connection = self.db.open()
+        self.transaction = transaction
+        root = self.connection.root()
+        if "t" not in root:
+            root["t"] = OOBTree()
+            transaction.commit()
+        self.tree = root["t"]
+
+    def put(self, name: str, value: Value) -> None:
+        self.tree[name] = value
+        self.transaction.commit()
+
+    def get(self, name: str) -> Value:
+        value: Value = self.tree[name]
+        return value
+
+    def close(self) -> None:
+        self.connection.close()
+        self.db.close()
+
+
+class Diskcache:
+    def __init__(self, folder: Path) -> None:
+        import diskcache
+
+        self.cache = diskcache.Cache(str(folder / "cache"), eviction_policy="none")
+
+    def put(self, name: str, value: Value) -> None:
+        self.cache[name] = value
+
+    def get(self, name: str) -> Value:
+        value: Value = self.cache[name]
+        return value
+
+    def close(self) -> None:
+        self.cache.close()
+
+
+class Shelve:
+    def __init__(self, folder: Path) -> None:
+        self.shelf = shelve.open(str(folder / "shelf"))  # noqa: SIM115
+
+    def put(self, name: str, value: Value) -> None:
+        self.shelf[name] = value
+        self.shelf.sync()
+
+    def get(self, name: str) -> Value:
+        value: Value = self.shelf[name]
+        return value
+
+    def close(self) -> None:
+        self.shelf.close()
+
+
+TABLES: dict[str, tuple[str, str, Callable[[Path], Table]]] = {
+    "pmstore process": (KILL, "memory", Pmstore),
+    "pmstore file": (POWER, "disk", PmstoreFile),
+    "sqlite WAL, FULL": (POWER, "disk", Sqlite),
+    "sqlite WAL, NORMAL, tmpfs": (KILL, "memory", SqliteNormal),
+    "lmdb, sync": (POWER, "disk", Lmdb),
+    "lmdb, nosync + writemap": (KILL, "memory", LmdbNosync),
+    "ZODB FileStorage": (POWER, "disk", Zodb),
+    "diskcache, tmpfs": (KILL, "memory", Diskcache),
+    "shelve (dbm), tmpfs": (TORN, "memory", Shelve),
+}
+"""Name to class of durability, place, maker."""
+
+
+def value_of(i: int) -> Value:
+    return {"step": i, "loss": 1.0 / (i + 1), "name": f"run {i}", "shape": [64, i % 7], "done": False}
+
+
+def _run(names: int, rounds: int) -> list[Row]:
+    rows = []
+    order = random.Random(SEED)
+    with ExitStack() as stack:
+        tables: dict[str, Table] = {}
+        folders: dict[str, Path] = {}
+        for name, (_, where, make) in TABLES.items():
+            folders[name] = stack.enter_context(scratch(where))
+            tables[name] = make(folders[name])
+        for i in range(names):
+            for table in tables.values():
+                table.put(f"name {i}", value_of(i))
+        count = [names]
+
+        def put(table: Table) -> None:
+            for _ in range(BATCH):
+                count[0] += 1
+                table.put(f"name {order.randrange(names)}", value_of(count[0]))
+
+        def get(table: Table) -> None:
+            for _ in range(BATCH):
+                table.get(f"name {order.randrange(names)}")
+
+        def reopen(name: str) -> float:
+            tables[name].close()
+            start = time.perf_counter()
+            tables[name] = TABLES[name][2](folders[name])
+            tables[name].get(f"name {names // 2}")
+            return time.perf_counter() - start
+
+        for what, operation in (("put + commit", put), ("get", get)):
+            methods = [
+                Method(n, TABLES[n][0], lambda t=t, operation=operation: operation(t))  # type: ignore[misc]
+                for n, t in tables.items()
+            ]
+            rows += measure(f"{what}, {names:,} names", methods, rounds, 2, BATCH)
+        reopened: dict[str, list[float]] = {name: [] for name in tables}
+        for _ in range(5):
+            for name in tables:
+                reopened[name].append(reopen(name) * 1e6)
+        case = f"reopen + one get, {names:,} names"
+        rows += [summarize(name, case, TABLES[name][0], times) for name, times in reopened.items()]
+        for table in tables.values():
+            table.close()
+    return with_ratios(rows, "pmstore process")
+
+
+def _small_transactions(rounds: int) -> list[Row]:
+    """A write of one number of a small array, in a block: what a step of a loop pays at least."""
+    times = 200
+    rows = []
+    with scratch("memory") as folder, ExitStack() as stack:
+        methods = []
+        for domain in ("process", "emulated"):
+            for how in ("declared", "hot"):
+                store = stack.enter_context(pmstore.open(folder / f"{domain}-{how}", domain=domain))  # type: ignore[arg-type]
+                array = store.zeros("a", 16)
+
+                def run(store: Any = store, a: Any = array, writes: Any = (array,) if how == "declared" else ()) -> None:
+                    for _ in range(times):
+                        with store.transaction(writes=writes):
+                            a[0] += 1
+
+                methods.append(Method(f"pmstore {domain}, {how}", KILL, run))
+        rows = measure("with transaction(): a[0] += 1", methods, rounds, 2, times)
+    return with_ratios(rows, "pmstore process, declared")
+
+
+def main(quick: bool = False) -> None:
+    rows = _run(100 if quick else 1000, 5 if quick else 30)
+    rows += _small_transactions(5 if quick else 30)
+    report(
+        "key_value",
+        "Small objects: databases and object stores for Python",
+        rows,
+        ratio_text="time over pmstore process's",
+        quick=quick,
+    )

@@ -1,0 +1,199 @@
+"""The crash column: SIGKILL at a random moment of a save, reopen, compare. The state must be iteration i or i + 1, exactly.
+
+A child saves iterations 1, 2, 3, ... and says in shared memory which it began and which it finished; the parent kills it
+after a random time. The next child loads what is there, compares it with what an iteration is made of, and goes on from it.
+i is the last finished iteration. Only kills in a save count. "older" is a whole state from before i; "torn" cannot be loaded
+or is no iteration's state.
+
+This tries the death of the process. What power failure leaves is not tried here: the class power-safe rests on the calls made.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shutil
+import signal
+import statistics
+import struct
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import SEED, Row, report, scratch
+from benchmarks.peers import WAYS, State, Way
+
+KILLS, KILLS_QUICK = 200, 10
+QUICK_WAYS = (
+    "np.savez, disk",
+    "sqlite WAL, FULL",
+    "lmdb, nosync + writemap",
+    "np.memmap + flush",
+    "pmstore process, in place",
+    "pmstore process, copy in",
+    "pmstore file, in place",
+)
+SHAPE = (10, 784)  # 63 KB, as KMeans on MNIST
+RUNNING, LOADED, TORN_STATE = 1, 2, 3
+
+
+class Board:
+    """What a child tells its parent: a page that both have mapped."""
+
+    def __init__(self) -> None:
+        self.page = mmap.mmap(-1, 4096)
+
+    def __getitem__(self, i: int) -> int:
+        value: int = struct.unpack_from("<q", self.page, 8 * i)[0]
+        return value
+
+    def __setitem__(self, i: int, value: int) -> None:
+        struct.pack_into("<q", self.page, 8 * i, value)
+
+
+PHASE, FOUND, BEGUN, FINISHED, LOAD_NS = range(5)
+
+
+def state_of(i: int) -> State:
+    """Every byte of it follows from i."""
+    return {
+        "centres": np.full(SHAPE, float(i)) + np.arange(SHAPE[1]),
+        "iteration": np.full(1, i, np.int64),
+        "inertia": np.full(1, 1.0 / (i + 1)),
+    }
+
+
+def iteration_of(state: State) -> int | None:
+    """Whose state it is, or None."""
+    try:
+        i = int(state["iteration"][0])
+        expected = state_of(i)
+        same = state.keys() == expected.keys() and all(np.array_equal(state[k], a) for k, a in expected.items())
+    except (KeyError, IndexError, ZeroDivisionError, OverflowError):
+        return None
+    return i if same else None
+
+
+def _child(way: Way, folder: Path, board: Board) -> None:
+    start = time.perf_counter_ns()
+    try:
+        peer = way.make(folder, state_of(0))
+        found = iteration_of(peer.load())
+    except Exception:  # whatever a damaged file makes a peer raise
+        found = None
+    board[LOAD_NS] = time.perf_counter_ns() - start
+    if found is None:
+        board[PHASE] = TORN_STATE
+        return
+    board[FOUND] = board[BEGUN] = board[FINISHED] = found
+    board[PHASE] = RUNNING
+    i, state = found, state_of(found)
+    while True:
+        i += 1
+        state["centres"] += 1  # the least work between two saves: most kills are to fall into one
+        state["iteration"][0], state["inertia"][0] = i, 1.0 / (i + 1)
+        board[BEGUN] = i
+        peer.save(state)
+        board[FINISHED] = i
+
+
+def _fork(run: Callable[[], None]) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a library may have started a thread; the child does not use it
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        run()
+    finally:
+        os._exit(0)
+
+
+def _wait(board: Board, pid: int, until: Callable[[], bool]) -> bool:
+    """False: the child ended by itself."""
+    while not until():
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return until()
+        time.sleep(50e-6)
+    return True
+
+
+def _fresh(way: Way, folder: Path) -> None:
+    """Iteration 0, whole, made by a child: what a save is later killed over."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+    def make() -> None:
+        peer = way.make(folder, state_of(0))
+        peer.save(state_of(0))
+        peer.close()
+
+    os.waitpid(_fork(make), 0)
+
+
+def try_way(way: Way, kills: int) -> Row:
+    """Kills one method's saves, and counts what the next process found."""
+    moment = random.Random(SEED)
+    outcomes: Counter[str] = Counter()
+    loads: list[float] = []
+    with scratch(way.where) as outer:
+        folder = outer / "state"
+        _fresh(way, folder)
+        last: tuple[int, int] | None = None  # finished, begun, of the child that was killed
+        saving_seconds, between = 1e-3, 0
+        while outcomes.total() < kills:
+            board = Board()
+            pid = _fork(lambda board=board: _child(way, folder, board))  # type: ignore[misc]
+            alive = _wait(board, pid, lambda: board[PHASE] != 0)  # noqa: B023
+            if last is not None:
+                finished, begun = last
+                found, whole = board[FOUND], alive and board[PHASE] == RUNNING
+                outcome = "torn" if not whole else "survived" if found in (finished, begun) else "older"
+                if begun > finished or outcome != "survived":
+                    outcomes[outcome] += 1
+                else:
+                    between += 1  # not in a save, and rightly unharmed: does not count
+                loads.append(board[LOAD_NS] / 1e3)
+            if not alive or board[PHASE] != RUNNING:
+                if alive:
+                    os.waitpid(pid, 0)
+                _fresh(way, folder)
+                last = None
+                continue
+            first = board[FOUND]
+            start = time.perf_counter()
+            _wait(board, pid, lambda: board[FINISHED] >= first + 2)  # noqa: B023
+            saving_seconds = 0.5 * saving_seconds + 0.25 * (time.perf_counter() - start)
+            until = time.perf_counter() + moment.random() * 3 * saving_seconds
+            while time.perf_counter() < until:
+                pass
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            last = board[FINISHED], board[BEGUN]
+    extra = {"kills": float(kills), **{k: float(outcomes[k]) for k in ("survived", "older", "torn")}}
+    extra["between saves, not counted"] = float(between)
+    case = "SIGKILL in a save of 63 KB; times: open and load afterwards"
+    median = statistics.median(loads)
+    return Row(way.name, case, median, min(loads), max(loads), way.durability, outcomes["survived"] / kills, extra)
+
+
+def main(quick: bool = False) -> None:
+    import h5py  # noqa: F401 # all imported once, so that children need not
+    import lmdb  # noqa: F401
+    import safetensors.numpy  # noqa: F401
+    import torch  # noqa: F401
+
+    import pmstore  # noqa: F401
+
+    if not quick:
+        import zarr  # noqa: F401
+    ways = [WAYS[name] for name in QUICK_WAYS] if quick else list(WAYS.values())
+    rows = [try_way(way, KILLS_QUICK if quick else KILLS) for way in ways]
+    report(
+        "kills", "Crash column: SIGKILL at a random moment of a save", rows, ratio_text="share of kills survived", quick=quick
+    )

@@ -1,0 +1,85 @@
+"""A question's plot: bars of every method in one case, or lines over a size, both with logarithmic axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness import Row
+
+COLORS = {"none": "#999999", "torn": "#d62728", "kill-safe": "#1f77b4", "power-safe": "#2ca02c"}
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Least-squares slope in log-log axes: 1 is linear, 0 is constant.
+
+    >>> round(slope([(1, 5), (10, 50), (100, 500)]), 3)
+    1.0
+    """
+    logs = [(math.log(x), math.log(y)) for x, y in points]
+    mean_x, mean_y = (sum(v) / len(logs) for v in zip(*logs, strict=True))
+    below = sum((x - mean_x) ** 2 for x, _ in logs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / below if below else math.nan
+
+
+def draw(path: Path, title: str, rows: Sequence[Row], *, lines: str | None = None, cases: Sequence[str] | None = None) -> None:
+    """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case; None: bars per case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    if lines:
+        figure = _lines(pyplot, rows, lines)
+    else:
+        every = list(dict.fromkeys(r.case for r in rows))
+        shown = ([c for c in every if c in (cases or ())] or every)[:4]
+        figure = _bars(pyplot, rows, shown)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str]):  # type: ignore[no-untyped-def]
+    most = max(sum(r.case == c for r in rows) for c in cases)
+    figure, axes = pyplot.subplots(
+        len(cases), 1, figsize=(11, 1.2 + len(cases) * (0.8 + 0.24 * most)), squeeze=False, layout="constrained"
+    )
+    for axis, case in zip(axes[:, 0], cases, strict=True):
+        here = sorted((r for r in rows if r.case == case and r.median_us > 0), key=lambda r: -r.median_us)
+        axis.barh(
+            [r.method for r in here], [r.median_us for r in here], color=[COLORS.get(r.durability, "#777777") for r in here]
+        )
+        axis.errorbar(
+            [r.median_us for r in here],
+            range(len(here)),
+            xerr=[[r.median_us - r.min_us for r in here], [r.max_us - r.median_us for r in here]],
+            fmt="none",
+            ecolor="black",
+            elinewidth=0.7,
+        )
+        axis.set_xscale("log")
+        axis.set_xlabel("microseconds (median; whiskers: min, max)")
+        axis.set_title(case, fontsize=10)
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in COLORS.values()]
+    figure.legend(handles, COLORS, loc="outside lower center", ncols=len(COLORS), fontsize=8)
+    return figure
+
+
+def _lines(pyplot, rows: Sequence[Row], name: str):  # type: ignore[no-untyped-def]
+    groups: dict[str, list[tuple[str, list[Row]]]] = {}
+    for group in dict.fromkeys(r.case.partition(":")[0] for r in rows if name in r.extra):
+        here = [r for r in rows if name in r.extra and r.case.partition(":")[0] == group]
+        groups[group] = [(m, [r for r in here if r.method == m]) for m in dict.fromkeys(r.method for r in here)]
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(5.5 * len(groups), 5), squeeze=False, layout="constrained")
+    for axis, (group, methods) in zip(axes[0], groups.items(), strict=True):
+        for method, here in methods:
+            points = [(r.extra[name], r.median_us) for r in here]
+            label = f"{method} (slope {slope(points):.2f})" if len(points) > 1 else method
+            axis.loglog(*zip(*points, strict=True), marker="o", label=label)
+        axis.set_xlabel(group)
+        axis.set_ylabel("microseconds")
+        axis.legend(fontsize=7)
+        axis.grid(alpha=0.3)
+    return figure
