@@ -1,0 +1,211 @@
+"""numpy arrays on a shelf: an `np.ndarray` whose own operations are transactions."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from pmstore import array
+from pmstore.pymm.common import Core, Shadow, ShelvedCommon
+from pmstore.store import Store
+
+__all__ = ["ndarray", "shelved_ndarray"]
+
+_METHODS_THAT_WRITE = frozenset(("byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "sort"))
+_FUNCTIONS_THAT_WRITE = frozenset(("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"))
+
+
+class ndarray(Shadow):
+    """An array to be made on the shelf, filled with zeros: `shelf.x = pymm.ndarray((3, 4), dtype=np.uint8)`.
+
+    shape: an int or a sequence. strides: None, or what order C or F give, in bytes. zero: for PyMM; it is always zeroed.
+    """
+
+    def __init__(self, shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C", zero: bool = False) -> None:
+        del zero
+        self._shape = array.normal_shape(shape)
+        self._dtype = np.dtype(dtype)
+        self._order: Any = order
+        if strides is not None:
+            for self._order in "CF":
+                # Of an array of the shape that has no memory: broadcast_to would have other strides.
+                if np.empty(self._shape, self._dtype, self._order).strides == tuple(strides):
+                    break
+            else:
+                raise ValueError(f"strides={strides!r} leave gaps: assign an array that has them, and it is copied densely")
+
+    def store_in(self, store: Store, name: str) -> None:
+        if self._order == "C":
+            if name in store:
+                del store[name]
+            store.zeros(name, self._shape, self._dtype)
+        else:
+            store[name] = np.zeros(self._shape, self._dtype, self._order)
+
+
+def _bounds(value: np.ndarray[Any, Any]) -> tuple[int, int]:
+    [(low, length)] = array.span(value)
+    return low, low + length
+
+
+class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
+    """An array whose bytes are in the store. So are its views (slices, `reshape`, `T`), which are of this type too.
+
+    Writing through it (`x[i] = v`, `x += 1`, `out=x`, `x.fill(0)`, `np.copyto(x, y)`) is a transaction. What is computed
+    from it is a plain array.
+    """
+
+    name: str | None
+    """The attribute of the shelf that it is, or is a view of."""
+
+    def __new__(cls, core: Core, name: str, plain: np.ndarray[Any, Any]) -> shelved_ndarray:
+        self = plain.view(cls)
+        self._core, self.name, self._bounds = core, name, _bounds(plain)
+        return self
+
+    def __array_finalize__(self, template: Any) -> None:
+        self._core: Core | None = None
+        self.name = None
+        self._bounds = getattr(template, "_bounds", (0, 0))
+        if isinstance(template, shelved_ndarray) and self._bounds[0] <= array.address(self) < self._bounds[1]:
+            self._core, self.name = template._core, template.name
+
+    # ---- PyMM's own ----
+
+    @property
+    def addr(self) -> int:
+        """Address of the first element. It does not change while the shelf is open."""
+        return array.address(self)
+
+    def asndarray(self) -> np.ndarray[Any, Any]:
+        """The same memory as a plain array. Writes through it are not transactions of their own."""
+        return self.view(np.ndarray)
+
+    def dim(self) -> int:
+        """Number of axes."""
+        return self.ndim
+
+    def persist(self) -> None:
+        """Commits what was written past the member. Between tx_begin and tx_end: nothing, the end commits."""
+        with self._writing():
+            pass
+
+    def persist_offset(self, offset: int, length: int) -> None:
+        """As `persist`, for elements [offset, offset + length) in memory order.
+
+        Raises: ValueError if they are not all in the array.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise ValueError(f"elements [{offset}, {offset + length}) are not in an array of {self.size}")
+        self.persist()
+
+    # ---- writing ----
+
+    def _writing(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._core is None else self._core.writing()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        with self._writing():
+            self.asndarray()[_plain(key)] = _plain(value)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        written = out if out is not None else inputs[:1] if method == "at" else ()
+        with _writing(written):
+            if out is not None:
+                kwargs["out"] = _plain(out)
+            result = getattr(ufunc, method)(*_plain(inputs), **_plain(kwargs))
+        if out is None or result is NotImplemented:
+            return result
+        return out[0] if len(out) == 1 else out
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        name = func.__name__
+        out = kwargs.get("out")
+        if out is None:
+            out = args[0] if name in _FUNCTIONS_THAT_WRITE and args else _positional_out(func, args)
+        with _writing(out):
+            result = func(*_plain(args), **_plain(kwargs))
+        return out if isinstance(out, shelved_ndarray) and isinstance(result, np.ndarray) and name != "copyto" else result
+
+    # ---- reading ----
+
+    def __getitem__(self, key: Any) -> Any:
+        return _volatile(super().__getitem__(_plain(key)))
+
+    def __repr__(self) -> str:
+        return repr(self.asndarray())
+
+    def __str__(self) -> str:
+        return str(self.asndarray())
+
+    def __reduce__(self) -> Any:
+        return self.asndarray().__reduce__()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.asndarray().__reduce_ex__(protocol)
+
+    def __copy__(self) -> Any:
+        return self.asndarray().copy()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.asndarray().copy()
+
+
+def _writing(outputs: Any) -> AbstractContextManager[Any]:
+    """The transaction for a call that writes into these."""
+    for output in outputs if isinstance(outputs, tuple) else (outputs,):
+        if isinstance(output, shelved_ndarray) and output._core is not None:
+            return output._core.writing()
+    return nullcontext()
+
+
+def _positional_out(func: Any, args: Any) -> Any:
+    try:
+        return inspect.signature(func).bind_partial(*args).arguments.get("out")
+    except (TypeError, ValueError):  # a built-in without a signature, or a call that will fail
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """The same without members in it: arrays as plain views of the same memory."""
+    kind = type(value)
+    if kind is shelved_ndarray:
+        return value.view(np.ndarray)
+    if kind is tuple or kind is list:
+        return kind(map(_plain, value))
+    if kind is dict:
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _volatile(result: Any) -> Any:
+    """What numpy gave the subclass's type though its memory is not on the shelf, as a plain array."""
+    kind = type(result)
+    if kind is shelved_ndarray:
+        return result if result._core is not None else result.view(np.ndarray)
+    return kind(map(_volatile, result)) if kind is tuple or kind is list else result
+
+
+def _method(name: str) -> Any:
+    inherited = getattr(np.ndarray, name)
+
+    def method(self: shelved_ndarray, *args: Any, **kwargs: Any) -> Any:
+        with self._writing() if name in _METHODS_THAT_WRITE else _writing(kwargs.get("out")):
+            result = inherited(self, *_plain(args), **_plain(kwargs))
+        out = kwargs.get("out")
+        return out if isinstance(out, shelved_ndarray) else _volatile(result)
+
+    method.__name__ = name
+    method.__doc__ = inherited.__doc__
+    return method
+
+
+for _name in dir(np.ndarray):
+    if not _name.startswith("_") and inspect.isroutine(getattr(np.ndarray, _name)) and _name != "view":
+        setattr(shelved_ndarray, _name, _method(_name))
+
+# PyMM programs compare str(type(x)) with this.
+shelved_ndarray.__module__ = "pymm.ndarray"
