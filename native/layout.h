@@ -67,6 +67,7 @@ static_assert(sizeof(struct pms_superblock) == PMS_PAGE, "superblock");
 #define PMS_TX_MASK ((1ull << PMS_TX_BITS) - 1)
 
 /* ---- session record: outside transactions, double-buffered by generation ------------------------------- */
+#define PMS_HISTORY_BYTES 384u
 enum pms_session_state { PMS_SESSION_CLEAN = 1, PMS_SESSION_DIRTY = 2 };
 
 struct pms_session {
@@ -78,7 +79,7 @@ struct pms_session {
     int64_t opened_ns;    /* CLOCK_REALTIME */
     uint64_t opens;       /* opens for writing since creation */
     uint64_t unclean;     /* of these, how many found no clean mark */
-    uint8_t history[384]; /* scheduler's failure history; zero until it writes one */
+    uint8_t history[PMS_HISTORY_BYTES]; /* scheduler's failure history; zero until it writes one */
     uint8_t reserved[60]; /* zero */
     uint32_t crc;
 };

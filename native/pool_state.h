@@ -16,6 +16,7 @@ struct pms_pool {
     int fd, lock_fd;
     struct pms_superblock super;
     struct pms_session session;
+    bool session_unsynced;      /* its newest copy was not synced; the other one was */
     struct pms_persist persist;
     struct pms_map map;
     struct pms_undo undo;

@@ -260,14 +260,21 @@ int pms_session_read(int fd, struct pms_session *session, struct pms_error *erro
     return found ? PMS_OK : pms_fail(error, PMS_E_CORRUPT, "both copies of the session record are damaged");
 }
 
+int pms_session_write_unsynced(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error)
+{
+    session->crc = session_crc(session);
+    errno = pms_persist_pwrite(p, fd, session, sizeof *session, PMS_OFF_SESSION(session->generation & 1));
+    return errno ? pms_fail_errno(error, "writing the session record") : PMS_OK;
+}
+
 int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error)
 {
     session->generation++;
-    session->crc = session_crc(session);
-    errno = pms_persist_pwrite(p, fd, session, sizeof *session, PMS_OFF_SESSION(session->generation & 1));
-    if (!errno)
-        errno = pms_persist_sync(p, fd); /* the record, before what it announces (first store) or after what it sums up */
-    return errno ? pms_fail_errno(error, "writing the session record") : PMS_OK;
+    int status = pms_session_write_unsynced(fd, p, session, error);
+    if (status != PMS_OK)
+        return status;
+    errno = pms_persist_sync(p, fd); /* the record, before what it announces (first store) or after what it sums up */
+    return errno ? pms_fail_errno(error, "syncing the session record") : PMS_OK;
 }
 
 static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }

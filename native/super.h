@@ -32,7 +32,11 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
 int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error);
 
 int pms_session_read(int fd, struct pms_session *session, struct pms_error *error);
+/* Generation + 1, into the other copy, durable on return.  CRASH: the old or the new one holds. */
 int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error);
+/* Into the copy that session->generation names; survives the process alone.
+ * REQUIRES: the other copy is durable.  CRASH: the copy may be torn; then the other one holds. */
+int pms_session_write_unsynced(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error);
 
 /* This run of the machine. Zeros where the system does not say. */
 void pms_boot_id(uint8_t id[16]);

@@ -50,6 +50,7 @@ FILL_COPY: int = _lib.PMS_FILL_COPY
 FILL_PATTERN: int = _lib.PMS_FILL_PATTERN
 DEFAULT_SIZE_BYTES: int = _lib.PMS_DEFAULT_SIZE
 MIN_SIZE_BYTES: int = _lib.PMS_MIN_SIZE
+HISTORY_BYTES: int = _lib.PMS_HISTORY_BYTES
 
 _NOT_FOUND: int = _lib.PMS_E_NOT_FOUND
 
@@ -548,6 +549,24 @@ class Pool:
             if one.data_bytes:
                 item.data_bytes, item.src, item.fill = one.data_bytes, _ffi.cast("void *", one.address), FILL_COPY
         if _lib.pms_sequence_splice(self._p, list_, index, remove, step, items, len(new), error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    # -- the record outside transactions
+
+    def read_history(self) -> bytes:
+        """HISTORY_BYTES bytes; zeros until something was written."""
+        error = self._error()
+        raw = _ffi.new("unsigned char[]", HISTORY_BYTES)
+        if _lib.pms_history_read(self._p, raw, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+        return bytes(_ffi.buffer(raw))
+
+    def write_history(self, data: bytes) -> None:
+        """Replaces it, padded with zeros. Neither commits nor rolls back with anything."""
+        error = self._error()
+        if _lib.pms_history_write(self._p, data, len(data), error):
             _fail(self.path, error)
         self._errors.append(error)
 
