@@ -8,7 +8,8 @@
             w += 1
             store["step"] = 1
 
-`pmstore.torch` (needs torch) binds models and optimizers; it is imported when it is used.
+`pmstore.torch` (needs torch) binds models and optimizers; and `pmstore.scheduler` decides when to commit;
+both are imported when they are used.
 """
 
 from pmstore._block import Transaction
@@ -60,13 +61,14 @@ __all__ = [
     "UncleanMachineCrashError",
     "__version__",
     "open",
+    "scheduler",
     "torch",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name == "torch":  # import pmstore must not import torch
+    if name in ("torch", "scheduler"):  # import pmstore must not import torch
         import importlib
 
-        return importlib.import_module("pmstore.torch")
+        return importlib.import_module(f"pmstore.{name}")
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")

@@ -2,13 +2,10 @@
 
 from pmstore.torch.attach import attach
 from pmstore.torch.errors import AttachError, MismatchError, TornStepError
-from pmstore.torch.policy import CommitPolicy, EverySteps
 from pmstore.torch.run import Run, RunStats, RunTransaction
 
 __all__ = [
     "AttachError",
-    "CommitPolicy",
-    "EverySteps",
     "MismatchError",
     "Run",
     "RunStats",

@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from pmstore import Store
 from pmstore.errors import TransactionError
+from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.torch.errors import AttachError, MismatchError, TornStepError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import open_source
 from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
-from pmstore.torch.policy import CommitPolicy
 from pmstore.torch.rng import RngParts
 from pmstore.torch.run import MIDSTEP, Pieces, Run
 from pmstore.torch.stateful import Stateful, StatefulPart, as_stateful, extra_state
@@ -40,7 +40,7 @@ def attach(
     scaler: Stateful | None = None,
     loader: Iterable[Any] | None = None,
     stateful: Mapping[str, Stateful | torch.Generator] | None = None,
-    policy: CommitPolicy | None = None,
+    policy: CommitPolicy | CommitScheduler | None = None,
     name: str = "run",
     rng: bool = True,
 ) -> Run:
@@ -62,7 +62,9 @@ def attach(
         stateful: what else the run depends on, under names of its own: generators, moving averages of weights, metrics,
             a second optimizer (whose state is then copied at each step, not in the heap).
         loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can be iterated again.
-        policy: when to commit; None: at every step.
+        policy: when to commit: a rule of `pmstore.scheduler` (EveryN, Young, ConvergenceAware("time"), ...), for which a
+            scheduler is made that keeps its state in this store; or a CommitScheduler of your own, whose tiers call
+            `store.commit`; None: at every step.
         name: of the run's group in the store; several runs can share a store.
         rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the
             same where anything is random.
@@ -97,10 +99,8 @@ def attach(
         "loader": loader is not None,
         "rng": rng,
     }
-    if f"{name}/about" in store:
-        run = _resume(store, name, pieces, policy, given)
-    else:
-        run = _begin(store, name, pieces, policy, given)
+    run = (_resume if f"{name}/about" in store else _begin)(store, name, pieces, given)
+    run._schedule(policy)
     _runs.add(run)
     for piece in (model, optimizer):
         if piece is not None:
@@ -136,21 +136,21 @@ def _pieces(
     )
 
 
-def _begin(store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None, given: dict[str, bool]) -> Run:
+def _begin(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> Run:
     """A new run. The program is bound after the commit: if that fails, it has not been touched."""
     with store.transaction():
         pieces.progress = store.zeros(f"{name}/progress", (4,), "int64")
         for binding in (pieces.model, pieces.optimizer):
             if binding is not None:
                 binding.write()
-        run = Run(store, name, pieces, policy, resumed=False)
+        run = Run(store, name, pieces, resumed=False)
         run._write_rest(0)
         store[f"{name}/about"] = {"format": _FORMAT, "torch": str(torch.__version__), "pieces": given}
     run._bind()
     return run
 
 
-def _resume(store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None, given: dict[str, bool]) -> Run:
+def _resume(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> Run:
     """The stored run. Everything is compared before the program is touched."""
     _check_about(store, name, given)
     pieces.progress = store[f"{name}/progress"]
@@ -166,7 +166,7 @@ def _resume(store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None
     _check_generators(store, name, pieces.source)
     for binding in bindings:
         binding.open()
-    run = Run(store, name, pieces, policy, resumed=True)
+    run = Run(store, name, pieces, resumed=True)
     run._bind()
     if pieces.optimizer is not None and run.step:
         # What a scheduler of this process would otherwise take for a call in the wrong order, and warn.

@@ -12,13 +12,13 @@ import torch
 
 from pmstore import Store
 from pmstore.errors import TransactionError
+from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.torch.errors import AttachError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import Position, Source
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
-from pmstore.torch.policy import CommitPolicy
 from pmstore.torch.rng import RngParts
 from pmstore.torch.stateful import StatefulPart
 
@@ -65,13 +65,13 @@ class Run:
     Use it in one thread.
     """
 
-    def __init__(self, store: Store, name: str, pieces: Pieces, policy: CommitPolicy | None, *, resumed: bool) -> None:
+    def __init__(self, store: Store, name: str, pieces: Pieces, *, resumed: bool) -> None:
         self.name = name
         self.resumed = resumed
         """Whether attach found a stored run, and the training goes on from there."""
         self._store = store
         self._pieces = pieces
-        self._policy = policy
+        self._scheduler: CommitScheduler | None = None  # every step commits
         self._position = Position()
         self._start_written: object = self  # what `pieces.start` holds; nothing known yet
         self._done = 0  # steps finished, committed or not
@@ -113,6 +113,11 @@ class Run:
     @property
     def attached(self) -> bool:
         return self._attached and not self._store.closed
+
+    @property
+    def scheduler(self) -> CommitScheduler | None:
+        """What decides about commits; None: every step commits."""
+        return self._scheduler
 
     def stats(self) -> RunStats:
         return RunStats(**self._counts)
@@ -187,14 +192,26 @@ class Run:
         self._done = done
         self._updating = False
         self._counts["steps"] += 1
-        if self._policy is not None:
-            value = float(loss.detach()) if isinstance(loss, torch.Tensor) else loss
-            if not self._policy.should_commit(done, value):
+        before = self._store.epoch
+        if self._scheduler is None:
+            self._store.commit()
+        else:
+            if self._pieces.optimizer is not None:
+                self._scheduler.learning_rate(self._pieces.optimizer.optimizer.param_groups[0]["lr"])
+            self._scheduler.step(loss)
+            if self._store.epoch == before:
                 return False
-        self._store.commit()
         self._settle()
         self._counts["commits"] += 1
         return True
+
+    def _schedule(self, policy: CommitPolicy | CommitScheduler | None) -> None:
+        """Puts a policy in charge of the commits. A rule gets a scheduler whose one tier is the store's commit."""
+        if policy is not None and not isinstance(policy, CommitScheduler):
+            policy = CommitScheduler({"store": self._store.commit}, policy=policy, store=self._store, run=self.name)
+        self._scheduler = policy
+        if policy is not None:
+            policy.steps = self._done  # the run may have had another policy before
 
     def _write(self, done: int) -> None:
         """Brings the store up to date with what Python holds; pending."""
@@ -374,6 +391,9 @@ class Run:
         self._spent = pieces.optimizer is None
         self._rollbacks = self._store.rollbacks
         self._turn += 1
+        if self._scheduler is not None:
+            self._scheduler.rolled_back()
+            self._scheduler.steps = step
         if pieces.rng is not None:  # last: nothing above may draw a number afterwards
             pieces.rng.forget()
             pieces.rng.restore()

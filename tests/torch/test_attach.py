@@ -14,7 +14,8 @@ from training import make_job, mlp, train
 
 import pmstore
 import pmstore.torch
-from pmstore.torch import AttachError, EverySteps, MismatchError, TornStepError, attach
+from pmstore.scheduler import CommitScheduler, EveryN
+from pmstore.torch import AttachError, MismatchError, TornStepError, attach
 from pmstore.torch.block import check_movable
 
 
@@ -448,10 +449,10 @@ def test_a_detached_run(store: pmstore.Store) -> None:
 def test_a_policy_decides_and_steps_count(path: Path) -> None:
     asked = []
 
-    class Policy(EverySteps):
-        def should_commit(self, step: int, loss: float | None) -> bool:
-            asked.append((step, loss))
-            return super().should_commit(step, loss)
+    class Policy(EveryN):
+        def decide(self, scheduler: CommitScheduler) -> int:
+            asked.append((scheduler.steps, float(scheduler.loss)))
+            return super().decide(scheduler)
 
     with pmstore.open(path) as store:
         run = attach(store, model=mlp(), policy=Policy(3))

@@ -1,0 +1,42 @@
+"""Reading a loss without waiting for the device that computes it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["DeviceLoss"]
+
+
+class DeviceLoss:
+    """Copies a CUDA loss to pinned memory on the stream's own time, one at a time; it is read when the copy has arrived.
+
+    So the training thread never waits for the device, and losses come a few steps late; those that fall into the time of
+    a copy are left out.
+    """
+
+    __slots__ = ("_buffer", "_event", "_step")
+
+    def __init__(self) -> None:
+        self._buffer: Any = None
+        self._event: Any = None
+        self._step = 0
+
+    def offer(self, step: int, loss: Any) -> None:
+        """Starts the copy of a one-element CUDA tensor, unless one is under way."""
+        if self._step:
+            return
+        torch = sys.modules["torch"]
+        if self._buffer is None:
+            self._buffer = torch.empty((), dtype=torch.float64, pin_memory=True)
+            self._event = torch.cuda.Event()
+        self._buffer.copy_(loss.detach().reshape(()), non_blocking=True)
+        self._event.record(torch.cuda.current_stream(loss.device))
+        self._step = step
+
+    def poll(self) -> tuple[int, float] | None:
+        """(step, loss) of a copy that has arrived."""
+        if not self._step or not self._event.query():
+            return None
+        step, self._step = self._step, 0
+        return step, float(self._buffer.numpy())

@@ -1,0 +1,75 @@
+"""What the scheduler keeps in the user's store: its state, and how long runs were."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pmstore.scheduler.loss_fit import LossFit
+
+if TYPE_CHECKING:
+    from pmstore import Store
+
+__all__ = ["Memory"]
+
+_GROUP = "scheduler"
+_RUNS = 256
+_PER_TIER = 13
+
+
+class Memory:
+    """Two arrays in the store, written in place and committed with the user's state.
+
+    `scheduler/<run>`: count, then the numbers of `CommitScheduler.state`. `scheduler/runs`: for each of the last 256 runs
+    (hash of its name, seconds of work, whether it reached its end).
+    """
+
+    def __init__(self, store: Store, run: str, tiers: int) -> None:
+        self._store = store
+        self._run = run
+        self._size = 1 + 8 + _PER_TIER * tiers + LossFit.state_size()
+        self._key = float(zlib.crc32(run.encode()) + 1)
+        self._open()
+
+    def _open(self) -> None:
+        self._rollbacks = self._store.rollbacks
+        self._state = self._array(self._run, (self._size,))
+        self._runs = self._array("runs of this store", (_RUNS, 3))
+
+    def _array(self, name: str, shape: tuple[int, ...]) -> Any:
+        path = f"{_GROUP}/{name}"
+        stored = self._store.get(path)
+        if stored is not None and (not isinstance(stored, np.ndarray) or stored.shape != shape or stored.dtype != np.float64):
+            del self._store[path]  # of another number of tiers, or another version
+        return self._store.require(path, shape, "float64")
+
+    def read(self) -> list[float] | None:
+        if self._rollbacks != self._store.rollbacks:
+            self._open()
+        count = int(self._state[0])
+        return [float(value) for value in self._state[1 : 1 + count]] if 0 < count < self._size else None
+
+    def write(self, state: list[float], work_seconds: float, finished: bool) -> None:
+        """Pending, until the commit that follows."""
+        if self._rollbacks != self._store.rollbacks:
+            self._open()
+        self._state[1 : 1 + len(state)] = state
+        self._state[0] = len(state)
+        self._runs[self._row()] = (self._key, work_seconds, finished)
+
+    def _row(self) -> int:
+        keys = self._runs[:, 0]
+        own = np.flatnonzero(keys == self._key)
+        if own.size:
+            return int(own[0])
+        free = np.flatnonzero(keys == 0.0)
+        if free.size:
+            return int(free[0])
+        self._runs[:-1] = self._runs[1:].copy()
+        return _RUNS - 1
+
+    def earlier_runs(self) -> list[tuple[float, bool]]:
+        """(seconds of work, reached its end) of the other runs in this store."""
+        return [(float(seconds), bool(done)) for key, seconds, done in self._runs if key not in (0.0, self._key)]

@@ -1,0 +1,37 @@
+"""How likely the user ends the run early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+__all__ = ["TerminationModel"]
+
+
+class TerminationModel:
+    """Early ends per second of work, from the lengths of earlier runs: ends before time / seconds of all runs.
+
+    The maximum-likelihood rate of a constant hazard with censoring: a run that reached its end was not terminated, but adds
+    its seconds. Without earlier runs it is 0: nothing is assumed of a user.
+
+    >>> TerminationModel([(1800.0, False), (7200.0, True)]).rate * 3600
+    0.4
+    """
+
+    def __init__(self, runs: Iterable[tuple[float, bool]] = ()) -> None:
+        """runs: (seconds of work, whether it reached its end)."""
+        self.ended_early = 0
+        self.seconds = 0.0
+        for seconds, finished in runs:
+            self.add(seconds, finished)
+
+    def add(self, seconds: float, finished: bool) -> None:
+        """One earlier run. Lengths that are not finite or not positive are ignored."""
+        if 0.0 < seconds < math.inf:
+            self.seconds += seconds
+            self.ended_early += not finished
+
+    @property
+    def rate(self) -> float:
+        """Per second."""
+        return self.ended_early / self.seconds if self.seconds else 0.0
