@@ -175,6 +175,8 @@ static void fill_info(struct pms_pool *pool)
     info->flush = (int32_t)pool->persist.flush;
     info->sync_mapping = pool->map.sync;
     info->read_only = pool->read_only;
+    info->asked_domain = (int32_t)pool->super.domain;
+    info->max_bytes = pool->super.max_bytes;
     info->opens = pool->session.opens;
     info->unclean_opens = pool->session.unclean;
     memcpy(info->uuid, pool->super.uuid, sizeof info->uuid);

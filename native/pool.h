@@ -45,9 +45,10 @@ struct pms_info { /* fixed from open on */
     uint64_t replayed_records; /* journal records replayed, */
     uint64_t replayed_bytes;
     int32_t torn;            /* and whether an incomplete record or entry was dropped */
-    int32_t reserved;
+    int32_t asked_domain;    /* at creation, by enum pms_domain */
     uint64_t opens;          /* for writing, since creation, this one included */
     uint64_t unclean_opens;
+    uint64_t max_bytes;      /* of the file ever; 0 = until the file system is full */
     uint8_t uuid[16];
 };
 

@@ -13,6 +13,7 @@ both are imported when they are used.
 """
 
 from pmstore._block import Transaction
+from pmstore.compaction import Compaction, compact
 from pmstore.containers import Entry, Group
 from pmstore.errors import (
     ClosedStoreError,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckReport",
     "ClosedStoreError",
+    "Compaction",
     "CorruptStoreError",
     "DomainError",
     "Entry",
@@ -60,6 +62,7 @@ __all__ = [
     "TransactionError",
     "UncleanMachineCrashError",
     "__version__",
+    "compact",
     "open",
     "scheduler",
     "torch",

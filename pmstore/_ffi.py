@@ -10,7 +10,7 @@ import errno
 import faulthandler
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -99,8 +99,12 @@ class PoolInfo:
     replayed_records: int
     replayed_bytes: int
     torn: bool
+    asked_domain: str
+    """At creation; "auto" decides at every open."""
     opens: int
     unclean_opens: int
+    max_bytes: int
+    """Of the file ever; 0: until the file system is full."""
     uuid: bytes
 
 
@@ -353,8 +357,10 @@ class Pool:
             replayed_records=raw.replayed_records,
             replayed_bytes=raw.replayed_bytes,
             torn=bool(raw.torn),
+            asked_domain=names[raw.asked_domain],
             opens=raw.opens,
             unclean_opens=raw.unclean_opens,
+            max_bytes=raw.max_bytes,
             uuid=bytes(_ffi.buffer(raw.uuid)),
         )
 
@@ -410,19 +416,22 @@ class Pool:
 
     def entries(self, directory: int) -> list[tuple[bytes, Found]]:
         """All names of a directory with their objects, in order of insertion."""
+        return list(self.scan(directory))
+
+    def scan(self, directory: int) -> Iterator[tuple[bytes, Found]]:
+        """As `entries`, one by one. REQUIRES: nobody changes the directory meanwhile."""
         error = self._error()
         found = _ffi.new("struct pms_object *")
         node = _ffi.new("uint64_t *")
-        result: list[tuple[bytes, Found]] = []
         while True:
             if _lib.pms_object_next(self._p, directory, node, found, error):
                 _fail(self.path, error)
             if not node[0]:
                 self._errors.append(error)
-                return result
+                return
             meta = _ffi.buffer(found.meta, found.meta_bytes)[:]
             name = _ffi.buffer(found.name, found.name_bytes)[:]
-            result.append((name, Found(found.kind, found.data, found.data_bytes, meta, found.node)))
+            yield name, Found(found.kind, found.data, found.data_bytes, meta, found.node)
 
     def names(self, directory: int) -> list[bytes]:
         """As `entries`, names alone: a store may hold a million."""
