@@ -359,6 +359,57 @@ def test_a_parameter_on_the_shelf_trains(shelf: Any, shm: Path) -> None:
         assert store["w"].item() == 0.5
 
 
+# ---- lists ----
+
+
+def test_lists(shelf: Any, shm: Path) -> None:
+    shelf.x = pymm.linked_list([1, "zwei"])
+    shelf.x.extend([np.arange(3.0), torch.ones(2), b"b", -(2**70), None])
+    shelf.x[2] += 1
+    shelf.x[3].add_(1)
+    shelf.x[2][0] = 9
+    shelf.i = 4
+    shelf.x.append(shelf.i)
+    shelf.x.append(shelf.x[2])
+    del shelf.x[0]
+    with committed(shm) as store:
+        items = store["x"][:]
+    assert items[0] == "zwei"
+    assert items[1].tolist() == items[-1].tolist() == [9, 2, 3]
+    assert items[2].tolist() == [2, 2]
+    assert items[3:-1] == [b"b", -(2**70), None, 4]
+    assert type(shelf.x[1]) is pymm.shelved_ndarray
+    assert [type(item) for item in shelf.x[1:3]] == [type(shelf.x[1]), type(shelf.x[2])]
+    for wrong in (IndexError, RuntimeError):
+        for at in (9, -9):
+            with pytest.raises(wrong):
+                shelf.x[at]
+            with pytest.raises(wrong):
+                shelf.x[at] = 0
+            with pytest.raises(wrong):
+                del shelf.x[at]
+    with pytest.raises(TypeError):
+        shelf.x.append(object())
+    with pytest.raises(TypeError):
+        shelf.x.append(pymm.ndarray(3))
+    assert len(shelf.x) == 8
+    shelf.x[1:] = [1, 2]
+    assert shelf.x == ["zwei", 1, 2]
+    shelf.x += [3]
+    shelf.x.reverse()
+    assert shelf.x.pop() == "zwei"
+    assert repr(shelf.x) == "[3, 2, 1]"
+    kept = shelf.x
+    shelf.x = kept
+    assert shelf.x == [3, 2, 1]
+    with pytest.raises(RuntimeError, match="cannot be put"):
+        shelf.y = kept
+    shelf.x = pymm.linked_list()
+    assert len(shelf.x) == 0
+    shelf.x = 5
+    assert shelf.x == 5
+
+
 # ---- the shelf ----
 
 

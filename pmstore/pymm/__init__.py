@@ -24,6 +24,7 @@ Source: A. Wood et al., "PyMM: Heterogeneous Memory Programming for Python Data 
 
 from pmstore.pymm.arrays import ndarray, shelved_ndarray
 from pmstore.pymm.common import Shadow, ShelvedCommon
+from pmstore.pymm.linked_list import linked_list
 from pmstore.pymm.scalars import bytes, float_number, integer_number, string
 from pmstore.pymm.shelf import shelf
 
@@ -33,6 +34,7 @@ __all__ = [
     "bytes",
     "float_number",
     "integer_number",
+    "linked_list",
     "ndarray",
     "shelf",
     "shelved_ndarray",

@@ -28,12 +28,12 @@ class ShelvedCommon:
 class Core:
     """What the members need of their shelf. They keep it, and not the shelf, so that `del shelf` closes the file."""
 
-    __slots__ = ("_bind", "block", "members", "rollbacks", "store")
+    __slots__ = ("bind", "block", "members", "rollbacks", "store")
 
     def __init__(self, store: Store, bind: Callable[[Core, str, Any], Any]) -> None:
         """bind: makes the member for a stored value."""
         self.store = store
-        self._bind = bind
+        self.bind = bind
         self.members: dict[str, Any] = {}
         self.rollbacks = store.rollbacks
         self.block: Any = None
@@ -62,7 +62,7 @@ class Core:
             value = self.store[name]
         except KeyError:
             return None
-        member = self._bind(self, name, value)
+        member = self.bind(self, name, value)
         if isinstance(member, ShelvedCommon):
             members[name] = member
         return member

@@ -11,9 +11,11 @@ import numpy as np
 
 from pmstore.containers import Group
 from pmstore.errors import TransactionError
+from pmstore.lists import List
 from pmstore.pymm import checkpoint
 from pmstore.pymm.arrays import shelved_ndarray
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
+from pmstore.pymm.linked_list import shelved_linked_list
 from pmstore.pymm.scalars import member_type, plain
 from pmstore.store import Domain, open
 from pmstore.tensor import is_tensor
@@ -127,7 +129,7 @@ class shelf:
                 f"a {type(value).__name__} cannot be put on the shelf (as {name!r}): {', '.join(self.supported_types())} can; "
                 "save(obj, name) stores lists, dicts, modules and optimizers of them"
             )
-        if name in store and isinstance(store[name], Group):
+        if isinstance(old, (Group, shelved_linked_list)):
             del store[name]
         if isinstance(stored, Shadow):
             stored.store_in(store, name)
@@ -171,7 +173,7 @@ class shelf:
 
     def supported_types(self) -> list[str]:
         """What can be assigned, beside the plain types that these are of."""
-        kinds = ("ndarray", "torch_tensor", "string", "float_number", "integer_number", "bytes")
+        kinds = ("ndarray", "torch_tensor", "string", "float_number", "integer_number", "bytes", "linked_list")
         return [f"pymm.{kind}" for kind in kinds]
 
     def erase(self, name: Any) -> None:
@@ -270,5 +272,7 @@ def _bind(core: Core, name: str, value: Any) -> Any:
         from pmstore.pymm.tensors import shelved_torch_tensor
 
         return shelved_torch_tensor(core, name, value)
+    if isinstance(value, List):
+        return shelved_linked_list(core, name, value)
     kind = member_type(value)
     return value if kind is None else kind(core, name, value)

@@ -10,7 +10,9 @@ shelf.y = 10
 shelf.n = pymm.ndarray((9, 9))
 shelf.t = pymm.torch_tensor([[8, 8], [9, 9]])
 shelf.b = b"El ni\xc3\xb1o come camar\xc3\xb3n"
-for variable in ("n", "b", "t"):
+shelf.l = pymm.linked_list()
+shelf.l.append(1)
+for variable in ("n", "b", "t", "l"):
     shelf.erase(getattr(shelf, variable))
 shelf.erase("x")
 assert shelf.items == ["y"]

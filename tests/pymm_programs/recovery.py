@@ -20,6 +20,10 @@ shelf.b = b"This is a bytes type"
 shelf.bm = b"This is a "
 shelf.bm += b"modified bytes type"
 shelf.t = torch.tensor([[1, 1, 1, 1, 1], [2, 2, 2, 2, 2], [3, 3, 3, 3, 3]])
+shelf.l = pymm.linked_list()
+shelf.l.append(1)
+shelf.l.append(2)
+shelf.l.append("z")
 del shelf
 gc.collect()
 
@@ -35,4 +39,7 @@ assert np.array_equal(shelf.nd2, np.identity(10))
 assert shelf.b == b"This is a bytes type"
 assert shelf.bm == b"This is a modified bytes type"
 assert shelf.t.equal(torch.tensor([[1, 1, 1, 1, 1], [2, 2, 2, 2, 2], [3, 3, 3, 3, 3]]))
+assert shelf.l[0] == 1
+assert shelf.l[1] == 2
+assert shelf.l[2] == "z"
 assert "nd2" in shelf.items
