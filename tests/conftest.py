@@ -13,12 +13,13 @@ import pytest
 import pmstore
 
 MEMORY = Path("/dev/shm")
+OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way
 
 
 @pytest.fixture
 def shm() -> Iterator[Path]:
     """A folder on tmpfs (domain "process" by default)."""
-    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir=MEMORY) as folder:
+    with tempfile.TemporaryDirectory(prefix=OURS, dir=MEMORY) as folder:
         yield Path(folder)
 
 
@@ -52,5 +53,5 @@ def _leaves_nothing_behind() -> Iterator[None]:
     before = set(os.listdir(MEMORY))
     yield
     gc.collect()
-    left = {name for name in set(os.listdir(MEMORY)) - before if name.startswith("pmstore-test-")}
+    left = {name for name in set(os.listdir(MEMORY)) - before if name.startswith(OURS)}
     assert not left, f"left in {MEMORY}: {left}"
