@@ -13,6 +13,7 @@
 
 #include "filelock.h"
 #include "recover.h"
+#include "snapshot.h"
 
 #define RESERVE_MIN (4ull << 30)
 #define RESERVE_MAX (16ull << 40)
@@ -404,6 +405,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
         status = status == PMS_OK ? marked : status;
     }
     pool->closed = true;
+    pms_snapshot_detach_all(&pool->undo);
     release_views(pool);
     pms_heap_close(pool->heap);
     pool->heap = NULL;
@@ -423,7 +425,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
 
 /* ---- references: the handle and the views ---- */
 
-static void drop_reference(struct pms_pool *pool)
+void pms_pool_unref(struct pms_pool *pool)
 {
     pthread_mutex_lock(&pool->op);
     PMS_ASSERT(pool->refs > 0);
@@ -444,7 +446,7 @@ void pms_pool_release(struct pms_pool *pool)
     if (atomic_load(&pool->capture.forked))
         return;
     pms_pool_close(pool, 0, NULL);
-    drop_reference(pool);
+    pms_pool_unref(pool);
 }
 
 int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error)
@@ -467,7 +469,7 @@ void pms_unpin(struct pms_pool *pool, uint64_t data)
     if (!pool->closed)
         pms_heap_unpin(pool->heap, data);
     pthread_mutex_unlock(&pool->op);
-    drop_reference(pool);
+    pms_pool_unref(pool);
 }
 
 /* ---- facts ---- */

@@ -68,6 +68,7 @@ int pms_pool_enter(struct pms_pool *pool, struct pms_error *error);
 /* As above, for changes. ERRORS: PMS_E_READONLY, PMS_E_BUSY if another thread's block is open and `alone` is asked for. */
 int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error);
 void pms_pool_leave(struct pms_pool *pool);
+void pms_pool_unref(struct pms_pool *pool); /* gives up one of pool->refs; not under the operation lock */
 
 int64_t pms_thread_id(void);
 

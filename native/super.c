@@ -141,11 +141,10 @@ int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_su
     return errno ? pms_fail_errno(error, "syncing the store") : PMS_OK;
 }
 
-int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error)
+/* Anchor, session record and superblock of a new file. */
+static int write_head(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error)
 {
-    int status = pms_super_format_segments(fd, p, super, 0, error);
-    if (status)
-        return status;
+    int status = PMS_OK;
     uint64_t anchor = pms_anchor_pack(0);
     errno = pms_persist_pwrite(p, fd, &anchor, sizeof anchor, PMS_OFF_ANCHOR);
     if (errno)
@@ -156,6 +155,12 @@ int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super
     for (int copy = 0; copy < 2 && !status; copy++)
         status = pms_super_write(fd, p, super, error);
     return status;
+}
+
+int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error)
+{
+    int status = pms_super_format_segments(fd, p, super, 0, error);
+    return status ? status : write_head(fd, p, super, error);
 }
 
 /* ---- superblock ---- */
@@ -182,7 +187,7 @@ static bool segments_sane(const struct pms_superblock *s)
     return end == s->file_bytes;
 }
 
-static int check_super(const struct pms_superblock *s, struct pms_error *error)
+int pms_super_check(const struct pms_superblock *s, struct pms_error *error)
 {
     if (memcmp(s->magic, PMS_MAGIC, sizeof s->magic) != 0)
         return pms_fail(error, PMS_E_NOT_A_STORE, "not a pmstore file (no magic)");
@@ -210,7 +215,7 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
             return pms_fail_errno(error, "reading the superblock");
         if (n != (ssize_t)sizeof s)
             memset(&s, 0, sizeof s);
-        int status = check_super(&s, &e);
+        int status = pms_super_check(&s, &e);
         if (status == PMS_OK && (!found || s.generation > super->generation)) {
             *super = s;
             found = true;
@@ -232,6 +237,20 @@ int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super,
     if (!errno)
         errno = pms_persist_sync(p, fd); /* this copy, before anything relies on it or the other one is rewritten */
     return errno ? pms_fail_errno(error, "writing the superblock") : PMS_OK;
+}
+
+int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super, enum pms_domain domain, struct pms_error *error)
+{
+    int status = pms_super_check(super, error);
+    if (status)
+        return status;
+    super->domain = (uint32_t)domain;
+    if (getrandom(super->uuid, sizeof super->uuid, 0) != sizeof super->uuid)
+        return pms_fail_errno(error, "reading randomness");
+    errno = pms_persist_sync(p, fd); /* page tables and data, before the superblock that refers to them */
+    if (errno)
+        return pms_fail_errno(error, "syncing the store");
+    return write_head(fd, p, super, error);
 }
 
 /* ---- session ---- */

@@ -31,6 +31,11 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
 /* Generation + 1, into the other copy, durable on return.  CRASH: the old or the new one holds. */
 int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error);
 
+/* Makes a file whose page tables and data are in place a store of its own: a new uuid, empty logs, the superblock last. super: as
+ * it was; checked.  ERRORS: PMS_E_CORRUPT, PMS_E_VERSION, PMS_E_OS. */
+int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super, enum pms_domain domain, struct pms_error *error);
+int pms_super_check(const struct pms_superblock *super, struct pms_error *error);
+
 int pms_session_read(int fd, struct pms_session *session, struct pms_error *error);
 /* Generation + 1, into the other copy, durable on return.  CRASH: the old or the new one holds. */
 int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error);

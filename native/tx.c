@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "pool_state.h"
+#include "snapshot.h"
 
 /* ---- beginning ---- */
 
@@ -102,6 +103,7 @@ static void commit_in_place(struct pms_pool *pool)
 {
     struct ahead ahead;
     pms_lock_acquire(&pool->undo.lock);
+    pms_snapshot_keep_transaction(&pool->undo);
     count_commit(pool, 1);
     choose_ahead(pool, &ahead);
     pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
@@ -175,6 +177,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_error *error)
     struct ahead ahead;
     bool indeterminate = false;
     pms_lock_acquire(&pool->undo.lock);
+    pms_snapshot_keep_transaction(&pool->undo);
     count_commit(pool, 1);
     choose_ahead(pool, &ahead);
     pms_capture_protect(&pool->capture);

@@ -5,6 +5,7 @@
 
 #include "checksum.h"
 #include "quiet.h"
+#include "snapshot.h"
 
 #define ENTRY_INLINE 32u              /* a pre-image of at most this size shares its header's line */
 #define ENTRY_MAX (2u << 20)          /* bytes of pre-image in one entry */
@@ -50,8 +51,11 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->born = reserve(pages * sizeof *u->born);
     u->dirty = reserve(u->dirty_room * sizeof *u->dirty);
     u->steady = reserve(PMS_UNDO_STEADY);
+    u->taken_room = u->dirty_room;
+    u->taken = reserve(u->taken_room * sizeof *u->taken);
+    u->changed = reserve(pages * sizeof *u->changed);
     u->log = volatile_log ? reserve(map->reserve) : map->engine;
-    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->steady || !u->log) {
+    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->steady || !u->taken || !u->changed || !u->log) {
         int status = pms_fail_errno(error, "reserving memory for the undo log");
         pms_undo_close(u);
         return status;
@@ -69,6 +73,8 @@ void pms_undo_close(struct pms_undo *u)
     unreserve(u->born, pages * sizeof *u->born);
     unreserve(u->dirty, u->dirty_room * sizeof *u->dirty);
     unreserve(u->steady, PMS_UNDO_STEADY);
+    unreserve(u->taken, u->taken_room * sizeof *u->taken);
+    unreserve((void *)u->changed, pages * sizeof *u->changed);
     if (u->volatile_log)
         unreserve(u->log, u->map->reserve);
     memset(u, 0, sizeof *u);
@@ -143,6 +149,12 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
     }
     struct piece p = {u->extent[u->at_extent].off + u->at, off, (uint32_t)n, u->seq++};
     u->at += entry_bytes(n);
+    if (p.seq < u->taken_room) {
+        struct pms_taken *t = &u->taken[p.seq];
+        atomic_store_explicit(&t->target, off, memory_order_relaxed);
+        atomic_store_explicit(&t->image, p.pos + image_offset(p.len), memory_order_relaxed);
+        atomic_store_explicit(&t->len, n, memory_order_relaxed);
+    }
     return p;
 }
 
@@ -203,8 +215,15 @@ static void append_parallel(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_lock_release(&lock);
 }
 
+static void set_changed(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    for (uint64_t p = off / PMS_PAGE, last = (off + len - 1) / PMS_PAGE; p <= last; p++)
+        atomic_store_explicit(&u->changed[p], u->tag, memory_order_relaxed);
+}
+
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
 {
+    set_changed(u, off, len);
     u->captured_bytes += len;
     u->unfenced = true;
     if (len >= PARALLEL_MIN) {
@@ -224,6 +243,7 @@ void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len)
     PMS_ASSERT(len <= PMS_UNDO_STEADY);
     struct piece p = take_place(u, off, len);
     PMS_ASSERT(p.len == len);
+    set_changed(u, off, len);
     u->captured_bytes += len;
     u->unfenced = true;
     pms_quiet_copy(u->steady, u->map->user + off, len);
@@ -393,8 +413,10 @@ static bool mark_born(struct pms_undo *u, uint64_t off, uint64_t len)
 
 void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)
 {
+    pms_snapshot_keep(u, off, len); /* I6 */
     pms_lock_acquire(&u->lock);
     u->stored = true;
+    set_changed(u, off, len);
     if (mark_born(u, off, len)) /* else it is on the list: a block that comes and goes must not make it longer for ever */
         pms_undo_note(u, PMS_DIRTY_BORN, off, len, 0);
     pms_undo_make_writable(u, off, len);
@@ -423,8 +445,10 @@ static bool all_prepared(const struct pms_undo *u, uint64_t off, uint64_t len)
 
 void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)
 {
+    pms_snapshot_keep(u, off, len); /* I6 */
     pms_lock_acquire(&u->lock);
     u->stored = true;
+    set_changed(u, off, len);
     if (!all_prepared(u, off, len)) { /* else the list has these pages already */
         pms_undo_set_prepared(u, off, len);
         pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);

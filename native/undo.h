@@ -32,6 +32,13 @@ struct pms_dirty {
 
 struct pms_log_extent { uint64_t off, bytes; };
 
+struct pms_taken { /* an entry of the running transaction, for snapshots: read without the log lock, and checked afterwards */
+    _Atomic uint64_t target, image; /* image: of its pre-image, from undo.log */
+    _Atomic uint64_t len;
+};
+
+struct pms_snapshots;
+
 struct pms_undo {
     struct pms_map *map;
     struct pms_persist *persist;
@@ -57,6 +64,10 @@ struct pms_undo {
     uint64_t dirty_room;
     uint64_t captured_bytes; /* pre-image bytes appended, since open */
     unsigned char *steady;   /* PMS_UNDO_STEADY bytes: a pre-image of pages that somebody may be storing to */
+    struct pms_taken *taken; /* by seq; address space reserved, never moved */
+    uint64_t taken_room;
+    _Atomic uint64_t *changed; /* page: tag of the last transaction that may have changed it, since open */
+    struct pms_snapshots *snapshots; /* open ones, or NULL; under the log lock */
 };
 
 /* ---- for heap and directory. The caller holds the pool's operation lock; these take the log lock themselves. ---- */

@@ -15,13 +15,13 @@ LAYERS: list[set[str]] = [
     {"status", "checksum", "lock"},
     {"persist", "parallel", "persist_file", "debug"},
     {"map", "super"},
-    {"undo"},
+    {"undo", "snapshot"},
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
     {"directory", "directory_table", "directory_check"},
     {"list", "list_tree", "list_edit", "list_check"},
     {"journal", "journal_ring", "journal_state", "journal_home", "journal_recover"},
     {"capture", "handler"},
-    {"pool", "filelock"},
+    {"pool", "tier", "filelock"},
     {"pool_state"},
     {"recover", "tx", "block", "object", "sequence", "check", "fork", "history"},
 ]
@@ -33,6 +33,7 @@ ALLOWED = {
     ("pool", "pool_state"),  # pool.c implements pool.h on the inside that pool_state.h declares
     ("pool", "recover"),
     ("handler", "pool"),
+    ("tier", "pool_state"),  # as pool.c
 }
 
 

@@ -1,0 +1,646 @@
+#include "snapshot.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "quiet.h"
+
+#define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+#define DONE UINT32_MAX         /* in a slot: released */
+#define STRETCH 512u            /* pages of one optimistic copy: 2 MiB */
+#define STRETCH_LOCKED 32u      /* when writers are too fast for that: copied under the log lock */
+#define TRIES 4
+#define SLICE_NS 20000000       /* a waiting writer looks at the time so often */
+
+/* What all open snapshots of a store share. Kept pages are numbered from 1; 0 in a slot: nothing kept, still needed. */
+struct pms_snapshots {
+    struct pms_snapshot *first;
+    unsigned char *page;       /* kept pages */
+    uint32_t *refs;            /* of each: snapshots that need it */
+    uint32_t *free;            /* stack of numbers given back */
+    uint32_t *building;        /* by page of the store: number of a kept page that is being made */
+    uint64_t *batch;           /* pages being made */
+    uint64_t *page_of;         /* of each kept page: which page of the store it is */
+    uint64_t batch_count;
+    uint64_t room, used, peak, free_count, made; /* pages */
+    uint64_t store_pages;
+    uint32_t writers;          /* that wait */
+    _Atomic uint32_t progress; /* changes when pages are released: what a writer waits for */
+};
+
+struct pms_snapshot {
+    struct pms_undo *undo;
+    struct pms_snapshot *next;
+    struct pms_superblock super;
+    uint64_t tag;              /* transaction that ran when it was opened: the first whose writes do not belong to it */
+    uint64_t pages;            /* of the store then */
+    _Atomic uint32_t *slot;    /* by page */
+    uint8_t *live;             /* by chunk, or NULL: what will be read at all */
+    uint64_t live_pages, live_count; /* pages a chunk; chunks */
+    int64_t max_wait_ns;
+    uint64_t waits, wait_ns;
+    bool lost;                 /* a writer waited too long: under the log lock */
+    struct pms_lock gate;      /* protects the next two, and outlives the store */
+    bool detached;
+    uint32_t inside;
+    _Atomic uint32_t left;     /* +1 when a reader leaves */
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+static void *reserve(uint64_t bytes)
+{
+    void *p = mmap(NULL, bytes ? (size_t)bytes : 1, PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void unreserve(void *p, uint64_t bytes)
+{
+    if (p)
+        munmap(p, bytes ? (size_t)bytes : 1);
+}
+
+/* ---- what is shared ---- */
+
+static void shared_free(struct pms_snapshots *all)
+{
+    if (!all)
+        return;
+    unreserve(all->page, all->room * PMS_PAGE);
+    unreserve(all->refs, (all->room + 1) * sizeof *all->refs);
+    unreserve(all->free, (all->room + 1) * sizeof *all->free);
+    unreserve(all->building, all->store_pages * sizeof *all->building);
+    unreserve(all->batch, all->room * sizeof *all->batch);
+    unreserve(all->page_of, (all->room + 1) * sizeof *all->page_of);
+    free(all);
+}
+
+static struct pms_snapshots *shared_new(const struct pms_undo *u, uint64_t bound_bytes)
+{
+    struct pms_snapshots *all = calloc(1, sizeof *all);
+    if (!all)
+        return NULL;
+    uint64_t most = u->map->reserve / PMS_PAGE;
+    all->store_pages = most;
+    all->room = bound_bytes / PMS_PAGE > 0 ? bound_bytes / PMS_PAGE : 1;
+    if (all->room > most)
+        all->room = most;
+    if (all->room >= DONE)
+        all->room = DONE - 1;
+    all->page = reserve(all->room * PMS_PAGE);
+    all->refs = reserve((all->room + 1) * sizeof *all->refs);
+    all->free = reserve((all->room + 1) * sizeof *all->free);
+    all->building = reserve(most * sizeof *all->building);
+    all->batch = reserve(all->room * sizeof *all->batch);
+    all->page_of = reserve((all->room + 1) * sizeof *all->page_of);
+    if (all->page && all->refs && all->free && all->building && all->batch && all->page_of) {
+        (void)madvise(all->page, all->room * PMS_PAGE, MADV_HUGEPAGE);
+        return all;
+    }
+    shared_free(all);
+    return NULL;
+}
+
+/* ---- what is needed ---- REQUIRES: the log lock ---- */
+
+static bool needs(const struct pms_snapshot *s, uint64_t page)
+{
+    if (s->lost || page >= s->pages || atomic_load_explicit(&s->slot[page], memory_order_relaxed) != 0)
+        return false;
+    return !s->live || (page / s->live_pages < s->live_count && s->live[page / s->live_pages]);
+}
+
+static bool any_needs(const struct pms_snapshots *all, uint64_t page)
+{
+    for (const struct pms_snapshot *s = all->first; s; s = s->next)
+        if (needs(s, page))
+            return true;
+    return false;
+}
+
+static unsigned char *kept(const struct pms_snapshots *all, uint32_t number) { return all->page + (number - 1ull) * PMS_PAGE; }
+
+static void unref(struct pms_snapshots *all, uint32_t number)
+{
+    PMS_ASSERT(number >= 1 && number <= all->made && all->refs[number] > 0);
+    if (--all->refs[number])
+        return;
+    all->free[all->free_count++] = number;
+    all->used--;
+}
+
+static uint32_t take_number(struct pms_snapshots *all) /* 0: the bound is reached */
+{
+    if (all->used == all->room)
+        return 0;
+    all->used++;
+    if (all->used > all->peak)
+        all->peak = all->used;
+    return all->free_count ? all->free[--all->free_count] : (uint32_t)++all->made;
+}
+
+/* ---- keeping pages as they were when the running transaction began ---- REQUIRES: the log lock ---- */
+
+/* Entries of this transaction, or more than the list has room for. */
+static uint64_t taken_count(const struct pms_undo *u) { return u->seq; }
+
+/* Lays the entries over the pages being made, newest first: the oldest pre-image of a byte is the true one. */
+static void finish_batch(struct pms_undo *u)
+{
+    struct pms_snapshots *all = u->snapshots;
+    for (uint64_t i = all->batch_count ? taken_count(u) : 0; i-- > 0;) {
+        const struct pms_taken *t = &u->taken[i];
+        uint64_t target = t->target, image = t->image, end = target + t->len;
+        for (uint64_t at = target; at < end;) {
+            uint64_t page = at / PMS_PAGE, to = (page + 1) * PMS_PAGE < end ? (page + 1) * PMS_PAGE : end;
+            if (all->building[page])
+                pms_quiet_copy(kept(all, all->building[page]) + at % PMS_PAGE, u->log + image + (at - target), to - at);
+            at = to;
+        }
+    }
+    for (uint64_t i = 0; i < all->batch_count; i++) {
+        uint64_t page = all->batch[i];
+        uint32_t number = all->building[page];
+        all->building[page] = 0;
+        all->refs[number] = 0;
+        for (struct pms_snapshot *s = all->first; s; s = s->next) {
+            if (!needs(s, page))
+                continue;
+            all->refs[number]++;
+            atomic_store_explicit(&s->slot[page], number, memory_order_release);
+        }
+        PMS_ASSERT(all->refs[number] > 0);
+    }
+    all->batch_count = 0;
+}
+
+/* Starts to keep a page. whole: an entry covers it, so that its content now does not matter. false: no room. */
+static bool start_page(struct pms_undo *u, uint64_t page, bool whole)
+{
+    struct pms_snapshots *all = u->snapshots;
+    if (all->building[page] || !any_needs(all, page))
+        return true;
+    uint32_t number = take_number(all);
+    if (!number)
+        return false;
+    if (!whole)
+        pms_quiet_copy(kept(all, number), (const unsigned char *)pms_map_at(u->map, page * PMS_PAGE), PMS_PAGE);
+    all->building[page] = number;
+    all->page_of[number] = page;
+    all->batch[all->batch_count++] = page;
+    return true;
+}
+
+/* A snapshot that cannot be served any more: what it kept goes back. */
+static void lose(struct pms_snapshots *all, struct pms_snapshot *s)
+{
+    s->lost = true;
+    for (uint32_t number = 1; number <= all->made && all->used; number++) {
+        uint64_t page = all->page_of[number];
+        if (all->refs[number] == 0 || page >= s->pages || atomic_load(&s->slot[page]) != number)
+            continue;
+        atomic_store(&s->slot[page], DONE);
+        unref(all, number);
+    }
+}
+
+struct wait { uint64_t began, now; }; /* of one writer; 0: it has not waited yet */
+
+/* Waits until something was released; gives up snapshots whose time is over. REQUIRES: the log lock, given up meanwhile. */
+static void wait_for_room(struct pms_undo *u, struct wait *w)
+{
+    struct pms_snapshots *all = u->snapshots;
+    uint64_t before = now_ns(), waited = w->began ? before - w->now : 0;
+    bool first = w->began == 0, expired = false;
+    w->began = first ? before : w->began;
+    w->now = before;
+    for (struct pms_snapshot *s = all->first; s; s = s->next) {
+        s->wait_ns += waited;
+        s->waits += first;
+        if (!s->lost && s->max_wait_ns >= 0 && before - w->began >= (uint64_t)s->max_wait_ns) {
+            lose(all, s);
+            expired = true;
+        }
+    }
+    if (expired)
+        return;
+    uint32_t seen = atomic_load(&all->progress); /* nothing is released while the lock is held */
+    all->writers++;
+    pms_lock_release(&u->lock);
+    pms_futex_wait(&all->progress, seen, SLICE_NS);
+    pms_lock_acquire(&u->lock);
+    all->writers--;
+}
+
+static bool start_span(struct pms_undo *u, uint64_t off, uint64_t bytes, bool captured)
+{
+    for (uint64_t page = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE; page <= last; page++) {
+        bool whole = captured && page * PMS_PAGE >= off && (page + 1) * PMS_PAGE <= off + bytes;
+        if (!start_page(u, page, whole))
+            return false;
+    }
+    return true;
+}
+
+static bool start_transaction(struct pms_undo *u)
+{
+    for (uint64_t i = 0, n = taken_count(u); i < n; i++)
+        if (!start_span(u, u->taken[i].target, u->taken[i].len, true))
+            return false;
+    return true;
+}
+
+/* Entries that the list has no room for: a transaction of more than a hundred million of them. */
+static bool too_many(struct pms_undo *u)
+{
+    if (u->seq <= u->taken_room)
+        return false;
+    for (struct pms_snapshot *s = u->snapshots->first; s; s = s->next)
+        lose(u->snapshots, s);
+    return true;
+}
+
+static void keep(struct pms_undo *u, uint64_t off, uint64_t bytes)
+{
+    struct wait wait = {0};
+    while (u->snapshots && !too_many(u)) {
+        bool all_started = bytes ? start_span(u, off, bytes, false) : start_transaction(u);
+        finish_batch(u);
+        if (all_started)
+            return;
+        wait_for_room(u, &wait);
+    }
+}
+
+void pms_snapshot_keep_transaction(struct pms_undo *u) { keep(u, 0, 0); }
+
+void pms_snapshot_keep(struct pms_undo *u, uint64_t off, uint64_t bytes)
+{
+    if (!bytes)
+        return;
+    pms_lock_acquire(&u->lock);
+    keep(u, off, bytes);
+    pms_lock_release(&u->lock);
+}
+
+/* ---- opening and closing ---- */
+
+static void snapshot_free(struct pms_snapshot *s)
+{
+    unreserve((void *)s->slot, s->pages * sizeof *s->slot);
+    free(s->live);
+    free(s);
+}
+
+int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, uint64_t bound_bytes, int64_t max_wait_ns,
+                      struct pms_snapshot **out, struct pms_error *error)
+{
+    struct pms_snapshot *s = calloc(1, sizeof *s);
+    struct pms_snapshots *all = shared_new(u, bound_bytes);
+    *out = NULL;
+    if (s) {
+        s->undo = u;
+        s->super = *super;
+        s->pages = super->file_bytes / PMS_PAGE;
+        s->max_wait_ns = max_wait_ns;
+        s->slot = reserve(s->pages * sizeof *s->slot);
+    }
+    if (!s || !all || !s->slot) {
+        errno = ENOMEM;
+        shared_free(all);
+        if (s)
+            snapshot_free(s);
+        return pms_fail_errno(error, "reserving memory for a snapshot");
+    }
+    pms_lock_acquire(&u->lock);
+    if (u->seq > u->taken_room) {
+        pms_lock_release(&u->lock);
+        shared_free(all);
+        snapshot_free(s);
+        return pms_fail(error, PMS_E_STATE, "the running transaction has too many pieces for a snapshot: commit first");
+    }
+    if (!u->snapshots || (!u->snapshots->first && !u->snapshots->writers)) {
+        struct pms_snapshots *old = u->snapshots;
+        u->snapshots = all;
+        all = old;
+    }
+    s->tag = u->tag;
+    s->next = u->snapshots->first;
+    u->snapshots->first = s;
+    pms_lock_release(&u->lock);
+    shared_free(all);
+    *out = s;
+    return PMS_OK;
+}
+
+static bool enter(struct pms_snapshot *s)
+{
+    pms_lock_acquire(&s->gate);
+    bool may = !s->detached;
+    s->inside += may;
+    pms_lock_release(&s->gate);
+    return may;
+}
+
+static void leave(struct pms_snapshot *s)
+{
+    pms_lock_acquire(&s->gate);
+    s->inside--;
+    pms_lock_release(&s->gate);
+    atomic_fetch_add(&s->left, 1);
+    pms_futex_wake(&s->left, 64);
+}
+
+static void wake_writers(struct pms_snapshots *all)
+{
+    atomic_fetch_add(&all->progress, 1);
+    if (all->writers)
+        pms_futex_wake(&all->progress, 64);
+}
+
+/* Off the list. Returns what is shared if nobody needs it any more. REQUIRES: the log lock. */
+static struct pms_snapshots *unlist(struct pms_undo *u, struct pms_snapshot *s)
+{
+    struct pms_snapshots *all = u->snapshots;
+    struct pms_snapshot **at = &all->first;
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    lose(all, s);
+    wake_writers(all);
+    if (all->first || all->writers)
+        return NULL; /* with writers in it, it stays, empty, for the next snapshot or until the store closes */
+    u->snapshots = NULL;
+    return all;
+}
+
+void pms_snapshot_close(struct pms_snapshot *s)
+{
+    if (enter(s)) {
+        pms_lock_acquire(&s->undo->lock);
+        struct pms_snapshots *last = unlist(s->undo, s);
+        pms_lock_release(&s->undo->lock);
+        leave(s);
+        shared_free(last);
+    }
+    snapshot_free(s);
+}
+
+void pms_snapshot_detach_all(struct pms_undo *u)
+{
+    for (;;) {
+        pms_lock_acquire(&u->lock);
+        struct pms_snapshot *s = u->snapshots ? u->snapshots->first : NULL;
+        if (s) {
+            pms_lock_acquire(&s->gate);
+            s->detached = true;
+            pms_lock_release(&s->gate);
+        }
+        struct pms_snapshots *rest = s ? NULL : u->snapshots;
+        u->snapshots = s ? u->snapshots : NULL;
+        pms_lock_release(&u->lock);
+        if (!s) {
+            shared_free(rest);
+            return;
+        }
+        for (;;) { /* a reader that is inside may still want the log lock */
+            uint32_t seen = atomic_load(&s->left);
+            pms_lock_acquire(&s->gate);
+            bool busy = s->inside > 0;
+            pms_lock_release(&s->gate);
+            if (!busy)
+                break;
+            pms_futex_wait(&s->left, seen, -1);
+        }
+        pms_lock_acquire(&u->lock);
+        struct pms_snapshots *last = unlist(u, s);
+        pms_lock_release(&u->lock);
+        shared_free(last);
+    }
+}
+
+/* ---- reading ---- */
+
+static bool is_state(const struct pms_superblock *super, uint64_t page)
+{
+    uint64_t off = page * PMS_PAGE;
+    if (off == PMS_OFF_ROOT)
+        return true;
+    for (uint32_t i = 0; i < super->segment_count; i++) {
+        const struct pms_segment *g = &super->segment[i];
+        if ((off >= g->table_off && off < g->log_off) || (off >= g->data_off && off < g->data_off + g->data_pages * PMS_PAGE))
+            return true;
+    }
+    return false;
+}
+
+struct stretch { /* pages on their way out */
+    struct pms_snapshot *s;
+    uint64_t first, count;
+    unsigned char *dst;
+    uint8_t source[STRETCH]; /* of each page: */
+};
+enum { FROM_STORE, FROM_KEPT, FROM_NOTHING };
+
+static bool copy_kept(struct stretch *x, uint64_t i)
+{
+    const struct pms_snapshots *all = x->s->undo->snapshots;
+    uint32_t number = atomic_load_explicit(&x->s->slot[x->first + i], memory_order_acquire);
+    if (number == 0)
+        return false;
+    if (number == DONE)
+        memset(x->dst + i * PMS_PAGE, 0, PMS_PAGE); /* released, or lost: the caller is told or does not care */
+    else
+        pms_quiet_copy(x->dst + i * PMS_PAGE, kept(all, number), PMS_PAGE);
+    x->source[i] = FROM_KEPT;
+    return true;
+}
+
+static void copy_now(struct stretch *x)
+{
+    const struct pms_undo *u = x->s->undo;
+    for (uint64_t i = 0; i < x->count; i++) {
+        x->source[i] = FROM_STORE;
+        if (x->first + i >= x->s->pages || !is_state(&x->s->super, x->first + i)) {
+            memset(x->dst + i * PMS_PAGE, 0, PMS_PAGE);
+            x->source[i] = FROM_NOTHING;
+        } else if (!copy_kept(x, i)) {
+            pms_quiet_copy(x->dst + i * PMS_PAGE, (const unsigned char *)pms_map_at(u->map, (x->first + i) * PMS_PAGE),
+                           PMS_PAGE);
+        }
+    }
+}
+
+/* Pages of the store become what they were when the transaction of the first n entries began. */
+static void lay_over(struct stretch *x, uint64_t n)
+{
+    const struct pms_undo *u = x->s->undo;
+    uint64_t from = x->first * PMS_PAGE, to = from + x->count * PMS_PAGE;
+    for (uint64_t i = 0; i < x->count; i++)
+        if (x->source[i] == FROM_STORE)
+            copy_kept(x, i); /* kept since it was copied */
+    for (uint64_t e = n; e-- > 0;) {
+        uint64_t target = atomic_load_explicit(&u->taken[e].target, memory_order_relaxed);
+        if (target >= to)
+            continue;
+        uint64_t end = target + atomic_load_explicit(&u->taken[e].len, memory_order_relaxed);
+        if (end <= from)
+            continue;
+        uint64_t image = atomic_load_explicit(&u->taken[e].image, memory_order_relaxed);
+        for (uint64_t at = target > from ? target : from; at < end && at < to;) {
+            uint64_t next = (at / PMS_PAGE + 1) * PMS_PAGE;
+            next = next < end ? next : end;
+            if (x->source[at / PMS_PAGE - x->first] == FROM_STORE)
+                pms_quiet_copy(x->dst + (at - from), u->log + image + (at - target), next - at);
+            at = next;
+        }
+    }
+}
+
+/* Entries are immutable while their transaction runs: laid over without the lock, and thrown away if it ended meanwhile. */
+static bool try_stretch(struct stretch *x)
+{
+    struct pms_undo *u = x->s->undo;
+    pms_lock_acquire(&u->lock);
+    uint64_t tag = u->tag;
+    pms_lock_release(&u->lock);
+    copy_now(x);
+    pms_full_fence(); /* the copies, before the count of entries is read: I3 turned round */
+    pms_lock_acquire(&u->lock);
+    bool same = u->tag == tag;
+    uint64_t n = taken_count(u);
+    pms_lock_release(&u->lock);
+    if (!same || n > u->taken_room)
+        return false;
+    lay_over(x, n);
+    pms_lock_acquire(&u->lock);
+    same = u->tag == tag;
+    pms_lock_release(&u->lock);
+    return same;
+}
+
+static void read_stretch(struct stretch *x)
+{
+    for (int i = 0; i < TRIES; i++)
+        if (try_stretch(x))
+            return;
+    struct stretch part = {.s = x->s};
+    for (uint64_t at = 0; at < x->count; at += STRETCH_LOCKED) {
+        part.first = x->first + at;
+        part.count = x->count - at < STRETCH_LOCKED ? x->count - at : STRETCH_LOCKED;
+        part.dst = x->dst + at * PMS_PAGE;
+        pms_lock_acquire(&x->s->undo->lock);
+        copy_now(&part);
+        if (taken_count(x->s->undo) <= x->s->undo->taken_room)
+            lay_over(&part, taken_count(x->s->undo));
+        pms_lock_release(&x->s->undo->lock);
+    }
+}
+
+static int lost(struct pms_snapshot *s, struct pms_error *error)
+{
+    pms_lock_acquire(&s->undo->lock);
+    bool gone = s->lost;
+    pms_lock_release(&s->undo->lock);
+    if (!gone)
+        return PMS_OK;
+    return pms_fail(error, PMS_E_STATE, "the snapshot was given up: a commit waited too long for room to keep pages for it");
+}
+
+int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, struct pms_error *error)
+{
+    if (off % PMS_PAGE || bytes % PMS_PAGE || off > (1ull << 50) || bytes > (1ull << 50))
+        return pms_fail(error, PMS_E_INVALID, "a snapshot is read in whole pages");
+    if (!enter(s))
+        return pms_fail(error, PMS_E_CLOSED, "the store was closed under the snapshot");
+    struct stretch x = {.s = s, .first = off / PMS_PAGE, .dst = dst};
+    for (uint64_t left = bytes / PMS_PAGE; left; left -= x.count) {
+        x.count = left < STRETCH ? left : STRETCH;
+        read_stretch(&x);
+        x.first += x.count;
+        x.dst += x.count * PMS_PAGE;
+    }
+    int status = lost(s, error); /* afterwards: what was copied is whole unless it was lost before */
+    leave(s);
+    return status;
+}
+
+void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)
+{
+    if (!bytes || !enter(s))
+        return;
+    struct pms_snapshots *all = s->undo->snapshots;
+    pms_lock_acquire(&s->undo->lock);
+    for (uint64_t p = off / PMS_PAGE, end = (off + bytes) / PMS_PAGE; p < end && p < s->pages; p++) {
+        uint32_t number = atomic_load_explicit(&s->slot[p], memory_order_relaxed);
+        atomic_store_explicit(&s->slot[p], DONE, memory_order_relaxed);
+        if (number && number != DONE)
+            unref(all, number);
+    }
+    wake_writers(all);
+    pms_lock_release(&s->undo->lock);
+    leave(s);
+}
+
+int pms_snapshot_only(struct pms_snapshot *s, uint64_t chunk_bytes, const uint8_t *live, uint64_t chunks, struct pms_error *error)
+{
+    PMS_ASSERT(chunk_bytes >= PMS_PAGE && chunk_bytes % PMS_PAGE == 0 && !s->live);
+    uint8_t *copy = malloc(chunks ? chunks : 1);
+    if (!copy)
+        return pms_fail_errno(error, "allocating memory");
+    memcpy(copy, live, chunks);
+    if (!enter(s)) {
+        free(copy);
+        return pms_fail(error, PMS_E_CLOSED, "the store was closed under the snapshot");
+    }
+    pms_lock_acquire(&s->undo->lock);
+    s->live_pages = chunk_bytes / PMS_PAGE;
+    s->live_count = chunks;
+    s->live = copy;
+    wake_writers(s->undo->snapshots);
+    pms_lock_release(&s->undo->lock);
+    leave(s);
+    return PMS_OK;
+}
+
+/* ---- asking ---- */
+
+void pms_snapshot_changed(const struct pms_snapshot *s, uint64_t since, uint64_t chunk_bytes, uint8_t *changed, uint64_t chunks)
+{
+    uint64_t pages = chunk_bytes / PMS_PAGE;
+    if (!enter((struct pms_snapshot *)(uintptr_t)s)) {
+        memset(changed, 1, chunks);
+        return;
+    }
+    for (uint64_t i = 0; i < chunks; i++) {
+        uint64_t end = (i + 1) * pages < s->pages ? (i + 1) * pages : s->pages;
+        changed[i] = 0;
+        for (uint64_t p = i * pages; p < end && !changed[i]; p++)
+            changed[i] = atomic_load_explicit(&s->undo->changed[p], memory_order_relaxed) >= since;
+    }
+    leave((struct pms_snapshot *)(uintptr_t)s);
+}
+
+uint64_t pms_snapshot_tag(const struct pms_snapshot *s) { return s->tag; }
+const struct pms_superblock *pms_snapshot_super(const struct pms_snapshot *s) { return &s->super; }
+
+void pms_snapshot_get_stats(struct pms_snapshot *s, struct pms_snapshot_stats *stats)
+{
+    memset(stats, 0, sizeof *stats);
+    if (!enter(s))
+        return;
+    pms_lock_acquire(&s->undo->lock);
+    const struct pms_snapshots *all = s->undo->snapshots;
+    *stats = (struct pms_snapshot_stats){.kept_bytes = all->used * PMS_PAGE, .peak_bytes = all->peak * PMS_PAGE,
+                                         .bound_bytes = all->room * PMS_PAGE, .waits = s->waits, .wait_ns = s->wait_ns};
+    pms_lock_release(&s->undo->lock);
+    leave(s);
+}

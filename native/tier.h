@@ -1,0 +1,64 @@
+/* Between snapshots and the files of a storage tier: which chunks of a store there are, copied out with their checksums, and back
+ * into a new store. A chunk is a stretch of the file of a fixed size, a multiple of the page. Formats of a tier are
+ * Python's business (pmstore/tiers/); bytes pass through here, on threads of the caller's, without the interpreter. */
+#ifndef PMS_TIER_H
+#define PMS_TIER_H
+
+#include "pool.h"
+
+struct pms_snapshot;
+
+/* Pins the last commit. bound_bytes: of pages kept for it (0: a quarter of what is in use, 4 MiB at least); max_wait_ns: how long a
+ * commit waits at the bound before the snapshot is given up (< 0: for ever).  ERRORS: PMS_E_CLOSED, PMS_E_FORKED, PMS_E_OS. */
+int pms_snapshot_begin(struct pms_pool *pool, uint64_t bound_bytes, int64_t max_wait_ns, struct pms_snapshot **snapshot,
+                       struct pms_error *error);
+void pms_snapshot_end(struct pms_pool *pool, struct pms_snapshot *snapshot);
+
+struct pms_snapshot_info {
+    uint64_t epoch;       /* of the pinned commit */
+    uint64_t tag;         /* `since` of a later snapshot, in the same opening */
+    uint64_t file_bytes;
+    uint64_t kept_bytes, peak_bytes, bound_bytes; /* pages kept for open snapshots */
+    uint64_t waits, wait_ns; /* of commits, for room */
+    uint8_t super[4096];  /* what makes a store of the chunks again */
+};
+int pms_snapshot_info(struct pms_snapshot *snapshot, struct pms_snapshot_info *info, struct pms_error *error);
+
+/* state[i] of chunk i: 0 nothing in it; PMS_CHUNK_LIVE; with PMS_CHUNK_CHANGED if a transaction since `since` may have changed it
+ * (since 0: all). Chunks with nothing in them are not kept from now on: call it first, once.  ERRORS: PMS_E_CORRUPT (a page table). */
+#define PMS_CHUNK_LIVE 1
+#define PMS_CHUNK_CHANGED 2
+int pms_snapshot_chunks(struct pms_snapshot *snapshot, uint64_t since, uint64_t chunk_bytes, uint8_t *state, uint64_t count,
+                        struct pms_error *error);
+
+/* Copies whole pages as of the snapshot (see native/snapshot.h), and gives them up. */
+int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst, struct pms_error *error);
+
+/* Shared by the threads of one transfer. Written by any; read with care for nothing but progress. */
+struct pms_transfer {
+    uint64_t done_bytes;
+    uint64_t bytes_per_second; /* of all threads together; 0: no limit */
+    uint64_t started_ns;       /* 0: set by the first thread */
+    int32_t cancel;            /* not 0: threads stop, PMS_E_STATE */
+    int32_t reserved;
+};
+
+/* Writes chunks, as of the snapshot, one after another into fd from `at` on, and gives them up. crc[i] = CRC-32C of chunk i. fd may be open
+ * with O_DIRECT.  ERRORS: PMS_E_OS, PMS_E_FULL: of the file; PMS_E_STATE: cancelled, or given up; PMS_E_CLOSED. */
+int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count,
+                       uint64_t at, uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error);
+
+/* Copies `count` pieces of at most piece_bytes from in_fd to out_fd, each checked against its CRC-32C (of piece_bytes in the source; the last
+ * bytes may lie past out_end and are dropped). A piece that fails its check, or is not all there: PMS_E_CORRUPT, *bad = its index. */
+int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_t *to, const uint32_t *crc, uint64_t count,
+                      uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer, struct pms_error *error);
+
+/* A new store in an empty file: room first (all of it reads as zeros), then the chunks, then the head, which makes it a store.
+ * super: from struct pms_snapshot_info, maybe from an enemy. Durable after _seal. */
+int pms_restore_begin(int fd, const uint8_t *super, uint64_t *file_bytes, struct pms_error *error);
+int pms_restore_seal(int fd, const uint8_t *super, int domain, struct pms_error *error);
+int pms_transfer_sync(int fd, struct pms_error *error); /* fdatasync */
+
+uint32_t pms_checksum(uint32_t crc, const void *data, uint64_t bytes); /* CRC-32C */
+
+#endif
