@@ -58,12 +58,6 @@ static int check_machine(const struct pms_pool *pool, const struct pms_options *
                                           "the death of its process only");
 }
 
-static enum pms_flush flush_for(enum pms_domain domain)
-{
-    bool in_memory = domain == PMS_DOMAIN_DAX || domain == PMS_DOMAIN_EMULATED;
-    return in_memory ? pms_persist_best_flush() : PMS_FLUSH_NONE;
-}
-
 /* Address space for growth: as far as the file can get, unless the process may not have that much. */
 static uint64_t reserve_for(const struct pms_pool *pool)
 {
@@ -208,7 +202,7 @@ static int open_files(struct pms_pool *pool, const char *path, const struct pms_
     if (status != PMS_OK)
         return status;
     pool->domain = pms_domain_choose(pool->fd, (enum pms_domain)o->domain, (enum pms_domain)pool->super.domain);
-    pool->persist.flush = flush_for(pool->domain);
+    pool->persist.flush = pms_domain_flush(pool->domain);
     status = pool->read_only ? open_reading(pool, error) : open_writing(pool, error);
     if (status == PMS_OK)
         status = start_engine(pool, o, error);

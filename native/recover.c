@@ -95,22 +95,42 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     return PMS_OK;
 }
 
+/* Before and after the anchor gives the log up. The mapping here is not MAP_SYNC: on fsdax a page that was never written before is there
+ * for good only after a sync. */
+static int settle(struct pms_pool *pool, struct pms_error *error)
+{
+    pms_persist_fence(&pool->persist); /* pre-images home before the anchor; the anchor before the log is written again */
+    errno = pool->info.undone_entries ? pms_persist_sync(&pool->persist, pool->fd) : 0;
+    return errno ? pms_fail_errno(error, "syncing what was undone") : PMS_OK;
+}
+
+static int undo_mapped(struct pms_pool *pool, struct pms_map *map, struct pms_error *error)
+{
+    uint64_t entries = 0, *anchor = pms_map_at(map, PMS_OFF_ANCHOR);
+    int status = undo_in(pool, map, &entries, error);
+    if (status != PMS_OK || entries == 0)
+        return status;
+    status = settle(pool, error);
+    if (status != PMS_OK)
+        return status;
+    pool->tx++;
+    pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx));
+    pms_persist_flush(&pool->persist, anchor, sizeof *anchor);
+    return settle(pool, error);
+}
+
 static int undo_file(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_map map;
-    uint64_t entries = 0;
-    struct pms_persist *p = &pool->persist;
-    int status = pms_map_open(&map, pool->fd, pool->super.file_bytes, 0, PMS_MAP_SHARED, p, error);
+    int status = pms_map_open(&map, pool->fd, pool->super.file_bytes, 0, PMS_MAP_SHARED, &pool->persist, error);
     if (status != PMS_OK)
         return status;
-    status = undo_in(pool, &map, &entries, error);
-    if (status == PMS_OK && entries) {
-        pms_persist_fence(p); /* pre-images home, before the anchor gives the log up */
-        pool->tx++;
-        pms_persist_store8(p, pms_map_at(&map, PMS_OFF_ANCHOR), pms_anchor_pack(pool->tx));
-        pms_persist_flush(p, pms_map_at(&map, PMS_OFF_ANCHOR), sizeof(uint64_t));
-        pms_persist_fence(p); /* the anchor, before the log is written again */
-    }
+    /* With the write-back of the domain that crashed: the one asked for now may have none. */
+    enum pms_flush after = pool->persist.flush;
+    if (after == PMS_FLUSH_NONE)
+        pool->persist.flush = pms_domain_flush((enum pms_domain)pool->session.domain);
+    status = undo_mapped(pool, &map, error);
+    pool->persist.flush = after;
     pms_map_close(&map);
     return status;
 }

@@ -9,6 +9,12 @@ enum pms_domain pms_domain_choose(int fd, enum pms_domain asked, enum pms_domain
 
 static inline bool pms_domain_in_place(enum pms_domain d) { return d != PMS_DOMAIN_FILE; }
 
+/* How stores of a domain reach its medium. */
+static inline enum pms_flush pms_domain_flush(enum pms_domain d)
+{
+    return d == PMS_DOMAIN_DAX || d == PMS_DOMAIN_EMULATED ? pms_persist_best_flush() : PMS_FLUSH_NONE;
+}
+
 /* Finishes or undoes what the log that was in force (pool->session.domain) holds, and makes the log of pool->domain ready. Sets
  * pool->tx and the recovery fields of pool->info. Writes the file; on return it is whole and durable under either log.
  * ERRORS: PMS_E_CORRUPT, PMS_E_OS.  CRASH: repeats at the next open. */
