@@ -38,7 +38,7 @@ int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
         return status;
     if (!pool->read_only && !pool->failed)
         return PMS_OK;
-    status = pms_fail(error, PMS_E_READONLY, pool->failed ? "an earlier sync of the store failed"
+    status = pms_fail(error, PMS_E_READONLY, pool->failed ? "an earlier failure left unknown what is durable"
                                                           : "the store is open for reading");
     pms_pool_leave(pool);
     return status;

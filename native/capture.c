@@ -129,18 +129,7 @@ static void append_span(struct pms_capture *c, struct pms_span span)
     }
 }
 
-/* With too many mappings, protecting everything makes one mapping of all; prepared pages then just fault again. */
-static void unprotect_span(struct pms_capture *c, struct pms_span span)
-{
-    if (pms_map_all_writable(c->map, span.off, span.bytes))
-        return;
-    int err = pms_map_unprotect(c->map, span.off, span.bytes);
-    if (err == ENOMEM) {
-        pms_map_protect(c->map, 0, c->map->bytes);
-        err = pms_map_unprotect(c->map, span.off, span.bytes);
-    }
-    PMS_ASSERT(err == 0 && "mprotect failed: the process has too many mappings (vm.max_map_count)");
-}
+static void unprotect(struct pms_capture *c, struct pms_span span) { pms_map_unprotect_surely(c->map, span.off, span.bytes); }
 
 /* The pages around `page` that are prepared already: a fresh block becomes writable at once, not page by page. */
 static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span, uint64_t off)
@@ -153,6 +142,13 @@ static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span,
     return (struct pms_span){first * PMS_PAGE, (last - first + 1) * PMS_PAGE};
 }
 
+/* Private views: a page of the engine's that it made writable, and that was protected with all others when mappings ran out. */
+static bool engine_page(const struct pms_capture *c, uint64_t off)
+{
+    const uint64_t *granule = c->undo->granule[off / PMS_PAGE];
+    return !c->map->shared && (granule[0] | granule[1]) != 0;
+}
+
 bool pms_capture_fault(struct pms_capture *c, uint64_t off)
 {
     struct pms_span span;
@@ -163,16 +159,21 @@ bool pms_capture_fault(struct pms_capture *c, uint64_t off)
         pms_lock_release(&c->undo->lock);
         return true;
     }
+    if (ours && engine_page(c, off)) {
+        unprotect(c, (struct pms_span){page_down(off), PMS_PAGE});
+        pms_lock_release(&c->undo->lock);
+        return true;
+    }
     ours = ours && choose_span(c, off, &span);
     if (ours && pms_undo_page_prepared(c->undo, off / PMS_PAGE)) {
         struct pms_block b;
         if (pms_heap_find(c->heap, off, &b))
             span = (struct pms_span){b.extent_off, b.extent_bytes};
-        unprotect_span(c, prepared_run(c, span, off));
+        unprotect(c, prepared_run(c, span, off));
     } else if (ours) {
         append_span(c, span);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
-        unprotect_span(c, span);
+        unprotect(c, span);
     }
     pms_lock_release(&c->undo->lock);
     return ours;
@@ -217,7 +218,7 @@ int pms_capture_spans(struct pms_capture *c, const struct pms_span *span, uint64
     for (uint64_t i = 0; i < count; i++) {
         struct pms_span s = span[i];
         if (s.bytes && span_of_pages(c, &s, NULL))
-            unprotect_span(c, s);
+            unprotect(c, s);
     }
     pms_lock_release(&c->undo->lock);
     return PMS_OK;

@@ -176,7 +176,10 @@ static int fill(struct pms_heap *h, struct pms_error *error)
         if (status)
             return status;
     }
-    return pms_heap_rebuild(h, error);
+    int status = pms_heap_rebuild(h, error);
+    if (status == PMS_OK && h->log_need > pms_undo_capacity(h->undo)) /* no store of ours: an allocation checks it (I5) */
+        status = pms_fail(error, PMS_E_CORRUPT, "page table: more is allocated than the log has room for");
+    return status;
 }
 
 int pms_heap_open(struct pms_heap **heap, struct pms_undo *undo, const struct pms_superblock *super, struct pms_error *error)

@@ -102,7 +102,9 @@ int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, en
 
 int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error)
 {
-    PMS_ASSERT(bytes % PMS_PAGE == 0 && bytes >= m->bytes);
+    PMS_ASSERT(bytes % PMS_PAGE == 0);
+    if (bytes <= m->bytes) /* mapped by an attempt that failed later */
+        return PMS_OK;
     if (bytes > m->reserve) {
         int status = pms_fail(error, PMS_E_FULL, "the address space set aside at open is used up: close and open again");
         if (error) {
@@ -167,6 +169,19 @@ int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes)
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
     set_bits(m, off, bytes, false);
     return pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ);
+}
+
+void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    if (pms_map_all_writable(m, off, bytes))
+        return;
+    int err = pms_map_unprotect(m, off, bytes);
+    if (err == ENOMEM) {
+        err = pms_map_protect(m, 0, m->bytes);
+        if (!err)
+            err = pms_map_unprotect(m, off, bytes);
+    }
+    PMS_ASSERT(err == 0 && "mprotect failed: the process has too many mappings (vm.max_map_count)");
 }
 
 bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)

@@ -34,7 +34,7 @@ enum pms_map_how { PMS_MAP_SHARED, PMS_MAP_SYNC, PMS_MAP_PRIVATE };
 int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, enum pms_map_how how,
                  struct pms_persist *persist, struct pms_error *error);
 
-/* Extends both views to bytes. Nothing moves. ERRORS: PMS_E_OS, PMS_E_FULL (beyond the reserve). */
+/* Extends both views to bytes, if they are smaller. Nothing moves. ERRORS: PMS_E_OS, PMS_E_FULL (beyond the reserve). */
 int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error);
 
 void pms_map_close(struct pms_map *m); /* unmaps everything */
@@ -43,6 +43,10 @@ void pms_map_close(struct pms_map *m); /* unmaps everything */
  * (ENOMEM: too many mappings). */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes);
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* Unprotects a range, whatever the mappings: when they run out, everything is protected first (which makes one mapping of all),
+ * and pages that were writable fault again. */
+void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes);
 bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes);
 
 /* Asks for huge pages behind the whole ones in a range (tmpfs, Linux 6.1): protection changes cost 512 times less, and fewer address translations miss. Advice:

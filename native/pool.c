@@ -356,7 +356,7 @@ static int finish_writing(struct pms_pool *pool, int commit, struct pms_error *e
 {
     int status = PMS_OK;
     if (pool->failed)
-        return pms_fail(error, PMS_E_READONLY, "an earlier sync of the store failed");
+        return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
     if (commit)
         status = pms_tx_commit(pool, error);
     if (!commit || status != PMS_OK) {
@@ -460,7 +460,7 @@ void pms_unpin(struct pms_pool *pool, uint64_t data)
     if (atomic_load(&pool->capture.forked))
         return;
     pthread_mutex_lock(&pool->op);
-    if (!pool->closed)
+    if (!pool->closed && !pool->failed) /* after a failure the index may be incomplete, and nothing is allocated any more */
         pms_heap_unpin(pool->heap, data);
     pthread_mutex_unlock(&pool->op);
     pms_pool_unref(pool);

@@ -16,6 +16,7 @@
 #define LOG_SLACK_PAGES 8u          /* what may stay unused at an extent's end, and a little */
 #define HUGE_SEGMENT (32ull << 20)  /* from here on data starts at a PMS_HUGE boundary */
 #define GROWTH_SHARE 4u             /* a growth step is at least this part of the file */
+#define FILE_MAX (1ull << 46)       /* bytes: no sum of sizes below overflows */
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
@@ -71,6 +72,8 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
         }
         return status;
     }
+    if (file_bytes > FILE_MAX)
+        return pms_fail(error, PMS_E_INVALID, "a store has at most 64 TiB");
     if (max_bytes && max_bytes < file_bytes)
         return pms_fail(error, PMS_E_INVALID, "max_size is smaller than size");
     memcpy(super->magic, PMS_MAGIC, sizeof super->magic);
@@ -89,14 +92,17 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
 
 int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes, struct pms_error *error)
 {
-    uint64_t pages = round_up(data_bytes + 2 * PMS_HUGE, PMS_PAGE) / PMS_PAGE;
+    uint64_t most = super->max_bytes && super->max_bytes < FILE_MAX ? super->max_bytes : FILE_MAX;
+    uint64_t asked = data_bytes < FILE_MAX ? data_bytes : FILE_MAX;
+    uint64_t pages = round_up(asked + 2 * PMS_HUGE, PMS_PAGE) / PMS_PAGE;
     uint64_t share = super->file_bytes / GROWTH_SHARE / 2 / PMS_PAGE;
     struct pms_segment s;
     place(&s, super->file_bytes, pages > share ? pages : share);
-    if (super->max_bytes && end_of(&s) > super->max_bytes) { /* the rest up to the limit, if that is enough */
-        fit(&s, super->file_bytes, super->max_bytes);
+    if (end_of(&s) > most) { /* the rest up to the limit, if that is enough */
+        fit(&s, super->file_bytes, most);
         if (s.data_pages * PMS_PAGE < data_bytes) {
-            int status = pms_fail(error, PMS_E_FULL, "the store may not grow beyond max_size");
+            int status = pms_fail(error, PMS_E_FULL, most == FILE_MAX ? "a store has at most 64 TiB"
+                                                                      : "the store may not grow beyond max_size");
             if (error) {
                 error->needed = data_bytes;
                 error->available = s.data_pages * PMS_PAGE;
@@ -122,9 +128,12 @@ int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_su
                               struct pms_error *error)
 {
     uint64_t from = first ? end_of(&super->segment[first - 1]) : 0;
+    off_t before = lseek(fd, 0, SEEK_END);
     errno = pms_persist_allocate(p, fd, from, super->file_bytes - from);
     if (errno) {
         int status = pms_fail_errno(error, "allocating the store's space on the disk");
+        if (before >= 0) /* a file system may keep what it found before it was full: give the disk's last bytes back */
+            (void)pms_persist_truncate(p, fd, (uint64_t)before);
         if (error)
             error->needed = super->file_bytes - from;
         return status;
@@ -173,11 +182,11 @@ static uint32_t super_crc(const struct pms_superblock *s)
 static bool segments_sane(const struct pms_superblock *s)
 {
     uint64_t end = PMS_OFF_SEGMENTS;
-    if (s->segment_count == 0 || s->segment_count > PMS_MAX_SEGMENTS || s->file_bytes > (1ull << 46))
+    if (s->segment_count == 0 || s->segment_count > PMS_MAX_SEGMENTS || s->file_bytes > FILE_MAX)
         return false;
     for (uint32_t i = 0; i < s->segment_count; i++) {
         const struct pms_segment *g = &s->segment[i];
-        if (g->data_pages == 0 || g->data_pages > (1ull << 34) || g->log_bytes > (1ull << 46))
+        if (g->data_pages == 0 || g->data_pages > (1ull << 34) || g->log_bytes > FILE_MAX)
             return false;
         if (g->table_off != end || g->log_off != end + table_bytes(g->data_pages) ||
             g->log_bytes < log_bytes(g->data_pages) || g->log_bytes % PMS_PAGE || g->data_off != g->log_off + g->log_bytes)
@@ -216,6 +225,8 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
         if (n != (ssize_t)sizeof s)
             memset(&s, 0, sizeof s);
         int status = pms_super_check(&s, &e);
+        if (status == PMS_OK && (s.generation & 1) != copy)
+            status = pms_fail(&e, PMS_E_CORRUPT, "the superblock is damaged");
         if (status == PMS_OK && (!found || s.generation > super->generation)) {
             *super = s;
             found = true;

@@ -134,27 +134,14 @@ static void sort_runs(struct pms_run *r, uint64_t n) /* shell sort: in place, no
     }
 }
 
-/* The pages of the transaction, ascending and disjoint. */
-static uint32_t gather_runs(struct pms_pool *pool)
+/* Makes n runs ascending and disjoint, and joins neighbours. Returns how many are left. */
+static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
 {
-    const struct pms_undo *u = &pool->undo;
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < u->dirty_count; i++) {
-        const struct pms_dirty *d = &u->dirty[i];
-        uint64_t first = d->off / PMS_PAGE, end = (d->off + d->len + PMS_PAGE - 1) / PMS_PAGE;
-        bool whole = d->off % PMS_PAGE == 0 && d->len % PMS_PAGE == 0;
-        PMS_ASSERT(n < pool->runs_room);
-        pool->runs[n++] = (struct pms_run){
-            .page = first,
-            .pages = (uint32_t)(end - first),
-            .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= STRAIGHT_HOME_PAGES,
-        };
-    }
-    sort_runs(pool->runs, n);
     uint64_t out = 0;
+    sort_runs(runs, n);
     for (uint64_t i = 0; i < n; i++) {
-        struct pms_run *last = out ? &pool->runs[out - 1] : NULL;
-        struct pms_run r = pool->runs[i];
+        struct pms_run *last = out ? &runs[out - 1] : NULL;
+        struct pms_run r = runs[i];
         if (last && r.page < last->page + last->pages) { /* overlap: the earlier run keeps its way home */
             uint64_t end = r.page + r.pages;
             if (end <= last->page + last->pages)
@@ -167,9 +154,30 @@ static uint32_t gather_runs(struct pms_pool *pool)
             (uint64_t)last->pages + r.pages <= UINT32_MAX)
             last->pages += r.pages;
         else
-            pool->runs[out++] = r;
+            runs[out++] = r;
     }
-    return (uint32_t)out;
+    return out;
+}
+
+/* The pages of the transaction, ascending and disjoint. */
+static uint32_t gather_runs(struct pms_pool *pool)
+{
+    const struct pms_undo *u = &pool->undo;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        uint64_t first = d->off / PMS_PAGE, end = (d->off + d->len + PMS_PAGE - 1) / PMS_PAGE;
+        bool whole = d->off % PMS_PAGE == 0 && d->len % PMS_PAGE == 0;
+        if (n == pool->runs_room) /* more ranges than pages: many lie on one page */
+            n = merge_runs(pool->runs, n);
+        PMS_ASSERT(n < pool->runs_room);
+        pool->runs[n++] = (struct pms_run){
+            .page = first,
+            .pages = (uint32_t)(end - first),
+            .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= STRAIGHT_HOME_PAGES,
+        };
+    }
+    return (uint32_t)merge_runs(pool->runs, n);
 }
 
 static int commit_journal(struct pms_pool *pool, struct pms_error *error)
@@ -199,7 +207,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_error *error)
 int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
 {
     if (pool->failed)
-        return pms_fail(error, PMS_E_READONLY, "an earlier sync of the store failed");
+        return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
     if (!pms_tx_pending(pool))
         return PMS_OK;
     int status = PMS_OK;
@@ -234,11 +242,6 @@ static void roll_back_in_place(struct pms_pool *pool)
 static void roll_back_private(struct pms_pool *pool)
 {
     struct pms_undo *u = &pool->undo;
-    for (uint64_t i = 0; i < u->dirty_count; i++) {
-        const struct pms_dirty *d = &u->dirty[i];
-        if (d->kind != PMS_DIRTY_FRESH && d->kind != PMS_DIRTY_BORN)
-            pms_undo_make_writable(u, d->off, d->len);
-    }
     int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
     PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
     pms_capture_protect_all(&pool->capture);
@@ -257,5 +260,7 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
         roll_back_private(pool);
     pms_lock_release(&pool->undo.lock);
     pool->rollbacks++;
-    return pms_heap_rebuild(pool->heap, error);
+    int status = pms_heap_rebuild(pool->heap, error);
+    pool->failed = pool->failed || status != PMS_OK; /* without an index nothing can be allocated or freed safely */
+    return status;
 }

@@ -345,10 +345,8 @@ void pms_undo_fence(struct pms_undo *u)
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     uint64_t first = off & ~(uint64_t)(PMS_PAGE - 1), end = round_up(off + len, PMS_PAGE);
-    if (u->map->shared || pms_map_all_writable(u->map, first, end - first))
-        return;
-    int err = pms_map_unprotect(u->map, first, end - first);
-    PMS_ASSERT(err == 0 && "the process has too many mappings (vm.max_map_count)");
+    if (!u->map->shared)
+        pms_map_unprotect_surely(u->map, first, end - first);
 }
 
 static bool any_born(const struct pms_undo *u, uint64_t off, uint64_t len)
@@ -550,8 +548,10 @@ int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base
     struct apply a = {.u = u, .super = super};
     int bad = pms_undo_scan(u, tag, collect, &a);
     if (!bad) {
-        for (uint64_t i = a.count; i-- > 0;) /* newest first: the oldest pre-image of a byte is the true one */
+        for (uint64_t i = a.count; i-- > 0;) { /* newest first: the oldest pre-image of a byte is the true one */
+            pms_undo_make_writable(u, a.entry[i].target, a.entry[i].len);
             pms_persist_copy(u->persist, dst_base + a.entry[i].target, u->log + a.pos[i], a.entry[i].len);
+        }
     }
     if (a.room)
         unreserve(a.entry, a.room * (sizeof *a.entry + sizeof *a.pos));
