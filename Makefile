@@ -1,4 +1,4 @@
-# make demo | test | native-test | lint | bench | clean
+# make demo | test | native-test | lint | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
 # run starts at once; a change to the packaging or to the engine's sources installs (and so builds) again.
@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
 
-.PHONY: all demo test native-test lint bench bench-quick clean venv
+.PHONY: all demo test native-test lint bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -36,10 +36,13 @@ lint: $(STAMP)
 	$(MAKE) -C native lint
 
 bench: $(STAMP)
-	$(PY) -m benchmarks
+	$(PY) -m benchmarks --results
 
 bench-quick: $(STAMP)
 	$(PY) -m benchmarks --quick
+
+instructions: $(STAMP)
+	$(PY) -m benchmarks.instructions --check
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

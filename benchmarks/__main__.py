@@ -7,7 +7,7 @@ import importlib
 import os
 import time
 
-QUESTIONS = ("iterations", "kills", "engine", "growth", "key_value")
+QUESTIONS = ("iterations", "kills", "engine", "training", "restart", "growth", "key_value", "instructions")
 
 
 def main() -> None:

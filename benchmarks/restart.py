@@ -1,0 +1,296 @@
+"""From a new process to the end of its first training step, with a state of 10 MB to 4 GB.
+
+A process that has imported torch forks one child for each trial; the child makes the model without values, gets the state, and
+trains one step. The time to start Python and import everything is the same for all and is a case of its own. Cold: the file's
+pages were dropped from the page cache (files on disk; tmpfs is memory, and always warm).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import (
+    KILL,
+    POWER,
+    ROOT,
+    Row,
+    Target,
+    find,
+    report,
+    room_bytes,
+    scratch,
+    size_text,
+    summarize,
+    with_ratios,
+)
+
+MB = 1_000_000
+IMPORTS = "import numpy, torch, torch.distributed.checkpoint, safetensors.torch, pmstore, pmstore.torch"
+
+
+# ---- in the child: state of `size` bytes from `folder`; returns when it is there ----
+
+
+def _empty(size: int) -> Any:
+    """A trainer whose tensors have memory but no values."""
+    import torch
+
+    from benchmarks.models import Trainer, mlp
+
+    trainer = Trainer(*mlp(size))
+    for p in trainer.model.parameters():
+        trainer.optimizer.state[p] = {
+            "step": torch.zeros(()),
+            "exp_avg": torch.empty_like(p, requires_grad=False),
+            "exp_avg_sq": torch.empty_like(p, requires_grad=False),
+        }
+    return trainer
+
+
+def _bare(size: int) -> Any:
+    from benchmarks.models import Trainer, mlp
+
+    return Trainer(*mlp(size))
+
+
+def _pmstore(folder: Path, size: int) -> Any:
+    import pmstore
+    import pmstore.torch
+
+    trainer = _bare(size)
+    trainer.store = pmstore.open(folder / "run.pm", "r+")
+    trainer.run = pmstore.torch.attach(trainer.store, model=trainer.model, optimizer=trainer.optimizer)
+    return trainer
+
+
+def _torch_load(folder: Path, size: int, **how: Any) -> Any:
+    import torch
+
+    trainer = _bare(size)
+    state = torch.load(folder / "state.pt", weights_only=True, **how)
+    trainer.model.load_state_dict(state["model"], assign=True)
+    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-5, foreach=True)
+    trainer.optimizer.load_state_dict(state["optimizer"])
+    return trainer
+
+
+def _torch_load_mmap(folder: Path, size: int) -> Any:
+    return _torch_load(folder, size, mmap=True)
+
+
+def _safetensors(folder: Path, size: int) -> Any:
+    from safetensors.torch import load_file
+
+    trainer = _bare(size)
+    trainer.adopt(load_file(folder / "state.safetensors"))
+    return trainer
+
+
+def _dcp(folder: Path, size: int) -> Any:
+    import torch.distributed.checkpoint as dcp
+
+    trainer = _empty(size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(trainer.tensors(), storage_reader=dcp.FileSystemReader(folder / "dcp"), no_dist=True)
+    return trainer
+
+
+LOADERS: dict[str, tuple[str, Callable[[Path, int], Any]]] = {
+    "pmstore file": (POWER, _pmstore),
+    "pmstore process (tmpfs)": (KILL, _pmstore),
+    "torch.load": (POWER, _torch_load),
+    "torch.load(mmap=True)": (POWER, _torch_load_mmap),
+    "safetensors": (POWER, _safetensors),
+    "DCP load": (POWER, _dcp),
+}
+
+
+def _make(disk: Path, memory: Path | None, size: int) -> None:
+    """Every form of one trained state."""
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+
+    import pmstore
+    import pmstore.torch
+    from benchmarks.models import Trainer, initialize, mlp
+
+    module, batch = mlp(size)
+    initialize(module)
+    trainer = Trainer(module, batch)
+    trainer.step()
+    import torch
+
+    torch.save(trainer.nested(), disk / "state.pt")
+    save_file(trainer.tensors(), disk / "state.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(trainer.tensors(), storage_writer=dcp.FileSystemWriter(disk / "dcp"), no_dist=True)
+    for folder, domain in ((disk, "file"), (memory, "process")):
+        if folder is None:
+            continue
+        store = pmstore.open(folder / "run.pm", size=int(2.2 * size) + (64 << 20), domain=domain)  # type: ignore[arg-type]
+        run = pmstore.torch.attach(store, model=trainer.model, optimizer=trainer.optimizer)
+        run.commit()
+        run.detach()
+        store.close()
+    os.sync()
+
+
+def serve() -> None:
+    """Reads trials from stdin, runs each in a forked child, answers with its times in seconds."""
+    import torch
+
+    from benchmarks.models import Trainer, mlp
+
+    exec(IMPORTS, {})
+    torch.set_num_threads(1)  # a thread of this process would not be there in its children
+    trainer = Trainer(*mlp(10 * MB))  # what torch imports at its first use of these
+    trainer.model(trainer.batch)
+    print("{}", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        read, write = os.pipe()
+        start = time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                torch.set_num_threads(asked["threads"])
+                if asked["name"] == "make":
+                    _make(Path(asked["folder"]), Path(asked["memory"]) if asked["memory"] else None, asked["size"])
+                    times = []
+                else:
+                    trainer = LOADERS[asked["name"]][1](Path(asked["folder"]), asked["size"])
+                    times = [time.perf_counter() - start]
+                    trainer.step()
+                    times.append(time.perf_counter() - start)
+                    if hasattr(trainer, "run"):  # left in order; what an open after a kill takes is in benchmarks.kills
+                        trainer.run.commit()
+                        trainer.run.detach()
+                        trainer.store.close()
+                os.write(write, json.dumps(times).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        answer = b""
+        while part := os.read(read, 4096):
+            answer += part
+        os.close(read)
+        os.waitpid(pid, 0)
+        print(answer.decode() or "null", flush=True)
+
+
+# ---- in the parent ----
+
+
+class Server:
+    def __init__(self, threads: int) -> None:
+        start = time.perf_counter()
+        self.threads = threads
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from benchmarks.restart import serve; serve()"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+        self.start_us = (time.perf_counter() - start) * 1e6
+
+    def _answer(self) -> Any:
+        assert self.process.stdout
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self, name: str, folder: Path, size: int, memory: Path | None = None) -> Any:
+        """Seconds to the state, and to the step's end."""
+        assert self.process.stdin
+        asked = {"name": name, "folder": str(folder), "size": size, "memory": memory and str(memory), "threads": self.threads}
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        if answer is None:
+            raise RuntimeError(f"restart: {name} failed, see above")
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def _drop(folder: Path) -> None:
+    """Of clean pages: everything was synced."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def _trials(server: Server, size: int, rounds: int) -> list[Row]:
+    rows = []
+    with ExitStack() as stack:
+        disk, memory = (stack.enter_context(scratch(where)) for where in ("disk", "memory"))
+        server.ask("make", disk, size, memory)
+        for state in ("warm", "cold"):
+            got: dict[str, list[float]] = {}
+            stepped: dict[str, list[float]] = {}
+            names = [n for n in LOADERS if state == "warm" or "tmpfs" not in n]
+            for i in range(-1 if state == "warm" else 0, rounds):
+                for name in names:
+                    if state == "cold":
+                        _drop(disk)
+                    answer = server.ask(name, memory if "tmpfs" in name else disk, size)
+                    if i >= 0:
+                        got.setdefault(name, []).append(answer[0] * 1e6)
+                        stepped.setdefault(name, []).append(answer[1] * 1e6)
+            for what, times in (("to the end of the first step", stepped), ("to having the state", got)):
+                case = f"{size_text(size)} of state, {state}, {what}"
+                rows += [summarize(name, case, LOADERS[name][0], t) for name, t in times.items()]
+    return rows
+
+
+def main(quick: bool = False) -> None:
+    sizes = [10 * MB] if quick else [10 * MB, 100 * MB, 1000 * MB, 4000 * MB]
+    threads = 1 if os.getloadavg()[0] > 1.5 else os.cpu_count() or 1
+    notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
+    starts, rows = [], []
+    for _ in range(1 if quick else 3):
+        server = Server(threads)
+        starts.append(server.start_us)
+        server.close()
+    rows.append(summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", KILL, starts))
+    server = Server(threads)
+    for size in sizes:
+        if 6 * size > 3 * room_bytes("memory") or 6 * size > 2 * room_bytes("disk"):
+            notes.append(f"{size_text(size)} left out: not enough memory or disk is free")
+            continue
+        rows += _trials(server, size, 3 if quick or size >= 1000 * MB else 5)
+        print(f"  {size_text(size)}: done", flush=True)
+    server.close()
+    rows = with_ratios(rows, "torch.load")
+    targets = []
+    for case in dict.fromkeys(r.case for r in rows if "first step" in r.case):
+        ours = [r for r in (find(rows, case, "pmstore file"), find(rows, case, "pmstore process (tmpfs)")) if r]
+        best = min(ours, key=lambda r: r.median_us)
+        peers = min((r for r in rows if r.case == case and r not in ours), key=lambda r: r.median_us)
+        targets.append(Target(f"{case}: {best.method} / {peers.method}", best.median_us / peers.median_us, 1))
+    report(
+        "restart",
+        "Restart: to the first training step",
+        rows,
+        ratio_text="time over torch.load's",
+        targets=targets,
+        notes=notes,
+        quick=quick,
+    )

@@ -1,0 +1,86 @@
+"""Writes benchmarks/RESULTS.md from build/bench/*.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import QUESTIONS
+from benchmarks.harness import OUT, time_text
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+HEAD = """# Results of the last full run
+
+Made by `make bench` from `build/bench/*.json`; [README.md](README.md) says what each question is and how to read it. A figure
+counts beside the others of its table only: they were measured in turn, in one run.
+"""
+BUSY = """
+**The machine was busy with other work during this run** (load {load} on {cores} cores): absolute times, and every time that
+waits for a disk, are longer than on an idle one. Ratios of methods measured in turn suffer less; maxima say little.
+"""
+
+
+def _header(found: list[dict[str, Any]]) -> str:
+    machine = found[0]["machine"]
+    loads = [d["load"][0] for d in found]
+    lines = [
+        HEAD,
+        "| | |",
+        "|---|---|",
+        f"| date | {min(d['date'] for d in found)} to {max(d['date'] for d in found)} |",
+        f"| machine | {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB |",
+        f"| system | Linux {machine['kernel']}, Python {machine['python']} |",
+        f"| commit | {', '.join(dict.fromkeys(d['commit'][:12] for d in found))} |",
+        f"| load (1 minute) | {min(loads):.1f} to {max(loads):.1f} |",
+    ]
+    if max(loads) > machine["cores"]:
+        lines.append(BUSY.format(load=f"{min(loads):.1f} to {max(loads):.1f}", cores=machine["cores"]))
+    if any(d["quick"] for d in found):
+        lines.append(f"\nSmallest cases only (`--quick`): {', '.join(d['question'] for d in found if d['quick'])}.\n")
+    return "\n".join(lines)
+
+
+def _extra(extra: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:,.4g}" for name, value in extra.items() if name not in ("x", "bytes"))
+
+
+def _targets(found: list[dict[str, Any]]) -> str:
+    rows = [(d["question"], t) for d in found for t in d["targets"]]
+    lines = ["\n## Figures aimed at\n", f"{sum(t['met'] for _, t in rows)} of {len(rows)} met in this run.\n"]
+    lines += ["| question | figure | measured | aim | |", "|---|---|---|---|---|"]
+    for question, t in rows:
+        sign = "at least" if t["at_least"] else "at most"
+        lines.append(
+            f"| {question} | {t['text']} | {t['value']:.3g} | {sign} {t['bound']:.3g} | {'met' if t['met'] else '**missed**'} |"
+        )
+    return "\n".join(lines)
+
+
+def _section(data: dict[str, Any]) -> str:
+    lines = [f"\n## {data['question']}: {data['title']}\n", f"Ratio: {data['ratio']}. Load {data['load'][0]:.1f}.\n"]
+    lines += [f"* {note}" for note in data["notes"]]
+    case = None
+    for r in data["rows"]:
+        if r["case"] != case:
+            case = r["case"]
+            lines += [
+                f"\n**{case}**\n",
+                "| method | median | min | max | ratio | survives | |",
+                "|---|---|---|---|---|---|---|",
+            ]
+        ratio = "" if r["ratio"] is None else f"{r['ratio']:.3g}"
+        times = " | ".join(time_text(r[k]) for k in ("median_us", "min_us", "max_us"))
+        if data["question"] == "instructions":
+            times = " | ".join(f"{r[k]:,.0f}" for k in ("median_us", "min_us", "max_us"))
+        lines.append(f"| {r['method']} | {times} | {ratio} | {r['durability']} | {_extra(r['extra'])} |")
+    return "\n".join(lines)
+
+
+def write() -> Path:
+    """Raises: FileNotFoundError if no question was answered yet."""
+    found = [json.loads((OUT / f"{q}.json").read_text()) for q in QUESTIONS if (OUT / f"{q}.json").exists()]
+    if not found:
+        raise FileNotFoundError(f"{OUT}: no results: run `python -m benchmarks` first")
+    RESULTS.write_text("\n".join([_header(found), _targets(found), *map(_section, found)]) + "\n")
+    return RESULTS

@@ -1,0 +1,266 @@
+"""A checkpoint on every training step: what the step then takes, and what each way survives.
+
+Times are of one step with its checkpoint. File peers save one and the same training; each way of pmstore has a training of its
+own, because what it costs is partly inside the step (capture). All take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+
+import pmstore
+import pmstore.torch
+from benchmarks.harness import KILL, NONE, POWER, TORN, Row, Target, find, report, room_bytes, scratch, size_text, summarize
+from benchmarks.models import MB, Trainer, initialize, mlp, publish, transformer
+
+NO_CHECKPOINT = "no checkpoint"
+DURABLE = "torch.save + fsync + rename"
+
+
+class Saver:
+    """A way of saving after the step. `save` blocks; `wait` waits for what goes on behind it."""
+
+    durability = POWER
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, trainer: Trainer) -> None:
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Nothing goes on."""
+
+
+class TorchSave(Saver):
+    durability = TORN
+
+    def save(self, trainer: Trainer) -> None:
+        torch.save(trainer.nested(), self.folder / "state.pt")
+
+
+class TorchSaveDurable(Saver):
+    def save(self, trainer: Trainer) -> None:
+        torch.save(trainer.nested(), self.folder / "new.pt")
+        publish(self.folder / "new.pt", self.folder / "state.pt")
+
+
+class Safetensors(Saver):
+    def save(self, trainer: Trainer) -> None:
+        from safetensors.torch import save_file
+
+        save_file(trainer.tensors(), self.folder / "new.safetensors")
+        publish(self.folder / "new.safetensors", self.folder / "state.safetensors")
+
+
+class Dcp(Saver):
+    """A directory a checkpoint; its metadata file, written last, makes it one. Files are synced."""
+
+    number = 0
+
+    def path(self) -> Path:
+        self.number += 1
+        shutil.rmtree(self.folder / f"step{self.number - 2}", ignore_errors=True)
+        return self.folder / f"step{self.number}"
+
+    def save(self, trainer: Trainer) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save(trainer.tensors(), storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True), no_dist=True)
+
+
+class DcpAsync(Dcp):
+    """A copy of the state, then a thread writes it while training goes on."""
+
+    running: Any = None
+
+    def save(self, trainer: Trainer) -> None:
+        self.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.running = dcp.async_save(
+                trainer.tensors(), storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True), no_dist=True
+            )
+
+    def wait(self) -> None:
+        if self.running is not None:
+            self.running.result()
+
+
+SAVERS: dict[str, type[Saver]] = {
+    "torch.save": TorchSave,
+    DURABLE: TorchSaveDurable,
+    "safetensors + fsync + rename": Safetensors,
+    "DCP save": Dcp,
+    "DCP async_save (thread)": DcpAsync,
+}
+
+
+class Attached:
+    """`pmstore.torch.attach`: writes are declared before each optimizer step."""
+
+    def __init__(self, folder: Path, trainer: Trainer, size: int, domain: Any) -> None:
+        self.trainer = trainer
+        self.store = pmstore.open(folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain)
+        self.run = pmstore.torch.attach(self.store, model=trainer.model, optimizer=trainer.optimizer)
+        self.step()
+
+    def step(self) -> None:
+        self.trainer.step()
+        self.run.commit()
+
+
+class Faulted:
+    """The tensors put into the store by hand, and nothing declared: every write is noticed by page protection."""
+
+    def __init__(self, folder: Path, trainer: Trainer, size: int, domain: Any) -> None:
+        self.trainer = trainer
+        self.store = pmstore.open(folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain)
+        trainer.step()
+        flat = {}
+        for name, tensor in trainer.tensors().items():
+            self.store[name] = tensor
+            flat[name] = self.store[name]
+        trainer.adopt(flat)
+        self.step()
+
+    def step(self) -> None:
+        with self.store.transaction():
+            self.trainer.step()
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e6
+
+
+def _case(title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], rounds: int) -> list[Row]:
+    def trainer() -> Trainer:
+        module, batch = make()
+        initialize(module)
+        return Trainer(module, batch)
+
+    plain = trainer()
+    plain.step()
+    size = plain.bytes()
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    ways: list[tuple[str, str, str, type[Attached] | type[Faulted]]] = [
+        ("pmstore process, declared", KILL, "process", Attached),
+        ("pmstore process, faulted", KILL, "process", Faulted),
+        ("pmstore emulated, declared", KILL, "emulated", Attached),
+        ("pmstore file, declared", POWER, "file", Attached),
+    ]
+    times: dict[str, list[float]] = {}
+    added: dict[str, list[float]] = {}  # by pairs of steps one after the other: steps of a busy machine differ
+    blocking: dict[str, list[float]] = {}
+    beside: dict[str, list[float]] = {}
+    written: dict[str, float] = {}
+    durability = {"memcpy of the state, one core": NONE, NO_CHECKPOINT: NONE}
+    with ExitStack() as stack:
+        savers = {name: make_saver(stack.enter_context(scratch("disk"))) for name, make_saver in SAVERS.items()}
+        ours: dict[str, Attached | Faulted] = {}
+        for name, survives, domain, kind in ways:
+            folder = stack.enter_context(scratch("disk" if domain == "file" else "memory"))
+            ours[name] = kind(folder, trainer(), size, domain)
+            stack.callback(ours[name].store.close)
+            durability[name] = survives
+        for i in range(-1, rounds):
+            if i == 0:
+                times, added, blocking, beside = {}, {}, {}, {}
+            times.setdefault("memcpy of the state, one core", []).append(_timed(lambda: np.copyto(target, source)))
+            times.setdefault(NO_CHECKPOINT, []).append(_timed(plain.step))
+            for name, saver in savers.items():
+                durability[name] = saver.durability
+                step = _timed(plain.step)
+                save = _timed(lambda saver=saver: saver.save(plain))  # type: ignore[misc]
+                times.setdefault(name, []).append(step + save)
+                blocking.setdefault(name, []).append(save)
+                added.setdefault(name, []).append(save)
+                beside.setdefault(name, []).append(_timed(plain.step))
+                saver.wait()
+                written[name] = sum(f.stat().st_size for f in saver.folder.rglob("*") if f.is_file())
+            for name, one in ours.items():
+                before = one.store.stats()
+                base = _timed(plain.step)
+                times.setdefault(name, []).append(_timed(one.step))
+                added.setdefault(name, []).append(times[name][-1] - base)
+                after = one.store.stats()
+                counted = after.captured_bytes - before.captured_bytes
+                if one.store.domain == "file":
+                    counted = after.journal_bytes - before.journal_bytes + after.home_bytes - before.home_bytes
+                written[name] = counted
+        ours.clear()
+    case = f"{title}, {size_text(size)} of state"
+    copy = statistics.median(times["memcpy of the state, one core"])
+    base = statistics.median(times[NO_CHECKPOINT])
+    middle = {name: statistics.median(t) for name, t in added.items()}
+    rows = []
+    for name, t in times.items():
+        row = summarize(name, case, durability[name], t)
+        extra = {"added ms": middle[name] / 1e3, "added / memcpy": middle[name] / copy} if name in middle else {}
+        if name in blocking:
+            extra["blocks ms"] = statistics.median(blocking[name]) / 1e3
+            extra["next step / plain"] = statistics.median(beside[name]) / base
+        if name in written:
+            extra["MB written or captured"] = written[name] / MB
+        rows.append(replace(row, ratio=row.median_us / base, extra=extra))
+    return rows
+
+
+def _targets(rows: list[Row]) -> list[Target]:
+    found = []
+    for case in dict.fromkeys(r.case for r in rows):
+        ours, durable = find(rows, case, "pmstore process, declared"), find(rows, case, DURABLE)
+        assert ours
+        assert durable
+        found.append(
+            Target(f"{case}: {ours.method}, added time a step in memcpys of the state", ours.extra["added / memcpy"], 1.5)
+        )
+        share = ours.extra["added ms"] / durable.extra["added ms"]
+        found.append(Target(f"{case}: {ours.method}, added time over that of {DURABLE}", share, 0.2))
+    return found
+
+
+def main(quick: bool = False) -> None:
+    cases: list[tuple[str, Any, int, int]] = [("MLP", lambda: mlp(10 * MB), 10 * MB, 3 if quick else 15)]
+    if not quick:
+        cases += [
+            ("transformer", transformer, 40 * MB, 8),
+            ("MLP", lambda: mlp(100 * MB), 100 * MB, 6),
+            ("MLP", lambda: mlp(450 * MB), 450 * MB, 4),
+        ]
+    rows: list[Row] = []
+    threads = (
+        1 if os.getloadavg()[0] > 1.5 else torch.get_num_threads()
+    )  # two threads that wait for a core measure the others' load
+    torch.set_num_threads(threads)
+    notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
+    notes += ["bytes: file peers, of one checkpoint; domain file, journal and home; else captured pre-images (in memory)"]
+    for title, make, size, rounds in cases:
+        if 12 * size > 3 * room_bytes("memory"):
+            notes.append(f"{title} of {size_text(size)} left out: not enough memory is free")
+            continue
+        rows += _case(title, make, rounds)
+    report(
+        "training",
+        "A checkpoint on every training step (AdamW)",
+        rows,
+        ratio_text=f"step with checkpoint over {NO_CHECKPOINT}",
+        targets=_targets(rows),
+        notes=notes,
+        quick=quick,
+    )

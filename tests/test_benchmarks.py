@@ -1,0 +1,204 @@
+"""The benchmarks do what they say: peers give back what they saved, results have the promised form, algorithms are right."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import algorithms, harness, key_value, kills, plots, results
+from benchmarks.__main__ import QUESTIONS
+from benchmarks.harness import NONE, POWER, ROOT, SEED, TORN, Row, Target, summarize, with_ratios
+from benchmarks.peers import WAYS
+
+CLASSES = {"none", "torn", "kill-safe", "power-safe"}
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results go here, not into build/bench."""
+    for module in (harness, results):
+        monkeypatch.setattr(module, "OUT", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_way_gives_back_what_it_saved(name: str, shm: Path, disk: Path) -> None:
+    way = WAYS[name]
+    folder = shm if way.where == "memory" else disk
+    assert way.durability in CLASSES
+    first, second = kills.state_of(1), kills.state_of(2)
+    peer = way.make(folder, first)
+    peer.save(first)
+    peer.save(second)
+    peer.close()
+    again = way.make(folder, first)
+    loaded = again.load()
+    again.close()
+    assert loaded.keys() == second.keys()
+    for key, array in second.items():
+        np.testing.assert_array_equal(loaded[key], array)
+        assert (loaded[key].dtype, loaded[key].shape) == (array.dtype, array.shape)
+
+
+@pytest.mark.parametrize("name", key_value.TABLES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_table_gives_back_what_was_put(name: str, shm: Path, disk: Path) -> None:
+    durability, where, make = key_value.TABLES[name]
+    folder = shm if where == "memory" else disk
+    assert durability in CLASSES
+    table = make(folder)
+    for i in range(5):
+        table.put(f"name {i}", key_value.value_of(i))
+    table.put("name 3", key_value.value_of(33))
+    table.close()
+    table = make(folder)
+    assert [table.get(f"name {i}") for i in range(5)] == [key_value.value_of(33 if i == 3 else i) for i in range(5)]
+    table.close()
+
+
+def test_a_state_names_its_iteration_and_a_torn_one_none() -> None:
+    state = kills.state_of(7)
+    assert kills.iteration_of(state) == 7
+    state["centres"][3, 500] += 1
+    assert kills.iteration_of(state) is None
+    assert kills.iteration_of({}) is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_kills_tell_a_safe_method_from_a_torn_one() -> None:
+    safe = kills.try_way(WAYS["pmstore process, in place"], 15)
+    assert safe.ratio == 1
+    assert safe.extra["survived"] == 15
+    torn = kills.try_way(WAYS["np.savez, tmpfs"], 40)
+    assert torn.extra["torn"] > 0
+    assert sum(torn.extra[k] for k in ("survived", "older", "torn")) == torn.extra["kills"] == 40
+
+
+def test_kmeans_is_that_of_scikit_learn() -> None:
+    from sklearn.cluster import KMeans
+
+    data = algorithms.digits()
+    mine = algorithms.KMeans(data, 10, SEED)
+    state = mine.start("C")
+    start = state["centres"].copy()
+    for _ in range(200):
+        mine.compute(state)
+        mine.publish(state)
+        if state["shift"][0] == 0:
+            break
+    theirs = KMeans(10, init=start, n_init=1, tol=0, max_iter=200).fit(data)
+    np.testing.assert_allclose(state["centres"], theirs.cluster_centers_, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(state["labels"], theirs.labels_)
+
+
+def test_the_mixture_is_that_of_scikit_learn() -> None:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
+    data = algorithms.synthetic(400, 5, SEED)
+    mine = algorithms.Gmm(data, 3, SEED)
+    state = mine.start("C")
+    begin = {k: a.copy() for k, a in state.items()}
+    for _ in range(4):
+        mine.compute(state)
+        mine.publish(state)
+    theirs = GaussianMixture(
+        3,
+        weights_init=begin["weights"],
+        means_init=begin["means"],
+        precisions_init=np.linalg.inv(begin["covariances"].astype(np.float64)),
+        reg_covar=1e-3,
+        max_iter=4,
+        tol=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        theirs.fit(data)
+    np.testing.assert_allclose(state["means"], theirs.means_, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(state["covariances"], theirs.covariances_, rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(state["responsibilities"].sum(1), 1, rtol=1e-5)
+
+
+def test_rounds_are_interleaved_and_ratios_within_a_case() -> None:
+    seen: list[str] = []
+    methods = [
+        harness.Method("a", NONE, lambda: seen.append("a") or 1e-6),  # type: ignore[func-returns-value]
+        harness.Method("b", POWER, lambda: seen.append("b") or 3e-6),  # type: ignore[func-returns-value]
+    ]
+    rows = with_ratios(harness.measure("case", methods, rounds=3, warm_up=1), "a")
+    assert seen == ["a", "b"] * 4
+    assert [(r.method, r.median_us, r.ratio) for r in rows] == [
+        ("a", pytest.approx(1), 1),
+        ("b", pytest.approx(3), pytest.approx(3)),
+    ]
+    assert with_ratios(rows, "a", speedup=True)[1].ratio == pytest.approx(1 / 3)
+    other = with_ratios([*rows, Row("b", "another case", 5, 5, 5, NONE)], "a")
+    assert other[2].ratio is None
+
+
+def test_targets_say_whether_they_are_met() -> None:
+    assert Target("t", 0.5, 1).met
+    assert not Target("t", 1.5, 1).met
+    assert Target("t", 80, 75, at_least=True).met
+    assert "MISSED" in str(Target("t", 70, 75, at_least=True))
+
+
+def test_a_report_leaves_json_plot_and_results(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [summarize("a", "one case", NONE, [2.0, 1.0, 9.0], x=10.0), summarize("b", "one case", TORN, [4.0])]
+    harness.report("engine", "A title", with_ratios(rows, "a"), targets=[Target("t", 2, 1)], notes=["a note"])
+    data = json.loads((out / "engine.json").read_text())
+    assert {"machine", "commit", "load", "rows"} <= data.keys()
+    assert {"cpu", "cores", "kernel", "python"} <= data["machine"].keys()
+    assert set(data["rows"][0]) == {"method", "case", "median_us", "min_us", "max_us", "durability", "ratio", "extra"}
+    assert data["rows"][0]["median_us"] == 2
+    assert data["rows"][1]["ratio"] == 2
+    assert (out / "engine.png").read_bytes().startswith(b"\x89PNG")
+    assert "MISSED" in capsys.readouterr().out
+    text = results.write().read_text()
+    for expected in ("one case", "a note", "**missed**", data["machine"]["cpu"], data["commit"][:12]):
+        assert expected in text
+
+
+@pytest.mark.parametrize("module", [harness, plots])
+def test_examples(module: object) -> None:
+    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+def test_slopes() -> None:
+    assert plots.slope([(1, 2), (10, 20), (1000, 2000)]) == pytest.approx(1)
+    assert plots.slope([(1, 5), (100, 5)]) == pytest.approx(0)
+
+
+def test_every_question_is_documented() -> None:
+    readme = (ROOT / "benchmarks" / "README.md").read_text()
+    for question in QUESTIONS:
+        assert f"`{question}.py`" in readme
+        assert (ROOT / "benchmarks" / f"{question}.py").exists()
+
+
+@pytest.mark.parametrize("question", ["iterations", "growth"])
+def test_a_quick_run_answers(question: str, out: Path) -> None:
+    program = (
+        f"import pathlib, benchmarks.harness as h; h.OUT = pathlib.Path({str(out)!r})\n"
+        f"import benchmarks.{question} as q; q.main(quick=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    data = json.loads((out / f"{question}.json").read_text())
+    assert data["quick"]
+    assert data["rows"]
+    for row in data["rows"]:
+        assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
+        assert row["durability"] in CLASSES
+    if question == "iterations":
+        peers = {r["method"].split()[0].rstrip(",") for r in data["rows"]} - {"pmstore", "the"}
+        assert len(peers) >= 6
