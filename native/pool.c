@@ -302,54 +302,62 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
 
 /* ---- close ---- */
 
-/* Live views keep their address and get a private copy of their pages: what they show is nobody else's any more. */
-static void make_private(void *ctx, uint64_t off, uint64_t bytes)
+#define WINDOW_BYTES (1ull << 30) /* of views made private at once: bounds the memory that close needs beside them */
+
+struct window { /* of the user's view, and what takes its place */
+    const struct pms_map *map;
+    unsigned char *copy;
+    uint64_t from, to;
+    bool any;
+};
+
+static void copy_into_window(void *ctx, uint64_t off, uint64_t bytes)
 {
-    struct pms_map *map = ctx;
-    uint64_t from = off & ~(uint64_t)(PMS_PAGE - 1);
-    uint64_t len = ((off + bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1)) - from;
-    if (pms_map_all_writable(map, from, len))
-        return; /* shares its pages with a block seen before */
-    unsigned char *copy = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (copy == MAP_FAILED)
-        return; /* stays a read-only view of the file */
-    memcpy(copy, map->user + from, len);
-    if (mremap(copy, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, map->user + from) == MAP_FAILED) {
-        munmap(copy, len);
+    struct window *w = ctx;
+    uint64_t from = off & ~(uint64_t)(PMS_PAGE - 1), to = (off + bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+    from = from > w->from ? from : w->from;
+    to = to < w->to ? to : w->to;
+    if (from >= to)
         return;
-    }
-    int err = pms_map_unprotect(map, from, len);
-    PMS_ASSERT(err == 0);
+    memcpy(w->copy + (from - w->from), w->map->user + from, to - from);
+    w->any = true;
 }
 
-/* Everything but the private copies goes; the addresses stay reserved until the last view is gone. */
-static void drop_file_pages(struct pms_map *map)
+/* Live views keep their address and get private pages: what they show is nobody else's any more. One mapping takes the place of all
+ * pages of the window, so that a process with any number of views has mappings enough. REQUIRES: all pages protected, the log lock. */
+static void make_private(struct pms_pool *pool, uint64_t from, uint64_t to)
 {
-    uint64_t pages = map->bytes / PMS_PAGE;
-    for (uint64_t p = 0; p < pages;) {
-        if (pms_map_all_writable(map, p * PMS_PAGE, PMS_PAGE)) {
-            p++;
-            continue;
-        }
-        uint64_t first = p;
-        while (p < pages && !pms_map_all_writable(map, p * PMS_PAGE, PMS_PAGE))
-            p++;
-        mmap(map->user + first * PMS_PAGE, (p - first) * PMS_PAGE, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    struct pms_map *map = &pool->map;
+    size_t bytes = (size_t)(to - from);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    struct window w = {.map = map, .from = from, .to = to};
+    w.copy = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (w.copy == MAP_FAILED)
+        return; /* views of this part stay read-only ones of the file */
+    pms_heap_each_pin(pool->heap, copy_into_window, &w);
+    if (!w.any) {
+        munmap(w.copy, bytes);
+        (void)mmap(map->user + from, bytes, PROT_NONE, flags | MAP_FIXED, -1, 0); /* a wild pointer finds nothing here */
+    } else if (mremap(w.copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, map->user + from) == MAP_FAILED) {
+        munmap(w.copy, bytes);
+    } else {
+        int err = pms_map_unprotect(map, from, bytes); /* it is writable: so that a thread that waits in its fault goes on */
+        PMS_ASSERT(err == 0);
     }
 }
 
 static void release_views(struct pms_pool *pool)
 {
+    struct pms_map *map = &pool->map;
     pms_lock_acquire(&pool->undo.lock); /* a thread that stores meanwhile waits here, and then finds its page writable */
-    pms_map_protect(&pool->map, 0, pool->map.bytes);
-    pms_heap_each_pin(pool->heap, make_private, &pool->map);
+    pms_map_protect(map, 0, map->bytes);
+    for (uint64_t from = 0; from < map->bytes; from += WINDOW_BYTES)
+        make_private(pool, from, map->bytes - from < WINDOW_BYTES ? map->bytes : from + WINDOW_BYTES);
     pms_lock_release(&pool->undo.lock);
     pms_capture_close(&pool->capture);
-    drop_file_pages(&pool->map);
-    if (pool->map.shared)
-        munmap(pool->map.engine, pool->map.reserve);
-    pool->map.engine = pool->map.user; /* pms_map_close, at the last unpin, frees the rest */
+    if (map->shared)
+        munmap(map->engine, map->reserve);
+    map->engine = map->user; /* pms_map_close, at the last unpin, frees the rest */
 }
 
 static int finish_writing(struct pms_pool *pool, int commit, struct pms_error *error)
@@ -394,13 +402,13 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
         return PMS_OK;
     }
     int status = pool->read_only ? PMS_OK : finish_writing(pool, commit, error);
+    pool->closed = true;
+    pms_snapshot_detach_all(&pool->undo);
+    release_views(pool); /* before the clean mark: from here on no thread stores into the file any more */
     if (!pool->read_only) {
         int marked = mark_clean(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? marked : status;
     }
-    pool->closed = true;
-    pms_snapshot_detach_all(&pool->undo);
-    release_views(pool);
     pms_heap_close(pool->heap);
     pool->heap = NULL;
     if (pool->runs)

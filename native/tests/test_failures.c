@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -195,6 +196,60 @@ static void mappings_that_run_out_are_no_failure(void)
     }
 }
 
+/* ---- close with more views than the process may have mappings ---- */
+
+#define VIEWS 2000u
+#define SPARE 1000u
+
+/* Leaves the process with about `spare` mappings. */
+static void use_up_mappings(uint32_t spare)
+{
+    const uint32_t most = 1u << 20;
+    unsigned char *p = mmap(NULL, (size_t)most * PMS_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(p != MAP_FAILED);
+    uint32_t n = 0;
+    while (n + 2 < most && mprotect(p + (size_t)n * PMS_PAGE, PMS_PAGE, PROT_READ) == 0)
+        n += 2; /* two mappings each */
+    CHECK(n + 2 < most && n > spare);
+    CHECK(mprotect(p, (size_t)spare * PMS_PAGE, PROT_READ) == 0);
+}
+
+static int close_with_views(void)
+{
+    static unsigned char *view[VIEWS];
+    struct pms_error e;
+    test_checks_failed = 0;
+    open_store(64 * MIB, 0);
+    for (uint32_t i = 0; i < VIEWS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "a%u", i);
+        CHECK(put(name, PMS_PAGE, &view[i]) == PMS_OK);
+        CHECK(pms_pin(pool, pms_map_offset(&pool->map, view[i]), &e) == PMS_OK);
+        memcpy(view[i], &i, sizeof i);
+    }
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    use_up_mappings(SPARE);
+    CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+    for (uint32_t i = 0; i < VIEWS; i++) {
+        uint32_t found;
+        memcpy(&found, view[i], sizeof found);
+        CHECK(found == i);
+        view[i][5]++;
+    }
+    return test_checks_failed != 0;
+}
+
+static void close_keeps_any_number_of_views(void)
+{
+    int status = 0;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(close_with_views());
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 /* ---- more ranges than pages ---- */
 
 static void many_ranges_on_few_pages(void)
@@ -244,6 +299,7 @@ int main(void)
         TEST(absurd_sizes_change_nothing);
         TEST(mappings_that_run_out_are_no_failure);
         TEST(many_ranges_on_few_pages);
+        TEST(close_keeps_any_number_of_views);
         TEST(log_too_small_for_what_is_allocated);
     }
     unlink(path);
