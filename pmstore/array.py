@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -33,6 +34,11 @@ class Descriptor:
     parameter: bool = False
 
     def pack(self) -> bytes:
+        if self.order is None and not (self.requires_grad or self.parameter) and type(self.dtype) is str:
+            return _pack_plain(self.torch, self.dtype, self.shape)
+        return self._pack()
+
+    def _pack(self) -> bytes:
         data: dict[str, Any] = {
             "kind": "torch" if self.torch else "numpy",
             "dtype": self.dtype,
@@ -69,6 +75,12 @@ class Descriptor:
     def dtype_name(self) -> str:
         """For people."""
         return str(self.dtype if self.torch else numpy_dtype(self))
+
+
+@lru_cache(maxsize=1024)
+def _pack_plain(torch: bool, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """A loop stores arrays of the same few kinds again and again."""
+    return Descriptor(torch, dtype, shape)._pack()
 
 
 def numpy_dtype(descriptor: Descriptor) -> np.dtype[Any]:

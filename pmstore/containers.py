@@ -170,11 +170,11 @@ class Group(MutableMapping[str, Any]):
             raise TypeError(f"a {kind} of a store is not a value: open one with {kind}(name), and assign its items")
         new = payload(value)
         with self._core.lock:
-            directory = self._make_way(parts)
+            directory, old = self._make_way(parts)
             pool = self._core.pool
             if new.kind == _ffi.VALUE:
                 pool.put_value(directory, parts[-1], new.meta)
-            elif not new.is_at(self._core, pool.find(directory, parts[-1])):
+            elif not new.is_at(self._core, old):
                 pool.put_array(
                     directory,
                     parts[-1],
@@ -185,15 +185,15 @@ class Group(MutableMapping[str, Any]):
                     source_bytes=new.data_bytes,
                 )
 
-    def _make_way(self, parts: list[bytes]) -> int:
-        """The directory for an assignment to the path. REQUIRES: the lock."""
+    def _make_way(self, parts: list[bytes]) -> tuple[int, _ffi.Found | None]:
+        """The directory for an assignment to the path, and what has the name. REQUIRES: the lock."""
         directory = self._walk(parts[:-1], create=True)
         assert directory is not None
         found = self._core.pool.find(directory, parts[-1])
         if found is not None and found.kind in (_ffi.GROUP, _ffi.LIST):
             what = "group: assign to names in it" if found.kind == _ffi.GROUP else "list: assign to its items"
             raise NameExistsError(f"{self._core.path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first")
-        return directory
+        return directory, found
 
     def __delitem__(self, name: str) -> None:
         """Removes the object, or the group with all it holds. Room is free after the next commit; works when full.

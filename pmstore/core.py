@@ -111,12 +111,12 @@ def payload(value: Any) -> Payload:
     Raises: TypeError for what cannot be stored; ValueError.
     """
     source: Any
-    if tensor.is_tensor(value):
-        source, descriptor = tensor.describe(value)
-        address, itemsize = source.data_ptr(), source.element_size()
-    elif isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray):
         source, descriptor = array.describe(value)
         address, itemsize = array.address(source), source.dtype.itemsize
+    elif tensor.is_tensor(value):
+        source, descriptor = tensor.describe(value)
+        address, itemsize = source.data_ptr(), source.element_size()
     else:
         return Payload(_ffi.VALUE, values.encode(value))
     return Payload(_ffi.ARRAY, descriptor.pack(), array.bytes_of(descriptor.shape, itemsize), address, source)

@@ -52,6 +52,9 @@ def _longdouble_format() -> str:
     return f"{info.nmant}:{info.maxexp}"
 
 
+_PLAIN = frozenset("?bBhHiIlLqQefdFD")  # their string says it all, and they are nearly all that is stored
+
+
 def encode_numpy(dtype: np.dtype[Any]) -> Any:
     """The dtype as str, list and dict.
 
@@ -61,6 +64,8 @@ def encode_numpy(dtype: np.dtype[Any]) -> Any:
     >>> encode_numpy(np.dtype("float32")), decode_numpy("<f4")
     ('<f4', dtype('float32'))
     """
+    if dtype.isbuiltin == 1 and dtype.char in _PLAIN:
+        return dtype.str
     descriptor = _encode(dtype)
     # The one test that catches what numpy's strings cannot say: dtypes of other packages, StringDType, titles.
     if decode_numpy(descriptor) != dtype:
