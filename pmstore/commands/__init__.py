@@ -7,7 +7,7 @@ store, a missing package, bad options). Errors are one message without a traceba
 from __future__ import annotations
 
 # Importing a module of commands registers them.
-from pmstore.commands import demo, inspect
+from pmstore.commands import demo, inspect, schedule
 from pmstore.commands.app import app
 
-__all__ = ["app", "demo", "inspect"]
+__all__ = ["app", "demo", "inspect", "schedule"]

@@ -63,6 +63,7 @@ class PreemptionGuard:
         self._ends: float | None = None
         self._old: dict[int, Any] = {}
         self._looked = -math.inf
+        self._known = (-1, 0.0)
         self._polls = deadline_file is not None or deadline is not None
 
     # ---- notices
@@ -98,7 +99,10 @@ class PreemptionGuard:
 
     def needed(self, timer: IterationTimer, cost: CostModel) -> float:
         """Seconds that one more iteration and the last commit may take: less than these left, the commit is due."""
-        return timer.p99 + self.last_commit(cost)
+        if cost.count != self._known[0]:  # what was seen is sorted once a commit, not once a step
+            worst = max(timer.p99, timer.largest) * 1.1
+            self._known = (cost.count, worst + self.last_commit(cost))
+        return self._known[1]
 
     def last_commit(self, cost: CostModel) -> float:
         """Seconds to set aside for a commit: the slowest seen and a margin, its background part included."""

@@ -346,15 +346,21 @@ class CommitScheduler:
         assert guard is not None
         if guard.finished:
             return NOTHING
+        tier = guard.tier_for(self.tiers, now)
         if guard.first:
             guard.first = False
             self.hazard.preempted()
-            return self._commit(guard.tier_for(self.tiers, now), "preemption notice")
-        tier = guard.tier_for(self.tiers, now)
-        if guard.time_left(now) >= guard.needed(self.timer, tier.cost):
-            return NOTHING
-        decision = self._commit(tier, "last commit before preemption")
-        guard.finished = True
+            decision = self._commit(tier, "preemption notice")
+        elif guard.time_left(now) < guard.needed(self.timer, tier.cost):
+            guard.finished = True
+            return self._commit(tier, "last commit before preemption")
+        else:
+            number = self.policy.decide(self)
+            if number < 0:
+                return NOTHING
+            decision = self._commit(self.tiers[number], self.policy.reason)
+        # Work that could not be committed any more is not begun.
+        guard.finished = guard.time_left(self._clock()) < guard.needed(self.timer, tier.cost)
         return decision
 
     # ---- models

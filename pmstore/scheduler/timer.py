@@ -110,6 +110,11 @@ class IterationTimer:
         return max(self._recent.quantile(0.99), self.mean)
 
     @property
+    def largest(self) -> float:
+        """Of the last 128."""
+        return max(self._recent.largest, self.mean)
+
+    @property
     def slowdown(self) -> float:
         """The share of time lost while a commit is in the background; 0.0 where that is not known."""
         if self._busy_count < 3 or self.busy <= self.mean:
