@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "heap_state.h"
+#include "idle.h"
 
 #define HUGE_PAGES (PMS_HUGE / PMS_PAGE)
 #define SLAB_PAGES_MAX 64u /* of any class; tests/test_heap.c checks it */
@@ -350,6 +351,7 @@ int pms_heap_free(struct pms_heap *h, uint64_t off, struct pms_error *error)
         return no_block(off, error);
     bool pinned = e->pins && pms_pin_find(&h->index, off);
     if (e->state == PMS_EXTENT_LARGE) {
+        pms_idle_close(h->undo, off, e->pages * PMS_PAGE);
         large_free(h, e, pinned);
     } else {
         PMS_ASSERT(pms_bit(pms_slab_busy(e), pms_heap_slot_at(e, off))); /* live on the medium, so busy in the index */

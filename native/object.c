@@ -252,6 +252,24 @@ int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint
     return open_container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, create, out, error);
 }
 
+int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                              uint32_t meta_bytes, struct pms_error *error)
+{
+    struct pms_object o;
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    dir = directory_of(pool, dir);
+    status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
+    if (status == PMS_OK && o.kind != PMS_OBJECT_GROUP)
+        status = pms_fail(error, PMS_E_EXISTS, "the name is in use, for an object of another kind");
+    if (status == PMS_OK)
+        status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, meta, meta_bytes, o.data, o.data_bytes, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
 int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
                     struct pms_error *error)
 {

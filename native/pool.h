@@ -118,6 +118,9 @@ int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, 
 /* A group: *dir = its directory. Opens it if there (PMS_E_EXISTS if the name is another kind of object). */
 int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *group,
                      struct pms_error *error);
+/* Puts a description beside a group's name (it has none when it is made): pms_object_find gives it as meta. */
+int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                              uint32_t meta_bytes, struct pms_error *error);
 /* The same for a list: *list is for the functions below. It holds until the list is removed, or a roll back. */
 int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *list,
                     struct pms_error *error);
@@ -141,6 +144,17 @@ int pms_sequence_get(struct pms_pool *pool, uint64_t list, uint64_t index, struc
  * ERRORS: PMS_E_INVALID (past the end); PMS_E_FULL: nothing changed. Without new items it needs no room. */
 int pms_sequence_splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove, uint64_t step,
                         const struct pms_new_item *items, uint64_t count, struct pms_error *error);
+
+/* ---- slots: two arrays, and data of the user's that says which one is current ---- */
+
+/* The block at data may be written without capture from now on, over commits and roll backs, until it is published or freed; a
+ * small one is captured for this transaction instead.  REQUIRES: the last commit does not need what it holds.
+ * ERRORS: PMS_E_INVALID: no array's block; PMS_E_READONLY.  CRASH: undefined content, as before. */
+int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error);
+
+/* What the block holds at the next commit is durable with it; afterwards it is captured like any other. A roll back leaves undefined
+ * content. */
+int pms_slot_publish(struct pms_pool *pool, uint64_t data, struct pms_error *error);
 
 /* ---- views ---- */
 int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error);

@@ -215,7 +215,7 @@ static void append_parallel(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_lock_release(&lock);
 }
 
-static void set_changed(struct pms_undo *u, uint64_t off, uint64_t len)
+void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     for (uint64_t p = off / PMS_PAGE, last = (off + len - 1) / PMS_PAGE; p <= last; p++)
         atomic_store_explicit(&u->changed[p], u->tag, memory_order_relaxed);
@@ -223,7 +223,7 @@ static void set_changed(struct pms_undo *u, uint64_t off, uint64_t len)
 
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
 {
-    set_changed(u, off, len);
+    pms_undo_set_changed(u, off, len);
     u->captured_bytes += len;
     u->unfenced = true;
     if (len >= PARALLEL_MIN) {
@@ -243,7 +243,7 @@ void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len)
     PMS_ASSERT(len <= PMS_UNDO_STEADY);
     struct piece p = take_place(u, off, len);
     PMS_ASSERT(p.len == len);
-    set_changed(u, off, len);
+    pms_undo_set_changed(u, off, len);
     u->captured_bytes += len;
     u->unfenced = true;
     pms_quiet_copy(u->steady, u->map->user + off, len);
@@ -285,7 +285,8 @@ void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, u
 
 bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page)
 {
-    return atomic_load_explicit(&u->page_tag[page], memory_order_acquire) == u->tag;
+    uint64_t tag = atomic_load_explicit(&u->page_tag[page], memory_order_acquire);
+    return tag == u->tag || tag == PMS_TAG_IDLE;
 }
 
 void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len)
@@ -414,7 +415,7 @@ void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_snapshot_keep(u, off, len); /* I6 */
     pms_lock_acquire(&u->lock);
     u->stored = true;
-    set_changed(u, off, len);
+    pms_undo_set_changed(u, off, len);
     if (mark_born(u, off, len)) /* else it is on the list: a block that comes and goes must not make it longer for ever */
         pms_undo_note(u, PMS_DIRTY_BORN, off, len, 0);
     pms_undo_make_writable(u, off, len);
@@ -446,7 +447,7 @@ void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_snapshot_keep(u, off, len); /* I6 */
     pms_lock_acquire(&u->lock);
     u->stored = true;
-    set_changed(u, off, len);
+    pms_undo_set_changed(u, off, len);
     if (!all_prepared(u, off, len)) { /* else the list has these pages already */
         pms_undo_set_prepared(u, off, len);
         pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);

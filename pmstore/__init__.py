@@ -32,6 +32,7 @@ from pmstore.errors import (
     UncleanMachineCrashError,
 )
 from pmstore.lists import List
+from pmstore.slots import Slots
 from pmstore.store import CheckReport, Info, Recovery, Stats, Store, open
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "PmstoreError",
     "ReadOnlyStoreError",
     "Recovery",
+    "Slots",
     "Stats",
     "Store",
     "StoreFullError",

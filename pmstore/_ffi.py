@@ -522,6 +522,27 @@ class Pool:
         self._errors.append(error)
         return None if status else int(list_[0])
 
+    def describe_group(self, directory: int, name: bytes, meta: bytes) -> None:
+        """Puts a description beside a group's name."""
+        error = self._error()
+        if _lib.pms_object_describe_group(self._p, directory, name, len(name), meta, len(meta), error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    def slot_open(self, data: int) -> None:
+        """The block may be written without capture, until it is published: see native/pool.h."""
+        error = self._error()
+        if _lib.pms_slot_open(self._p, data, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    def slot_publish(self, data: int) -> None:
+        """What the block holds is part of the next commit."""
+        error = self._error()
+        if _lib.pms_slot_publish(self._p, data, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
     def remove(self, directory: int, name: bytes) -> bool:
         """Removes the object, a group with all it holds. False if there is none."""
         error = self._error()

@@ -14,6 +14,8 @@ from pmstore.array import Array, Descriptor
 from pmstore.core import Core, payload
 from pmstore.errors import CorruptStoreError, NameExistsError
 from pmstore.lists import List
+from pmstore.slots import Slots
+from pmstore.slots import pack as pack_slots
 
 if TYPE_CHECKING:
     import torch
@@ -26,11 +28,11 @@ class Entry:
     """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values and groups."""
 
     name: str
-    kind: Literal["value", "array", "tensor", "group", "list"]
+    kind: Literal["value", "array", "tensor", "group", "list", "slots"]
     dtype: str | None
     shape: tuple[int, ...] | None
     nbytes: int
-    """Of the data (arrays, tensors) or of the encoded value; 0 for groups and lists."""
+    """Of the data (arrays, tensors) or of the encoded value; 0 for groups, lists and slots."""
 
 
 def split_name(name: Any) -> list[bytes]:
@@ -121,7 +123,7 @@ class Group(MutableMapping[str, Any]):
 
     def _load(self, parts: list[bytes], found: _ffi.Found) -> Any:
         if found.kind == _ffi.GROUP:
-            return Group(self._core, (*self._parts, *parts))
+            return (Slots if found.meta else Group)(self._core, (*self._parts, *parts))
         if found.kind == _ffi.LIST:
             return List(self._core, (*self._parts, *parts))
         return self._core.load(found)
@@ -163,6 +165,8 @@ class Group(MutableMapping[str, Any]):
         Raises: TypeError for what cannot be stored; NameExistsError if the name is a group.
         """
         parts = split_name(name)
+        if isinstance(value, Slots):
+            raise TypeError("slots of a store are not a value: make some with slots(name, shape, dtype), and fill .next")
         if isinstance(value, (Group, List)):
             if isinstance(value, List) and value == List(self._core, (*self._parts, *parts)) and name in self:
                 return  # store["losses"] += [0.5]
@@ -191,7 +195,10 @@ class Group(MutableMapping[str, Any]):
         assert directory is not None
         found = self._core.pool.find(directory, parts[-1])
         if found is not None and found.kind in (_ffi.GROUP, _ffi.LIST):
-            what = "group: assign to names in it" if found.kind == _ffi.GROUP else "list: assign to its items"
+            if found.kind == _ffi.LIST:
+                what = "list: assign to its items"
+            else:
+                what = "pair of slots: write .next and flip()" if found.meta else "group: assign to names in it"
             raise NameExistsError(f"{self._core.path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first")
         return directory, found
 
@@ -348,6 +355,59 @@ class Group(MutableMapping[str, Any]):
                 raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name") from None
         return List(self._core, (*self._parts, *parts))
 
+    def slots(self, name: str, shape: Any = None, dtype: Any = None) -> Slots:
+        """The slots of that name: opened, or made with both versions zero. See `pmstore.slots.Slots`.
+
+        shape, dtype: of numpy or torch (then the versions are tensors), as for `zeros` and `tensor`; dtype None is float64.
+        They may be left out to open what is there.
+
+        Raises: NameExistsError if the name is something else, or has another shape or dtype; KeyError if it is not there and no
+        shape was given; StoreFullError (nothing changed).
+        """
+        parts = split_name(name)
+        made = Slots(self._core, (*self._parts, *parts))
+        is_torch = dtypes.is_torch_dtype(dtype)
+        given: tuple[Descriptor, int] | None = None
+        if shape is not None:
+            describe: Any = _torch_descriptor if is_torch else _numpy_descriptor
+            given = describe(shape, np.float64 if dtype is None else dtype)
+        with self._core.lock:
+            _, found = self._find(name)
+            if found is None:
+                if given is None:
+                    raise KeyError(name)
+                self._make_slots(parts, *given)
+            elif found.kind != _ffi.GROUP or not found.meta:
+                raise NameExistsError(f"{self._core.path}: {name!r} is no pair of slots: del it first, or use another name")
+            elif given is not None:
+                there, wanted = made._description(), given[0]
+                if (there.torch, there.dtype, there.shape) != (wanted.torch, wanted.dtype, wanted.shape):
+                    raise NameExistsError(
+                        f"{self._core.path}: the slots {name!r} have shape {there.shape}, dtype {there.dtype_name()}; asked "
+                        f"for was shape {wanted.shape}, dtype {wanted.dtype_name()}: del them first, or use another name"
+                    )
+        return made
+
+    def _make_slots(self, parts: builtins.list[bytes], descriptor: Descriptor, itemsize: int) -> None:
+        """REQUIRES: the lock; nothing has the name."""
+        pool = self._core.pool
+        directory = self._walk(parts[:-1], create=True)
+        assert directory is not None
+        own = pool.group(directory, parts[-1], create=True)
+        assert own is not None
+        try:
+            data_bytes = array.bytes_of(descriptor.shape, itemsize)
+            if data_bytes > array.LARGEST_BYTES:
+                raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
+            for slot in (b"0", b"1"):
+                pool.put_array(own, slot, descriptor.pack(), data_bytes, fill=_ffi.FILL_ZERO)
+            pool.describe_group(directory, parts[-1], pack_slots(0))
+        except BaseException:
+            self._core.removals += 1
+            pool.remove(directory, parts[-1])
+            raise
+        self._core.turns.pop((*self._parts, *parts), None)
+
     # ---- looking at it ----
 
     def entries(self) -> builtins.list[Entry]:
@@ -373,6 +433,8 @@ def _text(name: bytes) -> str:
 
 
 def _entry(name: str, found: _ffi.Found) -> Entry:
+    if found.kind == _ffi.GROUP and found.meta:
+        return Entry(name, "slots", None, None, 0)
     if found.kind in (_ffi.GROUP, _ffi.LIST):
         return Entry(name, "group" if found.kind == _ffi.GROUP else "list", None, None, 0)
     if found.kind == _ffi.VALUE:

@@ -23,11 +23,12 @@ class Core:
     objects: the arrays and tensors that are alive, by (block or, without bytes, node; descriptor): the same object is
     given out again. A block is not reused while its object lives, so an entry that is found is right, whatever was
     committed, rolled back or renamed since.
+    turns: of slots, by path: see `pmstore.slots`.
     removals: changes with every removal of a name: with the pool's `rollbacks` it tells whether a directory or list that
     was found before is still what it was.
     """
 
-    __slots__ = ("__weakref__", "lock", "objects", "path", "pool", "removals")
+    __slots__ = ("__weakref__", "lock", "objects", "path", "pool", "removals", "turns")
 
     def __init__(self, pool: _ffi.Pool) -> None:
         self.pool = pool
@@ -35,6 +36,7 @@ class Core:
         self.lock = threading.RLock()
         self.objects: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
         self.removals = 0
+        self.turns: dict[tuple[bytes, ...], Any] = {}
         _cores.add(self)
 
     def load(self, found: _ffi.Found) -> Any:

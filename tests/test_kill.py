@@ -72,6 +72,30 @@ def test_kills_at_primitives(server: ForkServer, shm: Path, domain: str) -> None
             assert run.acknowledged == -1
 
 
+def verify_slots(path: Path, domain: str, acknowledged: int) -> int:
+    shown = -1
+    for mode in ("r", "r+", "r+"):
+        with pmstore.open(path, mode, domain=domain) as store:  # type: ignore[arg-type]
+            shown = workloads.check_slots(store, acknowledged)
+    return shown
+
+
+@pytest.mark.parametrize("domain", ["process", "emulated", "file"])
+def test_kills_of_slots(server: ForkServer, shm: Path, domain: str) -> None:
+    """At primitives and at random moments, the store going on from kill to kill."""
+    rng = random.Random(f"{SEED}{domain}s")
+    path = shm / "slots.pm"
+    last = -1
+    for i in range(60):
+        how = {"kill_at": rng.randrange(1, 400)} if i % 2 else {"delay_seconds": rng.uniform(0.001, 0.02)}
+        run = server.run("workloads:slots", [str(path), domain, 10**9, rng.randrange(10**9)], **how)  # type: ignore[arg-type]
+        assert run.killed, run
+        last = max(last, run.acknowledged)
+        if path.exists():
+            last = max(last, verify_slots(path, domain, last))
+    assert last > 0
+
+
 def test_a_store_killed_at_creation_is_whole_or_not_there(server: ForkServer, shm: Path) -> None:
     rng = random.Random(SEED)
     for i in range(20):

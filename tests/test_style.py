@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"status", "checksum", "lock"},
     {"persist", "parallel", "persist_file", "debug"},
     {"map", "super"},
-    {"undo", "snapshot"},
+    {"undo", "snapshot", "idle"},
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
     {"directory", "directory_table", "directory_check"},
     {"list", "list_tree", "list_edit", "list_check"},
@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"capture", "handler"},
     {"pool", "tier", "filelock"},
     {"pool_state"},
-    {"recover", "tx", "block", "object", "sequence", "check", "fork", "history"},
+    {"recover", "tx", "block", "object", "sequence", "slot", "check", "fork", "history"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 # Each with its reason: the seam's two users above it, and sources that implement an upper header's part.

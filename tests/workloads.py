@@ -76,3 +76,60 @@ def one_step(store: pmstore.Store, dense: np.ndarray, sparse: np.ndarray, step: 
     if step > 5:
         del store[f"names/{step - 6}"]
     store["step"] = step
+
+
+def check_slots(store: pmstore.Store, acknowledged: int) -> int:
+    """The invariant of `slots`: both pairs, the array and the value are of one step. Returns it."""
+    assert store.check().problems == ()
+    if "step" not in store:
+        assert acknowledged < 0
+        return -1
+    step = int(store["step"])
+    assert acknowledged <= step <= acknowledged + 1 or acknowledged < 0
+    assert (store["large"].current == step).all()
+    assert (store["g/small"].current == -step).all()
+    assert (store["beside"] == step).all()
+    return step
+
+
+def slots(ack: Callable[[int], None], path: str, domain: str, limit: int, seed: int) -> None:
+    """Flips of a large and a small pair together with captured writes; roll backs, writes in place, scribbling in between."""
+    rng = random.Random(seed)
+    store = pmstore.open(path, domain=domain, size="4MiB")  # type: ignore[arg-type]
+    if "step" not in store:
+        with store.transaction():
+            store.slots("large", 20_000)
+            store.slots("g/small", 100)
+            store.zeros("beside", LENGTH)
+            store["step"] = 0
+    step = check_slots(store, -1)
+    ack(step)
+    large, small, beside = store["large"], store["g/small"], store["beside"]
+    while step < limit:
+        step += 1
+        how = rng.randrange(4)
+        if how == 0:
+            large.next[:] = np.nan  # scratch, never flipped
+            store.commit()
+        if how == 1:
+            try:
+                with store.transaction():
+                    large.next[:] = small.next[:] = beside[:] = np.nan
+                    large.flip()
+                    small.flip()
+                    raise InterruptedError
+            except InterruptedError:
+                pass
+        with store.transaction():
+            small.target[:] = -step
+            small.flip()
+            if how == 2:
+                large.current[:] += 1  # captured like any array
+            else:
+                np.add(large.current, 0.5, out=large.next)
+                large.flip()
+                large.target[:] += 0.5
+            beside += 1
+            store["step"] = step
+        ack(step)
+    store.close()

@@ -1,0 +1,242 @@
+/* Slots at the level of the engine: two blocks, and a byte beside a group's name that says which is current. Kills at every primitive,
+ * snapshots of the version that is being replaced, room that is used again. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "idle.h"
+#include "pool_state.h"
+#include "test.h"
+#include "tier.h"
+
+#define BYTES (96u << 10) /* of a slot: an extent of its own */
+#define STEPS 6
+
+static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
+static char path[256];
+static int domain;
+static struct pms_pool *pool;
+static struct pms_error e;
+
+static bool ok(int status)
+{
+    if (status != PMS_OK)
+        printf("  status %d errno %d %s\n", e.status, e.sys_errno, e.what);
+    return status == PMS_OK;
+}
+
+static bool open_store(int mode)
+{
+    struct pms_options o = {.size = 4u << 20, .mode = mode, .domain = domain, .hot = 1};
+    return ok(pms_pool_open(path, &o, &pool, &e));
+}
+
+static void close_store(void)
+{
+    CHECK(ok(pms_pool_close(pool, 0, &e)));
+    pms_pool_release(pool);
+}
+
+static unsigned char *memory(uint64_t off)
+{
+    struct pms_info info;
+    pms_pool_info(pool, &info);
+    return (unsigned char *)(uintptr_t)(info.base + off);
+}
+
+struct pair { uint64_t group, slot[2]; int current; };
+
+static bool find(struct pair *p)
+{
+    struct pms_object o;
+    if (pms_object_find(pool, 0, "w", 1, &o, &e) != PMS_OK)
+        return false;
+    p->group = o.data;
+    p->current = o.meta[0] - '0';
+    for (int i = 0; i < 2; i++) {
+        CHECK(ok(pms_object_find(pool, p->group, i ? "1" : "0", 1, &o, &e)));
+        p->slot[i] = o.data;
+    }
+    return true;
+}
+
+static void make_pair(void)
+{
+    uint64_t group, data;
+    CHECK(ok(pms_object_group(pool, 0, "w", 1, 1, &group, &e)));
+    for (int i = 0; i < 2; i++)
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, BYTES, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, "0", 1, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
+static void flip(struct pair *p, int value, bool write)
+{
+    CHECK(ok(pms_slot_open(pool, p->slot[!p->current], &e)));
+    if (write)
+        memset(memory(p->slot[!p->current]), value, BYTES);
+    CHECK(ok(pms_slot_publish(pool, p->slot[!p->current], &e)));
+    p->current = !p->current;
+    CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, p->current ? "1" : "0", 1, &e)));
+}
+
+static void step(int value) /* slot, captured array and name together; and before it one that is taken back */
+{
+    struct pms_object o;
+    struct pair p;
+    CHECK(find(&p));
+    flip(&p, 0xee, true);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(find(&p));
+    flip(&p, value, true);
+    CHECK(ok(pms_object_find(pool, 0, "beside", 6, &o, &e)));
+    memset(memory(o.data), value, 5000);
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
+    memset(memory(p.slot[!p.current]), 0xdd, BYTES); /* scratch: must never be seen */
+}
+
+static bool all(const unsigned char *at, uint64_t n, int value)
+{
+    for (uint64_t i = 0; i < n; i++)
+        if (at[i] != value)
+            return false;
+    return true;
+}
+
+static int state(void) /* the step that the store holds, or -1 if it is no whole one */
+{
+    static struct pms_check_report r;
+    struct pms_object o;
+    struct pair p;
+    if (!find(&p))
+        return 0; /* not made yet */
+    int value = memory(p.slot[p.current])[0];
+    bool whole = all(memory(p.slot[p.current]), BYTES, value) && ok(pms_object_find(pool, 0, "beside", 6, &o, &e)) &&
+                 all(memory(o.data), 5000, value) && ok(pms_check(pool, &r, &e)) && r.problem_count == 0;
+    return whole ? value : -1;
+}
+
+static void kills(void)
+{
+    _Atomic int *done = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    bool killed = true;
+    uint64_t points = 0;
+    const char *asked = getenv("PMS_CRASH_STEP");
+    uint64_t stride = asked ? (uint64_t)atoi(asked) : 3;
+    for (uint64_t n = 1; killed; n += stride, points++) {
+        int ws;
+        if (!open_store(PMS_MODE_TRUNCATE))
+            abort();
+        make_pair();
+        close_store();
+        *done = 0;
+        fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) {
+            test_checks_failed = 0;
+            if (!open_store(PMS_MODE_READ_WRITE))
+                _exit(9);
+            pms_debug_kill_at(n);
+            for (int i = 1; i <= STEPS; i++) {
+                step(i);
+                *done = i;
+            }
+            _exit(test_checks_failed != 0);
+        }
+        waitpid(pid, &ws, 0);
+        killed = WIFSIGNALED(ws);
+        CHECK(killed ? WTERMSIG(ws) == SIGKILL : WEXITSTATUS(ws) == 0);
+        for (int again = 0; again < 2; again++) { /* what recovery leaves needs none */
+            CHECK(open_store(PMS_MODE_READ_WRITE));
+            int found = state();
+            CHECK(found == *done || found == *done + 1);
+            close_store();
+        }
+        CHECK(open_store(PMS_MODE_READ_WRITE));
+        step(77);
+        CHECK(state() == 77);
+        close_store();
+    }
+    printf("  domain %d: killed at %llu primitives\n", domain, (unsigned long long)points - 1);
+    munmap((void *)done, 4096);
+}
+
+static void snapshots_keep_what_is_replaced(void)
+{
+    static unsigned char copy[BYTES];
+    struct pms_snapshot *s;
+    struct pair p;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    make_pair();
+    step(1);
+    CHECK(find(&p));
+    uint64_t pinned = p.slot[p.current];
+    CHECK(ok(pms_snapshot_begin(pool, 64u << 20, -1, &s, &e)));
+    for (int i = 2; i < 6; i++)
+        step(i);
+    CHECK(ok(pms_snapshot_take(s, pinned, BYTES, copy, &e)));
+    CHECK(all(copy, BYTES, 1));
+    pms_snapshot_end(pool, s);
+    CHECK(state() == 5);
+    close_store();
+}
+
+static void nothing_is_logged_for_the_idle_slot(void)
+{
+    struct pms_stats before, after;
+    struct pair p;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    make_pair();
+    CHECK(find(&p));
+    CHECK(ok(pms_pool_stats(pool, &before, &e)));
+    for (int i = 1; i < 10; i++) {
+        flip(&p, i, true);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    CHECK(ok(pms_pool_stats(pool, &after, &e)));
+    CHECK(after.captured_bytes - before.captured_bytes < 9 * 1024);
+    flip(&p, 0, false); /* back to the version before */
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(all(memory(p.slot[p.current]), BYTES, 8));
+    close_store();
+}
+
+static void freed_slots_are_ordinary_room(void)
+{
+    struct pair p;
+    uint64_t data;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    make_pair();
+    step(3);
+    CHECK(find(&p));
+    CHECK(ok(pms_object_remove(pool, 0, "w", 1, &e)));
+    CHECK(!pms_idle_is(&pool->undo, p.slot[0]) && !pms_idle_is(&pool->undo, p.slot[1]));
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, "a", 1, "m", 1, 2 * BYTES, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+    memset(memory(data), 9, 2 * BYTES);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(all(memory(data), 2 * BYTES, 0));
+    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID && pms_slot_publish(pool, 1, &e) == PMS_E_INVALID);
+    close_store();
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "%s/pms-test-slots-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
+        domain = domains[i];
+        TEST(nothing_is_logged_for_the_idle_slot);
+        TEST(freed_slots_are_ordinary_room);
+        TEST(snapshots_keep_what_is_replaced);
+        TEST(kills);
+    }
+    unlink(path);
+    return test_summary();
+}

@@ -1,0 +1,222 @@
+"""Slots: an array with two blocks. The next version is written into the idle one, and a commit names it the current one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from pmstore import _ffi
+from pmstore.array import Descriptor
+from pmstore.core import Core
+from pmstore.errors import CorruptStoreError, TransactionError
+
+_NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
+
+
+@dataclass(slots=True)
+class Turn:
+    """What this process knows about a Slots beyond what is stored. Shared by all objects of the name."""
+
+    flipped: tuple[int, int] | None = None  # epoch and roll backs when it was flipped last: if they still hold, uncommitted
+    whole: int | None = None  # roll backs when the idle slot was known to hold the version before; None: it does not
+
+
+def pack(current: int) -> bytes:
+    """What stands beside the group's name. Its length never changes, so that a flip stores one byte."""
+    packed: bytes = msgpack.packb({"slots": current})
+    return packed
+
+
+def unpack(meta: bytes) -> int:
+    """Which slot is current. Raises: CorruptStoreError."""
+    try:
+        current = msgpack.unpackb(meta)["slots"]
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        raise CorruptStoreError(f"the description of slots does not decode: {error!r}") from error
+    if current not in (0, 1):
+        raise CorruptStoreError(f"slots are numbered 0 and 1, not {current!r}")
+    return int(current)
+
+
+class Slots:
+    """An array or tensor with two blocks, made or opened by `store.slots(name, shape, dtype)`.
+
+    `current` is the version that the last flip named. The next one is written into `next` and takes its place by `flip()`,
+    which is part of the transaction: all flips of a transaction and all its other writes take effect together at the commit,
+    or not at all. Neither costs a copy: blocks of more than 32 KiB are written in place, without a page fault or a pre-image,
+    and the commit only writes them back. (Smaller ones are captured, as cheap.) A crash or a roll back finds `current` as the
+    last commit left it.
+
+        with store.transaction():
+            np.multiply(means.current, 0.9, out=means.next)
+            means.flip()
+
+    The two versions lie at two fixed addresses that take turns: an array got from `current` or `next` keeps its address and
+    becomes the other one by a flip. Writing into `current` works too, captured like any array.
+
+    A Slots is its path, not the object. Source: shadow paging (Gray et al., 1981) of one object; double buffering.
+
+    Raises (all methods): KeyError if it is not in the store any more; ClosedStoreError, ReadOnlyStoreError, ForkedStoreError,
+    CorruptStoreError.
+
+    >>> import numpy as np, pmstore, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, pmstore.open(f"{folder}/run.pm", size="8MiB") as store:
+    ...     w = store.slots("w", 3)
+    ...     with store.transaction():
+    ...         w.next[:] = w.current + 1
+    ...         w.flip()
+    ...     w.current.tolist(), w.previous.tolist()
+    ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
+    """
+
+    __slots__ = ("_core", "_parts")
+
+    def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
+        self._core = core
+        self._parts = parts
+
+    # ---- finding ----
+
+    def _find(self) -> tuple[int, int, int]:
+        """The directory it is in, its own, and which slot is current. REQUIRES: the lock."""
+        pool = self._core.pool
+        directory = _ffi.ROOT
+        for part in self._parts[:-1]:
+            found = pool.find(directory, part)
+            if found is None or found.kind != _ffi.GROUP:
+                raise KeyError(f"the slots {self.name!r} are not in the store any more")
+            directory = found.data
+        found = pool.find(directory, self._parts[-1])
+        if found is None or found.kind != _ffi.GROUP or not found.meta:
+            raise KeyError(f"the slots {self.name!r} are not in the store any more")
+        return directory, found.data, unpack(found.meta)
+
+    def _slot(self, own: int, number: int) -> _ffi.Found:
+        found = self._core.pool.find(own, _NAMES[number])
+        if found is None or found.kind != _ffi.ARRAY:
+            raise CorruptStoreError(f"{self._core.path}: the slots {self.name!r} lack an array")
+        return found
+
+    def _turn(self) -> Turn:
+        turn: Turn = self._core.turns.setdefault(self._parts, Turn())
+        return turn
+
+    def _flipped(self, turn: Turn) -> bool:
+        pool = self._core.pool
+        return turn.flipped == (pool.epoch(), pool.rollbacks())
+
+    # ---- the versions ----
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return b"/".join(self._parts).decode()
+
+    @property
+    def current(self) -> Any:
+        """The version that the last flip named, committed or not: the array or tensor over its block, zeros at first."""
+        with self._core.lock:
+            _, own, current = self._find()
+            return self._core.bind(self._slot(own, current))
+
+    @property
+    def next(self) -> Any:
+        """The idle slot, to write the next version into. It is scratch: its content is undefined until it is written, after a
+        roll back and after a crash. `previous` is gone once this was asked for. All of it becomes current by `flip`: what is
+        not written keeps what was there, in this process the version before the current one.
+
+        Raises: TransactionError after a flip that is not committed: the idle slot is then the committed version, which is not
+        written to. Write into `current` (see `target`), or commit first.
+        """
+        with self._core.lock:
+            _, own, current = self._find()
+            turn = self._turn()
+            if self._flipped(turn):
+                raise TransactionError(
+                    f"{self.name!r} was flipped in this transaction, so that its other slot holds the committed version: write "
+                    "the next one into .current, in place (or .target, which is always the right one), or commit first"
+                )
+            slot = self._slot(own, 1 - current)
+            turn.whole = None
+            if slot.data:
+                self._core.pool.slot_open(slot.data)
+            return self._core.bind(slot)
+
+    @property
+    def target(self) -> Any:
+        """Where a step that needs only the elements it replaces may write the next version: `next`, or `current` itself when
+        that was flipped in this transaction already (it is not the committed one, and needs no second flip).
+        """
+        with self._core.lock:
+            return self.current if self.flipped else self.next
+
+    @property
+    def flipped(self) -> bool:
+        """Whether `current` is a version that is not committed yet."""
+        with self._core.lock:
+            return self._flipped(self._turn())
+
+    @property
+    def previous(self) -> Any:
+        """The version before `current`, read-only if it is a numpy array; None if there is none: before the first flip in this
+        process, once `next` was asked for, and after a roll back.
+        """
+        with self._core.lock:
+            _, own, current = self._find()
+            if self._turn().whole != self._core.pool.rollbacks():
+                return None
+            slot = self._slot(own, 1 - current)
+            made = self._core.bind(slot)
+            if Descriptor.unpack(slot.meta).torch:
+                return made
+            view = made.view()
+            view.flags.writeable = False
+            return view
+
+    def flip(self) -> None:
+        """Makes `next` the current version, at the commit of this transaction. What was not written into it since the last
+        flip is as it was: without any write in between this goes back to the version before.
+
+        In a `with store.transaction()` block, or outside one, pending until the next commit.
+
+        Raises: TransactionError if it was flipped in this transaction already.
+        """
+        with self._core.lock:
+            directory, own, current = self._find()
+            pool = self._core.pool
+            turn = self._turn()
+            if self._flipped(turn):
+                raise TransactionError(f"{self.name!r} was flipped in this transaction already: commit first")
+            slot = self._slot(own, 1 - current)
+            # Known before it is done: whoever is interrupted here must not take the committed version for the idle slot.
+            turn.flipped = (pool.epoch(), pool.rollbacks())
+            turn.whole = None
+            if slot.data:
+                pool.slot_publish(slot.data)
+            pool.describe_group(directory, self._parts[-1], pack(1 - current))
+            turn.whole = pool.rollbacks()
+
+    # ---- looking at it ----
+
+    def _description(self) -> Descriptor:
+        with self._core.lock:
+            _, own, current = self._find()
+            return Descriptor.unpack(self._slot(own, current).meta)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._description().shape
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slots) and other._core is self._core and other._parts == self._parts
+
+    def __hash__(self) -> int:
+        return hash((id(self._core), self._parts))
+
+    def __repr__(self) -> str:
+        if self._core.pool.handle.closed:
+            return f"<pmstore.Slots {self.name!r} of {self._core.path!r}, closed>"
+        about = self._description()
+        return f"<pmstore.Slots {self.name!r} of {self._core.path!r}, shape {about.shape}, dtype {about.dtype_name()}>"

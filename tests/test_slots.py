@@ -1,0 +1,272 @@
+"""Slots: two blocks that take turns, in every domain, beside everything else a transaction does."""
+
+from __future__ import annotations
+
+import gc
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pmstore
+
+SIZES = [3, 1000, 5000, 300_000]  # float64: in a slab, up to several huge pages
+
+
+@pytest.fixture
+def made(path: Path, domain: str) -> Any:
+    with pmstore.open(path, size="16MiB", domain=domain) as store:  # type: ignore[arg-type]
+        yield store
+
+
+@pytest.mark.parametrize("length", SIZES)
+def test_versions_take_turns(path: Path, domain: str, length: int) -> None:
+    with pmstore.open(path, size="16MiB", domain=domain) as store:  # type: ignore[arg-type]
+        w = store.slots("w", length)
+        assert w.previous is None
+        store.commit()
+        for step in range(1, 6):
+            with store.transaction():
+                np.add(w.current, 1, out=w.next)
+                assert not w.flipped
+                w.flip()
+                assert w.flipped
+                assert (w.current == step).all()
+            assert (w.previous == step - 1).all()
+            with pytest.raises(ValueError, match="read-only"):
+                w.previous[0] = 1
+        assert store.check().problems == ()
+    with pmstore.open(path) as store:
+        w = store["w"]
+        assert isinstance(w, pmstore.Slots)
+        assert (w.current == 5).all()
+        assert w.previous is None
+
+
+@pytest.mark.parametrize("length", SIZES)
+def test_against_a_model(path: Path, domain: str, length: int) -> None:
+    """Random steps; whatever happens, what is committed is what the model says, also after a reopen."""
+    rng = random.Random(f"{length}{domain}")
+    store = pmstore.open(path, size="16MiB", domain=domain)  # type: ignore[arg-type]
+    w = store.slots("w", length)
+    beside = store.zeros("beside", 700)
+    store.commit()
+    committed = now = 0.0
+    for step in range(1, 150):
+        action = rng.choice(["next", "swap", "in place", "commit", "roll back", "reopen", "scribble"])
+        if action == "next" and not w.flipped:
+            w.next[:] = now = step
+            w.flip()
+        elif action == "in place":
+            w.current[:] += 1
+            now += 1
+        elif action == "swap" and w.previous is not None and not w.flipped:
+            now = float(w.previous[0])
+            w.flip()
+        elif action == "scribble" and not w.flipped:
+            w.next[:] = np.nan
+        elif action == "commit":
+            beside[:] = now
+            store.commit()
+            committed = now
+        elif action == "roll back":
+            store.rollback()
+            now = committed
+        elif action == "reopen":
+            store.close()
+            store = pmstore.open(path, domain=domain)  # type: ignore[arg-type]
+            w, beside = store["w"], store["beside"]
+            now = committed
+        assert (w.current == now).all()
+    assert store.check().problems == ()
+    store.close()
+
+
+def test_nothing_is_captured(made: pmstore.Store) -> None:
+    w = made.slots("w", 300_000)
+    made.commit()
+    before = made.stats().captured_bytes
+    for step in range(4):
+        with made.transaction():
+            w.next[:] = step
+            w.flip()
+    assert made.stats().captured_bytes - before < 4096
+
+
+def test_what_comes_after_a_flip(made: pmstore.Store) -> None:
+    """Further steps of the same transaction go into the new version, in place; the committed one is out of reach."""
+    w = made.slots("w", 10_000)
+    made.commit()
+    with made.transaction():
+        w.target[:] = 1
+        w.flip()
+        with pytest.raises(pmstore.TransactionError, match="holds the committed version"):
+            w.next
+        with pytest.raises(pmstore.TransactionError, match="flipped in this transaction already"):
+            w.flip()
+        w.target[:] += 1
+        assert w.target is w.current
+    assert (w.current == 2).all()
+    assert (w.previous == 0).all()
+
+
+def test_old_arrays_of_a_slot_are_safe(made: pmstore.Store) -> None:
+    """An array got as `next` is the current version after the flip: writes are captured then, whoever still holds it."""
+    w = made.slots("w", 10_000)
+    made.commit()
+    first, second = w.current, w.next
+    second[:] = 1
+    w.flip()
+    made.commit()
+    second[:] = 7  # the committed version
+    made.rollback()
+    assert (w.current == 1).all()
+    first[:] = 8  # the idle slot, which was not asked for: captured needlessly, no harm
+    made.commit()
+    assert (w.current == 1).all()
+    made.will_write(w.next)
+    w.next[:] = 3
+    w.flip()
+    made.commit()
+    assert (w.current == 3).all()
+
+
+@pytest.mark.parametrize("length", [100, 300_000])
+def test_a_removed_pair_leaves_ordinary_room(made: pmstore.Store, length: int) -> None:
+    """What was written without capture is captured again once something else lies there."""
+    w = made.slots("w", length)
+    made.commit()
+    scratch = w.next
+    scratch[:] = 5
+    del made["w"]
+    made.rollback()
+    assert (w.current == 0).all()
+    w.next[:] = 6
+    del made["w"]
+    made.commit()
+    scratch[:] = 9  # a view of a dead block
+    del scratch
+    gc.collect()
+    others = [made.zeros(f"a{i}", length) for i in range(3)]
+    made.commit()
+    for other in others:
+        other[:] = 1
+    made.rollback()
+    assert all((other == 0).all() for other in others)
+    with pytest.raises(KeyError, match="not in the store any more"):
+        w.current
+
+
+def test_rolled_back_creation(made: pmstore.Store) -> None:
+    w = made.slots("w", 50_000)
+    w.next[:] = 1
+    w.flip()
+    made.rollback()
+    assert "w" not in made
+    a = made.zeros("a", 50_000)
+    made.commit()
+    a[:] = 3
+    made.rollback()
+    assert (a == 0).all()
+
+
+def test_many_pairs_flip_together(path: Path, domain: str) -> None:
+    with pmstore.open(path, size="16MiB", domain=domain) as store:  # type: ignore[arg-type]
+        pairs = [store.slots(f"g/{i}", (7, 1000), "float32") for i in range(12)]
+        store.commit()
+        with pytest.raises(ZeroDivisionError), store.transaction():
+            for i, pair in enumerate(pairs):
+                pair.next[:] = i
+                pair.flip()
+            raise ZeroDivisionError
+        assert all((pair.current == 0).all() for pair in pairs)
+        with store.transaction():
+            for i, pair in enumerate(pairs):
+                pair.next[:] = i
+                pair.flip()
+    with pmstore.open(path) as store:
+        assert [float(store[f"g/{i}"].current.max()) for i in range(12)] == list(range(12))
+        assert list(store["g"]) == [str(i) for i in range(12)]
+        assert [entry.kind for entry in store["g"].entries()] == ["slots"] * 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors(path: Path, dtype: torch.dtype) -> None:
+    with pmstore.open(path, size="8MiB") as store:
+        w = store.slots("w", (30, 1000), dtype)
+        assert w.current.dtype == dtype
+        with store.transaction():
+            torch.add(w.current, 1, out=w.next)
+            w.flip()
+        assert w.previous.sum() == 0
+    with pmstore.open(path) as store:
+        assert (store["w"].current == 1).all()
+        assert repr(store["w"]).endswith("shape (30, 1000), dtype " + str(dtype).removeprefix("torch.") + ">")
+
+
+def test_the_same_block_stays_writable_over_commits(made: pmstore.Store) -> None:
+    """Opening the idle slot costs a change of protection, not one for each page and not a fault for each commit."""
+    w = made.slots("w", 50_000)
+    made.commit()
+    scratch = w.next
+    scratch[:] = 1
+    faults = made.stats().faults
+    for i in range(5):
+        made["i"] = i
+        made.commit()
+        scratch[:] = i
+    assert made.stats().faults == faults
+
+
+def test_bad_input(store: pmstore.Store, path: Path) -> None:
+    store["value"] = 1
+    store.slots("w", (3, 4), "float32")
+    for name in ("value", "w/0"):
+        with pytest.raises(pmstore.NameExistsError, match="is no pair of slots"):
+            store.slots(name, 3)
+    with pytest.raises(pmstore.NameExistsError, match=r"have shape \(3, 4\), dtype float32; asked for was shape \(4, 3\)"):
+        store.slots("w", (4, 3), "float32")
+    with pytest.raises(pmstore.NameExistsError, match="dtype float64"):
+        store.slots("w", (3, 4))
+    with pytest.raises(pmstore.NameExistsError, match=r"pair of slots: write \.next and flip"):
+        store["w"] = 3
+    with pytest.raises(TypeError, match="slots of a store are not a value"):
+        store["v"] = store["w"]
+    with pytest.raises(KeyError):
+        store.slots("absent")
+    with pytest.raises(TypeError, match="dtype"):
+        store.slots("o", 3, object)
+    used = store.stats().used_bytes
+    with pytest.raises(pmstore.StoreFullError):
+        with pmstore.open(path.with_name("small.pm"), size="4MiB", max_size="4MiB") as small:
+            try:
+                small.slots("big", 200_000)
+            finally:
+                assert "big" not in small
+                assert small.check().problems == ()
+    assert store.stats().used_bytes == used
+    assert store.slots("w") == store["w"]
+    empty = store.slots("empty", (0, 3))
+    empty.next
+    empty.flip()
+    store.commit()
+    assert empty.current.shape == (0, 3)
+    w = store["w"]
+    store.close()
+    with pytest.raises(pmstore.ClosedStoreError):
+        w.flip()
+    assert "closed" in repr(w)
+
+
+def test_a_store_open_for_reading(path: Path) -> None:
+    with pmstore.open(path, size="8MiB") as store:
+        store.slots("w", 5)
+    with pmstore.open(path, "r") as store:
+        w = store["w"]
+        assert w.current.tolist() == [0] * 5
+        for call in (lambda: w.next, w.flip):
+            with pytest.raises(pmstore.ReadOnlyStoreError):
+                call()
