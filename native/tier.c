@@ -12,6 +12,7 @@
 #include "snapshot.h"
 
 #define BATCH_BYTES (4ull << 20)   /* of one write */
+#define BATCHES_A_SECOND 16u       /* at least, where the rate is limited: an even stream */
 #define WINDOW_PAGES 16u           /* of a page table, read at once */
 #define BOUND_SHARE 4u
 #define BOUND_MIN (4ull << 20)
@@ -178,10 +179,10 @@ static int proceed(struct pms_transfer *t, uint64_t bytes, struct pms_error *err
     return pms_fail(error, PMS_E_STATE, "cancelled");
 }
 
-int pms_snapshot_take(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, struct pms_error *error)
+int pms_snapshot_take(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, int release, struct pms_error *error)
 {
     int status = pms_snapshot_read(s, off, bytes, dst, error);
-    if (status == PMS_OK)
+    if (status == PMS_OK && release)
         pms_snapshot_release(s, off, bytes);
     return status;
 }
@@ -189,14 +190,16 @@ int pms_snapshot_take(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void
 int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count, uint64_t at,
                        uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error)
 {
-    uint64_t batch = chunk_bytes < BATCH_BYTES ? BATCH_BYTES / chunk_bytes : 1;
+    uint64_t rate = __atomic_load_n(&transfer->bytes_per_second, __ATOMIC_RELAXED);
+    uint64_t most = rate && rate / BATCHES_A_SECOND < BATCH_BYTES ? rate / BATCHES_A_SECOND : BATCH_BYTES;
+    uint64_t batch = chunk_bytes < most ? most / chunk_bytes : 1;
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     unsigned char *buffer = aligned_alloc(PMS_PAGE, batch * chunk_bytes);
     int status = buffer ? PMS_OK : pms_fail_errno(error, "allocating memory");
     for (uint64_t i = 0, n; status == PMS_OK && i < count; i += n) {
         n = count - i < batch ? count - i : batch;
         for (uint64_t k = 0; status == PMS_OK && k < n; k++) {
-            status = pms_snapshot_take(s, chunk[i + k] * chunk_bytes, chunk_bytes, buffer + k * chunk_bytes, error);
+            status = pms_snapshot_take(s, chunk[i + k] * chunk_bytes, chunk_bytes, buffer + k * chunk_bytes, 1, error);
             crc[i + k] = pms_crc32c(0, buffer + k * chunk_bytes, chunk_bytes);
         }
         if (status == PMS_OK)

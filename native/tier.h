@@ -31,8 +31,8 @@ int pms_snapshot_info(struct pms_snapshot *snapshot, struct pms_snapshot_info *i
 int pms_snapshot_chunks(struct pms_snapshot *snapshot, uint64_t since, uint64_t chunk_bytes, uint8_t *state, uint64_t count,
                         struct pms_error *error);
 
-/* Copies whole pages as of the snapshot (see native/snapshot.h), and gives them up. */
-int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst, struct pms_error *error);
+/* Copies whole pages as of the snapshot (see native/snapshot.h). release: and gives them up. */
+int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst, int release, struct pms_error *error);
 
 /* Shared by the threads of one transfer. Written by any; read with care for nothing but progress. */
 struct pms_transfer {

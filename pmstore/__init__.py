@@ -65,13 +65,19 @@ __all__ = [
     "UncleanMachineCrashError",
     "__version__",
     "compact",
+    "epochs",
     "open",
+    "restore",
     "scheduler",
     "torch",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name in ("restore", "epochs"):  # nor fsspec's and tiers' modules before they are used
+        import importlib
+
+        return getattr(importlib.import_module("pmstore.tiers"), name)
     if name in ("torch", "scheduler"):  # import pmstore must not import torch
         import importlib
 

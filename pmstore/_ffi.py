@@ -57,6 +57,9 @@ _NOT_FOUND: int = _lib.PMS_E_NOT_FOUND
 ROOT = 0
 """The directory of the store itself."""
 
+native, native_ffi = _lib, _ffi
+"""For pmstore/tiers/engine.py, which is the binding of native/tier.h; `fail` makes its exceptions."""
+
 
 class Found(NamedTuple):
     """One object of a directory, copied out of the engine."""
@@ -251,6 +254,9 @@ def _fail(path: str, error: Any) -> NoReturn:
     raise _exception(path, error)
 
 
+fail = _fail
+
+
 def _fail_at(path: str, address: int) -> NoReturn:
     """`_fail` for _block.c, which has the struct's address."""
     raise _exception(path, _ffi.cast("struct pms_error *", address)) from None
@@ -330,6 +336,11 @@ class Pool:
         self._searches: list[tuple[Any, Any]] = []
         self.will_write: Callable[[Sequence[Any]], None] = self.handle.will_write
         self.info = self._read_info()
+
+    @property
+    def raw(self) -> Any:
+        """`struct pms_pool *`, for the binding of snapshots."""
+        return self._p
 
     # A call needs a struct for its error: taken from a list, and put back if nothing went wrong, so that threads, signal
     # handlers and finalizers that call in the middle never share one.

@@ -6,10 +6,10 @@ import atexit
 import html
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakMethod, WeakSet
 
 from pmstore import _ffi, array, values
@@ -17,6 +17,11 @@ from pmstore._block import Transaction
 from pmstore.containers import Group
 from pmstore.core import Core
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError
+
+if TYPE_CHECKING:
+    from pmstore.tiers.config import TierConfig
+    from pmstore.tiers.handle import Flush
+    from pmstore.tiers.manager import Tiers
 
 Mode = Literal["r", "r+", "a", "w", "x"]
 Domain = Literal["auto", "dax", "file", "process", "emulated"]
@@ -201,13 +206,14 @@ class Store(Group):
     One process may have a file open for writing. In it, many threads may write; blocks of `transaction` take turns.
     """
 
-    __slots__ = ("__weakref__", "_guards", "_recovery")
+    __slots__ = ("__weakref__", "_guards", "_recovery", "_tiers")
 
     def __init__(self, core: Core) -> None:
         super().__init__(core, ())
         info = core.pool.info
         self._recovery = Recovery(**{field.name: getattr(info, field.name) for field in fields(Recovery)})
         self._guards: list[WeakMethod[Callable[[], None]]] = []
+        self._tiers: Tiers | None = None
         _open_stores.add(self)
 
     # ---- transactions ----
@@ -292,11 +298,19 @@ class Store(Group):
 
         Raises: OSError if the last commits cannot be synced; closed nevertheless.
         """
-        self._core.pool.handle.close(False)
+        self._close(False)
 
     @property
     def closed(self) -> bool:
         return self._core.pool.handle.closed
+
+    def _close(self, commit: bool) -> None:
+        """Flushes under way are finished before the state that they read goes; an interrupt ends the waiting."""
+        try:
+            if self._tiers is not None and not self.closed:
+                self._tiers.close()
+        finally:
+            self._core.pool.handle.close(commit)
 
     def __enter__(self) -> Store:
         if self.closed:
@@ -310,9 +324,106 @@ class Store(Group):
             if commit and not self.closed:
                 self._ask_guards()
         except BaseException:
-            self._core.pool.handle.close(False)
+            self._close(False)
             raise
-        self._core.pool.handle.close(commit)
+        self._close(commit)
+
+    # ---- tiers ----
+
+    @property
+    def tiers(self) -> Mapping[str, TierConfig]:
+        """The tiers that the store has, by name."""
+        return self._open_tiers().configs
+
+    def _open_tiers(self) -> Tiers:
+        if self._tiers is None:
+            from pmstore.tiers.manager import Tiers
+
+            made = Tiers(self._core.pool)
+            made.load(self)
+            self._tiers = made
+        return self._tiers
+
+    def add_tier(
+        self,
+        name: str,
+        url: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        every: int | None = None,
+        max_rate: int | str | None = None,
+        memory: int | str | None = None,
+        max_wait_seconds: float | None = 60.0,
+        stall_seconds: float | None = 300.0,
+        chunk_bytes: int = 256 << 10,
+        rank: int = 0,
+        world_size: int = 1,
+        run: str | None = None,
+        replicated: Sequence[str] = (),
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Adds a place that committed state is flushed to, or changes one. The store remembers it (from the next commit on).
+
+        url: a local directory, or any URL of fsspec ("s3://bucket/run"; `pip install 'pmstore[s3]'`). storage_options: for
+        fsspec; not
+            remembered, they may hold credentials.
+        keep: how many epochs stay; None: all. every: flushed by itself when so many commits have been made since the last time.
+        max_rate: bytes a second; None: no limit.
+        memory: for content that commits change while a flush still needs it; None: a quarter of the state. A commit that
+        would need more
+            waits for the flush, at most max_wait_seconds (None: for ever); then the flush fails, not the commit.
+        stall_seconds: a flush to a remote place without progress for so long fails.
+        rank, world_size, run: of several ranks that flush to one place; run names what their epochs have in common.
+        replicated: patterns
+            of names ("run/model/*") of arrays that are the same at all ranks: each rank flushes its share of them.
+
+        Raises: TierError, ValueError, TypeError.
+        """
+        from pmstore.tiers.config import TierConfig
+
+        config = TierConfig(
+            url=os.fspath(url),
+            keep=keep,
+            every=every,
+            chunk_bytes=chunk_bytes,
+            max_bytes_per_second=parse_size(max_rate, "max_rate"),
+            memory_bytes=parse_size(memory, "memory"),
+            max_wait_seconds=max_wait_seconds,
+            stall_seconds=stall_seconds,
+            rank=rank,
+            world_size=world_size,
+            run=run,
+            replicated=tuple(replicated),
+            storage_options=storage_options,
+        )
+        self._open_tiers().add(self, name, config)
+
+    def remove_tier(self, name: str) -> None:
+        """Forgets a tier, after its flush under way. What is in it stays.
+
+        Raises: KeyError.
+        """
+        self._open_tiers().remove(self, name)
+
+    def flush(self, tier: str, *, wait: bool = False, full: bool = False) -> Flush:
+        """Flushes the last commit to a tier, in the background; the store is used as before meanwhile.
+
+        Only chunks that changed since this process's last flush to the tier are written; full: all of them. The epoch counts
+        when its
+        manifest is there, and then survives this machine as far as the tier does. wait: return when it counts.
+
+        Raises: TierError, OSError: of the flush before, if nobody was told; with wait of this one.
+        """
+        handle = self._open_tiers().flush(tier, full)
+        return handle.wait() if wait else handle
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Waits for all flushes under way.
+
+        Raises: TimeoutError after timeout seconds; TierError, OSError: of a flush that nobody was told of.
+        """
+        if self._tiers is not None:
+            self._tiers.drain(timeout)
 
     # ---- what it says of itself ----
 

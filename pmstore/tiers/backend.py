@@ -1,0 +1,250 @@
+"""Where a tier lies: a local directory, or whatever fsspec reaches. Names are plain: no folders in a tier."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from pmstore.errors import TierError
+from pmstore.tiers import engine
+
+__all__ = ["Backend", "FsspecBackend", "LocalBackend", "Lock", "open_backend"]
+
+
+class Lock(Protocol):
+    """Held while its owner writes."""
+
+    def check(self) -> None:
+        """Raises: TierError if somebody else writes now."""
+
+    def release(self) -> None: ...
+
+
+class Backend(Protocol):
+    """What tiers need of a place. All methods raise OSError, or what the library of that place raises."""
+
+    url: str
+
+    def names(self) -> dict[str, int]:
+        """Names and sizes of what is there; empty if the place does not exist yet."""
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """Raises: FileNotFoundError."""
+
+    def publish(self, name: str, data: bytes) -> None:
+        """All of it, durable on return, or nothing."""
+
+    def delete(self, name: str) -> None:
+        """Nothing happens if it is not there."""
+
+    def lock(self, prefix: str, session: str) -> Lock:
+        """Keeps other writers of the same prefix out.
+
+        Raises: TierError.
+        """
+
+
+def open_backend(url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Backend:
+    """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`.
+
+    Raises: TierError, ValueError.
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text:
+        raise ValueError("the URL of a tier is a str, such as 's3://bucket/run' or '/mnt/checkpoints/run'")
+    if "://" not in text or text.startswith(("file://", "local://")):
+        path = unquote(urlsplit(text).path) if "://" in text else text
+        if not path:
+            raise ValueError(f"{text!r} names no directory")
+        return LocalBackend(Path(path).absolute())
+    return FsspecBackend(text, storage_options or {})
+
+
+# ---- local directories ---------------------------------------------------------------------------------------------------
+
+
+class _FileLock:
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.path = path
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.fd)
+            raise TierError(
+                f"{path.parent}: another store or process writes this run's epochs here. Give this one another run= or URL"
+            ) from None
+
+    def check(self) -> None:
+        """The kernel keeps it."""
+
+    def release(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class LocalBackend:
+    """A directory. Files are written with O_DIRECT where the file system can, and synced before they are named."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"file://{path}"
+
+    def names(self) -> dict[str, int]:
+        try:
+            with os.scandir(self.path) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return {}
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        with open(self.path / name, "rb") as file:
+            file.seek(start)
+            return file.read(-1 if end is None else end - start)
+
+    def publish(self, name: str, data: bytes) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / f".{name}.{secrets.token_hex(4)}.new"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            engine.write_all(fd, data, 0)
+            engine.sync(fd, str(temporary))
+            os.close(fd)
+            fd = -1
+            os.rename(temporary, self.path / name)
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        self._sync_names()
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path / name)
+
+    def lock(self, prefix: str, session: str) -> Lock:
+        self.path.mkdir(parents=True, exist_ok=True)
+        return _FileLock(self.path / f".{prefix}lock")
+
+    def _sync_names(self) -> None:
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != 22:  # EINVAL: a file system without directories to sync
+                raise
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[int]:
+        """A new file for chunks: its descriptor. Synced, with its name, on leaving; gone if that fails."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self.path / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            fd = os.open(path, flags | os.O_DIRECT, 0o644)
+        except OSError as error:
+            if error.errno != 22:
+                raise
+            self.delete(name)  # the file may have been made before the flag was refused
+            fd = os.open(path, flags, 0o644)
+        try:
+            yield fd
+            engine.sync(fd, str(path))
+        except BaseException:
+            self.delete(name)
+            raise
+        finally:
+            os.close(fd)
+        self._sync_names()
+
+    def open(self, name: str) -> int:
+        return os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+
+
+# ---- everywhere else ------------------------------------------------------------------------------------------------------
+
+
+class _OwnerMark:
+    """A mark with the writer's session: who finds another one there has been replaced. Object stores have no locks."""
+
+    def __init__(self, backend: FsspecBackend, name: str, session: str) -> None:
+        self.backend, self.name, self.session = backend, name, session
+        backend.publish(name, session.encode())
+
+    def check(self) -> None:
+        try:
+            found = self.backend.read(self.name)
+        except FileNotFoundError:
+            found = b""
+        if found != self.session.encode():
+            raise TierError(
+                f"{self.backend.url}: another writer of this run has taken over (session {found[:16]!r}). This one stops; "
+                "give it another run= or URL"
+            )
+
+    def release(self) -> None:
+        """The mark stays: the next writer replaces it."""
+
+
+class FsspecBackend:
+    """Any URL that fsspec knows. An epoch counts from the moment its manifest is there, which object stores put in one
+    piece."""
+
+    def __init__(self, url: str, storage_options: dict[str, Any]) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise TierError(f"{url}: tiers beyond local directories need fsspec: pip install 'pmstore[tiers]'") from None
+        self.url = url
+        try:
+            self.fs, self.root = fsspec.core.url_to_fs(url, **storage_options)
+        except ImportError as error:
+            extra = "s3" if url.startswith("s3") else "tiers"
+            raise TierError(f"{url}: {error}. pip install 'pmstore[{extra}]' or the library that it names") from None
+        except ValueError as error:
+            raise TierError(f"{url}: {error}") from None
+        self.root = self.root.rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def names(self) -> dict[str, int]:
+        try:
+            self.fs.invalidate_cache()
+            listed = self.fs.ls(self.root, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {one["name"].rsplit("/", 1)[-1]: int(one["size"] or 0) for one in listed if one["type"] == "file"}
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        data: bytes = self.fs.cat_file(self._path(name), start=start or None, end=end)
+        return data
+
+    def publish(self, name: str, data: bytes) -> None:
+        self.fs.makedirs(self.root, exist_ok=True)
+        self.fs.pipe_file(self._path(name), data)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self._path(name))
+
+    def lock(self, prefix: str, session: str) -> Lock:
+        return _OwnerMark(self, f"{prefix}owner", session)
+
+    def create(self, name: str) -> contextlib.AbstractContextManager[io.BufferedIOBase]:
+        """A new file for chunks, written from start to end. An exception on leaving means that it may not be there."""
+        self.fs.makedirs(self.root, exist_ok=True)
+        opened: contextlib.AbstractContextManager[io.BufferedIOBase] = self.fs.open(self._path(name), "wb", block_size=8 << 20)
+        return opened

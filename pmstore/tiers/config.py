@@ -1,0 +1,78 @@
+"""How a tier is to be used: what the store remembers of it, and what it does not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pmstore.tiers.engine import PAGE_BYTES
+from pmstore.tiers.manifest import RUN
+
+__all__ = ["TierConfig"]
+
+KEYS = (
+    "url",
+    "keep",
+    "every",
+    "chunk_bytes",
+    "max_bytes_per_second",
+    "memory_bytes",
+    "max_wait_seconds",
+    "stall_seconds",
+    "rank",
+    "world_size",
+    "run",
+    "replicated",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """See `Store.add_tier` for the fields."""
+
+    url: str
+    keep: int | None = None
+    every: int | None = None
+    chunk_bytes: int = 256 << 10
+    max_bytes_per_second: int = 0
+    memory_bytes: int = 0
+    max_wait_seconds: float | None = 60.0
+    stall_seconds: float | None = 300.0
+    rank: int = 0
+    world_size: int = 1
+    run: str | None = None
+    replicated: tuple[str, ...] = ()
+    storage_options: dict[str, Any] | None = None
+    """Not kept in the store: it may hold credentials."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "replicated", tuple(self.replicated))
+        for name in ("keep", "every"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name}={value!r}: a number of epochs or commits, at least 1, or None")
+        if self.chunk_bytes < PAGE_BYTES or self.chunk_bytes % PAGE_BYTES or self.chunk_bytes > 1 << 30:
+            raise ValueError(f"chunk_bytes={self.chunk_bytes}: a multiple of {PAGE_BYTES}, at most 1 GiB")
+        if type(self.rank) is not int or type(self.world_size) is not int or not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank={self.rank!r} and world_size={self.world_size!r}: 0 <= rank < world_size")
+        if self.run is not None and not RUN.fullmatch(self.run):
+            raise ValueError(f"run={self.run!r}: letters, digits, '_' and '-', at most 64")
+        if self.world_size > 1 and self.run is None:
+            raise ValueError("with several ranks, run= names what their epochs have in common: give all of them the same")
+        for name in ("max_bytes_per_second", "memory_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is not negative")
+
+    def to_value(self) -> dict[str, Any]:
+        """What is kept in the store."""
+        return {**{key: asdict(self)[key] for key in KEYS if key != "replicated"}, "replicated": list(self.replicated)}
+
+    @classmethod
+    def from_value(cls, value: Any) -> TierConfig:
+        """Raises: ValueError, TypeError."""
+        if not isinstance(value, dict) or "url" not in value:
+            raise ValueError("not the description of a tier")
+        return cls(**{key: value[key] for key in KEYS if key in value})
+
+    def with_options(self, storage_options: dict[str, Any] | None) -> TierConfig:
+        return replace(self, storage_options=storage_options)

@@ -1,0 +1,128 @@
+"""From an epoch of a tier to a safetensors file, without a store in between."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import secrets
+import struct
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+
+from pmstore import array
+from pmstore.array import Descriptor
+from pmstore.errors import TierError
+from pmstore.tiers.backend import open_backend
+from pmstore.tiers.image import Image, Stored
+from pmstore.tiers.reading import BrokenEpochError, EpochBytes, list_epochs
+from pmstore.tiers.restoring import choose
+
+__all__ = ["export_safetensors"]
+
+
+def export_safetensors(
+    path: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    epoch: int | None = None,
+    *,
+    group: str = "",
+    run: str | None = None,
+    rank: int = 0,
+    storage_options: dict[str, Any] | None = None,
+) -> tuple[int, list[str]]:
+    """Writes the arrays and tensors of an epoch to a safetensors file. Values and lists are left out.
+
+    The newest epoch that is whole, or the one asked for; every byte is checked. group: only what is under it, with
+    names relative to it.
+
+    Returns: the epoch and the names.
+    Raises: TierError, FileExistsError, OSError; ValueError for a dtype that safetensors does not have.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "give a path where nothing is", os.fspath(path))
+    backend = open_backend(url, storage_options)
+    reasons = []
+    for info in choose(list_epochs(backend), backend.url, epoch, run):
+        temporary = f"{os.fspath(path)}.{secrets.token_hex(4)}.new"
+        try:
+            if info.problem is not None:
+                raise BrokenEpochError(*info.problem.split(": ", 1))
+            source = EpochBytes(backend, info, rank)
+            image = Image(source.read)
+            prefix = f"{group.rstrip('/')}/" if group else ""
+            found = {one.name[len(prefix) :]: one for one in image.arrays() if one.name.startswith(prefix)}
+            if not found:
+                raise TierError(f"{backend.url}: epoch {info.epoch} has no arrays{f' under {group!r}' if group else ''}")
+            with open(temporary, "xb") as file:
+                _write(file, source, image, found, {"pmstore_epoch": str(info.epoch), "pmstore_run": info.run})
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BrokenEpochError as error:
+            reasons.append(f"epoch {info.epoch} is {error}")
+            continue
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        return info.epoch, sorted(found)
+    raise TierError(f"{backend.url}: no epoch could be exported: {'; '.join(reasons)}")
+
+
+_TYPES = {
+    "bool": "BOOL",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+_PIECE_BYTES = 8 << 20
+
+
+def _write(file: IO[bytes], source: EpochBytes, image: Image, found: Mapping[str, Stored], metadata: dict[str, str]) -> None:
+    """The format's own writer, because the library's takes all tensors in memory at once: the length of a header in JSON, the
+    header, then the tensors in its order.
+
+    Source: the format's description, https://github.com/huggingface/safetensors#format
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, one in found.items():
+        descriptor = image.descriptor(one)
+        header[name] = {
+            "dtype": _type(descriptor, name),
+            "shape": list(descriptor.shape),
+            "data_offsets": [at, at + one.nbytes],
+        }
+        at += one.nbytes
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    file.write(struct.pack("<Q", len(encoded)) + encoded)
+    for one in found.values():
+        descriptor = image.descriptor(one)
+        if descriptor.order is not None and one.nbytes:
+            file.write(_in_c_order(descriptor, source.read(one.offset, one.nbytes)))
+            continue
+        for start in range(0, one.nbytes, _PIECE_BYTES):
+            file.write(source.read(one.offset + start, min(_PIECE_BYTES, one.nbytes - start)))
+
+
+def _type(descriptor: Descriptor, name: str) -> str:
+    stored = descriptor.dtype if descriptor.torch else array.numpy_dtype(descriptor).name
+    kind = _TYPES.get(str(stored).removeprefix("torch."))
+    if kind is None:
+        raise ValueError(f"{name!r} is of dtype {stored}, which safetensors does not have: export a group without it")
+    return kind
+
+
+def _in_c_order(descriptor: Descriptor, data: bytes) -> bytes:
+    assert descriptor.order is not None
+    item = len(data) // math.prod(descriptor.shape)
+    laid = np.frombuffer(data, f"V{item}").reshape([descriptor.shape[axis] for axis in descriptor.order])
+    return np.ascontiguousarray(laid.transpose(np.argsort(descriptor.order))).tobytes()

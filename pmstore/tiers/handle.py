@@ -1,0 +1,113 @@
+"""A flush under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pmstore.errors import TierError
+from pmstore.tiers.engine import Transfer
+
+__all__ = ["Flush", "FlushStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlushStats:
+    """What a flush did."""
+
+    blocked_seconds: float
+    """For which the caller of `Store.flush` was kept."""
+    seconds: float
+    """From there until the epoch counted."""
+    written_bytes: int
+    state_bytes: int
+    """Of the epoch; the rest was in the tier already."""
+    full: bool
+    commit_waits: int
+    """Commits that waited because as much memory was in use as the tier may take, and for how long."""
+    commit_wait_seconds: float
+    peak_kept_bytes: int
+
+
+class Flush:
+    """A flush under way: `Store.flush` returns it. `wait` says how it ended."""
+
+    def __init__(self, tier: str, epoch: int, transfer: Transfer) -> None:
+        self.tier = tier
+        self.epoch = epoch
+        """The commit that is being flushed."""
+        self.error: BaseException | None = None
+        self.stats: FlushStats | None = None
+        """When it is done."""
+        self.total_bytes = 0
+        """To write; 0 until that is known."""
+        self.cancelled = False
+        """`cancel` was called."""
+        self._transfer = transfer
+        self._done = threading.Event()
+        self._told = False
+        self._callbacks: list[Callable[[Flush], None]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def written_bytes(self) -> int:
+        return self._transfer.done_bytes
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1; 1 when the epoch counts."""
+        if self._done.is_set() and self.error is None:
+            return 1.0
+        return min(self._transfer.done_bytes / self.total_bytes, 0.999) if self.total_bytes else 0.0
+
+    def cancel(self) -> None:
+        """Stops it; `wait` then raises TierError. The epoch will not count; earlier ones stay."""
+        self.cancelled = True
+        self._transfer.cancel()
+
+    def wait(self, timeout: float | None = None) -> Flush:
+        """Returns when the epoch is in the tier, durable.
+
+        Raises: TimeoutError after timeout seconds (it goes on); TierError, OSError: what went wrong.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the flush of epoch {self.epoch} to {self.tier!r} is at {self.progress:.0%}")
+        self.raise_once(again=True)
+        return self
+
+    def add_done_callback(self, callback: Callable[[Flush], None]) -> None:
+        """Calls it with this handle, on the flushing thread, when it ends; at once if it has."""
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def raise_once(self, again: bool = False) -> None:
+        """Raises the error, if nobody has been told yet."""
+        if self.error is None or (self._told and not again):
+            return
+        self._told = True
+        raise self.error
+
+    def finish(self, error: BaseException | None, stats: FlushStats | None) -> None:
+        """For the thread that flushes."""
+        if error is not None and not isinstance(error, (TierError, OSError)):
+            wrapped = TierError(f"the flush of epoch {self.epoch} to {self.tier!r} failed: {error}")
+            wrapped.__cause__ = error
+            error = wrapped
+        with self._lock:
+            self.error, self.stats = error, stats
+            self._done.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def __repr__(self) -> str:
+        state = f"{self.progress:.0%}" if not self.done else "failed" if self.error else "done"
+        return f"<pmstore.Flush of epoch {self.epoch} to {self.tier!r}, {state}>"

@@ -1,0 +1,82 @@
+"""The objects of a store, found in its bytes alone: a snapshot's, or an epoch's of a tier. docs/FORMAT.md has the bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pmstore import _ffi, values
+from pmstore.array import Descriptor
+from pmstore.errors import CorruptStoreError
+
+__all__ = ["Image", "Stored"]
+
+ROOT_OFFSET = 7 * 4096
+_ROOT = struct.Struct("<QQ")
+_HEADER = struct.Struct("<QQQQQQ")
+_NODE = struct.Struct("<QQQQQIIII")
+_NODE_BYTES = 64
+_NAMES_MOST = 1 << 40
+_DEPTH_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object: a value (`meta` is msgpack) or an array or tensor (`meta` describes it) whose bytes lie at offset."""
+
+    name: str
+    kind: int
+    meta: bytes
+    offset: int
+    nbytes: int
+
+
+class Image:
+    """read: (offset, bytes) of the store's file -> bytes. Lists are not walked."""
+
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self.read = read
+        self.epoch, self._root = _ROOT.unpack(read(ROOT_OFFSET, _ROOT.size))
+
+    def objects(self) -> Iterator[Stored]:
+        """Values and arrays, group by group, each with its path.
+
+        Raises: CorruptStoreError; what `read` raises.
+        """
+        groups = [("", self._root, 0)]
+        while groups:
+            path, offset, depth = groups.pop()
+            for one in self._directory(path, offset):
+                if one.kind == _ffi.GROUP:
+                    if depth == _DEPTH_MOST:
+                        raise CorruptStoreError("groups contain each other")
+                    groups.append((one.name + "/", one.offset, depth + 1))
+                elif one.kind in (_ffi.VALUE, _ffi.ARRAY):
+                    yield one
+
+    def arrays(self) -> Iterator[Stored]:
+        return (one for one in self.objects() if one.kind == _ffi.ARRAY)
+
+    def descriptor(self, one: Stored) -> Descriptor:
+        return Descriptor.unpack(one.meta)
+
+    def value(self, one: Stored) -> object:
+        return values.decode(one.meta)
+
+    def _directory(self, path: str, offset: int) -> Iterator[Stored]:
+        count, _, _, _, node, _ = _HEADER.unpack(self.read(offset, _HEADER.size))
+        for _ in range(min(count, _NAMES_MOST)):
+            if not node:
+                raise CorruptStoreError("a directory has fewer names than it counts")
+            raw = self.read(node, _NODE_BYTES)
+            _, _, following, data, data_bytes, kind, meta_bytes, name_bytes, _ = _NODE.unpack_from(raw)
+            if name_bytes > 4096 or meta_bytes > 1 << 32:
+                raise CorruptStoreError("a name in a directory is too long")
+            rest = self.read(node + _NODE_BYTES, name_bytes + meta_bytes)
+            try:
+                name = rest[:name_bytes].decode()
+            except UnicodeDecodeError as error:
+                raise CorruptStoreError(f"a name does not decode: {error}") from error
+            yield Stored(path + name, kind, rest[name_bytes:], data, data_bytes)
+            node = following

@@ -1,0 +1,188 @@
+"""The tiers of an open store: remembered in it, flushed from it, drained when it closes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from pmstore._ffi import Pool
+from pmstore.errors import TierError
+from pmstore.tiers.config import TierConfig
+from pmstore.tiers.handle import Flush
+from pmstore.tiers.writer import Writer
+
+if TYPE_CHECKING:
+    from pmstore.store import Store
+
+__all__ = ["GROUP", "Tiers", "drain_all"]
+
+GROUP = ".pmstore/tiers"
+"""Where a store remembers its tiers."""
+POLL_SECONDS = 0.02
+SIGTERM_SECONDS = 25.0
+"""Less than what batch systems commonly leave between SIGTERM and SIGKILL."""
+
+_all: WeakSet[Tiers] = WeakSet()
+
+
+class Tiers:
+    """Made by a store when it is first asked for its tiers."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._process = os.getpid()
+        self._writers: dict[str, Writer] = {}
+        self._configs: dict[str, TierConfig] = {}
+        self._seen: dict[str, int] = {}  # epoch that was flushed by itself last
+        self._lock = threading.RLock()
+        self._watcher: threading.Thread | None = None
+        self._closed = threading.Event()
+        _all.add(self)
+
+    # ---- what there is ----
+
+    def load(self, store: Store) -> None:
+        """Reads what the store remembers."""
+        if GROUP not in store:
+            return
+        for name in store[GROUP]:
+            try:
+                value = store[f"{GROUP}/{name}"]
+                config = TierConfig.from_value(value)
+                if config.run is not None and value.get("uuid") != self._pool.info.uuid.hex():
+                    continue  # a restored store: its epochs are not that run's; it has to be added anew
+            except (ValueError, TypeError) as error:
+                raise TierError(f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}") from error
+            self._seen[name] = self._pool.epoch()
+            self._configs[name] = config
+        self._watch()
+
+    def add(self, store: Store, name: str, config: TierConfig) -> None:
+        if not name or "/" in name:
+            raise ValueError(f"{name!r} is no name of a tier: it is not empty and has no '/'")
+        with self._lock:
+            writer = Writer(name, config, self._pool)
+            before = self._writers.get(name)
+            if before is not None:
+                before.drain(None)
+                before.close()
+            value = {**config.to_value(), "uuid": self._pool.info.uuid.hex()}
+            if store.mode != "r" and store.get(f"{GROUP}/{name}") != value:
+                store[f"{GROUP}/{name}"] = value
+            self._seen.setdefault(name, self._pool.epoch())
+            self._configs[name] = config
+            self._writers[name] = writer
+        _install_sigterm()
+        self._watch()
+
+    def remove(self, store: Store, name: str) -> None:
+        with self._lock:
+            if name not in self._configs:
+                raise KeyError(name)
+            writer = self._writers.pop(name, None)
+            del self._configs[name]
+        if writer is not None:
+            writer.drain(None)
+            writer.close()
+        if f"{GROUP}/{name}" in store:
+            del store[f"{GROUP}/{name}"]
+
+    @property
+    def configs(self) -> Mapping[str, TierConfig]:
+        return dict(self._configs)
+
+    # ---- flushing ----
+
+    def writer(self, name: str) -> Writer:
+        with self._lock:
+            if name not in self._configs:
+                there = ", ".join(map(repr, self._configs)) or "none"
+                raise TierError(f"{self._pool.path}: there is no tier {name!r} (there are: {there}). store.add_tier adds one")
+            if name not in self._writers:
+                self._writers[name] = Writer(name, self._configs[name], self._pool)
+            return self._writers[name]
+
+    def flush(self, name: str, full: bool) -> Flush:
+        with self._lock:
+            return self.writer(name).flush(full)
+
+    def _watch(self) -> None:
+        """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""
+        wanted = any(config.every for config in self._configs.values())
+        if self._watcher is None and wanted and not self._pool.info.read_only:
+            self._watcher = threading.Thread(target=self._flush_regularly, name="pmstore tiers", daemon=True)
+            self._watcher.start()
+
+    def _flush_regularly(self) -> None:
+        seen = self._seen
+        while not self._closed.wait(POLL_SECONDS):
+            epoch = self._pool.epoch()
+            for name, config in list(self._configs.items()):
+                if not config.every:
+                    continue
+                if epoch - seen[name] < config.every:
+                    continue
+                # What goes wrong stays at the flush: the next call of flush or drain tells it.
+                with contextlib.suppress(Exception):
+                    writer = self.writer(name)
+                    if writer.last is None or writer.last.done:
+                        seen[name] = self.flush(name, False).epoch
+
+    # ---- ending ----
+
+    def drain(self, timeout: float | None) -> None:
+        """Waits for all flushes under way. Raises: TimeoutError; what they raised, if nobody has been told."""
+        end = None if timeout is None else time.monotonic() + timeout
+        for writer in list(self._writers.values()):
+            if not writer.drain(None if end is None else max(0.0, end - time.monotonic())):
+                raise TimeoutError(f"a flush to {writer.name!r} is still under way")
+        for writer in list(self._writers.values()):
+            if writer.last is not None:
+                writer.last.raise_once()
+
+    def close(self) -> None:
+        """Ends regular flushing, waits for what is under way. In a fork child nothing happens: its threads are not there."""
+        if os.getpid() != self._process:
+            return
+        self._closed.set()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+        for writer in list(self._writers.values()):
+            writer.drain(None)
+        for writer in list(self._writers.values()):
+            writer.close()
+
+
+# ---- SIGTERM ------------------------------------------------------------------------------------------------------------
+
+
+def drain_all(timeout: float | None = None) -> None:
+    """Waits for the flushes of all stores of this process, at most timeout seconds; errors stay with the handles."""
+    end = None if timeout is None else time.monotonic() + timeout
+    for tiers in list(_all):
+        for writer in list(tiers._writers.values()):
+            writer.drain(None if end is None else max(0.0, end - time.monotonic()))
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    drain_all(SIGTERM_SECONDS)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _install_sigterm() -> None:
+    """A program that leaves SIGTERM alone would be ended by it at once: flushes under way are finished first. One that
+    handles it is
+    left alone; it may call `drain_all`."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    with contextlib.suppress(ValueError):  # a subinterpreter
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _on_sigterm)

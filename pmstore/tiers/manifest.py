@@ -1,0 +1,176 @@
+"""The record that makes an epoch: which chunks a store had, and where in the tier's files each of them lies.
+
+A manifest is published whole or not at all, and after everything it names: one that is there describes an epoch that was
+whole. Its
+file is `PMSTIER1`, a CRC-32C and the length of the rest, then msgpack. docs/TIERS.md has the fields.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from pmstore.array import Array
+from pmstore.tiers.engine import PAGE_BYTES, checksum, uuid_of
+
+MAGIC = b"PMSTIER1"
+SUFFIX = ".manifest"
+CHUNKS_SUFFIX = ".chunks"
+FORMAT = 1
+RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+CHUNK = np.dtype([("index", "<u8"), ("position", "<u8"), ("file", "<u4"), ("crc", "<u4")])
+"""index: of the chunk in the store's file. position: in file number `file` of the manifest's list. crc: CRC-32C."""
+
+_HEAD = struct.Struct("<8sIQ")
+_NAME = re.compile(r"(\d{8,})\.(\d{12,})\.([A-Za-z0-9_-]{1,64})\.(\d+)-(\d+)\.manifest")
+
+
+class BadManifestError(ValueError):
+    """The bytes are no manifest, or a damaged one."""
+
+
+class ManifestName(NamedTuple):
+    """generation: counts the epochs of a tier, whatever clocks say. run: whose epochs they are."""
+
+    generation: int
+    epoch: int
+    run: str
+    rank: int
+    world_size: int
+
+    def __str__(self) -> str:
+        return f"{self.generation:08d}.{self.epoch:012d}.{self.run}.{self.rank}-{self.world_size}{SUFFIX}"
+
+    @classmethod
+    def parse(cls, name: str) -> ManifestName | None:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        made = cls(int(match[1]), int(match[2]), match[3], int(match[4]), int(match[5]))
+        return made if made.rank < made.world_size else None
+
+    @property
+    def data_prefix(self) -> str:
+        """Of the files that this run's rank writes chunks into."""
+        return f"{self.run}.{self.rank}-{self.world_size}."
+
+
+class Shared(NamedTuple):
+    """A replicated array: every rank has it, and each flushes a part (see `sharding`)."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    epoch: int
+    run: str
+    rank: int
+    world_size: int
+    chunk_bytes: int
+    head: bytes
+    """The store's superblock: segments, hash seed, uuid."""
+    files: tuple[tuple[str, int], ...]
+    """Name and bytes of each file that chunks lie in."""
+    chunks: Array
+    """Of dtype CHUNK, ascending by index: all that the store's file holds, but for what other ranks flush."""
+    time: float = 0.0
+    """Unix time, for people: nothing is decided by it."""
+    shared: tuple[Shared, ...] = field(default=())
+    borrowed: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """Indices of the chunks that other ranks flush."""
+
+    @property
+    def lineage(self) -> str:
+        """The store's uuid. A restored store has a new one."""
+        return uuid_of(self.head)
+
+    @property
+    def state_bytes(self) -> int:
+        return (len(self.chunks) + len(self.borrowed)) * self.chunk_bytes
+
+    def pack(self) -> bytes:
+        body: bytes = msgpack.packb(
+            {
+                "format": FORMAT,
+                "epoch": self.epoch,
+                "run": self.run,
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "chunk_bytes": self.chunk_bytes,
+                "head": self.head,
+                "files": [list(one) for one in self.files],
+                "chunks": self.chunks.tobytes(),
+                "time": self.time,
+                "shared": [list(one) for one in self.shared],
+                "borrowed": self.borrowed.astype("<u8").tobytes(),
+            }
+        )
+        return _HEAD.pack(MAGIC, checksum(body), len(body)) + body
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Manifest:
+        """Checks everything that is followed later.
+
+        Raises: BadManifestError.
+        """
+        if len(data) < _HEAD.size:
+            raise BadManifestError("the manifest is cut off")
+        magic, crc, length = _HEAD.unpack_from(data)
+        body = data[_HEAD.size :]
+        if magic != MAGIC:
+            raise BadManifestError("not a manifest")
+        if len(body) != length:
+            raise BadManifestError("the manifest is cut off")
+        if checksum(body) != crc:
+            raise BadManifestError("the manifest's checksum is wrong")
+        try:
+            fields = msgpack.unpackb(body)
+            if fields["format"] != FORMAT:
+                raise BadManifestError(f"the manifest has format {fields['format']}, this version reads {FORMAT}")
+            made = cls(
+                epoch=int(fields["epoch"]),
+                run=str(fields["run"]),
+                rank=int(fields["rank"]),
+                world_size=int(fields["world_size"]),
+                chunk_bytes=int(fields["chunk_bytes"]),
+                head=bytes(fields["head"]),
+                files=tuple((str(name), int(size)) for name, size in fields["files"]),
+                chunks=np.frombuffer(fields["chunks"], CHUNK),
+                time=float(fields["time"]),
+                shared=tuple(Shared(str(n), int(o), int(b)) for n, o, b in fields["shared"]),
+                borrowed=np.frombuffer(fields["borrowed"], "<u8"),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
+            raise BadManifestError(f"the manifest does not decode: {error!r}") from error
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        def must(condition: Any, what: str) -> None:
+            if not condition:
+                raise BadManifestError(f"the manifest is wrong: {what}")
+
+        must(self.chunk_bytes >= PAGE_BYTES and self.chunk_bytes % PAGE_BYTES == 0, "size of a chunk")
+        must(self.chunk_bytes <= 1 << 30, "size of a chunk")
+        must(len(self.head) == PAGE_BYTES and 0 <= self.rank < self.world_size, "head or rank")
+        for name, size in self.files:
+            must("/" not in name and name.endswith(CHUNKS_SUFFIX) and size >= 0, "name of a file")
+        c = self.chunks
+        must(np.all(c["file"] < len(self.files)), "number of a file")
+        if len(c):
+            must(np.all(np.diff(c["index"].astype(np.int64)) > 0) and int(c["index"][-1]) < 1 << 40, "order of the chunks")
+            sizes = np.array([size for _, size in self.files], np.uint64)
+            must(np.all(c["position"] <= np.uint64(1 << 60)), "position of a chunk")
+            must(np.all(c["position"] + np.uint64(self.chunk_bytes) <= sizes[c["file"]]), "position of a chunk")
+        must(not len(self.borrowed) or int(self.borrowed.max()) < 1 << 40, "index of a chunk")
+        for one in self.shared:
+            must(one.offset > 0 and 0 < one.nbytes < 1 << 60, "a replicated array")

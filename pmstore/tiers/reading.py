@@ -1,0 +1,195 @@
+"""What epochs a tier has, and whether they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pmstore.tiers import engine, sharding
+from pmstore.tiers.backend import Backend
+from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
+
+__all__ = ["BrokenEpochError", "EpochInfo", "list_epochs"]
+
+
+class BrokenEpochError(Exception):
+    """An epoch that cannot be restored. kind: "corrupt" (the bytes are wrong) or "missing" (they are not there)."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(f"{kind}: {what}")
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class EpochInfo:
+    """One epoch of a tier, as its names and manifests tell."""
+
+    epoch: int
+    run: str
+    generation: int
+    """Newer epochs have higher ones, whatever clocks say."""
+    world_size: int
+    ranks: tuple[int, ...]
+    """Whose manifests are there."""
+    state_bytes: int
+    """Of all ranks together."""
+    file_bytes: int
+    """Of the files that it needs."""
+    time: float
+    """Unix time of the first rank's manifest: for people."""
+    problem: str | None
+    """ "missing: ..." or "corrupt: ..."; None: as far as names and sizes tell it is whole (`verify` reads everything)."""
+    manifests: dict[int, str] = field(repr=False)
+    """Name of each rank's manifest."""
+
+
+def list_epochs(backend: Backend) -> list[EpochInfo]:
+    """All of a tier's epochs, newest first."""
+    names = backend.names()
+    groups: dict[tuple[str, int, int], dict[int, ManifestName]] = {}
+    for parsed in filter(None, map(ManifestName.parse, names)):
+        ranks = groups.setdefault((parsed.run, parsed.epoch, parsed.world_size), {})
+        if parsed.rank not in ranks or ranks[parsed.rank] < parsed:
+            ranks[parsed.rank] = parsed
+    found = [_look(backend, names, ranks) for ranks in groups.values()]
+    return sorted(found, key=lambda one: (one.generation, one.epoch), reverse=True)
+
+
+def _look(backend: Backend, names: dict[str, int], ranks: dict[int, ManifestName]) -> EpochInfo:
+    first = next(iter(ranks.values()))
+    problem: str | None = None
+    missing = [rank for rank in range(first.world_size) if rank not in ranks]
+    if missing:
+        problem = f"missing: rank {', '.join(map(str, missing))} of {first.world_size} has not published"
+    state, files, when = 0, 0, 0.0
+    for rank in sorted(ranks):
+        try:
+            manifest = load_manifest(backend, ranks[rank])
+        except BrokenEpochError as error:
+            problem = problem or str(error)
+            continue
+        state += manifest.state_bytes
+        files += sum(size for _, size in manifest.files)
+        when = when or manifest.time
+        for file, size in manifest.files:
+            if file not in names:
+                problem = problem or f"missing: file {file}"
+            elif names[file] < size:
+                problem = problem or f"corrupt: file {file} has {names[file]} bytes of {size}"
+    return EpochInfo(
+        epoch=first.epoch,
+        run=first.run,
+        generation=max(one.generation for one in ranks.values()),
+        world_size=first.world_size,
+        ranks=tuple(sorted(ranks)),
+        state_bytes=state,
+        file_bytes=files,
+        time=when,
+        problem=problem,
+        manifests={rank: str(one) for rank, one in ranks.items()},
+    )
+
+
+def load_manifest(backend: Backend, name: ManifestName | str) -> Manifest:
+    """Raises: BrokenEpochError."""
+    try:
+        manifest = Manifest.unpack(backend.read(str(name)))
+    except FileNotFoundError:
+        raise BrokenEpochError("missing", f"manifest {name}") from None
+    except BadManifestError as error:
+        raise BrokenEpochError("corrupt", f"{name}: {error}") from None
+    parsed = ManifestName.parse(str(name))
+    if parsed is not None and parsed[1:] != (manifest.epoch, manifest.run, manifest.rank, manifest.world_size):
+        raise BrokenEpochError("corrupt", f"{name}: the manifest is that of another epoch")
+    return manifest
+
+
+class EpochBytes:
+    """The bytes of one rank's store as of an epoch: its own chunks, and those that other ranks flushed for it. Every chunk is
+    checked when it is read."""
+
+    def __init__(self, backend: Backend, info: EpochInfo, rank: int) -> None:
+        """Raises: BrokenEpochError."""
+        if rank not in info.manifests:
+            raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
+        self.backend = backend
+        self.manifest = load_manifest(backend, info.manifests[rank])
+        self._others: dict[int, EpochBytes] = {}
+        self._lenders: dict[int, tuple[int, int, int]] = {}
+        self._cache: tuple[int, bytes] = (-1, b"")
+        manifest = self.manifest
+        if len(manifest.borrowed):
+            self._lenders = sharding.lenders(manifest.shared, rank, manifest.world_size, manifest.chunk_bytes)
+            for lender in {self._lenders[int(i)][0] for i in manifest.borrowed if int(i) in self._lenders}:
+                self._others[lender] = EpochBytes(backend, info, lender)
+
+    def own_chunk(self, index: int) -> bytes | None:
+        """None: the epoch has no such chunk (it held nothing). Raises: BrokenEpochError."""
+        if self._cache[0] == index:
+            return self._cache[1]
+        manifest = self.manifest
+        at = int(np.searchsorted(manifest.chunks["index"], index))
+        if at == len(manifest.chunks) or manifest.chunks["index"][at] != index:
+            return None
+        one = manifest.chunks[at]
+        data = self._read(manifest.files[int(one["file"])][0], int(one["position"]), index)
+        if engine.checksum(data) != int(one["crc"]):
+            file = manifest.files[int(one["file"])][0]
+            raise BrokenEpochError("corrupt", f"chunk {index} in {file}: its checksum is wrong")
+        self._cache = (index, data)
+        return data
+
+    def _read(self, file: str, position: int, index: int) -> bytes:
+        size = self.manifest.chunk_bytes
+        try:
+            data = self.backend.read(file, position, position + size)
+        except FileNotFoundError:
+            raise BrokenEpochError("missing", f"file {file}") from None
+        if len(data) != size:
+            raise BrokenEpochError("corrupt", f"chunk {index} in {file}: the file is too short")
+        return data
+
+    def borrowed_chunk(self, index: int) -> bytes:
+        """A chunk that another rank flushed: there it lies where that rank's store has the array."""
+        size = self.manifest.chunk_bytes
+        if index not in self._lenders:
+            raise BrokenEpochError("corrupt", f"chunk {index} is said to be another rank's, and is not")
+        lender, number, start = self._lenders[index]
+        other, name = self._others[lender], self.manifest.shared[number].name
+        offsets = {one.name: one for one in other.manifest.shared}
+        if name not in offsets or offsets[name].nbytes != self.manifest.shared[number].nbytes:
+            raise BrokenEpochError("missing", f"array {name!r} at rank {lender}, or it has another size there")
+        return other.read(offsets[name].offset + start, size)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of the store's file; where there is no chunk they are zeros."""
+        size = self.manifest.chunk_bytes
+        parts = []
+        while nbytes > 0:
+            index, start = divmod(offset, size)
+            data = self.own_chunk(index)
+            if data is None and index in self._lenders:
+                data = self.borrowed_chunk(index)
+            part = (data if data is not None else bytes(size))[start : start + nbytes]
+            parts.append(part)
+            offset, nbytes = offset + len(part), nbytes - len(part)
+        return b"".join(parts)
+
+
+def verify(backend: Backend, info: EpochInfo, progress: Callable[[int], Any] | None = None) -> str | None:
+    """Reads every chunk of an epoch. Returns what is wrong, or None."""
+    if info.problem is not None:
+        return info.problem
+    try:
+        for rank in range(info.world_size):
+            epoch = EpochBytes(backend, info, rank)
+            for index in epoch.manifest.chunks["index"]:
+                epoch.own_chunk(int(index))
+                if progress is not None:
+                    progress(epoch.manifest.chunk_bytes)
+    except BrokenEpochError as error:
+        return str(error)
+    return None

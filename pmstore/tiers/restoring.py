@@ -1,0 +1,296 @@
+"""From an epoch of a tier to a store that can be opened."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pmstore.errors import CorruptStoreError, FormatVersionError, TierError
+from pmstore.tiers import engine
+from pmstore.tiers.backend import Backend, LocalBackend, open_backend
+from pmstore.tiers.engine import Transfer
+from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
+
+__all__ = ["RestoreReport", "choose", "epochs", "restore"]
+
+LOCAL_THREADS = 2
+REMOTE_THREADS = 8
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What was restored. `print` says it in words."""
+
+    path: str
+    epoch: int
+    run: str
+    nbytes: int
+    skipped: tuple[tuple[int, str], ...]
+    """Newer epochs that could not be, and what is wrong with each: "corrupt: ..." or "missing: ..."."""
+
+    def __str__(self) -> str:
+        lines = [f"epoch {epoch} passed over, {why}" for epoch, why in self.skipped]
+        return "\n".join([*lines, f"epoch {self.epoch} restored to {self.path} ({self.nbytes:,} bytes)"])
+
+
+def epochs(url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> list[EpochInfo]:
+    """The epochs of a tier, newest first.
+
+    Raises: TierError, OSError.
+    """
+    return list_epochs(open_backend(url, storage_options))
+
+
+def choose(found: list[EpochInfo], url: str, epoch: int | None, run: str | None) -> list[EpochInfo]:
+    """Which epochs to try, in this order.
+
+    Raises: TierError.
+    """
+    if not found:
+        raise TierError(f"{url}: there is no epoch here")
+    candidates = [one for one in found if (run is None or one.run.startswith(run)) and (epoch is None or one.epoch == epoch)]
+    if not candidates:
+        there = ", ".join(f"{one.epoch} of run {one.run}" for one in found[:20])
+        raise TierError(f"{url}: no such epoch. There are {there}{' and more' if len(found) > 20 else ''}")
+    runs = sorted({one.run for one in candidates})
+    if epoch is not None and len(runs) > 1:
+        raise TierError(f"{url}: epoch {epoch} is there of several runs: say run= one of {', '.join(runs)}")
+    return candidates
+
+
+def restore(
+    path: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    epoch: int | None = None,
+    *,
+    run: str | None = None,
+    rank: int = 0,
+    domain: str = "auto",
+    storage_options: dict[str, Any] | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> RestoreReport:
+    """Makes a store at path of an epoch in a tier: the newest that is whole, or the one asked for.
+
+    Every byte is checked. An epoch that is damaged is passed over for the one before it, and the report says why; one that
+    was asked
+    for is not replaced by another. The store is there, whole, or not at all; it has a uuid of its own, so that what it is
+    trained to
+    and flushed does not mix with the run it came from.
+
+    path: where nothing is. run: of those in the tier (its beginning will do); needed where several have that epoch. rank: whose
+        store. domain: what `pmstore.open` will use by default. progress: called with (bytes done, bytes of all), on some
+        thread.
+
+    Raises: TierError: no epoch could be restored, with the reason for each; FileExistsError; StoreFullError, OSError.
+    """
+    target = Path(os.path.abspath(os.fspath(path)))
+    if os.path.lexists(target):
+        raise FileExistsError(
+            errno.EEXIST, "restore makes a new store: give a path where nothing is, or remove it first", str(target)
+        )
+    backend = open_backend(url, storage_options)
+    _clear_leavings(target)
+    skipped: list[tuple[int, str]] = []
+    candidates = choose(list_epochs(backend), backend.url, epoch, run)
+    for info in candidates:
+        if info.problem is not None:
+            skipped.append((info.epoch, info.problem))
+            continue
+        try:
+            size = _restore_one(backend, info, rank, target, domain, progress)
+        except BrokenEpochError as error:
+            skipped.append((info.epoch, str(error)))
+            continue
+        return RestoreReport(str(target), info.epoch, info.run, size, tuple(skipped))
+    reasons = "; ".join(f"epoch {number} is {why}" for number, why in skipped)
+    raise TierError(f"{backend.url}: no epoch could be restored: {reasons}")
+
+
+def _clear_leavings(target: Path) -> None:
+    """Of restores that were killed. One that runs holds its file's lock."""
+    for old in target.parent.glob(f".{target.name}.*.restoring"):
+        with contextlib.suppress(OSError):
+            fd = os.open(old, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(old)
+            finally:
+                os.close(fd)
+
+
+def _restore_one(
+    backend: Backend, info: EpochInfo, rank: int, target: Path, domain: str, progress: Callable[[int, int], Any] | None
+) -> int:
+    source = EpochBytes(backend, info, rank)
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.restoring"
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            size = engine.allocate_store(fd, source.manifest.head, str(target))
+            _fill(fd, source, size, progress)
+            engine.seal_store(fd, source.manifest.head, domain, str(target))
+        except (CorruptStoreError, FormatVersionError) as error:
+            raise BrokenEpochError("corrupt", str(error)) from error
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise BrokenEpochError("corrupt", f"it cannot be read: {error}") from error
+        os.link(temporary, target)  # fails if somebody made a file there meanwhile
+        os.unlink(temporary)
+        _sync_directory(target.parent)
+        return size
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _fill(fd: int, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
+    manifest = source.manifest
+    if isinstance(source.backend, LocalBackend):
+        _fill_local(fd, source, source.backend, size, progress)
+    else:
+        _fill_remote(fd, source, size, progress)
+    for index in manifest.borrowed:
+        data = source.borrowed_chunk(int(index))
+        offset = int(index) * manifest.chunk_bytes
+        engine.write_all(fd, data[: max(0, size - offset)], offset)
+
+
+def _fill_local(
+    fd: int, source: EpochBytes, backend: LocalBackend, size: int, progress: Callable[[int, int], Any] | None
+) -> None:
+    """Native threads, in stretches of a file's chunks."""
+    manifest, transfer = source.manifest, Transfer()
+    total = len(manifest.chunks) * manifest.chunk_bytes
+    for number, (name, _) in enumerate(manifest.files):
+        part = manifest.chunks[manifest.chunks["file"] == number]
+        part = part[np.argsort(part["position"])]
+        try:
+            opened = backend.open(name)
+        except FileNotFoundError:
+            raise BrokenEpochError("missing", f"file {name}") from None
+        try:
+            cuts = [len(part) * i // LOCAL_THREADS for i in range(LOCAL_THREADS + 1)]
+
+            def work(i: int, part: Any = part, opened: int = opened, cuts: list[int] = cuts, name: str = name) -> None:
+                one = part[cuts[i] : cuts[i + 1]]
+                bad = engine.copy_pieces(
+                    opened,
+                    np.ascontiguousarray(one["position"]),
+                    fd,
+                    np.ascontiguousarray(one["index"] * np.uint64(manifest.chunk_bytes)),
+                    np.ascontiguousarray(one["crc"]),
+                    manifest.chunk_bytes,
+                    size,
+                    transfer,
+                )
+                if bad is not None:
+                    transfer.cancel()
+                    index = int(one["index"][bad])
+                    raise BrokenEpochError("corrupt", f"chunk {index} in {name}: its checksum is wrong, or it is cut off")
+
+            _in_parallel(LOCAL_THREADS, work, transfer, total, progress)
+        finally:
+            os.close(opened)
+
+
+def _in_parallel(
+    count: int, work: Callable[[int], None], transfer: Transfer, total: int, progress: Callable[[int, int], Any] | None
+) -> None:
+    stop = threading.Event()
+
+    def tell() -> None:
+        while not stop.wait(0.1):
+            assert progress is not None
+            progress(transfer.done_bytes, total)
+
+    teller = threading.Thread(target=tell, daemon=True) if progress else None
+    if teller:
+        teller.start()
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            errors = [job.exception() for job in [pool.submit(work, i) for i in range(count)]]
+    finally:
+        stop.set()
+        if teller:
+            teller.join()
+    if progress:
+        progress(transfer.done_bytes, total)
+    broken = [error for error in errors if isinstance(error, BrokenEpochError)]
+    for error in broken or filter(None, errors):
+        raise error
+
+
+def _fill_remote(fd: int, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
+    """Ranges of files, several at once; a range is as many chunks as lie together, up to 8 MiB."""
+    manifest, transfer = source.manifest, Transfer()
+    unit = manifest.chunk_bytes
+    chunks = manifest.chunks[np.lexsort((manifest.chunks["position"], manifest.chunks["file"]))]
+    most = max(1, (8 << 20) // unit)
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    for i in range(1, len(chunks) + 1):
+        together = (
+            i < len(chunks)
+            and i - start < most
+            and chunks["file"][i] == chunks["file"][start]
+            and int(chunks["position"][i]) == int(chunks["position"][start]) + (i - start) * unit
+        )
+        if not together:
+            ranges.append((start, i))
+            start = i
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        for first, end in ranges[number::REMOTE_THREADS]:
+            if transfer.cancelled:
+                return
+            try:
+                _fetch(fd, source, chunks[first:end], size)
+            except BaseException:
+                transfer.cancel()
+                raise
+            with lock:
+                transfer.raw.done_bytes += (end - first) * unit
+
+    _in_parallel(REMOTE_THREADS, work, transfer, len(chunks) * unit, progress)
+
+
+def _fetch(fd: int, source: EpochBytes, part: Any, size: int) -> None:
+    unit = source.manifest.chunk_bytes
+    name = source.manifest.files[int(part["file"][0])][0]
+    position = int(part["position"][0])
+    try:
+        data = memoryview(source.backend.read(name, position, position + len(part) * unit))
+    except FileNotFoundError:
+        raise BrokenEpochError("missing", f"file {name}") from None
+    for i, one in enumerate(part):
+        piece = data[i * unit : (i + 1) * unit]
+        if len(piece) != unit or engine.checksum(piece) != int(one["crc"]):
+            raise BrokenEpochError("corrupt", f"chunk {int(one['index'])} in {name}: its checksum is wrong, or it is cut off")
+        offset = int(one["index"]) * unit
+        engine.write_all(fd, piece[: max(0, size - offset)], offset)

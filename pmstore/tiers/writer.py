@@ -1,0 +1,404 @@
+"""Flushing one store to one tier: what to write, writing it, publishing the epoch, forgetting old ones."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pmstore._ffi import Pool
+from pmstore.array import Array
+from pmstore.errors import PmstoreError, TierError
+from pmstore.tiers import engine, sharding
+from pmstore.tiers.backend import Backend, FsspecBackend, LocalBackend, Lock, open_backend
+from pmstore.tiers.config import TierConfig
+from pmstore.tiers.engine import Snapshot, SnapshotInfo, Transfer
+from pmstore.tiers.handle import Flush, FlushStats
+from pmstore.tiers.image import Image
+from pmstore.tiers.manifest import CHUNK, CHUNKS_SUFFIX, Manifest, ManifestName, Shared
+
+__all__ = ["Writer"]
+
+THREADS = 2
+"""One reads and checksums while the other writes."""
+SPACE = 2.0
+"""Files may hold so many times the state before chunks of the emptiest ones are written anew."""
+STREAM_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class _Base:
+    """The epoch this process flushed last: what a later one may build on. Only ever this process's own, so that no epoch rests
+    on a file that another writer may take away."""
+
+    tag: int
+    epoch: int
+    manifest: Manifest
+
+
+class Writer:
+    """One tier of one open store. Flushes run one after another, each on a thread of its own."""
+
+    def __init__(self, name: str, config: TierConfig, pool: Pool) -> None:
+        self.name, self.config, self.pool = name, config, pool
+        self.backend: Backend = open_backend(config.url, config.storage_options)
+        self.session = secrets.token_hex(4)
+        self.last: Flush | None = None
+        self._base: _Base | None = None
+        self._lock: Lock | None = None
+        self._count = 0
+        self._turn = threading.Lock()
+
+    # ---- starting ----
+
+    def flush(self, full: bool) -> Flush:
+        """Pins the last commit and returns; the rest happens on a thread. A flush still under way goes first.
+
+        Raises: what the flush before raised, if nobody has been told.
+        """
+        if self.last is not None and self.last.done:
+            self.last.raise_once()
+        began = time.perf_counter()
+        config = self.config
+        snapshot = Snapshot(self.pool, config.memory_bytes, config.max_wait_seconds)
+        transfer = Transfer(config.max_bytes_per_second)
+        made = Flush(self.name, snapshot.epoch, transfer)
+        before, self.last = self.last, made
+        blocked = time.perf_counter() - began
+        job = threading.Thread(
+            target=self._run, args=(made, before, snapshot, transfer, full, began, blocked), name="pmstore flush", daemon=True
+        )
+        try:
+            job.start()
+        except BaseException:
+            self.last = before
+            snapshot.close()
+            raise
+        if config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
+            watch = threading.Thread(target=self._watch, args=(made, snapshot, transfer), name="pmstore watch", daemon=True)
+            watch.start()
+        return made
+
+    def _run(
+        self,
+        flush: Flush,
+        before: Flush | None,
+        snapshot: Snapshot,
+        transfer: Transfer,
+        full: bool,
+        began: float,
+        blocked: float,
+    ) -> None:
+        error: BaseException | None = None
+        stats = None
+        try:
+            if before is not None:
+                before._done.wait()
+            with self._turn:
+                stats = self._flush(flush, snapshot, transfer, full, began, blocked)
+        except BaseException as raised:
+            error = raised
+            if isinstance(raised, PmstoreError) and not isinstance(raised, TierError):
+                error = self._explain(flush, raised)
+        finally:
+            snapshot.close()
+            if not flush.done:  # else it was given up as stalled
+                flush.finish(error, stats)
+
+    def _explain(self, flush: Flush, error: PmstoreError) -> TierError:
+        if flush.cancelled:
+            made = TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
+        else:
+            made = TierError(
+                f"the flush of epoch {flush.epoch} to {self.name!r} failed: {error}. If commits come faster than the tier "
+                "takes them in: flush less often, or give it more memory_bytes or max_wait_seconds"
+            )
+        made.__cause__ = error
+        return made
+
+    def _watch(self, flush: Flush, snapshot: Snapshot, transfer: Transfer) -> None:
+        """A backend that hangs cannot be interrupted; but the store must not wait for it for ever."""
+        limit = self.config.stall_seconds or 0.0
+        seen, since = -1, time.monotonic()
+        while not flush._done.wait(min(0.5, limit / 4)):
+            if transfer.done_bytes != seen:
+                seen, since = transfer.done_bytes, time.monotonic()
+            elif time.monotonic() - since > limit:
+                transfer.cancel()
+                flush.finish(
+                    TierError(f"the flush of epoch {flush.epoch} to {self.name!r} made no progress for {limit:g} seconds"), None
+                )
+                snapshot.close()
+
+    # ---- one flush ----
+
+    def _flush(
+        self, flush: Flush, snapshot: Snapshot, transfer: Transfer, full: bool, began: float, blocked: float
+    ) -> FlushStats:
+        base = None if full else self._base
+        if base is not None and base.tag == snapshot.tag:
+            return _stats(snapshot.info(), began, blocked, 0, base.manifest, False)
+        if self._lock is None:
+            self._lock = self.backend.lock(self._name(0, 0).data_prefix, self.session)
+            self._clean()
+        manifest, write = self._plan(snapshot, base)
+        names = self.backend.names()
+        taken = [found for found in map(ManifestName.parse, names) if found is not None]
+        name = self._name(max((found.generation for found in taken), default=0) + 1, flush.epoch)
+        for found in taken:
+            if found[1:] == name[1:] and (base is None or base.epoch != flush.epoch):
+                self._lock.check()
+                self.backend.delete(str(found))  # the same commit, flushed by an earlier process: written anew
+        flush.total_bytes = len(write) * self.config.chunk_bytes
+        chunks = manifest.chunks.copy()
+        files = list(manifest.files)
+        data = f"{name.data_prefix}{self.session}.{self._count:06d}{CHUNKS_SUFFIX}"
+        if len(write):
+            self._count += 1
+            position = np.arange(len(write), dtype=np.uint64) * np.uint64(self.config.chunk_bytes)
+            crc = self._write(data, snapshot, write, transfer)
+            at = np.searchsorted(chunks["index"], write)
+            chunks["position"][at], chunks["file"][at], chunks["crc"][at] = position, len(files), crc
+            files.append((data, len(write) * self.config.chunk_bytes))
+        info = snapshot.info()
+        snapshot.close()  # commits wait no longer than this
+        manifest = replace(manifest, chunks=chunks, files=tuple(files))
+        if transfer.cancelled:
+            raise TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
+        self._lock.check()
+        self.backend.publish(str(name), manifest.pack())
+        self._base = _Base(snapshot.tag, flush.epoch, manifest)
+        self._forget(manifest)
+        return _stats(info, began, blocked, flush.total_bytes, manifest, base is None)
+
+    def _name(self, generation: int, epoch: int) -> ManifestName:
+        run = self.config.run or self.pool.info.uuid.hex()
+        return ManifestName(generation, epoch, run, self.config.rank, self.config.world_size)
+
+    def _plan(self, snapshot: Snapshot, base: _Base | None) -> tuple[Manifest, Array]:
+        """The new manifest, with the places of chunks that stay where they are, and the indices of those to write."""
+        config = self.config
+        found = snapshot.chunks(config.chunk_bytes, base.tag if base else 0)
+        shared: tuple[Shared, ...] = ()
+        borrowed = np.zeros(0, np.uint64)
+        if config.world_size > 1 and config.replicated:
+            shared = self._shared(snapshot)
+            borrowed = sharding.borrowed(shared, config.rank, config.world_size, config.chunk_bytes, len(found))
+            found[borrowed] = 0
+        live = np.flatnonzero(found & engine.LIVE).astype(np.uint64)
+        chunks = np.zeros(len(live), CHUNK)
+        chunks["index"] = live
+        keep = np.zeros(len(live), bool)
+        files: list[tuple[str, int]] = []
+        if base is not None:
+            keep = (found[live] & engine.CHANGED) == 0
+            files = self._carry_over(base.manifest, chunks, keep)
+        manifest = Manifest(
+            epoch=snapshot.epoch,
+            run=self._name(0, 0).run,
+            rank=config.rank,
+            world_size=config.world_size,
+            chunk_bytes=config.chunk_bytes,
+            head=snapshot.super,
+            files=tuple(files),
+            chunks=chunks,
+            time=time.time(),
+            shared=shared,
+            borrowed=borrowed,
+        )
+        return manifest, live[~keep]
+
+    def _carry_over(self, old: Manifest, chunks: Array, keep: Array) -> list[tuple[str, int]]:
+        """Takes the places of unchanged chunks over; leaves out the emptiest files while all of them are too large. Clears
+        `keep` for what has to be written after all. Returns the files that are still named."""
+        at = np.searchsorted(old.chunks["index"], chunks["index"])
+        at = np.minimum(at, max(len(old.chunks) - 1, 0))
+        if not len(old.chunks):
+            keep[:] = False
+            return []
+        keep &= old.chunks["index"][at] == chunks["index"]
+        number = old.chunks["file"][at]
+        live = np.bincount(number[keep], minlength=len(old.files)) * self.config.chunk_bytes
+        sizes = np.array([size for _, size in old.files], np.int64)
+        used = live > 0
+        state = len(chunks) * self.config.chunk_bytes
+        for file in np.argsort(live / np.maximum(sizes, 1)):
+            fresh = state - int(live[used].sum())
+            if int(sizes[used].sum()) + fresh <= SPACE * state:
+                break
+            used[file] = False
+        keep &= used[number]
+        renumbered = np.cumsum(used) - 1
+        chunks["file"][keep] = renumbered[number[keep]]
+        chunks["position"][keep] = old.chunks["position"][at][keep]
+        chunks["crc"][keep] = old.chunks["crc"][at][keep]
+        return [one for one, still in zip(old.files, used, strict=True) if still]
+
+    def _shared(self, snapshot: Snapshot) -> tuple[Shared, ...]:
+        """Replicated arrays of at least a chunk, in order of name, as of the snapshot."""
+        image = Image(snapshot.peek)
+        found = [
+            Shared(one.name, one.offset, one.nbytes)
+            for one in image.arrays()
+            if one.nbytes >= self.config.chunk_bytes and sharding.matches(one.name, self.config.replicated)
+        ]
+        return tuple(sorted(found))
+
+    # ---- writing chunks ----
+
+    def _write(self, name: str, snapshot: Snapshot, chunks: Array, transfer: Transfer) -> Array:
+        if isinstance(self.backend, LocalBackend):
+            with self.backend.create(name) as fd:
+                return _write_parallel(fd, snapshot, chunks, self.config.chunk_bytes, transfer)
+        assert isinstance(self.backend, FsspecBackend)
+        return self._write_stream(self.backend, name, snapshot, chunks, transfer)
+
+    def _write_stream(self, backend: FsspecBackend, name: str, snapshot: Snapshot, chunks: Array, transfer: Transfer) -> Array:
+        size = self.config.chunk_bytes
+        crc = np.zeros(len(chunks), np.uint32)
+        buffer = np.empty(size, np.uint8)
+        start = time.monotonic()
+        with backend.create(name) as file:
+            for i, index in enumerate(chunks):
+                snapshot.take(int(index) * size, buffer)
+                crc[i] = engine.checksum(buffer)
+                file.write(buffer.data)
+                transfer.raw.done_bytes += size
+                while not transfer.cancelled and self.config.max_bytes_per_second:
+                    due = start + transfer.done_bytes / self.config.max_bytes_per_second
+                    if time.monotonic() >= due:
+                        break
+                    time.sleep(min(0.05, due - time.monotonic()))
+                if transfer.cancelled:
+                    raise TierError(f"the flush to {self.name!r} was cancelled")
+        return crc
+
+    # ---- forgetting ----
+
+    def _clean(self) -> None:
+        """Files of this run and rank that no epoch names: left by a writer that was killed."""
+        assert self._lock is not None
+        names = self.backend.names()
+        prefix = self._name(0, 0).data_prefix
+        named = self._named(names)
+        if named is None:
+            return
+        self._lock.check()
+        for name in names:
+            half_written = name.startswith(prefix) and name.endswith(CHUNKS_SUFFIX) and name not in named
+            if half_written or (name.startswith(".") and f".{prefix}" in name and name.endswith(".new")):
+                self.backend.delete(name)
+
+    def _named(self, names: dict[str, int]) -> set[str] | None:
+        """The files that manifests of this run and rank name; None if one of them cannot be read, and nothing is known."""
+        own = self._name(0, 0)
+        found: set[str] = set()
+        for name in names:
+            parsed = ManifestName.parse(name)
+            if parsed is None or parsed[2:] != own[2:]:
+                continue
+            try:
+                found.update(file for file, _ in Manifest.unpack(self.backend.read(name)).files)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError):
+                return None
+        return found
+
+    def _forget(self, newest: Manifest) -> None:
+        """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch of several ranks counts
+        when all of
+        their manifests are there. Nothing goes while the newest one's files are not all there."""
+        names = self.backend.names()
+        if any(names.get(file, -1) < size for file, size in newest.files):
+            raise TierError(f"{self.backend.url}: files of epoch {newest.epoch} disappeared after they were written")
+        if self.config.keep is not None:
+            self._drop_epochs(names)
+        self._drop_files()
+
+    def _drop_epochs(self, names: dict[str, int]) -> None:
+        assert self._lock is not None
+        assert self.config.keep is not None
+        own = self._name(0, 0)
+        ranks: dict[int, set[int]] = {}
+        mine: list[ManifestName] = []
+        for parsed in filter(None, map(ManifestName.parse, names)):
+            if (parsed.run, parsed.world_size) != (own.run, own.world_size):
+                continue
+            ranks.setdefault(parsed.epoch, set()).add(parsed.rank)
+            if parsed.rank == own.rank:
+                mine.append(parsed)
+        whole = sorted((p for p in mine if len(ranks[p.epoch]) == own.world_size), reverse=True)
+        if len(whole) <= self.config.keep:
+            return
+        oldest_kept = whole[self.config.keep - 1]
+        self._lock.check()
+        for parsed in sorted(mine):
+            if parsed < oldest_kept:
+                self.backend.delete(str(parsed))
+
+    def _drop_files(self) -> None:
+        assert self._lock is not None
+        names = self.backend.names()
+        named = self._named(names)
+        prefix = self._name(0, 0).data_prefix
+        if named is None or all(n in named or not n.endswith(CHUNKS_SUFFIX) or not n.startswith(prefix) for n in names):
+            return
+        self._lock.check()
+        for name in names:
+            if name.startswith(prefix) and name.endswith(CHUNKS_SUFFIX) and name not in named:
+                self.backend.delete(name)
+
+    # ---- ending ----
+
+    def drain(self, timeout: float | None) -> bool:
+        """Waits for the last flush. False: it is still under way."""
+        return self.last is None or self.last._done.wait(timeout)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._lock.release()
+            self._lock = None
+
+
+def _stats(info: SnapshotInfo, began: float, blocked: float, written: int, manifest: Manifest, full: bool) -> FlushStats:
+    return FlushStats(
+        blocked_seconds=blocked,
+        seconds=time.perf_counter() - began,
+        written_bytes=written,
+        state_bytes=manifest.state_bytes,
+        full=full,
+        commit_waits=info.waits,
+        commit_wait_seconds=info.wait_seconds,
+        peak_kept_bytes=info.peak_bytes,
+    )
+
+
+def _write_parallel(fd: int, snapshot: Snapshot, chunks: Array, chunk_bytes: int, transfer: Transfer) -> Array:
+    """By THREADS threads, each a stretch of the file. Raises the first error; the other threads stop."""
+    crc = np.zeros(len(chunks), np.uint32)
+    errors: list[BaseException] = []
+    cuts = [len(chunks) * i // THREADS for i in range(THREADS + 1)]
+
+    def work(start: int, end: int) -> None:
+        try:
+            part = np.ascontiguousarray(chunks[start:end])
+            crc[start:end] = snapshot.write(fd, chunk_bytes, part, start * chunk_bytes, transfer)
+        except BaseException as error:
+            errors.append(error)
+            transfer.cancel()
+
+    others = [threading.Thread(target=work, args=(cuts[i], cuts[i + 1]), daemon=True) for i in range(1, THREADS)]
+    for other in others:
+        other.start()
+    work(cuts[0], cuts[1])
+    for other in others:
+        other.join()
+    if errors:
+        raise errors[0]
+    return crc

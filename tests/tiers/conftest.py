@@ -1,0 +1,42 @@
+"""What the tests of tiers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tier_helpers import CHUNK
+
+import pmstore
+
+
+@pytest.fixture
+def url(shm: Path) -> str:
+    """Of a tier in a local directory that does not exist yet."""
+    return str(shm / "tier")
+
+
+@pytest.fixture
+def filled(path: Path, url: str) -> Iterator[pmstore.Store]:
+    """A store with an array of a megabyte and a tier "t"."""
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.arange(131072.0)
+        store["config"] = {"lr": 0.5}
+        store["deep/er/b"] = np.ones((3, 4), "float32")
+        store.add_tier("t", url, chunk_bytes=CHUNK)
+        store.commit()
+        yield store
+
+
+@pytest.fixture
+def step(filled: pmstore.Store) -> Callable[[float], int]:
+    """Commits `a` full of a number and flushes; returns the epoch."""
+
+    def make(value: float) -> int:
+        filled["a"][:] = value
+        filled.commit()
+        return filled.flush("t", wait=True).epoch
+
+    return make

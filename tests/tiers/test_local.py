@@ -1,0 +1,423 @@
+"""A tier in a local directory: flush, restore, keep, and what damage does."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tier_helpers import CHUNK, restored
+
+import pmstore
+from pmstore.errors import TierError
+from pmstore.tiers import export_safetensors
+from pmstore.tiers.manifest import BadManifestError, Manifest
+
+Step = Callable[[float], int]
+
+
+@pytest.mark.parametrize("domain", ["process", "emulated", "file"])
+def test_what_was_committed_comes_back(path: Path, url: str, domain: str) -> None:
+    with pmstore.open(path, domain=domain, size="4MiB") as store:  # type: ignore[arg-type]
+        store["a"] = np.arange(300_000.0)  # grows
+        store["g/list"] = [1, 2]
+        store.add_tier("t", url)
+        store.commit()
+        store["a"][:] = -1  # not committed
+        store["late"] = 1
+        handle = store.flush("t")
+        store.commit()
+        assert handle.wait(60).done
+        assert handle.progress == 1.0
+        assert handle.epoch == store.epoch - 1
+        uuid = store.info().uuid
+    report = pmstore.restore(path.with_name("b.pm"), url)
+    assert (report.epoch, report.skipped, report.run) == (handle.epoch, (), uuid)
+    with pmstore.open(path.with_name("b.pm")) as store:
+        assert store["a"].tolist() == list(range(300_000))
+        assert store["g/list"] == [1, 2]
+        assert "late" not in store
+        assert store.info().uuid != uuid
+        assert store.check().problems == ()
+        store["a"] += 1  # and it goes on
+        store.commit()
+        assert store.flush("t", wait=True).epoch == handle.epoch + 1
+
+
+def test_a_flush_shows_one_commit_whatever_is_written_meanwhile(filled: pmstore.Store, path: Path, url: str) -> None:
+    rng = random.Random(1)
+    a = filled["a"]
+    for i in range(8):
+        a[:] = i
+        filled.commit()
+        handle = filled.flush("t")
+        while not handle.done:
+            a[rng.randrange(len(a)) :] = -rng.random()
+            filled["other"] = np.full(rng.randrange(1, 30_000), i)
+            rng.choice([filled.commit, filled.rollback])()
+        handle.wait()
+        found = restored(path, url)
+        assert found["epoch"] == handle.epoch
+        assert set(found["a"].tolist()) == {float(i)}
+        filled.rollback()
+
+
+def test_only_what_changed_is_written(filled: pmstore.Store, path: Path, url: str) -> None:
+    a = filled["a"]
+    assert filled.flush("t", wait=True).stats.full  # type: ignore[union-attr]
+    a[77_777] = 5
+    filled.commit()
+    stats = filled.flush("t", wait=True).stats
+    assert stats is not None
+    assert not stats.full
+    assert 0 < stats.written_bytes <= 4 * CHUNK
+    assert stats.state_bytes > 1_000_000
+    assert filled.flush("t", wait=True).stats.written_bytes == 0  # type: ignore[union-attr] # the same commit
+    assert filled.flush("t", wait=True, full=True).stats.written_bytes == stats.state_bytes  # type: ignore[union-attr]
+    assert restored(path, url)["a"].tolist() == [*range(77_777), 5, *range(77_778, 131_072)]
+
+
+def test_a_restore_reads_at_most_twice_the_state(filled: pmstore.Store, path: Path, url: str) -> None:
+    rng = random.Random(3)
+    a = filled["a"]
+    for i in range(30):
+        for _ in range(rng.choice([1, 5, 40])):
+            a[rng.randrange(len(a))] = i
+        filled.commit()
+        filled.flush("t", wait=True)
+        newest = pmstore.epochs(url)[0]
+        assert newest.file_bytes <= 2 * newest.state_bytes
+    assert restored(path, url)["a"].tolist() == a.tolist()
+
+
+def test_the_first_flush_of_a_process_is_full(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.flush("t", wait=True)
+    filled.close()
+    with pmstore.open(path) as store:
+        assert store.tiers["t"].chunk_bytes == CHUNK
+        store["a"][0] = 3
+        store.commit()
+        assert store.flush("t", wait=True).stats.full  # type: ignore[union-attr]
+
+
+def test_keep(filled: pmstore.Store, step: Step, path: Path, url: str) -> None:
+    filled.add_tier("t", url, keep=2, chunk_bytes=CHUNK)
+    made = [step(i) for i in range(6)]
+    assert [one.epoch for one in pmstore.epochs(url)] == made[:-3:-1]
+    named = set()
+    for manifest in Path(url).glob("*.manifest"):
+        named.update(name for name, _ in Manifest.unpack(manifest.read_bytes()).files)
+    assert {one.name for one in Path(url).glob("*.chunks")} == named
+    assert restored(path, url, made[-2])["a"][0] == 4
+
+
+def test_keep_goes_on_after_reopening_and_counts_all_of_the_run(
+    filled: pmstore.Store, step: Step, path: Path, url: str
+) -> None:
+    filled.add_tier("t", url, keep=2, chunk_bytes=CHUNK)
+    step(1)
+    step(2)
+    filled.close()
+    with pmstore.open(path) as store:
+        store["a"][:] = 3
+        store.commit()
+        newest = store.flush("t", wait=True).epoch
+    assert [one.epoch for one in pmstore.epochs(url)] == [newest, newest - 1]
+
+
+# ---- damage -------------------------------------------------------------------------------------------------------------
+
+
+def newest_file(url: str, suffix: str) -> Path:
+    files = sorted(Path(url).glob(f"*{suffix}"), key=lambda one: one.stat().st_mtime_ns)
+    return files[-1]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (lambda url: flip(newest_file(url, ".chunks"), 100_000), "corrupt"),
+        (lambda url: os.truncate(newest_file(url, ".chunks"), 50_000), "corrupt"),
+        (lambda url: newest_file(url, ".chunks").unlink(), "missing"),
+        (lambda url: flip(newest_file(url, ".manifest"), 300), "corrupt"),
+        (lambda url: os.truncate(newest_file(url, ".manifest"), 100), "corrupt"),
+        (lambda url: os.truncate(newest_file(url, ".manifest"), 0), "corrupt"),
+    ],
+)
+def test_a_damaged_epoch_is_passed_over_and_told(
+    step: Step, path: Path, url: str, damage: Callable[[str], None], kind: str
+) -> None:
+    older, newer = step(1), step(2)
+    damage(url)
+    found = restored(path, url)
+    assert found["epoch"] == older
+    assert set(found["a"].tolist()) == {1.0}
+    ((epoch, why),) = found["report"].skipped
+    assert epoch == newer
+    assert why.startswith(f"{kind}: ")
+    with pytest.raises(TierError, match=kind):  # what was asked for is not replaced
+        pmstore.restore(path.with_name("no.pm"), url, newer)
+    assert not list(path.parent.glob("*no.pm*"))
+
+
+def test_every_flipped_byte_of_a_manifest_is_noticed(step: Step, url: str) -> None:
+    step(1)
+    data = newest_file(url, ".manifest").read_bytes()
+    rng = random.Random(5)
+    for at in [*range(40), *(rng.randrange(len(data)) for _ in range(200))]:
+        bad = bytearray(data)
+        bad[at] ^= 1 << rng.randrange(8)
+        with pytest.raises(BadManifestError):
+            Manifest.unpack(bytes(bad))
+    for end in range(0, len(data), 97):
+        with pytest.raises(BadManifestError):
+            Manifest.unpack(data[:end])
+
+
+def test_nothing_there(path: Path, url: str) -> None:
+    assert pmstore.epochs(url) == []
+    with pytest.raises(TierError, match="no epoch here"):
+        pmstore.restore(path, url)
+    assert not path.exists()
+
+
+def test_a_restore_does_not_replace_a_file(step: Step, path: Path, url: str) -> None:
+    step(1)
+    with pytest.raises(FileExistsError):
+        pmstore.restore(path, url)
+
+
+# ---- runs and writers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_is_a_run_of_its_own(step: Step, filled: pmstore.Store, path: Path, url: str) -> None:
+    first, second = step(1), step(2)
+    branch = path.with_name("branch.pm")
+    pmstore.restore(branch, url, first)
+    with pmstore.open(branch) as store:
+        store["a"][:] = 20
+        store.commit()
+        assert store.flush("t", wait=True).epoch == second
+        new = store.info().uuid
+    assert {(one.epoch, one.run == new) for one in pmstore.epochs(url)} == {(first, False), (second, False), (second, True)}
+    with pytest.raises(TierError, match="several runs"):
+        pmstore.restore(path.with_name("c.pm"), url, second)
+    assert restored(path, url, second, run=new[:8])["a"][0] == 20
+    assert restored(path, url, second, run=filled.info().uuid)["a"][0] == 2
+    assert restored(path, url)["a"][0] == 20  # what was flushed last
+    step(3)
+    assert restored(path, url)["a"][0] == 3
+
+
+def test_two_writers_of_one_run(filled: pmstore.Store, url: str, shm: Path) -> None:
+    with pmstore.open(shm / "other.pm") as other:
+        for store in (filled, other):
+            store.add_tier("t", url, run="same")
+        filled.flush("t", wait=True)
+        other["x"] = 1
+        other.commit()
+        with pytest.raises(TierError, match="another store or process"):
+            other.flush("t", wait=True)
+        filled.remove_tier("t")
+        other.flush("t", wait=True)
+
+
+def test_a_clock_that_goes_back_decides_nothing(step: Step, path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step(1)
+    monkeypatch.setattr("time.time", lambda: 5.0)
+    step(2)
+    assert restored(path, url)["a"][0] == 2
+
+
+def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(filled: pmstore.Store, url: str) -> None:
+    Path(url).write_text("not a directory")
+    handle = filled.flush("t")
+    with pytest.raises(OSError):
+        handle.wait()
+    with pytest.raises(OSError):
+        handle.wait()
+    Path(url).unlink()
+    filled.flush("t", wait=True)
+    os.rename(url, url + ".moved")
+    Path(url).write_text("not a directory")
+    filled["a"][0] = 9
+    filled.commit()
+    failed = filled.flush("t")
+    failed._done.wait()
+    with pytest.raises(OSError):
+        filled.flush("t")
+    Path(url).unlink()
+    os.rename(url + ".moved", url)
+    filled.flush("t", wait=True)
+    with pytest.raises(TierError, match="no tier 'u'"):
+        filled.flush("u")
+
+
+def test_a_flush_is_cancelled(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.flush("t", wait=True)
+    filled["a"] += 1
+    filled.commit()
+    filled.add_tier("t", url, max_rate="1MB", chunk_bytes=CHUNK)
+    handle = filled.flush("t", full=True)
+    handle.cancel()
+    with pytest.raises(TierError, match="cancelled"):
+        handle.wait(30)
+    assert len(pmstore.epochs(url)) == 1
+    assert len(list(Path(url).glob("*.chunks"))) == 1
+
+
+def test_memory_is_bounded_and_a_commit_waits(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.add_tier("t", url, memory="128KiB", max_rate="8MB", chunk_bytes=CHUNK)
+    handle = filled.flush("t")
+    filled["a"][:] = -1
+    filled.commit()
+    stats = handle.wait(60).stats
+    assert stats is not None
+    assert stats.commit_waits >= 1
+    assert stats.commit_wait_seconds > 0
+    assert stats.peak_kept_bytes <= 128 << 10
+    assert restored(path, url)["a"][5] == 5
+
+
+def test_a_flush_that_keeps_commits_waiting_too_long_fails_and_they_go_on(filled: pmstore.Store, url: str) -> None:
+    filled.add_tier("t", url, memory="64KiB", max_rate="500KB", max_wait_seconds=0.05, chunk_bytes=CHUNK)
+    handle = filled.flush("t")
+    filled["a"][:] = -1
+    filled.commit()
+    with pytest.raises(TierError, match="flush less often"):
+        handle.wait(60)
+    filled["a"][:] = -2
+    filled.commit()
+
+
+def test_a_disk_that_is_full(shm: Path) -> None:
+    script = f"""
+import pmstore, resource, signal, numpy as np
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = pmstore.open({str(shm / "s.pm")!r}, size="4MiB")
+store["a"] = np.ones(100_000)
+store.add_tier("t", {str(shm / "tier")!r})
+store.commit()
+store.flush("t", wait=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, {resource.RLIM_INFINITY}))
+store["a"] += 1
+store.commit()
+try:
+    store.flush("t", wait=True)
+except OSError as error:
+    print(type(error).__name__, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
+print(len(pmstore.epochs({str(shm / "tier")!r})))
+store.flush("t", wait=True)
+print([one.problem for one in pmstore.epochs({str(shm / "tier")!r})])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("TierError")
+    assert rest == ["1", "[None, None]"]
+
+
+# ---- other ways in and out --------------------------------------------------------------------------------------------------
+
+
+def test_flushed_by_itself_every_so_many_commits(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.add_tier("t", url, every=3, chunk_bytes=CHUNK)
+    for i in range(9):
+        filled["a"][:] = i
+        filled.commit()
+    for _ in range(500):
+        if pmstore.epochs(url) and pmstore.epochs(url)[0].epoch >= filled.epoch - 3:
+            break
+        os.sched_yield()
+        filled.drain(60)
+        time.sleep(0.02)
+    filled.drain(60)
+    found = restored(path, url)
+    assert found["epoch"] >= filled.epoch - 3
+
+
+def test_a_store_open_for_reading_is_flushed(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.close()
+    with pmstore.open(path, "r") as store:
+        store.flush("t", wait=True)
+    assert restored(path, url)["a"][3] == 3
+
+
+def test_closing_waits_for_the_flush(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.add_tier("t", url, max_rate="5MB", chunk_bytes=CHUNK)
+    handle = filled.flush("t")
+    filled.close()
+    assert handle.done
+    assert handle.error is None
+    assert restored(path, url)["a"][3] == 3
+
+
+def test_sigterm_finishes_the_flush(shm: Path) -> None:
+    script = f"""
+import pmstore, os, signal, numpy as np
+store = pmstore.open({str(shm / "s.pm")!r}, size="4MiB")
+store["a"] = np.ones(100_000)
+store.add_tier("t", {str(shm / "tier")!r}, max_rate="2MB")
+store.commit()
+handle = store.flush("t")
+os.kill(os.getpid(), signal.SIGTERM)
+print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -15, done.stderr
+    assert done.stdout == ""
+    assert [one.problem for one in pmstore.epochs(str(shm / "tier"))] == [None]
+
+
+def test_safetensors_without_a_store(filled: pmstore.Store, path: Path, url: str) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    filled["deep/f"] = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    filled["deep/empty"] = np.zeros((0, 3), "int16")
+    filled.commit()
+    epoch = filled.flush("t", wait=True).epoch
+    target = path.with_name("x.safetensors")
+    assert export_safetensors(target, url) == (epoch, ["a", "deep/empty", "deep/er/b", "deep/f"])
+    found = safetensors.load_file(target)
+    for name in ("a", "deep/er/b", "deep/f", "deep/empty"):
+        np.testing.assert_array_equal(found[name], filled[name])
+    assert export_safetensors(path.with_name("y.safetensors"), url, group="deep")[1] == ["empty", "er/b", "f"]
+    with pytest.raises(TierError, match="no arrays under 'nope'"):
+        export_safetensors(path.with_name("z.safetensors"), url, group="nope")
+    with pytest.raises(FileExistsError):
+        export_safetensors(target, url)
+
+
+def test_what_is_no_tier(filled: pmstore.Store, url: str) -> None:
+    for bad in (
+        {"keep": 0},
+        {"every": -1},
+        {"chunk_bytes": 5000},
+        {"rank": 2, "world_size": 2},
+        {"world_size": 2},
+        {"run": "a/b"},
+    ):
+        with pytest.raises(ValueError):
+            filled.add_tier("x", url, **bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError):
+        filled.add_tier("x/y", url)
+    with pytest.raises(TierError):
+        filled.add_tier("x", "nosuchprotocol://a/b")
+    assert list(filled.tiers) == ["t"]
+    filled.remove_tier("t")
+    assert list(filled.tiers) == []
+    with pytest.raises(KeyError):
+        filled.remove_tier("t")
