@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pmstore import dtypes, layout
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether it is a tensor, without importing torch: where torch was never imported there are none."""
-    import sys
-
     module = sys.modules.get("torch")
     # While torch itself is being imported it has no Tensor yet.
     return module is not None and isinstance(value, getattr(module, "Tensor", ()))
