@@ -501,7 +501,8 @@ static bool target_allowed(const struct pms_superblock *super, uint64_t off, uin
         return true;
     for (uint32_t i = 0; i < super->segment_count; i++) {
         const struct pms_segment *s = &super->segment[i];
-        if (off >= s->table_off && off + len <= s->table_off + s->data_pages * sizeof(struct pms_pte))
+        uint64_t table_bytes = s->data_pages * sizeof(struct pms_pte); /* the last granule may hold one entry alone */
+        if (off >= s->table_off && off + len <= s->table_off + (table_bytes + PMS_GRANULE - 1) / PMS_GRANULE * PMS_GRANULE)
             return true;
         if (off >= s->data_off && off + len <= s->data_off + s->data_pages * PMS_PAGE)
             return true;

@@ -466,3 +466,24 @@ def test_timeouts(store: pmstore.Store, timeout: Any) -> None:
         store.transaction(timeout=timeout)
     with store.transaction(timeout=None), store.transaction(timeout=-1), store.transaction(timeout=1e300):
         pass
+
+
+def test_an_odd_number_of_pages(path: Path) -> None:
+    """The last granule of the page table then reaches behind its last entry; its capture is put back like any other."""
+    code = f"""
+import numpy as np, pmstore
+store = pmstore.open({str(path)!r}, domain="process", size="1MiB")
+store.list("l")
+with store.transaction():
+    store["a"] = np.arange(60)
+    store["g/h/a"] = np.arange(3000.0)
+store["a"] = np.zeros(1)
+store.rollback()
+assert store.check().problems == () and store["a"].tolist() == list(range(60))
+store["a"] = np.zeros(1)
+import os; os._exit(0)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    with pmstore.open(path) as store:
+        assert store["a"].tolist() == list(range(60))
+        assert store.check().problems == ()
