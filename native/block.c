@@ -12,17 +12,20 @@
 #define SCATTERED_MAX 96u    /* lines of the fast log, in one transaction */
 #define LOOK_AT_HANDLER 16u /* blocks: a look is a system call */
 
+static __thread int64_t thread_id;
+
 int64_t pms_thread_id(void)
 {
-    static __thread int64_t id; /* a fork child keeps its parent's: it owns no store, so nobody asks */
-    if (!id)
-        id = (int64_t)syscall(SYS_gettid);
-    return id;
+    if (!thread_id)
+        thread_id = (int64_t)syscall(SYS_gettid);
+    return thread_id;
 }
+
+void pms_thread_after_fork_in_child(void) { thread_id = 0; } /* the child's only thread: it has another id than its parent's */
 
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error)
 {
-    if (atomic_load(&pool->capture.forked)) /* before the lock: another thread may have held it at the fork */
+    if (pms_pool_forked(pool)) /* before the lock: another thread may have held it at the fork */
         return pms_fail(error, PMS_E_FORKED, "the store was opened by the parent process");
     pthread_mutex_lock(&pool->op);
     if (!pool->closed)
@@ -175,9 +178,14 @@ int pms_block_depth(struct pms_pool *pool)
     return depth;
 }
 
-uint64_t pms_epoch(const struct pms_pool *pool)
+uint64_t pms_epoch(struct pms_pool *pool)
 {
-    return pool->closed ? 0 : ((const struct pms_root *)pms_map_at(&pool->map, PMS_OFF_ROOT))->epoch;
+    if (pms_pool_forked(pool)) /* the lock may be held for ever; the views are there if the parent was neither opening nor closing */
+        return atomic_load(&pool->capture.forked) && !pool->closed ? pms_pool_root(pool)->epoch : 0;
+    pthread_mutex_lock(&pool->op); /* else a close in another thread might unmap it under the read */
+    uint64_t epoch = pool->closed ? 0 : pms_pool_root(pool)->epoch;
+    pthread_mutex_unlock(&pool->op);
+    return epoch;
 }
 
 uint64_t pms_rollbacks(const struct pms_pool *pool) { return pool->rollbacks; }

@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "process.h"
+
 #define POLL_NS 5000000ll
 #define TRIES 100 /* somebody swaps the file under us all the time: give up */
 
@@ -106,7 +108,7 @@ static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error
         return pms_fail_errno(error, "allocating memory");
     snprintf(f->temp_path, room, "%.*s/.%.200s.%ld.%08x.new", (int)(slash - f->path), f->path, slash + 1, (long)getpid(),
              (unsigned)salt);
-    f->fd = open(f->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    f->fd = pms_process_open(f->temp_path, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (f->fd < 0) {
         free(f->temp_path);
         f->temp_path = NULL;
@@ -115,7 +117,7 @@ static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error
     f->created = true;
     if (mode)
         (void)!fchmod(f->fd, mode & 0777);
-    f->lock_fd = open(f->temp_path, O_RDWR | O_CLOEXEC);
+    f->lock_fd = pms_process_open(f->temp_path, O_RDWR, 0);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");
     return lock_within(f->lock_fd, LOCK_EX, 0, error);
@@ -144,7 +146,7 @@ int pms_files_publish(struct pms_files *f, struct pms_error *error)
     f->temp_path = NULL;
     f->created = false;
     if (f->old_lock_fd >= 0)
-        close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
+        pms_process_close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
     f->old_lock_fd = -1;
     int dir = directory_fd(f->path);
     int err = dir < 0 || fsync(dir) != 0 ? errno : 0; /* the name, before open returns */
@@ -176,11 +178,11 @@ static int check_regular(int fd, uint64_t *bytes, mode_t *mode, struct pms_error
 static int open_locked(struct pms_files *f, const struct pms_options *o, bool *retry, struct pms_error *error)
 {
     bool reading = o->mode == PMS_MODE_READ;
-    int flags = (reading ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK;
+    int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK;
     uint64_t bytes;
     mode_t mode;
     *retry = false;
-    f->lock_fd = open(f->path, flags);
+    f->lock_fd = pms_process_open(f->path, flags, 0);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the store");
     int status = check_regular(f->lock_fd, &bytes, &mode, error);
@@ -188,7 +190,7 @@ static int open_locked(struct pms_files *f, const struct pms_options *o, bool *r
         status = lock_within(f->lock_fd, reading ? LOCK_SH : LOCK_EX, o->lock_timeout_ns, error);
     if (status)
         return status;
-    f->fd = open(f->path, flags);
+    f->fd = pms_process_open(f->path, flags, 0);
     if (f->fd < 0 && errno != ENOENT)
         return pms_fail_errno(error, "opening the store");
     struct stat a, b;
@@ -202,7 +204,7 @@ static int open_locked(struct pms_files *f, const struct pms_options *o, bool *r
 /* An existing file that is to be replaced: its lock is held until the new one has its name. */
 static int replace_locked(struct pms_files *f, mode_t mode, struct pms_error *error)
 {
-    close(f->fd);
+    pms_process_close(f->fd);
     f->old_lock_fd = f->lock_fd;
     f->fd = f->lock_fd = -1;
     f->replaces = true;
@@ -211,12 +213,9 @@ static int replace_locked(struct pms_files *f, mode_t mode, struct pms_error *er
 
 static void drop(struct pms_files *f)
 {
-    if (f->fd >= 0)
-        close(f->fd);
-    if (f->lock_fd >= 0)
-        close(f->lock_fd);
-    if (f->old_lock_fd >= 0)
-        close(f->old_lock_fd);
+    pms_process_close(f->fd);
+    pms_process_close(f->lock_fd);
+    pms_process_close(f->old_lock_fd);
     f->fd = f->lock_fd = f->old_lock_fd = -1;
 }
 

@@ -3,7 +3,6 @@
 
 #include <stddef.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "handler.h"
 
@@ -14,20 +13,14 @@ static void disown(struct pms_capture *c)
     mprotect(pool->map.user, pool->map.bytes, PROT_READ);
     if (pool->map.shared)
         mprotect(pool->map.engine, pool->map.bytes, PROT_READ);
-    close(pool->lock_fd); /* a child that outlives the parent must not hold its lock */
-    close(pool->fd);
 }
 
 static void in_child(void)
 {
     pms_handler_after_fork_in_child(disown);
     pms_parallel_after_fork_in_child();
+    pms_undo_after_fork_in_child();
+    pms_thread_after_fork_in_child();
 }
 
-static void install(void) { pthread_atfork(NULL, NULL, in_child); }
-
-void pms_fork_prepare_once(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install);
-}
+void pms_fork_prepare_once(void) { pms_process_prepare(in_child); }

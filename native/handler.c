@@ -151,6 +151,7 @@ void pms_handler_unregister(struct pms_capture *c)
 
 void pms_handler_after_fork_in_child(void (*fn)(struct pms_capture *c))
 {
+    pthread_mutex_init(&install_lock, NULL); /* another thread may have held it */
     for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
         struct pms_capture *c = atomic_load(&store[i]);
         atomic_store(&inside[i], 0); /* threads that were inside did not come with us */

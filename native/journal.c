@@ -15,6 +15,7 @@
 
 #include "checksum.h"
 #include "journal_state.h"
+#include "process.h"
 
 #define IOV_MOST 64
 
@@ -398,8 +399,7 @@ static void release(struct pms_journal *j)
         munmap((void *)j->marks, j->marks_bytes);
     if (j->record)
         munmap(j->record, j->record_bytes);
-    if (j->home_fd >= 0)
-        close(j->home_fd);
+    pms_process_close(j->home_fd);
     free(j->bounce);
     free(j->chunk);
     free(j);
@@ -410,7 +410,7 @@ static int acquire(struct pms_journal *j, struct pms_error *error)
     char path[40];
     uint64_t pages = j->map->reserve / PMS_PAGE;
     snprintf(path, sizeof path, "/proc/self/fd/%d", j->map->fd);
-    j->home_fd = open(path, O_RDWR | O_CLOEXEC);
+    j->home_fd = pms_process_open(path, O_RDWR, 0);
     if (j->home_fd < 0)
         return pms_fail_errno(error, "opening the file a second time through /proc/self/fd");
     j->marks_bytes = pages * sizeof j->marks[0];

@@ -252,6 +252,7 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
     pms_fork_prepare_once();
     pms_parallel_start();
     init_locks(pool);
+    pool->process = pms_process_generation();
     pool->refs = 1;
     int status;
     do {
@@ -392,7 +393,7 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
 
 int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
 {
-    if (atomic_load(&pool->capture.forked)) {
+    if (pms_pool_forked(pool)) {
         pool->closed = true; /* the parent's: nothing of it is touched */
         return PMS_OK;
     }
@@ -415,8 +416,8 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
         munmap(pool->runs, pool->runs_room * sizeof *pool->runs);
     pool->runs = NULL;
     pms_undo_close(&pool->undo);
-    close(pool->fd);
-    close(pool->lock_fd); /* last: whoever gets the lock finds a closed store */
+    pms_process_close(pool->fd);
+    pms_process_close(pool->lock_fd); /* last: whoever gets the lock finds a closed store */
     pool->fd = pool->lock_fd = -1;
     pool->block_owner = 0;
     pool->block_depth = 0;
@@ -445,7 +446,7 @@ void pms_pool_unref(struct pms_pool *pool)
 
 void pms_pool_release(struct pms_pool *pool)
 {
-    if (atomic_load(&pool->capture.forked))
+    if (pms_pool_forked(pool))
         return;
     pms_pool_close(pool, 0, NULL);
     pms_pool_unref(pool);
@@ -465,7 +466,7 @@ int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error)
 
 void pms_unpin(struct pms_pool *pool, uint64_t data)
 {
-    if (atomic_load(&pool->capture.forked))
+    if (pms_pool_forked(pool))
         return;
     pthread_mutex_lock(&pool->op);
     if (!pool->closed && !pool->failed) /* after a failure the index may be incomplete, and nothing is allocated any more */

@@ -88,7 +88,7 @@ int pms_end(struct pms_pool *pool, int commit, struct pms_error *error);
 int pms_commit(struct pms_pool *pool, struct pms_error *error);
 int pms_rollback(struct pms_pool *pool, struct pms_error *error);
 int pms_block_depth(struct pms_pool *pool);  /* of the calling thread's block; 0 = none */
-uint64_t pms_epoch(const struct pms_pool *pool);    /* of the last commit */
+uint64_t pms_epoch(struct pms_pool *pool);          /* of the last commit; 0 when closed */
 uint64_t pms_rollbacks(const struct pms_pool *pool); /* changes when cached knowledge of the directory must be dropped */
 
 /* Captures ranges of the user's view before they are written: pairs of address and length. Ranges outside the store are

@@ -7,6 +7,7 @@
 #include "capture.h"
 #include "journal.h"
 #include "pool.h"
+#include "process.h"
 #include "super.h"
 
 struct pms_pool {
@@ -14,6 +15,7 @@ struct pms_pool {
     pthread_cond_t block_left;
     char *path;                 /* real path */
     int fd, lock_fd;
+    uint64_t process;           /* pms_process_generation of its owner */
     struct pms_superblock super;
     struct pms_session session;
     bool session_unsynced;      /* its newest copy was not synced; the other one was */
@@ -70,7 +72,11 @@ int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error);
 void pms_pool_leave(struct pms_pool *pool);
 void pms_pool_unref(struct pms_pool *pool); /* gives up one of pool->refs; not under the operation lock */
 
+/* In a fork child of the owner, whatever the owner's threads were doing at the fork. */
+static inline bool pms_pool_forked(const struct pms_pool *pool) { return pool->process != pms_process_generation(); }
+
 int64_t pms_thread_id(void);
+void pms_thread_after_fork_in_child(void);
 
 static inline struct pms_root *pms_pool_root(struct pms_pool *pool)
 {

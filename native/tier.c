@@ -40,7 +40,7 @@ int pms_snapshot_begin(struct pms_pool *pool, uint64_t bound_bytes, int64_t max_
 
 void pms_snapshot_end(struct pms_pool *pool, struct pms_snapshot *snapshot)
 {
-    if (atomic_load(&pool->capture.forked))
+    if (pms_pool_forked(pool))
         return; /* the parent's, whose locks may have been held at the fork */
     pms_snapshot_close(snapshot);
     pms_pool_unref(pool);

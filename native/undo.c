@@ -190,13 +190,16 @@ static void write_piece(void *ctx, size_t i)
     pms_persist_fence(&b->counters[i]);
 }
 
+static struct pms_lock parallel_lock; /* two stores may capture at once */
+
+void pms_undo_after_fork_in_child(void) { atomic_store(&parallel_lock.word, 0); } /* who held it did not come with us */
+
 static void append_parallel(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     /* The log lock makes these buffers ours; the handler's stack is too small for them. */
     static struct piece piece[PARALLEL_PIECES];
     static struct pms_persist counters[PARALLEL_PIECES];
-    static struct pms_lock lock; /* two stores may capture at once */
-    pms_lock_acquire(&lock);
+    pms_lock_acquire(&parallel_lock);
     while (len) {
         size_t n = 0;
         for (; n < PARALLEL_PIECES && len; n++) {
@@ -212,7 +215,7 @@ static void append_parallel(struct pms_undo *u, uint64_t off, uint64_t len)
             u->log_persist->fences += counters[i].fences;
         }
     }
-    pms_lock_release(&lock);
+    pms_lock_release(&parallel_lock);
 }
 
 void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len)

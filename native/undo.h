@@ -101,6 +101,8 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag); /* empties the log of thi
 /* Bytes of entries that fit for sure in one transaction, whatever their sizes (I5). */
 uint64_t pms_undo_capacity(const struct pms_undo *u);
 
+void pms_undo_after_fork_in_child(void);
+
 /* Appends pre-images of [off, off+len), split where an extent ends; large ones by all cores. Not fenced.
  * REQUIRES: the log lock. Async-signal-safe. */
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);

@@ -12,7 +12,7 @@ NATIVE = Path(__file__).resolve().parent.parent / "native"
 # A file may include headers of its own layer and of those before it.
 LAYERS: list[set[str]] = [
     {"layout", "quiet"},
-    {"status", "checksum", "lock"},
+    {"status", "checksum", "lock", "process"},
     {"persist", "parallel", "persist_file", "debug"},
     {"map", "super"},
     {"undo", "snapshot", "idle"},
