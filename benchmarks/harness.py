@@ -170,8 +170,9 @@ def time_text(us: float) -> str:
     return f"{us / 1e6:.3g} s"
 
 
-def table(rows: Sequence[Row], ratio_text: str) -> str:
-    """For the terminal."""
+def table(rows: Sequence[Row], ratio_text: str, unit: str = "us") -> str:
+    """For the terminal. unit: of the rows' figures, if they are not times."""
+    text = time_text if unit == "us" else "{:,.0f}".format
     width = max(len(r.method) for r in rows) + 2
     lines, case = [], None
     for r in rows:
@@ -179,9 +180,9 @@ def table(rows: Sequence[Row], ratio_text: str) -> str:
             case = r.case
             lines.append(f"  {case}   (ratio: {ratio_text})")
         ratio = "" if r.ratio is None else f"{r.ratio:.3g} x"
-        span = f"[{time_text(r.min_us)} - {time_text(r.max_us)}]"
+        span = f"[{text(r.min_us)} - {text(r.max_us)}]"
         extra = "  ".join(f"{name} {value:.4g}" for name, value in r.extra.items())
-        lines.append(f"    {r.method:<{width}}{time_text(r.median_us):>10} {span:<24}{ratio:>9}  {r.durability:<11}{extra}")
+        lines.append(f"    {r.method:<{width}}{text(r.median_us):>10} {span:<24}{ratio:>9}  {r.durability:<11}{extra}")
     return "\n".join(lines)
 
 
@@ -194,13 +195,14 @@ def report(
     targets: Sequence[Target] = (),
     notes: Sequence[str] = (),
     quick: bool = False,
+    unit: str = "us",
     plot: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints the table and writes build/bench/<question>.json and .png. plot: arguments of `plots.draw`."""
     from benchmarks import plots
 
     print(f"\n== {title}   (load {os.getloadavg()[0]:.1f})")
-    print(table(rows, ratio_text))
+    print(table(rows, ratio_text, unit))
     for target in targets:
         print(f"  {target}")
     for note in notes:

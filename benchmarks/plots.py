@@ -23,7 +23,15 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in logs) / below if below else math.nan
 
 
-def draw(path: Path, title: str, rows: Sequence[Row], *, lines: str | None = None, cases: Sequence[str] | None = None) -> None:
+def draw(
+    path: Path,
+    title: str,
+    rows: Sequence[Row],
+    *,
+    lines: str | None = None,
+    cases: Sequence[str] | None = None,
+    unit: str = "microseconds",
+) -> None:
     """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case; None: bars per case."""
     import matplotlib
 
@@ -35,13 +43,13 @@ def draw(path: Path, title: str, rows: Sequence[Row], *, lines: str | None = Non
     else:
         every = list(dict.fromkeys(r.case for r in rows))
         shown = ([c for c in every if c in (cases or ())] or every)[:4]
-        figure = _bars(pyplot, rows, shown)
+        figure = _bars(pyplot, rows, shown, unit)
     figure.suptitle(title)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
-def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str]):  # type: ignore[no-untyped-def]
+def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str):  # type: ignore[no-untyped-def]
     most = max(sum(r.case == c for r in rows) for c in cases)
     figure, axes = pyplot.subplots(
         len(cases), 1, figsize=(11, 1.2 + len(cases) * (0.8 + 0.24 * most)), squeeze=False, layout="constrained"
@@ -60,7 +68,8 @@ def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str]):  # type: ignore[no
             elinewidth=0.7,
         )
         axis.set_xscale("log")
-        axis.set_xlabel("microseconds (median; whiskers: min, max)")
+        axis.set_xlabel(f"{unit} (median; whiskers: min, max)")
+        axis.set_xlim(left=0.5 * min(r.min_us for r in here))
         axis.set_title(case, fontsize=10)
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in COLORS.values()]
     figure.legend(handles, COLORS, loc="outside lower center", ncols=len(COLORS), fontsize=8)

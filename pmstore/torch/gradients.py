@@ -8,14 +8,30 @@ gradients over several batches and commits in between, they are state like any o
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from pmstore import Store
+from pmstore import Store, array
 from pmstore.torch.errors import AttachError
 from pmstore.torch.model import encode_name
 from pmstore.torch.part import Part
 
 __all__ = ["GradientKeeper"]
+
+
+_LARGE_BYTES = 1 << 20
+_ALIGNMENT = 64  # of torch's own memory
+
+
+def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
+    """Large ones in pages that the kernel gives at their first write: most loops drop them (`zero_grad`) before that, and a
+    resume is not to take the longer the larger the model is."""
+    data_bytes = parameter.numel() * parameter.element_size()
+    if data_bytes < _LARGE_BYTES or not parameter.is_contiguous():
+        return torch.zeros_like(parameter)
+    raw = np.zeros(data_bytes + _ALIGNMENT, np.uint8)
+    start = -array.address(raw) % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + data_bytes]).view(parameter.dtype).view(parameter.shape)
 
 
 class GradientKeeper:
@@ -59,7 +75,7 @@ class GradientKeeper:
             if name not in present:
                 parameter.grad = None
                 continue
-            gradient = torch.zeros_like(parameter)
+            gradient = _zeros_like(parameter)
             if name in kept:
                 gradient.copy_(self._store[f"{self._path}/{encode_name(name)}"])
             parameter.grad = gradient
