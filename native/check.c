@@ -121,8 +121,12 @@ static void check_containers(struct checker *c)
 static void check_leaks(struct checker *c)
 {
     for (uint64_t i = 0; i < c->count; i++)
-        if (c->block[i].seen == 0)
+        if (c->block[i].seen == 0) {
+            struct pms_block b;
             problem(c, "the block at offset %llu is allocated and belongs to nobody", (unsigned long long)c->block[i].off);
+            c->report->leaks++;
+            c->report->leaked_bytes += pms_heap_find(c->pool->heap, c->block[i].off, &b) ? b.bytes : 0;
+        }
 }
 
 static void check_log(struct checker *c)
@@ -147,33 +151,56 @@ static void check_copies(struct checker *c)
         problem(c, "superblock: %s", e.what);
     else if (super.generation != c->pool->super.generation)
         problem(c, "the superblock in the file is not the one in use");
+    c->report->sound_copies = pms_super_sound_copies(c->pool->fd);
     if (c->pool->undo.extent_count != c->pool->super.segment_count + 1)
         problem(c, "the undo log does not know all segments");
 }
 
+/* REQUIRES: the operation lock. The caller frees c->block. ERRORS: PMS_E_OS: no memory. */
+static int examine(struct checker *c, struct pms_error *error)
+{
+    struct pms_error e = {0};
+    memset(c->report, 0, sizeof *c->report);
+    int walked = pms_heap_walk(c->pool->heap, collect, c, &e);
+    if (walked == PMS_E_CORRUPT)
+        problem(c, "page table: %s (offset %llu)", e.what, (unsigned long long)e.offset);
+    c->report->blocks = c->count;
+    if (walked == PMS_OK) {
+        check_containers(c);
+        if (c->report->problem_count == 0)
+            check_leaks(c);
+    }
+    check_log(c);
+    check_copies(c);
+    free(c->container);
+    return walked == PMS_E_OS || c->out_of_memory ? pms_fail(error, PMS_E_OS, "no memory for the check") : PMS_OK;
+}
+
 int pms_check(struct pms_pool *pool, struct pms_check_report *report, struct pms_error *error)
 {
-    memset(report, 0, sizeof *report);
+    struct checker c = {.pool = pool, .report = report};
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    struct checker c = {.pool = pool, .report = report};
-    struct pms_error e = {0};
-    int walked = pms_heap_walk(pool->heap, collect, &c, &e);
-    if (walked == PMS_E_CORRUPT)
-        problem(&c, "page table: %s (offset %llu)", e.what, (unsigned long long)e.offset);
-    report->blocks = c.count;
-    if (walked == PMS_OK) {
-        check_containers(&c);
-        if (report->problem_count == 0)
-            check_leaks(&c);
-    }
-    check_log(&c);
-    check_copies(&c);
-    if (walked == PMS_E_OS || c.out_of_memory)
-        status = pms_fail(error, PMS_E_OS, "no memory for the check");
+    status = examine(&c, error);
     free(c.block);
-    free(c.container);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_free_leaks(struct pms_pool *pool, struct pms_check_report *report, struct pms_error *error)
+{
+    struct checker c = {.pool = pool, .report = report};
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = examine(&c, error);
+    if (status == PMS_OK && report->problem_count > report->leaks)
+        status = pms_fail(error, PMS_E_CORRUPT, "the store has other problems than blocks that belong to nobody");
+    for (uint64_t i = 0; i < c.count && status == PMS_OK; i++)
+        if (c.block[i].seen == 0)
+            status = pms_heap_free(pool->heap, c.block[i].off, error);
+    free(c.block);
     pms_pool_leave(pool);
     return status;
 }

@@ -175,11 +175,33 @@ int pms_history_write(struct pms_pool *pool, const void *data, uint32_t bytes, s
 #define PMS_CHECK_PROBLEMS 32
 struct pms_check_report {
     uint64_t blocks, names, groups, lists, extents;
+    uint64_t leaks, leaked_bytes; /* blocks that belong to nobody: each is a problem too */
     uint32_t problem_count; /* found; the first PMS_CHECK_PROBLEMS are described */
-    uint32_t reserved;
+    uint32_t sound_copies;  /* of the superblock: bits 0 and 1. One is enough */
     char problem[PMS_CHECK_PROBLEMS][192];
 };
 int pms_check(struct pms_pool *pool, struct pms_check_report *report, struct pms_error *error);
+
+/* ---- repair ---- */
+
+/* Checks, and frees the blocks that belong to nobody; part of the running transaction. ERRORS: PMS_E_CORRUPT: there are other
+ * problems too (in the report), nothing was freed. */
+int pms_free_leaks(struct pms_pool *pool, struct pms_check_report *report, struct pms_error *error);
+
+/* Writes the superblock that is in use into the other copy, durable on return.  CRASH: the copy in use holds. */
+int pms_mend_superblock(struct pms_pool *pool, struct pms_error *error);
+
+/* ---- what is where ---- */
+#define PMS_USAGE_CELLS 64
+#define PMS_USAGE_SEGMENTS 60
+struct pms_segment_usage {
+    uint64_t table_off, log_bytes, data_off, data_bytes;
+    uint64_t used_bytes, blocks;
+    uint64_t cell[PMS_USAGE_CELLS]; /* bytes in use of each of as many equal parts of the data */
+};
+/* ERRORS: PMS_E_CORRUPT. */
+int pms_usage(struct pms_pool *pool, struct pms_segment_usage usage[PMS_USAGE_SEGMENTS], uint32_t *segments,
+              struct pms_error *error);
 
 /* ---- process-wide ---- */
 void pms_handler_install(void); /* puts the fault handler first again, chained to what is there now */

@@ -240,6 +240,18 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
     return found ? PMS_OK : worst;
 }
 
+uint32_t pms_super_sound_copies(int fd)
+{
+    uint32_t sound = 0;
+    for (uint32_t copy = 0; copy < 2; copy++) {
+        struct pms_superblock s;
+        struct pms_error e;
+        if (pread(fd, &s, sizeof s, (off_t)PMS_OFF_SUPER(copy)) == (ssize_t)sizeof s && check_super(&s, &e) == PMS_OK)
+            sound |= 1u << copy;
+    }
+    return sound;
+}
+
 int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error)
 {
     super->generation++;

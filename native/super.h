@@ -28,6 +28,9 @@ int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super
  * ERRORS: PMS_E_NOT_A_STORE, PMS_E_VERSION, PMS_E_CORRUPT, PMS_E_OS. */
 int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error);
 
+/* Which copies are valid: bits 0 and 1. */
+uint32_t pms_super_sound_copies(int fd);
+
 /* Generation + 1, into the other copy, durable on return.  CRASH: the old or the new one holds. */
 int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error);
 

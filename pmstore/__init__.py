@@ -33,7 +33,7 @@ from pmstore.errors import (
 )
 from pmstore.lists import List
 from pmstore.slots import Slots
-from pmstore.store import CheckReport, Info, Recovery, Stats, Store, open
+from pmstore.store import CheckReport, Info, Recovery, SegmentUsage, Stats, Store, open
 
 __version__ = "0.1.0"
 
@@ -54,6 +54,7 @@ __all__ = [
     "PmstoreError",
     "ReadOnlyStoreError",
     "Recovery",
+    "SegmentUsage",
     "Slots",
     "Stats",
     "Store",

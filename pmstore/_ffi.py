@@ -632,8 +632,38 @@ class Pool:
         problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
         if raw.problem_count > told:
             problems.append(f"and {raw.problem_count - told} more")
-        counts = {field: getattr(raw, field) for field in ("blocks", "names", "groups", "lists", "extents")}
-        return counts, problems
+        fields = ("blocks", "names", "groups", "lists", "extents", "leaks", "leaked_bytes", "sound_copies")
+        return {field: getattr(raw, field) for field in fields}, problems
+
+    def free_leaks(self) -> int:
+        """Frees blocks that belong to nobody, in the running transaction. Returns their number.
+
+        Raises: CorruptStoreError if the check finds other problems too.
+        """
+        error = self._error()
+        raw = _ffi.new("struct pms_check_report *")
+        if _lib.pms_free_leaks(self._p, raw, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+        return int(raw.leaks)
+
+    def mend_superblock(self) -> None:
+        """Writes the superblock in use into its other copy. Durable on return."""
+        error = self._error()
+        if _lib.pms_mend_superblock(self._p, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    def usage(self) -> list[dict[str, Any]]:
+        """struct pms_segment_usage of each segment."""
+        error = self._error()
+        raw = _ffi.new("struct pms_segment_usage[]", _lib.PMS_USAGE_SEGMENTS)
+        count = _ffi.new("uint32_t *")
+        if _lib.pms_usage(self._p, raw, count, error):
+            _fail(self.path, error)
+        self._errors.append(error)
+        plain = [field for field, _ in _ffi.typeof("struct pms_segment_usage").fields if field != "cell"]
+        return [{**{field: getattr(raw[i], field) for field in plain}, "cells": tuple(raw[i].cell)} for i in range(count[0])]
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def compact(
             new_path = real.with_name(f".{real.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.compact")
             try:
                 grown, after = _rewrite(old, new_path, room, progress)
-                if not grown or room == _ROOM[-1] or after >= before:
+                if not grown or room == _ROOM[-1]:
                     if after < before:
                         _replace(real, new_path)
                     return Compaction(before, min(before, after))

@@ -148,6 +148,11 @@ class CheckReport:
     groups: int
     lists: int
     extents: int
+    leaks: int
+    """Blocks that belong to nobody. Each is among the problems."""
+    leaked_bytes: int
+    sound_copies: int
+    """Of the superblock's two, by bits. With one the store works; `pmstore repair` restores the other."""
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -190,6 +195,21 @@ class Info:
                 f"recovery  {self.recovery}",
             )
         )
+
+
+@dataclass(frozen=True)
+class SegmentUsage:
+    """Where the bytes of one segment of the file are (the store begins with one, and each growth adds one)."""
+
+    table_off: int
+    """Where the segment begins in the file: with its page table, then come its log and its data."""
+    log_bytes: int
+    data_off: int
+    data_bytes: int
+    used_bytes: int
+    blocks: int
+    cells: tuple[int, ...]
+    """Bytes in use of each of 64 equal parts of the data."""
 
 
 _open_stores: WeakSet[Store]
@@ -482,6 +502,10 @@ class Store(Group):
             uuid=info.uuid.hex(),
             recovery=self._recovery,
         )
+
+    def usage(self) -> tuple[SegmentUsage, ...]:
+        """What is in use of the file's segments, and where: a map of the heap. Reads the page tables, not the data."""
+        return tuple(SegmentUsage(**segment) for segment in self._core.pool.usage())
 
     def check(self) -> CheckReport:
         """Examines the whole store: allocator, directories, and that every value and description decodes. Reads only."""

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"capture", "handler"},
     {"pool", "tier", "filelock"},
     {"pool_state"},
-    {"recover", "tx", "block", "object", "sequence", "slot", "check", "fork", "history"},
+    {"recover", "tx", "block", "object", "sequence", "slot", "check", "usage", "fork", "history"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 # Each with its reason: the seam's two users above it, and sources that implement an upper header's part.

@@ -3,29 +3,67 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 import pmstore
 from pmstore.errors import CorruptStoreError, PmstoreError, UncleanMachineCrashError
 
-__all__ = ["Json", "StorePath", "app", "console", "fail", "milliseconds", "reading", "size"]
+__all__ = [
+    "Json",
+    "Name",
+    "Names",
+    "StorePath",
+    "app",
+    "console",
+    "ending",
+    "fail",
+    "find",
+    "milliseconds",
+    "progress",
+    "reading",
+    "size",
+    "writing",
+]
 
 app = typer.Typer(
     name="pmstore",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=False,
-    help="Training state in a persistent heap: look at stores, and see it work.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Training state in a persistent heap: look at stores, change them, carry them elsewhere, and see it work.\n\n"
+    "Exit codes: 0 well; 1 bad news (a damaged store); 2 a wrong question. Names in groups are paths: run/model/w. "
+    "pmstore --install-completion completes commands and names of stores in the shell.",
 )
 
+
+def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of the store that was given, for the shell."""
+    try:
+        folder, _, _ = incomplete.rpartition("/")
+        with pmstore.open(context.params["path"], mode="r") as store:
+            place = store[folder] if folder else store
+            found = ((f"{folder}/" if folder else "") + entry.name + "/" * (entry.kind == "group") for entry in place.entries())
+            return [name for name in found if name.startswith(incomplete)]
+    except Exception:  # a shell that completes is no place for messages
+        return []
+
+
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store's file.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="A name in it, or a path.", show_default=False, autocompletion=_complete_name)
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME...", help="Names in it, or paths.", show_default=False, autocompletion=_complete_name),
+]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 
@@ -35,15 +73,60 @@ def fail(message: str, code: int) -> typer.Exit:
 
 
 @contextmanager
+def ending() -> Iterator[None]:
+    """Makes what goes wrong inside the end of the command: one line, and an exit code."""
+    try:
+        yield
+    except (CorruptStoreError, UncleanMachineCrashError) as error:
+        raise fail(_line(error), 1) from None
+    except ModuleNotFoundError as error:
+        raise fail(f"this needs {error.name}: pip install 'pmstore[{_EXTRAS.get(error.name or '', 'all')}]'", 2) from None
+    except (PmstoreError, OSError, ValueError, TypeError, KeyError) as error:
+        raise fail(_line(error), 2) from None
+    except KeyboardInterrupt:
+        raise fail("stopped", 130) from None
+
+
+_EXTRAS = {"torch": "torch", "safetensors": "export"}
+
+
+def _line(error: BaseException) -> str:
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(text.split())
+
+
+@contextmanager
 def reading(path: Path) -> Iterator[pmstore.Store]:
     """The store, for reading. Its errors end the command."""
+    with ending(), pmstore.open(path, mode="r") as store:
+        yield store
+
+
+@contextmanager
+def writing(path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any) -> Iterator[pmstore.Store]:
+    """The store, for one change that happens as a whole or not at all. Its errors end the command."""
+    with ending(), pmstore.open(path, mode=mode, **options) as store, store.transaction():
+        yield store
+
+
+def find(store: pmstore.Store, name: str) -> Any:
+    """What has the name. Ends the command if nothing has."""
     try:
-        with pmstore.open(path, mode="r") as store:
-            yield store
-    except (CorruptStoreError, UncleanMachineCrashError) as error:
-        raise fail(str(error), 1) from None
-    except (PmstoreError, OSError) as error:
-        raise fail(str(error), 2) from None
+        return store[name]
+    except KeyError:
+        raise fail(f"{store.path}: there is no {name!r}; pmstore ls -r {store.path} shows what there is", 2) from None
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error while bytes are worked on, if a person looks. The function is called with bytes done since."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    shown = Progress(
+        *columns, TimeRemainingColumn(), console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    )
+    with shown as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda done: bars.update(task, advance=done)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -7,22 +7,41 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from pmstore.commands.app import Json, StorePath, app, console, fail, reading, size
+from pmstore.commands.app import Json, StorePath, app, console, fail, find, reading, size
+from pmstore.containers import Group
+from pmstore.picture import SHADES
 
 
 @app.command()
 def info(path: StorePath, as_json: Json = False) -> None:
-    """Says what a store is: domain, sizes, commits, what the last open had to undo.
+    """Says what a store is: domain, sizes, commits, what the last open had to undo, and a map of the heap.
+
+    The map has a line for each segment of the file (it begins with one, and each growth adds one): 64 cells from the segment's
+    first byte of data to its last, darker the more of the cell is in use.
 
     Example: pmstore info run.pm
+
+    Example: pmstore info run.pm --json | jq .epoch
     """
     with reading(path) as store:
-        about = store.info()
-    typer.echo(json.dumps(asdict(about), indent=2) if as_json else str(about))
+        about, usage = store.info(), store.usage()
+    if as_json:
+        typer.echo(json.dumps({**asdict(about), "segments": [asdict(segment) for segment in usage]}, indent=2))
+        return
+    typer.echo(str(about))
+    for number, segment in enumerate(usage):
+        cells = "".join(_cell(used, segment.data_bytes / len(segment.cells)) for used in segment.cells)
+        share = f"{size(segment.used_bytes)} of {size(segment.data_bytes)} in {segment.blocks:,} blocks"
+        typer.echo(f"{'heap' if number == 0 else '':<10}|{cells}| {share}")
+
+
+def _cell(used: int, room: float) -> str:
+    share = used / room
+    return SHADES[0 if not used else max(1, min(len(SHADES) - 1, round(share * (len(SHADES) - 1))))]
 
 
 @app.command("ls")
@@ -37,68 +56,61 @@ def list_names(
     Example: pmstore ls -r run.pm run/model
     """
     with reading(path) as store:
-        try:
-            place: Any = store[group] if group else store
-        except KeyError:
-            raise fail(f"{path}: there is no {group!r}; pmstore ls {path} shows what there is", 2) from None
-        if not _is_group(place):
-            raise fail(f"{path}: {group!r} is no group but {_kind(place)['kind']}", 2)
+        place = find(store, group) if group else store
+        if not isinstance(place, Group):
+            raise fail(f"{path}: {group!r} is no group: pmstore show {path} {group}", 2)
         rows = list(_rows(place, f"{group}/" if group else "", recursive))
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "kind", "dtype", "shape"):
+    table.add_column("name", overflow="fold")
+    for title in ("kind", "dtype", "shape"):
         table.add_column(title)
     table.add_column("size", justify="right")
     for row in rows:
-        shape = "x".join(map(str, row["shape"])) if row["shape"] is not None else ""
-        bytes_ = size(row["bytes"]) if row["bytes"] is not None else ""
-        table.add_row(row["name"], row["kind"], row["dtype"] or "", shape, bytes_)
+        shape = "" if row["shape"] is None else "x".join(map(str, row["shape"])) or "scalar"
+        bytes_ = size(row["bytes"]) if row["kind"] not in ("group", "list") else ""
+        table.add_row(Text(row["name"]), row["kind"], row["dtype"] or "", shape, bytes_)
     console().print(table)
 
 
-def _rows(group: Any, prefix: str, recursive: bool) -> Iterator[dict[str, Any]]:
-    for name in group:
-        item = group[name]
-        yield {"name": f"{prefix}{name}", **_kind(item)}
-        if recursive and _is_group(item):
-            yield from _rows(item, f"{prefix}{name}/", True)
-
-
-def _is_group(item: Any) -> bool:
-    return hasattr(item, "keys") and not isinstance(item, dict)
-
-
-def _kind(item: Any) -> dict[str, Any]:
-    if _is_group(item):
-        return {"kind": "group", "dtype": None, "shape": None, "bytes": None}
-    if isinstance(item, np.ndarray):
-        return {"kind": "array", "dtype": str(item.dtype), "shape": list(item.shape), "bytes": item.nbytes}
-    if hasattr(item, "data_ptr"):
-        return {
-            "kind": "tensor",
-            "dtype": str(item.dtype).removeprefix("torch."),
-            "shape": list(item.shape),
-            "bytes": item.numel() * item.element_size(),
+def _rows(group: Group, prefix: str, recursive: bool) -> Iterator[dict[str, Any]]:
+    for entry in group.entries():
+        yield {
+            "name": f"{prefix}{entry.name}",
+            "kind": entry.kind,
+            "dtype": entry.dtype,
+            "shape": None if entry.shape is None else list(entry.shape),
+            "bytes": entry.nbytes,
         }
-    return {"kind": type(item).__name__, "dtype": None, "shape": None, "bytes": None}
+        if recursive and entry.kind == "group":
+            yield from _rows(group[entry.name], f"{prefix}{entry.name}/", True)
 
 
 @app.command()
 def check(path: StorePath, as_json: Json = False) -> None:
     """Checks every invariant of a store's file, without changing it. Exit code 1 if one is broken.
 
+    It walks the log, the allocator's tables and bitmaps, every group and list, and every value and description: leaks,
+    overlaps, double ownership. pmstore repair tells what can be mended.
+
     Example: pmstore check run.pm && echo sound
     """
     with reading(path) as store:
-        problems = [str(problem) for problem in store.check().problems]
+        report = store.check()
+    notes = []
+    if report.sound_copies != 0b11:
+        notes.append(f"a copy of the superblock is damaged, the other one is in use: pmstore repair {path} restores it")
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "sound": not problems, "problems": problems}, indent=2))
-    elif problems:
-        for problem in problems:
-            typer.echo(problem)
+        told = {"path": str(path), "sound": not report.problems, **asdict(report), "notes": notes}
+        typer.echo(json.dumps({**told, "problems": list(report.problems)}, indent=2))
     else:
-        typer.echo(f"{path}: sound")
-    if problems:
+        for problem in report.problems:
+            typer.echo(problem)
+        if not report.problems:
+            typer.echo(f"{path}: {report}")
+        for note in notes:
+            typer.echo(f"note: {note}")
+    if report.problems:
         raise typer.Exit(1)

@@ -1,0 +1,122 @@
+"""Commands that change a store: create, set, rm, compact."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import pmstore
+from pmstore.commands.app import Name, Names, StorePath, app, ending, fail, find, progress, size, writing
+from pmstore.containers import Group
+from pmstore.store import SURVIVES
+
+Domain = Annotated[str, typer.Option(help=f"What a commit survives: auto, {', '.join(SURVIVES)}.")]
+
+
+@app.command()
+def create(
+    path: StorePath,
+    size_: Annotated[
+        str | None, typer.Option("--size", help="Of the new file, as 4GiB. It grows by itself. [default: 64MiB]")
+    ] = None,
+    max_size: Annotated[str | None, typer.Option(help="The file never grows beyond this.")] = None,
+    domain: Domain = "auto",
+) -> None:
+    """Makes an empty store. The file takes its room at once, so that it is there when it is needed.
+
+    A store takes about twice the bytes of what it holds, for its log.
+
+    Example: pmstore create run.pm --size 4GiB
+
+    Example: pmstore create /dev/shm/run.pm --domain process --max-size 8GiB
+    """
+    with ending(), pmstore.open(path, "x", size=size_, max_size=max_size, domain=domain) as store:  # type: ignore[arg-type]
+        info = store.info()
+    typer.echo(f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}")
+
+
+@app.command("set")
+def set_value(
+    path: StorePath,
+    name: Name,
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="JSON, or - to read it from standard input.", show_default=False)
+    ],
+    text: Annotated[bool, typer.Option("--text", "-t", help="VALUE is text, and is stored as it is.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Make an array of it, of this dtype of numpy.")] = None,
+    file: Annotated[bool, typer.Option("--file", "-f", help="VALUE is a .npy file, to be stored as an array.")] = False,
+) -> None:
+    """Stores a value under a name, replacing what was there. One commit. Groups on the path are created.
+
+    Example: pmstore set run.pm config/lr 0.001
+
+    Example: pmstore set run.pm note --text "third try"
+
+    Example: pmstore set run.pm start --dtype float32 "[[0, 1], [2, 3]]"
+
+    Example: pmstore set run.pm embedding --file embedding.npy
+    """
+    with ending():
+        stored = _parse(sys.stdin.read() if value == "-" else value, text, dtype, file)
+    with writing(path) as store:
+        store[name] = stored
+
+
+def _parse(value: str, text: bool, dtype: str | None, file: bool) -> Any:
+    if text:
+        return value
+    if file:
+        return np.load(value, mmap_mode="r", allow_pickle=False)
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"VALUE is not JSON ({error}): quote it twice, '\"text\"', or give --text") from None
+    return parsed if dtype is None else np.array(parsed, dtype)
+
+
+@app.command()
+def rm(
+    path: StorePath,
+    names: Names,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Groups too, with all they hold.")] = False,
+) -> None:
+    """Removes names: all of them or, if something is wrong with one, none. One commit; works when the store is full.
+
+    Room is reused by the store. To make the file smaller: pmstore compact.
+
+    Example: pmstore rm run.pm old/weights note
+
+    Example: pmstore rm -r run.pm old
+    """
+    with writing(path) as store:
+        for name in names:
+            if isinstance(find(store, name), Group) and not recursive:
+                raise fail(f"{path}: {name!r} is a group: -r removes it with all it holds", 2)
+            del store[name]
+
+
+@app.command()
+def compact(path: StorePath) -> None:
+    """Gives free space back: rewrites the store into a file as small as it can be, and puts that in its place.
+
+    A crash leaves the old or the new file, whole. Needs room for both. The store must not be open elsewhere.
+
+    Example: pmstore compact run.pm
+    """
+    with ending():
+        total = path.stat().st_size
+        with progress("compacting", total) as advance:
+            before = 0
+
+            def show(done: int, of: int) -> None:
+                nonlocal before
+                now = done * total // max(of, 1)
+                advance(now - before)
+                before = now
+
+            done = pmstore.compact(path, progress=show)
+    typer.echo(f"{path}: {done}")

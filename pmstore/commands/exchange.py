@@ -1,0 +1,83 @@
+"""Commands that write and read the files of others: export, import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from pmstore import exchange
+from pmstore.commands.app import StorePath, app, ending, fail, find, progress, reading, size, writing
+from pmstore.containers import Group
+
+Separator = Annotated[str | None, typer.Option(help='Between groups in names. [default: "." in safetensors, "/" in npz]')]
+
+
+def _format(path: Path) -> Literal["safetensors", "npz"]:
+    if path.suffix == ".safetensors":
+        return "safetensors"
+    if path.suffix == ".npz":
+        return "npz"
+    raise fail(f"{path}: the name says what it is: end it in .safetensors or .npz", 2)
+
+
+@app.command("export")
+def export_(
+    path: StorePath,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="To write: *.safetensors or *.npz.", show_default=False)],
+    group: Annotated[str, typer.Option(help="Only this group of the store.")] = "",
+    separator: Separator = None,
+    compress: Annotated[bool, typer.Option("--compress", help="npz: compressed.")] = False,
+) -> None:
+    """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as metadata.
+
+    Example: pmstore export run.pm model.safetensors --group model
+
+    Example: pmstore export run.pm arrays.npz --compress
+    """
+    kind = _format(file)
+    with reading(path) as store:
+        place: Any = find(store, group) if group else store
+        if not isinstance(place, Group):
+            raise fail(f"{path}: {group!r} is no group", 2)
+        if kind == "safetensors":
+            count = exchange.export_safetensors(place, file, separator="." if separator is None else separator)
+        else:
+            with progress("writing", store.stats().used_bytes) as advance:
+                count = exchange.export_npz(
+                    place, file, separator="/" if separator is None else separator, compress=compress, progress=advance
+                )
+    typer.echo(f"{file}: {count:,} arrays, {size(file.stat().st_size)}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="To read: *.safetensors or *.npz.", show_default=False)],
+    path: StorePath,
+    group: Annotated[str, typer.Option(help="Into this group of the store.")] = "",
+    separator: Separator = None,
+    replace: Annotated[bool, typer.Option("--replace", help="What has the same names.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="As torch tensors, where the file does not say.")] = False,
+) -> None:
+    """Copies arrays of a safetensors or npz file into a store, which is made if there is none. One commit.
+
+    Example: pmstore import model.safetensors run.pm --group pretrained --tensors
+
+    Example: pmstore import arrays.npz run.pm --replace
+    """
+    kind = _format(file)
+    with ending():
+        bytes_ = file.stat().st_size
+    fresh = {} if path.exists() else {"size": max(1 << 20, int(2.2 * bytes_) + (1 << 20))}
+    try:
+        with writing(path, "a", **fresh) as store, progress("reading", bytes_) as advance:
+            place = store.group(group) if group else store
+            read: Any = exchange.import_safetensors if kind == "safetensors" else exchange.import_npz
+            chosen = {} if separator is None else {"separator": separator}
+            count = read(place, file, replace=replace, tensors=tensors, progress=advance, **chosen)
+    except typer.Exit:
+        if fresh:  # nothing was imported into a store that was made for it
+            path.unlink(missing_ok=True)
+        raise
+    typer.echo(f"{path}: {count:,} arrays imported")
