@@ -292,8 +292,11 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
         status = pms_super_write(pool->fd, &pool->persist, &super, error);
     if (status != PMS_OK)
         return status; /* the superblock in force does not know the new part */
-    /* The other copy too, so that either one may be damaged. Should it fail: the first is durable, and holds. */
-    (void)pms_super_write(pool->fd, &pool->persist, &super, NULL);
+    /* The other copy too, so that either one may be damaged. Should that fail, the first is durable, and the next write goes to
+     * the copy that failed. */
+    struct pms_superblock twin = super;
+    if (pms_super_write(pool->fd, &pool->persist, &twin, NULL) == PMS_OK)
+        super = twin;
     pms_lock_acquire(&pool->undo.lock);
     pool->super = super;
     pms_undo_set_extents(&pool->undo, &pool->super);

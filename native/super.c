@@ -212,6 +212,20 @@ int pms_super_check(const struct pms_superblock *s, struct pms_error *error)
     return PMS_OK;
 }
 
+/* A file that ends before the copy has none. */
+static int read_copy(int fd, uint64_t copy, struct pms_superblock *s, struct pms_error *error)
+{
+    ssize_t n = pread(fd, s, sizeof *s, (off_t)(PMS_OFF_SUPER(copy)));
+    if (n < 0)
+        return pms_fail_errno(error, "reading the superblock");
+    if (n != (ssize_t)sizeof *s)
+        memset(s, 0, sizeof *s);
+    int status = pms_super_check(s, error);
+    if (status == PMS_OK && (s->generation & 1) != copy)
+        status = pms_fail(error, PMS_E_CORRUPT, "the superblock is damaged");
+    return status;
+}
+
 int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error)
 {
     int worst = PMS_E_NOT_A_STORE; /* of the copies; a damaged copy beside a good one is no reason to refuse */
@@ -219,14 +233,7 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
     for (uint64_t copy = 0; copy < 2; copy++) {
         struct pms_superblock s;
         struct pms_error e;
-        ssize_t n = pread(fd, &s, sizeof s, (off_t)(PMS_OFF_SUPER(copy)));
-        if (n < 0)
-            return pms_fail_errno(error, "reading the superblock");
-        if (n != (ssize_t)sizeof s)
-            memset(&s, 0, sizeof s);
-        int status = pms_super_check(&s, &e);
-        if (status == PMS_OK && (s.generation & 1) != copy)
-            status = pms_fail(&e, PMS_E_CORRUPT, "the superblock is damaged");
+        int status = read_copy(fd, copy, &s, &e);
         if (status == PMS_OK && (!found || s.generation > super->generation)) {
             *super = s;
             found = true;
@@ -242,13 +249,12 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
 
 uint32_t pms_super_sound_copies(int fd)
 {
+    struct pms_superblock s;
+    struct pms_error e;
     uint32_t sound = 0;
-    for (uint32_t copy = 0; copy < 2; copy++) {
-        struct pms_superblock s;
-        struct pms_error e;
-        if (pread(fd, &s, sizeof s, (off_t)PMS_OFF_SUPER(copy)) == (ssize_t)sizeof s && check_super(&s, &e) == PMS_OK)
+    for (uint32_t copy = 0; copy < 2; copy++)
+        if (read_copy(fd, copy, &s, &e) == PMS_OK)
             sound |= 1u << copy;
-    }
     return sound;
 }
 

@@ -8,11 +8,13 @@ the file's metadata, so that what was exported comes back as it was; other progr
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ OURS = "pmstore"
 """The metadata key of safetensors, and the member of npz, that hold what the format has no place for."""
 
 Progress = Callable[[int], None]
+
+_EMPTY: dict[str, Any] = {"groups": [], "tensors": [], "values": {}, "paths": {}, "lists": {}, "order": []}
+"""What describes a file that is not ours."""
 
 _SAFETENSORS = frozenset(
     (
@@ -64,17 +69,11 @@ class _Parts:
     def __init__(self, group: Group, separator: str) -> None:
         self.arrays: dict[str, Any] = {}
         self.texts: dict[str, str] = {}
-        description: dict[str, Any] = {
-            "version": 1,
-            "separator": separator,
-            "groups": [],
-            "tensors": [],
-            "values": {},
-            "paths": {},
-        }
-        description["lists"] = {}
+        description: dict[str, Any] = {"version": 1, "separator": separator}
+        description.update({key: type(empty)() for key, empty in _EMPTY.items()})
         for path, value in _flat(group):
             key, joined = separator.join(path), "/".join(path)
+            description["order"].append(joined)
             if isinstance(value, Group):
                 description["groups"].append(joined)
             elif isinstance(value, List):
@@ -202,69 +201,49 @@ def _put(group: Group, name: str, value: Any, replace: bool) -> None:
     if name in group:
         if not replace:
             raise NameExistsError(f"{name!r} is in the store already: --replace replaces it, --group imports beside it")
-        if isinstance(group[name], (Group, List)):
+        if isinstance(group[name], (Group, List)) or isinstance(value, _Items):
             del group[name]
-    group[name] = value
+    if isinstance(value, _Items):
+        group.list(name).extend(value)
+    else:
+        group[name] = value
 
 
-def _put_rest(group: Group, description: Mapping[str, Any], texts: Mapping[str, str], separator: str, replace: bool) -> None:
-    try:
-        for path in description.get("groups", []):
-            group.group(path)
-        described = {path: values.decode(base64.b64decode(value)) for path, value in description.get("values", {}).items()}
-        of_lists = tuple(f"{path}/" for path in description.get("lists", {}))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise CorruptStoreError(f"the file's metadata {OURS!r} is damaged: {error}") from error
-    for path, value in described.items():
-        if not path.startswith(of_lists) or not of_lists:
-            _put(group, path, value, replace)
-    for key, text in texts.items():  # of other programs
-        path = _place(description, separator, key)
-        if path not in described:
-            _put(group, path, text, replace)
-
-
-def _put_lists(group: Group, description: Mapping[str, Any], found: Mapping[str, Any], replace: bool) -> None:
-    for path, length in description.get("lists", {}).items():
-        items: list[Any] = []
-        for index in range(length):
-            place = f"{path}/{index}"
-            if place in found:
-                items.append(found[place])
-            else:
-                items.append(values.decode(base64.b64decode(description["values"][place])))
-        if path in group:
-            if not replace:
-                raise NameExistsError(f"{path!r} is in the store already: --replace replaces it, --group imports beside it")
-            del group[path]
-        group.list(path).extend(items)
+class _Items(list[Any]):
+    """What becomes a persistent list."""
 
 
 def _import(
     group: Group,
-    description: Mapping[str, Any],
+    description: Any,
     texts: Mapping[str, str],
-    arrays: Iterator[tuple[str, Any]],
+    arrays: Mapping[str, Callable[[], Any]],
     separator: str,
     replace: bool,
     progress: Progress,
 ) -> int:
-    if not isinstance(description, dict):
-        raise CorruptStoreError(f"the file's metadata {OURS!r} is damaged")
-    of_lists = tuple(f"{path}/" for path in description.get("lists", {}))
-    in_lists: dict[str, Any] = {}
-    count = 0
-    for key, value in arrays:
-        path = _place(description, separator, key)
-        if of_lists and path.startswith(of_lists):
-            in_lists[path] = value
-        else:
+    """arrays: by their names in the file, functions that read them."""
+    try:
+        order = {path: at for at, path in enumerate(description.get("order", ()))}
+        placed: dict[str, Callable[[], Any]] = {_place(description, separator, key): read for key, read in arrays.items()}
+        for path, encoded in description.get("values", {}).items():
+            placed[path] = partial(values.decode, base64.b64decode(encoded))
+        for key, text in texts.items():  # those of other programs
+            placed.setdefault(_place(description, separator, key), partial(str, text))
+        items = {path: [placed.pop(f"{path}/{at}") for at in range(length)] for path, length in description["lists"].items()}
+        groups = list(description["groups"])
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise CorruptStoreError(f"the file's metadata {OURS!r} is damaged: {error!r}") from error
+    for path in sorted({*placed, *items, *groups}, key=lambda path: order.get(path, len(order))):
+        if path in placed:
+            value = placed[path]()
             _put(group, path, value, replace)
-        progress(value.nbytes)
-        count += 1
-    _put_rest(group, description, texts, separator, replace)
-    _put_lists(group, description, in_lists, replace)
-    return count
+            progress(getattr(value, "nbytes", 0))
+        elif path in items:
+            _put(group, path, _Items(read() for read in items[path]), replace)
+        else:
+            group.group(path)
+    return len(arrays)
 
 
 def import_safetensors(
@@ -288,33 +267,32 @@ def import_safetensors(
     try:
         with safe_open(path, "numpy") as file:
             metadata = dict(file.metadata() or {})
-            keys = list(file.keys())
-            dtypes = {key: file.get_slice(key).get_dtype() for key in keys}
-        description = json.loads(metadata.pop(OURS, "{}"))
-        recorded = {entry[0]: entry[1:] for entry in description.get("tensors", [])}
-        torch_keys = {
-            key for key in keys if key in recorded or dtypes[key] in ("BF16",) or dtypes[key].startswith("F8") or tensors
-        }
-
-        def arrays() -> Iterator[tuple[str, Any]]:
-            with safe_open(path, "numpy") as plain:
-                for key in keys:
-                    if key not in torch_keys:
-                        yield key, plain.get_tensor(key)
-            if torch_keys:
-                import torch
-
-                with safe_open(path, "pt") as file:
-                    for key in keys:
-                        if key in torch_keys:
-                            value, kinds = file.get_tensor(key), recorded.get(key, ())
-                            if "parameter" in kinds:
-                                value = torch.nn.Parameter(value, "requires_grad" in kinds)
-                            yield key, value.requires_grad_("requires_grad" in kinds)
-
-        return _import(group, description, metadata, arrays(), separator, replace, progress)
+            dtypes = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 # no mapping
+            description = {**_EMPTY, **json.loads(metadata.pop(OURS, "{}"))}
+            recorded = {entry[0]: entry[1:] for entry in description["tensors"]}
+            arrays: dict[str, Callable[[], Any]] = {}
+            with contextlib.ExitStack() as stack:
+                torch_file: Any = None
+                for key, dtype in dtypes.items():
+                    if tensors or key in recorded or dtype == "BF16" or dtype.startswith("F8"):
+                        torch_file = torch_file or stack.enter_context(safe_open(path, "pt"))
+                        arrays[key] = partial(_tensor, partial(torch_file.get_tensor, key), recorded.get(key, ()))
+                    else:
+                        arrays[key] = partial(file.get_tensor, key)
+                return _import(group, description, metadata, arrays, separator, replace, progress)
     except (SafetensorError, json.JSONDecodeError, LookupError, AttributeError) as error:
         raise CorruptStoreError(f"{os.fspath(path)}: not a sound safetensors file: {error}") from error
+
+
+def _tensor(read: Callable[[], Any], kinds: Any) -> Any:
+    import torch
+
+    value = read()
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if "parameter" in kinds:
+        return torch.nn.Parameter(value, "requires_grad" in kinds)
+    return value.requires_grad_("requires_grad" in kinds)
 
 
 def import_npz(
@@ -334,24 +312,14 @@ def import_npz(
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise CorruptStoreError(f"{os.fspath(path)}: not an npz file but a single array: pmstore set --file stores it")
-            description = msgpack.unpackb(file[OURS].tobytes()) if OURS in file.files else {}
-            recorded = {entry[0]: entry[1:] for entry in description.get("tensors", [])}
-
-            def arrays() -> Iterator[tuple[str, Any]]:
-                for key in file.files:
-                    if key == OURS:
-                        continue
-                    value: Any = file[key]
-                    if key in recorded or tensors:
-                        import torch
-
-                        kinds = recorded.get(key, ())
-                        value = torch.from_numpy(value)
-                        if "parameter" in kinds:
-                            value = torch.nn.Parameter(value, "requires_grad" in kinds)
-                        value.requires_grad_("requires_grad" in kinds)
-                    yield key, value
-
-            return _import(group, description, {}, arrays(), separator, replace, progress)
+            description = {**_EMPTY, **(msgpack.unpackb(file[OURS].tobytes()) if OURS in file.files else {})}
+            recorded = {entry[0]: entry[1:] for entry in description["tensors"]}
+            arrays: dict[str, Callable[[], Any]] = {}
+            for key in file.files:
+                if key in recorded or (tensors and key != OURS):
+                    arrays[key] = partial(_tensor, partial(file.__getitem__, key), recorded.get(key, ()))
+                elif key != OURS:
+                    arrays[key] = partial(file.__getitem__, key)
+            return _import(group, description, {}, arrays, separator, replace, progress)
     except (zipfile.BadZipFile, msgpack.UnpackException, EOFError, LookupError, AttributeError) as error:
         raise CorruptStoreError(f"{os.fspath(path)}: not a sound npz file: {error}") from error

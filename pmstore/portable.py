@@ -170,8 +170,8 @@ def load(
 
     size, max_size, domain: as of `pmstore.open`. progress: called with bytes of arrays that were read.
 
-    Raises: FileExistsError if there is something at the path; CorruptStoreError if the dump is damaged or cut short, then nothing
-        is made; StoreFullError, OSError.
+    Raises: FileExistsError if there is something at the path; CorruptStoreError if the dump is damaged or cut short;
+        StoreFullError, OSError. Then nothing is made.
     """
     target = Path(path)
     if os.path.lexists(target):

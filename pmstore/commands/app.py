@@ -81,6 +81,8 @@ def ending() -> Iterator[None]:
         raise fail(_line(error), 1) from None
     except ModuleNotFoundError as error:
         raise fail(f"this needs {error.name}: pip install 'pmstore[{_EXTRAS.get(error.name or '', 'all')}]'", 2) from None
+    except FileExistsError as error:
+        raise fail(f"{error.filename}: there is something already: give another path, or remove it first", 2) from None
     except (PmstoreError, OSError, ValueError, TypeError, KeyError) as error:
         raise fail(_line(error), 2) from None
     except KeyboardInterrupt:
@@ -92,20 +94,28 @@ _EXTRAS = {"torch": "torch", "safetensors": "export"}
 
 def _line(error: BaseException) -> str:
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename}: {error.strerror}"
     return " ".join(text.split())
+
+
+def _opened(path: Path, mode: Any, **options: Any) -> pmstore.Store:
+    if mode in ("r", "r+") and not path.exists():
+        raise fail(f"{path}: no such store; pmstore create {path} makes one", 2)
+    return pmstore.open(path, mode, **options)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[pmstore.Store]:
     """The store, for reading. Its errors end the command."""
-    with ending(), pmstore.open(path, mode="r") as store:
+    with ending(), _opened(path, "r") as store:
         yield store
 
 
 @contextmanager
 def writing(path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any) -> Iterator[pmstore.Store]:
     """The store, for one change that happens as a whole or not at all. Its errors end the command."""
-    with ending(), pmstore.open(path, mode=mode, **options) as store, store.transaction():
+    with ending(), _opened(path, mode, **options) as store, store.transaction():
         yield store
 
 

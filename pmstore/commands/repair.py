@@ -56,9 +56,9 @@ def repair(
 ) -> None:
     """Mends what can be mended of a store, after saying what that is. Keeps a copy of the file unless told otherwise.
 
-    It can accept a store that was open when the machine went down (UncleanMachineCrashError), free blocks that belong to
-    nobody, and restore a damaged copy of the superblock from its twin. It invents nothing: a store that is damaged otherwise
-    is to be restored from a tier, a dump or a copy. Exit code 1 if the store is not sound afterwards, or the repair was declined.
+    It can accept a store that was open when the machine went down, free blocks that belong to nobody, and restore a damaged
+    copy of the superblock from its twin. It invents nothing: a store that is damaged otherwise is to be restored from a tier, a
+    dump or a copy. Exit code 1 if the store is not sound afterwards, or the repair was declined.
 
     Example: pmstore repair run.pm --dry-run
 
