@@ -49,15 +49,16 @@ class KMeans:
         """Changes the next state by almost nothing."""
         np.nextafter(self.sums, np.inf, out=self.sums)
 
-    def publish(self, state: State) -> None:
-        centres = state["centres"]
+    def publish(self, state: State, into: State | None = None) -> None:
+        """Writes the next state over `state`, or into other arrays of its shapes."""
+        into = state if into is None else into
         if "iteration" in state:
-            state["shift"][0] = float(np.abs(self.sums / self.count - centres).max())
-            state["iteration"][0] += 1
-            state["inertia"][0] = self.inertia
-        np.divide(self.sums, self.count, out=centres)
+            into["shift"][0] = float(np.abs(self.sums / self.count - state["centres"]).max())
+            into["iteration"][0] = state["iteration"][0] + 1
+            into["inertia"][0] = self.inertia
+        np.divide(self.sums, self.count, out=into["centres"])
         if "labels" in state:
-            state["labels"][...] = self.labels
+            into["labels"][...] = self.labels
 
 
 class Gmm:
@@ -117,15 +118,17 @@ class Gmm:
         for a in (self.total, self.means, self.covariances):
             np.nextafter(a, np.float32(np.inf), out=a)
 
-    def publish(self, state: State) -> None:
-        state["weights"][...] = self.total / len(self.data)
-        state["means"][...] = self.means
-        state["covariances"][...] = self.covariances
+    def publish(self, state: State, into: State | None = None) -> None:
+        """Writes the next state over `state`, or into other arrays of its shapes."""
+        into = state if into is None else into
+        into["weights"][...] = self.total / len(self.data)
+        into["means"][...] = self.means
+        into["covariances"][...] = self.covariances
         if "iteration" in state:
-            state["iteration"][0] += 1
-            state["likelihood"][0] = self.likelihood
+            into["iteration"][0] = state["iteration"][0] + 1
+            into["likelihood"][0] = self.likelihood
         if "responsibilities" in state:
-            state["responsibilities"][...] = self.share
+            into["responsibilities"][...] = self.share
 
 
 def digits() -> Array:

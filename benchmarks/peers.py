@@ -341,6 +341,22 @@ class PmstoreCopy(Pmstore):
                 self.store[k] = a
 
 
+class PmstoreSlots(Pmstore):
+    """Into the idle one of two blocks, which the commit names the current one."""
+
+    def prepare(self, template: State) -> None:
+        self.slots = {k: self.store.slots(k, a.shape, a.dtype) for k, a in template.items()}
+
+    def save(self, state: State) -> None:
+        with self.store.transaction():
+            for k, slots in self.slots.items():
+                slots.next[...] = state[k]
+                slots.flip()
+
+    def load(self) -> State:
+        return {k: slots.current.copy() for k, slots in self.slots.items()}
+
+
 class Way:
     """A peer with its name, its class of durability, and whether it lies on tmpfs ("memory") or on a disk."""
 
@@ -375,10 +391,12 @@ WAYS: Mapping[str, Way] = {
         Way("pwrite + fdatasync (bare)", TORN, "disk", BareWrite),
         Way("pmstore process, in place", KILL, "memory", Pmstore),
         Way("pmstore process, copy in", KILL, "memory", PmstoreCopy),
+        Way("pmstore process, slots", KILL, "memory", PmstoreSlots),
         Way("pmstore emulated, in place", KILL, "memory", _in_domain(Pmstore, "emulated")),
         Way("pmstore emulated, copy in", KILL, "memory", _in_domain(PmstoreCopy, "emulated")),
         Way("pmstore file, in place", POWER, "disk", _in_domain(Pmstore, "file")),
         Way("pmstore file, copy in", POWER, "disk", _in_domain(PmstoreCopy, "file")),
+        Way("pmstore file, slots", POWER, "disk", _in_domain(PmstoreSlots, "file")),
     )
 }
 """Every way of keeping a state that the questions on iterative algorithms and on kills compare."""
