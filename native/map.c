@@ -33,9 +33,7 @@ static unsigned char *reserve_aligned(uint64_t bytes)
 
 static int map_range(struct pms_map *m, unsigned char *base, uint64_t from, uint64_t to, int prot, int flags)
 {
-    if (mmap(base + from, (size_t)(to - from), prot, flags | MAP_FIXED, m->fd, (off_t)from) == MAP_FAILED)
-        return errno;
-    return 0;
+    return pms_persist_map(m->persist, base + from, (size_t)(to - from), prot, flags, m->fd, from);
 }
 
 static int map_views(struct pms_map *m, uint64_t from, uint64_t to)

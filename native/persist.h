@@ -36,6 +36,7 @@ enum pms_primitive {
     PMS_PRIM_PROTECT = 6, /* addr, bytes */
     PMS_PRIM_ALLOCATE = 7, /* fallocate, ftruncate: offset as addr, bytes */
     PMS_PRIM_COPY = 8,    /* non-temporal copy or zero: addr, bytes */
+    PMS_PRIM_MAP = 9,     /* a view of the file from offset 0, or the growth of one: addr, bytes */
 };
 
 /* Called before each primitive when set: crash tests kill, count, trace or fail here. A non-zero return makes a file
@@ -79,6 +80,8 @@ int pms_persist_sync(struct pms_persist *p, int fd);                  /* fdatasy
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes); /* posix_fallocate */
 int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes);
 int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot); /* mprotect */
+/* mmap of the store's file at a reserved address. */
+int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int flags, int fd, uint64_t offset);
 
 /* ---- parallel copying ---- */
 

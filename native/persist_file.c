@@ -102,3 +102,12 @@ int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot)
         return err;
     return mprotect(addr, n, prot) == 0 ? 0 : errno;
 }
+
+int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int flags, int fd, uint64_t offset)
+{
+    (void)p;
+    int err = hook(PMS_PRIM_MAP, (uintptr_t)addr, n);
+    if (err)
+        return err;
+    return mmap(addr, n, prot, flags | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED ? errno : 0;
+}

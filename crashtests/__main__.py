@@ -1,0 +1,117 @@
+"""Runs the crash tests.
+
+    python -m crashtests                     quick: what `make crashtest` runs
+    python -m crashtests --images 1000000    per model: `make crashtest-long`
+    python -m crashtests --only write_small --model ii --seed 7
+
+Exit code 1 if anything failed. The report is written either way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from crashtests import jobs
+from crashtests.report import Report, commit_id
+
+# In which domains a model means something. Prefixes cover every domain: a process may die in each of them.
+MODEL_DOMAINS = {"i": ("process", "emulated", "file"), "ii": ("emulated",), "iii": ("file",), "iv": ("emulated", "file")}
+
+
+def plan(
+    names: list[str], models: list[str], images: int, seed: int, kill_step: int, fault_step: int, stop: int
+) -> list[jobs.Job]:
+    """Largest first, so that no core waits for a straggler."""
+    planned = []
+    common = {"seed": seed, "stop-after": stop}
+    for model in models:
+        if model in MODEL_DOMAINS:
+            share = max(20, images // (len(names) * len(MODEL_DOMAINS[model])))
+            options = common | {"budget": share, "nested-every": 40}
+            planned += [jobs.Job("images", n, d, model, options) for d in MODEL_DOMAINS[model] for n in names]
+    for mode, step in (("kill", kill_step), ("fault", fault_step)):
+        if mode in models and step:
+            planned += [jobs.Job(mode, n, d, "", common | {"step": step}) for d in jobs.DOMAINS for n in names]
+    heavy = ("mixture", "many", "long", "grow")
+    return sorted(planned, key=lambda job: not job.workload.startswith(heavy))
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    report = Report(arguments.seed)
+    start = time.monotonic()
+    program = jobs.build()
+    names = [n for n in jobs.workloads(program) if not arguments.only or n in arguments.only]
+    if not names:
+        raise SystemExit(f"no such workload; there are: {' '.join(jobs.workloads(program))}")
+    planned = plan(
+        names,
+        arguments.model,
+        arguments.images,
+        arguments.seed,
+        arguments.kill_step,
+        arguments.fault_step,
+        arguments.stop_after,
+    )
+    jobs.KEPT.mkdir(parents=True, exist_ok=True)
+    for old in jobs.KEPT.glob("*.pm"):
+        old.unlink()
+    expected: dict[str, int] = defaultdict(int)
+    for job in planned:
+        expected[job.model or job.mode] += job.options.get("budget", 0)
+    columns = (TextColumn("{task.description:>6}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    room = 1 << max(20, (arguments.images * 5).bit_length())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar, jobs.Runner(program, room=room) as runner:
+        tasks = {name: bar.add_task(name, total=total or None) for name, total in expected.items()}
+
+        def progress(job: jobs.Job, n: int) -> None:
+            bar.advance(tasks[job.model or job.mode], n)
+
+        def done(outcome: jobs.Outcome) -> bool:
+            for failure in outcome.failures:
+                say = f"FAILED ({outcome.job.model or outcome.job.mode}) {outcome.job.workload} {outcome.job.domain}"
+                console.print(f"{say}: {json.dumps(failure)}", soft_wrap=True, markup=False, highlight=False)
+            return True
+
+        report.outcomes = runner.run_all(planned, progress, done)
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m crashtests", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    every = [*MODEL_DOMAINS, "kill", "fault"]
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--images", type=int, default=64_000, help="images to check per model (some are the same)")
+    parser.add_argument("--model", action="append", choices=every, help="default: all")
+    parser.add_argument("--only", action="append", help="workload")
+    parser.add_argument("--kill-step", type=int, default=7, help="kill at every nth primitive")
+    parser.add_argument("--fault-step", type=int, default=1, help="fail every nth system call")
+    parser.add_argument("--stop-after", type=int, default=5, help="failures of one job")
+    arguments = parser.parse_args()
+    arguments.model = arguments.model or every
+    console = Console(stderr=True)
+    report = run(arguments, console)
+    path = report.write()
+    data = report.as_dict()
+    for model, m in data["models"].items():
+        if model in arguments.model:
+            print(f"model ({model}): {m['distinct']:,} distinct images, {m['failures']} failures")
+    print(f"kills: {data['kills']['trials']:,}, {data['kills']['failures']} failures")
+    print(f"faults: {data['faults']['trials']:,}, {data['faults']['failures']} failures")
+    print(f"{report.seconds:.0f} s; report: {path}")
+    if report.failures:
+        print(f"FAILED: {report.failures} failures; seed {report.seed}, commit {commit_id()}; images in {jobs.KEPT}")
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

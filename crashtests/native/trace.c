@@ -1,0 +1,349 @@
+#include "trace.h"
+
+#include <execinfo.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lock.h"
+#include "persist.h"
+
+#define EVENTS_MAX (4ull << 20)
+#define DATA_MAX (1ull << 30)
+#define VIEWS 64
+#define THREADS 64
+#define PAGE 4096u
+#define SKIP_SITES 2 /* the hook itself */
+
+bool (*trace_may_run)(void);
+
+struct view { uintptr_t addr; uint64_t bytes; };
+struct pending { /* announced by a thread, done when its next event comes */
+    enum tr_kind kind;
+    uint64_t off, bytes;
+    uintptr_t addr;
+    void *site[TRACE_SITES];
+    bool active;
+};
+
+static struct trace *tr;
+static struct pms_lock lock;
+static struct view view[VIEWS];
+static uint32_t views;
+static struct pending pending[THREADS];
+static _Atomic uint32_t threads;
+static __thread uint32_t me; /* slot + 1 */
+static __thread bool inside;
+static uint32_t starter;
+static int fd = -1;
+static unsigned char *live, *shadow;
+static uint64_t file_bytes;
+static bool memory; /* byte-addressable: stores into the mapping reach the medium */
+
+static void *region(uint64_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        perror("mmap");
+        exit(2);
+    }
+    return p;
+}
+
+struct trace *trace_new(void)
+{
+    struct trace *t = region(PAGE);
+    t->event = region(EVENTS_MAX * sizeof *t->event);
+    t->data = region(DATA_MAX);
+    return t;
+}
+
+static uint32_t slot(void)
+{
+    if (!me)
+        me = atomic_fetch_add(&threads, 1) + 1;
+    if (me > THREADS)
+        abort();
+    return me - 1;
+}
+
+static struct tr_event *emit(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes, void *const *site)
+{
+    static struct tr_event lost;
+    if (tr->events == EVENTS_MAX) {
+        tr->overflow = true;
+        return &lost;
+    }
+    struct tr_event *e = &tr->event[tr->events++];
+    *e = (struct tr_event){.kind = (uint16_t)kind, .thread = (uint16_t)thread, .off = off, .bytes = bytes};
+    if (site)
+        memcpy(e->site, site, sizeof e->site);
+    return e;
+}
+
+/* Copies live bytes once: the trace and the shadow hold the same, whoever races. */
+static void take(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes, void *const *site)
+{
+    if (tr->data_bytes + bytes > DATA_MAX) {
+        tr->overflow = true;
+        return;
+    }
+    struct tr_event *e = emit(kind, thread, off, bytes, site);
+    e->data = tr->data_bytes;
+    memcpy(tr->data + e->data, live + off, bytes);
+    memcpy(shadow + off, tr->data + e->data, bytes);
+    tr->data_bytes += bytes;
+}
+
+/* Emits the runs of changed bytes of [off, off+bytes). */
+static void differ(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes, void *const *site)
+{
+    uint64_t end = off + bytes < file_bytes ? off + bytes : file_bytes;
+    while (off < end) {
+        uint64_t block = PAGE - off % PAGE < end - off ? PAGE - off % PAGE : end - off;
+        if (memcmp(live + off, shadow + off, block) == 0) {
+            off += block;
+            continue;
+        }
+        for (uint64_t stop = off + block; off < stop;) {
+            if (live[off] == shadow[off]) {
+                off++;
+                continue;
+            }
+            uint64_t to = off + 1, same = 0; /* a run ends where 8 bytes in a row are as they were */
+            while (to + same < stop && same < 8)
+                if (live[to + same] == shadow[to + same])
+                    same++;
+                else
+                    to += same + 1, same = 0;
+            take(kind, thread, off, to - off, site);
+            off = to + same;
+        }
+    }
+}
+
+static void complete(uint32_t t, bool done)
+{
+    struct pending *p = &pending[t];
+    if (!p->active)
+        return;
+    if (p->kind == TR_SIZE) {
+        struct stat st;
+        fstat(fd, &st);
+        if ((uint64_t)st.st_size != file_bytes && (uint64_t)st.st_size <= TRACE_MAX_FILE) {
+            file_bytes = (uint64_t)st.st_size;
+            emit(TR_SIZE, t, 0, file_bytes, p->site);
+        }
+    } else if (p->kind == TR_PWRITE) {
+        if (done && p->off + p->bytes <= file_bytes)
+            take(TR_PWRITE, t, p->off, p->bytes, p->site);
+        else
+            differ(TR_PWRITE, t, p->off, p->bytes, p->site);
+    } else if (p->kind == TR_COPY) { /* whole lines are non-temporal, what is beside them is stored and flushed */
+        uint64_t end = p->off + p->bytes, first = (p->off + 63) & ~63ull, last = end & ~63ull;
+        if (first > end)
+            first = last = end;
+        differ(TR_STORE, t, p->off, first - p->off, p->site);
+        if (done && last > first) /* also what is stored as it was: it comes after what was stored there before */
+            take(TR_COPY, t, first, last - first, p->site);
+        else
+            differ(TR_COPY, t, first, last - first, p->site);
+        differ(TR_STORE, t, last, end - last, p->site);
+    } else {
+        uint64_t first = tr->events;
+        if (done)
+            take(p->kind, t, p->off, p->bytes, p->site);
+        else
+            differ(p->kind, t, p->off, p->bytes, p->site);
+        if (p->kind == TR_STORE && p->bytes == 8 && p->off % 8 == 0)
+            for (; first < tr->events; first++)
+                tr->event[first].word = 1;
+    }
+    p->active = !done;
+}
+
+static void complete_all(uint32_t me_slot)
+{
+    uint32_t n = atomic_load(&threads);
+    for (uint32_t t = 0; t < n && t < THREADS; t++)
+        complete(t, t == me_slot);
+}
+
+static void map_view(uintptr_t addr, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < views; i++)
+        if (view[i].addr + view[i].bytes == addr) { /* growth; an alias with the same end means the same place */
+            view[i].bytes += bytes;
+            return;
+        }
+    if (views == VIEWS)
+        memmove(view, view + 1, --views * sizeof *view);
+    view[views++] = (struct view){addr, bytes};
+}
+
+static bool offset_of(uintptr_t addr, uint64_t *off)
+{
+    for (uint32_t i = views; i-- > 0;)
+        if (addr >= view[i].addr && addr < view[i].addr + view[i].bytes) {
+            *off = addr - view[i].addr;
+            return true;
+        }
+    return false;
+}
+
+static void all_user(uint32_t t)
+{
+    if (memory)
+        differ(TR_USER, t, 0, file_bytes, NULL);
+}
+
+static void sites(void **site)
+{
+    void *raw[TRACE_SITES + SKIP_SITES];
+    int n = backtrace(raw, TRACE_SITES + SKIP_SITES);
+    for (int i = 0; i < TRACE_SITES; i++)
+        site[i] = i + SKIP_SITES < n ? raw[i + SKIP_SITES] : NULL;
+}
+
+static void announce(uint32_t t, enum tr_kind kind, uintptr_t addr, uint64_t off, uint64_t bytes, void *const *site)
+{
+    struct pending *p = &pending[t];
+    p->kind = kind;
+    p->addr = addr;
+    p->off = off;
+    p->bytes = bytes;
+    p->active = true;
+    memcpy(p->site, site, sizeof p->site);
+}
+
+static void on_primitive(uint32_t t, enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    uint64_t off = 0;
+    void *site[TRACE_SITES];
+    bool inside_copy = primitive == PMS_PRIM_FLUSH && pending[t].active && pending[t].kind == TR_COPY &&
+                       addr >= pending[t].addr && addr < pending[t].addr + pending[t].bytes;
+    sites(site);
+    if (inside_copy) { /* head or tail of a copy that is not aligned */
+        take(TR_STORE, t, pending[t].off + (addr - pending[t].addr), bytes, site);
+    } else {
+        complete_all(t);
+    }
+    switch (primitive) {
+    case PMS_PRIM_STORE:
+    case PMS_PRIM_COPY:
+        if (offset_of(addr, &off) && memory)
+            announce(t, primitive == PMS_PRIM_STORE ? TR_STORE : TR_COPY, addr, off, bytes, site);
+        break;
+    case PMS_PRIM_FLUSH:
+        if (offset_of(addr, &off) && memory) {
+            differ(TR_USER, t, off & ~63ull, (bytes + (off & 63) + 63) & ~63ull, NULL);
+            emit(TR_FLUSH, t, off, bytes, site);
+        }
+        break;
+    case PMS_PRIM_FENCE:
+        if (memory) {
+            all_user(t);
+            emit(TR_FENCE, t, 0, 0, site);
+        }
+        break;
+    case PMS_PRIM_PWRITE:
+        announce(t, TR_PWRITE, 0, addr, bytes, site);
+        break;
+    case PMS_PRIM_SYNC:
+        all_user(t);
+        emit(TR_SYNC, t, 0, 0, site);
+        break;
+    case PMS_PRIM_ALLOCATE:
+        announce(t, TR_SIZE, 0, addr, bytes, site);
+        break;
+    case PMS_PRIM_MAP:
+        map_view(addr, bytes);
+        break;
+    case PMS_PRIM_PROTECT:
+        all_user(t);
+        break;
+    }
+}
+
+static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    if (!tr || inside)
+        return 0;
+    uint32_t t = slot();
+    /* The thread that writes images home; threads of the user only fault. */
+    if (t != starter && trace_may_run && !memory && (primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC))
+        while (!trace_may_run())
+            usleep(50);
+    inside = true;
+    pms_lock_acquire(&lock);
+    on_primitive(t, primitive, addr, bytes);
+    pms_lock_release(&lock);
+    inside = false;
+    return 0;
+}
+
+void trace_start(struct trace *t, const char *path, bool in_place)
+{
+    void *warm[2];
+    backtrace(warm, 2); /* loads the unwinder: not in a signal handler */
+    struct stat st;
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0 || (uint64_t)st.st_size > TRACE_MAX_FILE) {
+        perror(path);
+        _exit(2);
+    }
+    live = mmap(NULL, TRACE_MAX_FILE, PROT_READ, MAP_SHARED, fd, 0);
+    shadow = mmap(NULL, TRACE_MAX_FILE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    file_bytes = (uint64_t)st.st_size;
+    memcpy(shadow, live, file_bytes);
+    t->events = t->data_bytes = t->rogue = 0;
+    t->overflow = false;
+    t->base_bytes = file_bytes;
+    memory = in_place;
+    tr = t;
+    starter = slot();
+    pms_persist_hook = hook;
+}
+
+void trace_mark(enum tr_kind kind, uint64_t number)
+{
+    if (!tr)
+        return;
+    pms_lock_acquire(&lock);
+    complete_all(slot());
+    all_user(slot());
+    emit(kind, slot(), 0, number, NULL);
+    pms_lock_release(&lock);
+}
+
+void trace_stop(void)
+{
+    if (!tr)
+        return;
+    pms_persist_hook = NULL;
+    pms_lock_acquire(&lock);
+    complete_all(slot());
+    all_user(slot());
+    tr = NULL;
+    pms_lock_release(&lock);
+}
+
+bool trace_running(void) { return tr != NULL; }
+
+bool trace_announced(const void *addr, uint64_t bytes)
+{
+    if (!me || !pending[me - 1].active)
+        return false;
+    const struct pending *p = &pending[me - 1];
+    return (uintptr_t)addr >= p->addr && (uintptr_t)addr + bytes <= p->addr + p->bytes;
+}
+
+bool trace_in_view(const void *addr)
+{
+    uint64_t off;
+    return tr && !inside && offset_of((uintptr_t)addr, &off);
+}

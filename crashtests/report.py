@@ -1,0 +1,145 @@
+"""The report of a run: Markdown for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crashtests.jobs import BUILD, ROOT, Outcome
+
+MODEL_NAMES = {
+    "i": "death of the process: byte-exact prefixes of the stores",
+    "ii": "power failure on persistent memory: any prefix of each line's stores, non-temporal words in any order",
+    "iii": "power failure on a disk: any version of each sector, torn or garbage",
+    "iv": "damage: flipped bits, truncation, foreign sectors",
+}
+
+
+def commit_id() -> str:
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+changes" if dirty else "")
+
+
+@dataclass
+class Report:
+    seed: int
+    seconds: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
+    mutants: dict[str, int] | None = None
+    detector: dict[str, int] | None = None
+    coverage: dict[str, float] | None = None
+
+    @property
+    def failures(self) -> int:
+        detector = self.detector["failures"] if self.detector else 0
+        return sum(max(len(o.failures), o.result.get("failures", 0)) for o in self.outcomes) + detector
+
+    def _sum(self, outcomes: list[Outcome], *keys: str) -> dict[str, int]:
+        return {key: sum(o.result.get(key, 0) for o in outcomes) for key in keys}
+
+    def as_dict(self) -> dict[str, Any]:
+        by_mode: dict[str, list[Outcome]] = defaultdict(list)
+        for outcome in self.outcomes:
+            by_mode[outcome.job.model or outcome.job.mode].append(outcome)
+        keys = ("images", "distinct", "skipped", "windows", "exhaustive", "nested", "nested_images")
+        models = {}
+        for model in MODEL_NAMES:
+            part = by_mode[model]
+            models[model] = self._sum(part, *keys) | {"failures": sum(len(o.failures) for o in part)}
+        answer: dict[str, Any] = {
+            "seed": self.seed,
+            "commit": commit_id(),
+            "seconds": round(self.seconds, 1),
+            "models": models,
+            "kills": self._sum(by_mode["kill"], "trials", "nested")
+            | {"failures": sum(len(o.failures) for o in by_mode["kill"])},
+            "faults": self._sum(by_mode["fault"], "trials") | {"failures": sum(len(o.failures) for o in by_mode["fault"])},
+            "mutants": self.mutants or saved_mutants(),
+            "workloads": self._by_workload(),
+            "failures": [failure for o in self.outcomes for failure in o.failures],
+        }
+        if self.detector is not None:
+            answer["unlogged_stores"] = self.detector
+        if self.coverage is not None:
+            answer["branch_coverage"] = self.coverage
+        return answer
+
+    def _by_workload(self) -> dict[str, dict[str, int]]:
+        table: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for o in self.outcomes:
+            column = o.job.model or o.job.mode
+            table[o.job.workload][column] += o.result.get("distinct", o.result.get("trials", 0))
+        return {name: dict(row) for name, row in sorted(table.items())}
+
+    def write(self, folder: Path = BUILD) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        data = self.as_dict()
+        (folder / "report.json").write_text(json.dumps(data, indent=1) + "\n")
+        path = folder / "report.md"
+        path.write_text(self._markdown(data))
+        return path
+
+    def _markdown(self, data: dict[str, Any]) -> str:
+        lines = [
+            "# Crash tests",
+            "",
+            f"seed {data['seed']}, commit {data['commit']}, {data['seconds']:.0f} s, {self.failures} failures",
+            "",
+            "| model | what may survive | distinct images | windows (every combination) | crashes in recovery | failures |",
+            "|---|---|---|---|---|---|",
+        ]
+        for model, m in data["models"].items():
+            windows = f"{m['windows']} ({m['exhaustive']})" if m["windows"] else ""
+            cells = (
+                f"({model})",
+                MODEL_NAMES[model],
+                f"{m['distinct']:,}",
+                windows,
+                f"{m['nested_images']:,}",
+                str(m["failures"]),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+        kills, faults = data["kills"], data["faults"]
+        killed = f"{kills['trials']:,} trials, {kills['nested']:,} of them in recovery, {kills['failures']} failures"
+        lines += [
+            "",
+            f"SIGKILL at a persistence primitive: {killed}.",
+            f"Failing system calls: {faults['trials']:,} trials, {faults['failures']} failures.",
+        ]
+        if data["mutants"]:
+            m = data["mutants"]
+            lines.append(f"Mutants of the engine: {m['total']}, killed {m['killed']}, equivalent {m['equivalent']}.")
+        if self.detector is not None:
+            lines.append(
+                f"Stores of the engine into the pool: {self.detector['stores']:,}, past the seam {self.detector['failures']}."
+            )
+        if self.coverage is not None:
+            lines += ["", "| file | branches taken |", "|---|---|"]
+            lines += [f"| {name} | {share:.1f} % |" for name, share in sorted(self.coverage.items())]
+        lines += ["", "| workload | (i) | (ii) | (iii) | (iv) | kills | faults |", "|---|---|---|---|---|---|---|"]
+        for name, row in data["workloads"].items():
+            cells = " | ".join(f"{row.get(key, 0):,}" for key in ("i", "ii", "iii", "iv", "kill", "fault"))
+            lines.append(f"| {name} | {cells} |")
+        if data["failures"]:
+            lines += ["", "## Failures", "", f"Reproduce with `--seed {data['seed']}` at commit {data['commit']}.", ""]
+            lines += [f"* `{json.dumps(failure)}`" for failure in data["failures"][:50]]
+        return "\n".join(lines) + "\n"
+
+
+def saved_mutants() -> dict[str, int] | None:
+    """Of the last `make mutants`, which takes its own time."""
+    path = BUILD / "mutants.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    return {key: found[key] for key in ("total", "killed", "equivalent")}
