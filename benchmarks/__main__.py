@@ -7,7 +7,18 @@ import importlib
 import os
 import time
 
-QUESTIONS = ("iterations", "kills", "engine", "training", "restart", "growth", "key_value", "instructions")
+QUESTIONS = (
+    "iterations",
+    "kills",
+    "engine",
+    "training",
+    "restart",
+    "growth",
+    "key_value",
+    "instructions",
+    "scheduler",
+    "scheduler_kills",
+)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from pmstore.scheduler import (
     Replay,
     TerminationModel,
     Young,
+    store_tiers,
 )
 from pmstore.simulation.driver import Clock
 from pmstore.simulation.optimum import best_integer
@@ -524,3 +525,79 @@ def test_another_number_of_tiers_starts_anew(shm: Path) -> None:
         assert two.steps == 0
         bench.run(two, 10)
         assert store.check().problems == ()
+
+
+def test_a_loop_in_the_style_of_scikit_learn(shm: Path) -> None:
+    """partial_fit, with what the estimator holds in a store; killed by an exception, gone on with."""
+    from sklearn.cluster import MiniBatchKMeans
+
+    data = np.random.default_rng(0).normal(size=(600, 2)) + np.repeat([[0, 0], [6, 0], [0, 6]], 200, axis=0)
+    path = shm / "kmeans.pm"
+
+    def fit(passes: int) -> int:
+        with pmstore.open(path) as store:
+            centres = store.require("centres", (3, 2), "float64")
+            done = store.require("done", (1,), "int64")
+            scheduler = CommitScheduler({"store": store.commit}, "balanced", 60, 10.0, store=store)
+            assert scheduler.steps == done[0]
+            start = np.array(centres) if done[0] else "k-means++"
+            model = MiniBatchKMeans(3, init=start, n_init=1, random_state=0)
+            for number in range(int(done[0]), passes):
+                model.partial_fit(data[number % 6 :: 6])
+                centres[:] = model.cluster_centers_
+                done[0] = number + 1
+                scheduler.step(model.inertia_)
+            store.rollback()
+            return int(done[0])
+
+    reached = fit(40)
+    assert 0 < reached <= 40
+    assert reached <= fit(60) <= 60
+    with pmstore.open(path) as store:
+        assert sorted(np.round(store["centres"]).tolist()) == [[0, 0], [0, 6], [6, 0]]
+
+
+@pytest.mark.parametrize("kind", ["future", "flush"])
+def test_a_commit_that_failed_in_the_background_saved_nothing(kind: str) -> None:
+    from concurrent.futures import Future
+
+    bench = Bench(1.0)
+    futures: list[Any] = []
+
+    def commit() -> Any:
+        futures.append(Future() if kind == "future" else type("Flush", (), {"done": False, "error": None})())
+        return futures[-1]
+
+    scheduler = CommitScheduler({"disk": commit}, policy=EveryN(10), failure_rate_per_second=0.01, clock=bench.clock)
+    bench.run(scheduler, 15)
+    assert scheduler.tiers[0].work == 5.0
+    if kind == "future":
+        futures[0].set_exception(OSError("gone"))
+    else:
+        futures[0].error, futures[0].done = OSError("gone"), True
+    with pytest.warns(RuntimeWarning, match="failed in the background: gone"):
+        bench.run(scheduler, 1)
+    tier = scheduler.tiers[0]
+    assert (tier.work, tier.steps) == (16.0, 16)
+    assert tier.risk == pytest.approx(0.01 * sum(range(1, 17)))
+    bench.run(scheduler, 4)
+    assert len(futures) == 2
+
+
+def test_flushes_to_a_real_tier(shm: Path) -> None:
+    with pmstore.open(shm / "run.pm") as store:
+        store.add_tier("disk", str(shm / "tier"))
+        data = store.zeros("data", 1000)
+        scheduler = CommitScheduler(store_tiers(store, "disk"), policy=None, failure_rate_per_second=50.0, store=store)
+        for _ in range(400):
+            data += 1
+            scheduler.step()
+        flushed = [decision for decision in scheduler.decisions if decision.tier == "disk"]
+        assert flushed
+        store.commit()
+        store.drain()
+    pmstore.restore(shm / "copy.pm", str(shm / "tier"))
+    with pmstore.open(shm / "copy.pm") as copy:
+        value = copy["data"][0]
+        assert (copy["data"] == value).all()
+        assert CommitScheduler({"store": copy.commit, "x": copy.commit}, store=copy).steps == value

@@ -17,7 +17,7 @@ from pmstore.scheduler.policies import (
     Young,
 )
 from pmstore.scheduler.preemption import PreemptionGuard
-from pmstore.scheduler.scheduler import CommitScheduler, Decision, Tier
+from pmstore.scheduler.scheduler import CommitScheduler, Decision, Tier, store_tiers
 from pmstore.scheduler.termination import TerminationModel
 from pmstore.scheduler.timer import IterationTimer
 
@@ -42,4 +42,5 @@ __all__ = [
     "TerminationModel",
     "Tier",
     "Young",
+    "store_tiers",
 ]

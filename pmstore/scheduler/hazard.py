@@ -48,7 +48,7 @@ class HazardModel:
         self._pool = store._core.pool if store is not None else None
         self._opens = self._unclean = 0
         self._saved_at = -math.inf
-        self._patience = 1.0
+        self._patience = 0.0
         if self._pool is not None:
             self._take_over()
 
@@ -85,7 +85,11 @@ class HazardModel:
     # ---- in the store
 
     def save(self, *, now: bool = False) -> None:
-        """Writes the counts to the store's history record: at most once a second, and at most a thousandth of the time."""
+        """Writes the counts to the store's history record, unless it was done a short while ago.
+
+        So a failure forgets at most a twentieth of the time between two failures (a minute at most), and no more than a
+        hundredth of the time is spent on writing (a record costs 2 us, or a sync of the disk in domain "file").
+        """
         if self._pool is None:
             return
         began = time.monotonic()
@@ -97,7 +101,7 @@ class HazardModel:
         )
         self._pool.write_history(record)
         self._saved_at = time.monotonic()
-        self._patience = max(1.0, 1000.0 * (self._saved_at - began))
+        self._patience = max(100.0 * (self._saved_at - began), min(0.05 / self.rate(), 60.0))
 
     def _take_over(self) -> None:
         assert self._pool is not None

@@ -24,7 +24,7 @@ from pmstore.scheduler.timer import IterationTimer
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["CommitScheduler", "Decision", "Tier"]
+__all__ = ["CommitScheduler", "Decision", "Tier", "store_tiers"]
 
 _LONG_SECONDS = 3600.0  # an interval of more than this and of a thousand iterations is no iteration
 _HUGE = 1e50  # no loss; its square would overflow
@@ -77,7 +77,7 @@ class Tier:
 
     __slots__ = (
         "commit", "cost", "free_work", "handle", "hazard", "launched", "least_work", "name", "number", "price", "risk",
-        "steps", "work",
+        "stake", "steps", "work",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, commit: Callable[[], object]) -> None:
@@ -92,10 +92,18 @@ class Tier:
         self.least_work = 0.0
         self.handle: Any = None
         self.launched = 0.0
+        self.stake = (0.0, 0.0, 0)  # work, risk and steps that the commit in the background will have saved
 
     def reset(self) -> None:
         self.work = self.risk = 0.0
         self.steps = 0
+
+    def put_back(self) -> None:
+        """The commit in the background failed: what it was to save is at stake as before."""
+        work, risk, steps = self.stake
+        self.risk += risk + self.hazard * work * self.work
+        self.work += work
+        self.steps += steps
 
     def __repr__(self) -> str:
         return f"<Tier {self.name!r}: price {self.price:.3g} s, risk {self.risk:.3g} s, work {self.work:.3g} s>"
@@ -315,7 +323,7 @@ class CommitScheduler:
         ended = self._clock()
         tier.cost.add(ended - began, dirty)
         if handle is not None and hasattr(handle, "done") and not _is_done(handle):
-            tier.handle, tier.launched = handle, ended
+            tier.handle, tier.launched, tier.stake = handle, ended, before[-1]
             self._flying += 1
         self._reprice(tier)
         self._expose(ended)
@@ -335,9 +343,14 @@ class CommitScheduler:
         self.timer.add_busy(dt)
         for tier in self.tiers:
             if tier.handle is not None and _is_done(tier.handle):
-                tier.handle = None
+                handle, tier.handle = tier.handle, None
                 self._flying -= 1
-                tier.cost.add_background(now - tier.launched, self.timer.slowdown)
+                error = _error_of(handle)
+                if error is None:
+                    tier.cost.add_background(now - tier.launched, self.timer.slowdown)
+                else:
+                    tier.put_back()
+                    self._warn(f"flush {tier.name}", f"a commit to {tier.name!r} failed in the background: {error}")
                 self._reprice(tier)
 
     def _wind_up(self, now: float) -> Decision:
@@ -374,6 +387,7 @@ class CommitScheduler:
         self._refresh_at = self.steps + 1 + self.steps // 64
         self._longest = max(_LONG_SECONDS, 1000.0 * self.timer.mean)
         self._expose(self._mark)
+        self.hazard.save()
         if self._wants_loss:
             self.weight = self.fit.weight(self.steps)
             if self.steps >= 100 and not self._losses:
@@ -503,3 +517,27 @@ class CommitScheduler:
 def _is_done(handle: Any) -> bool:
     done = handle.done
     return bool(done() if callable(done) else done)
+
+
+def _error_of(handle: Any) -> BaseException | None:
+    """Of a handle that is done: a `pmstore.Flush`, or a Future."""
+    error = getattr(handle, "error", None)
+    if error is None and callable(exception := getattr(handle, "exception", None)):
+        error = exception()
+    return error if isinstance(error, BaseException) else None
+
+
+def store_tiers(store: Store, *names: str) -> dict[str, Callable[[], object]]:
+    """Tiers for a scheduler: the store's own commit, as "store", and flushes to the store's tiers `names`, nearest first.
+
+    A flush commits the store first, so that it takes what is there now.
+    """
+
+    def flush(name: str) -> Callable[[], object]:
+        def run() -> object:
+            store.commit()
+            return store.flush(name)
+
+        return run
+
+    return {"store": store.commit, **{name: flush(name) for name in names}}

@@ -342,6 +342,8 @@ def coci(size: Size) -> Iterator[Figure]:
     for label, mtbf in (("planned rate", plan.mtbf), ("20 x the planned rate", plan.mtbf / 20.0)):
         cell = replace(plan, mtbf=mtbf)
         young = _totals(cell, Young(plan.rate))
+        for metric, total in _totals(cell, None).items():
+            figure.add(f"{label}, not COCI but objective='progress' with the true rate, {metric}", total / young[metric])
         for unit, seconds in (("s", 1.0), ("min", 60.0), ("h", HOUR)):
             policy = COCI(decay_per_second=decay, failure_rate_per_second=plan.rate, unit_seconds=seconds)
             for metric, total in _totals(cell, policy).items():
@@ -350,7 +352,8 @@ def coci(size: Size) -> Iterator[Figure]:
 
 
 def _totals(cell: Cell, policy: Any) -> dict[Metric, float]:
-    commits = Job(cell, 0).run(ruled(cell, policy)).commits
+    """policy: None: the scheduler's own."""
+    commits = Job(cell, 0).run(ruled(cell, policy) if policy is not None else known(cell, "progress")).commits
     metrics: tuple[Metric, ...] = ("progress", "value", "time")
     return {metric: Segments(cell, metric).total(commits) for metric in metrics}
 

@@ -1,0 +1,89 @@
+"""Does the scheduler reach the exact optimum? Ten figures over 36 jobs in simulated time; and what a step of it costs.
+
+Figures are ratios of exact expected costs, not times of this machine (pmstore/simulation/study.py computes them;
+docs/SCHEDULER.md says what they mean). The times are those of `CommitScheduler.step` when it does not commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import NONE, Row, Target, report, summarize
+from pmstore.scheduler import CommitScheduler, LossFit, Young
+from pmstore.simulation.curves import CURVES, noisy
+from pmstore.simulation.study import FIGURES, Figure, Size
+
+STEPS = 200_000
+
+
+def main(quick: bool = False) -> None:
+    rows = _step_costs(3 if quick else 9)
+    size = Size(job=0.3, seeds=1, rate_seeds=8, trials=10_000) if quick else Size()
+    figures: list[Figure] = []
+    for name, compute in FIGURES.items():
+        start = time.monotonic()
+        figures += compute(size)
+        print(f"  {name}: {time.monotonic() - start:.0f} s", flush=True)
+    figures.sort(key=lambda figure: figure.number)
+    targets = [
+        Target(f"{f.number}. {f.title}: {name}", f.values[name], bound, at_least=sense == ">=")
+        for f in figures
+        for name, (sense, bound) in f.bounds.items()
+    ]
+    targets.insert(0, Target("step without a commit, microseconds, worst objective", max(r.median_us for r in rows[:3]), 2.0))
+    targets.insert(1, Target("refit of the loss curve, milliseconds", rows[3].median_us / 1e3, 2.0))
+    notes = [
+        f"{f.number}. {f.title}: {name} = {value:.3f}"
+        for f in figures
+        for name, value in f.values.items()
+        if name not in f.bounds
+    ]
+    report(
+        "scheduler", "When to commit: the scheduler against the exact optimum", rows, targets=targets, notes=notes, quick=quick
+    )
+
+
+def _step_costs(rounds: int) -> list[Row]:
+    """Interleaved rounds of many steps; everything a step does is in it, refits and refreshes included."""
+    losses: list[float] = noisy(CURVES["power law"].loss(np.linspace(0.0, 1.0, STEPS)), np.random.default_rng(0)).tolist()
+    ways: dict[str, Callable[[], CommitScheduler]] = {
+        "step, time": lambda: _idle(objective="time"),
+        "step, progress": lambda: _idle(objective="progress"),
+        "step, Young": lambda: _idle(policy=Young(1e-9)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, make in ways.items():
+            step = make().step
+            start = time.perf_counter()
+            for loss in losses:
+                step(loss)
+            times[name].append((time.perf_counter() - start) / STEPS * 1e6)
+    case = "CommitScheduler, no commit"
+    rows = [summarize(name, case, NONE, values) for name, values in times.items()]
+    fit = LossFit(STEPS)
+    for step, loss in enumerate(losses, start=1):
+        fit.add(step, loss)
+    refits = []
+    for _ in range(20 * rounds):
+        start = time.perf_counter()
+        fit.refit(STEPS)
+        refits.append((time.perf_counter() - start) * 1e6)
+    return [*rows, summarize("refit of the loss curve, at the job's end", case, NONE, refits)]
+
+
+def _idle(**options: Any) -> CommitScheduler:
+    """A scheduler that has measured its commit and will not make another."""
+    scheduler = CommitScheduler(
+        {"tier": lambda: None}, total_steps=STEPS, failure_rate_per_second=1e-9, free_budget=0.0, **options
+    )
+    for _ in range(20):
+        scheduler.step(10.0)
+    scheduler.tiers[0].cost.add(1e9)
+    scheduler.tiers[0].cost.add(1e9)
+    scheduler.tiers[0].price = 1e9
+    return scheduler

@@ -1,0 +1,226 @@
+"""Policies on the MNIST demo under SIGKILL, with a mean time between failures of seconds: what each added and what each lost.
+
+Every policy trains the demo's model in its own store (domain "file", on a disk: a commit waits for it), in processes that are
+killed after exponential times; the times are the same for every policy, and the policies take turns, a process each. A process
+that is killed resumes at the last commit. Counted in seconds of the training processes:
+
+* lost: training time of steps that had to be done again, the one that the kill cut included;
+* added: time in `run.commit` at every step, kept or lost, and what steps took longer than plain ones (first writes after a
+  commit).
+
+Time from a kill to the first step (Python, imports, data) is the same for all and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import NONE, POWER, ROOT, SEED, Row, report, scratch
+
+MTBF_SECONDS = 3.0
+NEVER = 1 << 40
+POLICIES: dict[str, dict[str, Any]] = {
+    "no commits, no kills": {"name": "EveryN", "steps": NEVER},
+    "every step": {"name": "EveryN", "steps": 1},
+    "every 10 steps": {"name": "EveryN", "steps": 10},
+    "every 100 steps": {"name": "EveryN", "steps": 100},
+    "CheckFreq 3.5 %": {"name": "CheckFreq"},
+    "Young, true rate": {"name": "Young"},
+    "scheduler time, true rate": {"name": "time", "rate": True},
+    "scheduler time, rate learned": {"name": "time", "rate": False},
+    "scheduler progress, true rate": {"name": "progress", "rate": True},
+}
+PLAIN = "no commits, no kills"
+
+
+@dataclass(slots=True)
+class Tally:
+    """One policy's job, over its processes. Seconds."""
+
+    done: int = 0  # steps that the last commit holds
+    lives: int = 0
+    kills: int = 0
+    commits: int = 0
+    lost: float = 0.0
+    added: float = 0.0
+    steps: list[float] = field(default_factory=list)  # training time of each, kept or lost
+    loss: float = 0.0  # at the end
+
+
+# ---- the trainer
+
+
+def _child(path: str) -> None:
+    config = json.loads(Path(path).read_text(encoding="utf-8"))
+    import pmstore
+    import pmstore.torch
+    from pmstore.demo_trainer import Config, make_job, train_step
+    from pmstore.scheduler import CheckFreq, CommitScheduler, EveryN, HazardModel, Young
+
+    job = make_job(Config(config["data"], config["store"], None, "file", config["steps"], SEED, 1))
+    rate = 1.0 / MTBF_SECONDS
+    with pmstore.open(config["store"], domain="file") as store:
+        tier = {"store": store.commit}
+        policy = config["policy"]
+        options: dict[str, Any] = {"store": store, "total_steps": config["steps"], "free_budget": 0.0}
+        if policy["name"] in ("time", "progress"):
+            # The prior's four hours are meant for failures that are hours apart: here they are seconds apart.
+            hazard = HazardModel(store, prior_seconds=2.0 * MTBF_SECONDS)
+            known = rate if policy["rate"] else None
+            scheduler = CommitScheduler(tier, policy["name"], failure_rate_per_second=known, hazard=hazard, **options)
+        else:
+            rules = {"EveryN": lambda: EveryN(policy["steps"]), "CheckFreq": CheckFreq, "Young": lambda: Young(rate)}
+            scheduler = CommitScheduler(tier, policy=rules[policy["name"]](), failure_rate_per_second=rate, **options)
+        run = pmstore.torch.attach(
+            store, model=job.model, optimizer=job.optimizer, lr_scheduler=job.scheduler, loader=job.loader, policy=scheduler
+        )
+        _tell("ready", done=run.step)
+        done, loss, end = run.step, 0.0, time.monotonic()
+        for batch in run.batches(epochs=None):
+            start, loss = end, train_step(job, batch)
+            trained = time.monotonic()
+            done += 1
+            committed = run.commit(loss)
+            end = time.monotonic()
+            _tell("step", train=trained - start, commit=end - trained, done=run.step if committed else None)
+            if done == config["steps"]:
+                break
+        start = time.monotonic()
+        store.commit()
+        _tell("done", commit=time.monotonic() - start, loss=loss)
+
+
+def _tell(event: str, **what: Any) -> None:
+    print(json.dumps({"event": event, **what}), flush=True)
+
+
+# ---- the killer
+
+
+def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | None) -> bool:
+    """One process, killed so many seconds after it was ready. True if it reached the end before."""
+    number = list(POLICIES).index(name)
+    config = {"data": str(folder), "store": str(folder / f"{number}.pm"), "steps": steps, "policy": POLICIES[name]}
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    tally.lives += 1
+    with tempfile.TemporaryFile("w+", dir=folder) as words:
+        command = [sys.executable, "-m", "benchmarks.scheduler_kills", str(path)]
+        trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True, cwd=ROOT)
+        timer = threading.Timer(seconds if seconds is not None else 1e6, trainer.kill)
+        timer.daemon = True
+        since: list[float] = []  # training times since the last commit
+        finished = False
+        last = time.monotonic()
+        assert trainer.stdout is not None
+        try:
+            for line in trainer.stdout:
+                if not line.endswith("\n"):
+                    break
+                message = json.loads(line)
+                last = time.monotonic()
+                if message["event"] == "ready":
+                    tally.done = message["done"]
+                    timer.start()
+                elif message["event"] == "step":
+                    tally.steps.append(message["train"])
+                    tally.added += message["commit"]
+                    since.append(message["train"])
+                    if message["done"] is not None:
+                        tally.commits += 1
+                        since.clear()
+                else:
+                    tally.added += message["commit"]
+                    tally.loss = message["loss"]
+                    finished = True
+            status = trainer.wait()
+        finally:
+            timer.cancel()
+            trainer.kill()
+            trainer.wait()
+        if not finished:
+            if status != -signal.SIGKILL:
+                words.seek(0)
+                raise RuntimeError(f"a trainer ended with status {status}:\n{words.read()[-3000:]}")
+            tally.kills += 1
+            tally.lost += sum(since) + time.monotonic() - last
+    return finished
+
+
+def main(quick: bool = False) -> None:
+    from pmstore.demo import _write_data
+
+    steps = 300 if quick else 1000
+    names = [
+        name for name in POLICIES if not quick or name in (PLAIN, "every step", "Young, true rate", "scheduler time, true rate")
+    ]
+    tallies = {name: Tally() for name in names}
+    with scratch("disk") as folder:
+        _write_data(folder)
+        waiting, life = list(names), 0
+        chance = random.Random(SEED)
+        while waiting:
+            seconds = chance.expovariate(1.0 / MTBF_SECONDS)
+            life += 1
+            for name in list(waiting):
+                if _life(folder, name, steps, tallies[name], None if name == PLAIN else seconds):
+                    waiting.remove(name)
+            print(f"  turn {life}: still running: {len(waiting)}", flush=True)
+    plain = statistics.median(tallies[PLAIN].steps)
+    rows = []
+    for name, tally in tallies.items():
+        if name == PLAIN:
+            continue
+        slower = max(sum(tally.steps) - len(tally.steps) * plain, 0.0)
+        total = tally.added + slower + tally.lost
+        extra = {
+            "lost s": tally.lost,
+            "added s": tally.added + slower,
+            "of which in commit s": tally.added,
+            "kills": float(tally.kills),
+            "commits": float(tally.commits),
+            "steps done": float(len(tally.steps)),
+            "of work": total / (steps * plain),
+        }
+        us = total * 1e6
+        rows.append(
+            Row(
+                name,
+                f"{steps} steps of {plain * 1e3:.1f} ms, a SIGKILL every {MTBF_SECONDS:g} s",
+                us,
+                us,
+                us,
+                POWER,
+                None,
+                extra,
+            )
+        )
+    best = min(row.median_us for row in rows)
+    rows = [Row(r.method, r.case, r.median_us, r.min_us, r.max_us, r.durability, r.median_us / best, r.extra) for r in rows]
+    notes = [
+        f"plain step: median {plain * 1e3:.2f} ms ({PLAIN}, {NONE})",
+        "one job for each policy: chance decides between close ones",
+    ]
+    report(
+        "scheduler_kills",
+        "Lost and added time of commit policies on the MNIST demo under SIGKILL",
+        sorted(rows, key=lambda row: row.median_us),
+        ratio_text="lost + added over the least",
+        notes=notes,
+        quick=quick,
+    )
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1])

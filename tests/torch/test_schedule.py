@@ -1,0 +1,186 @@
+"""`attach(policy=...)`: rules and schedulers, resuming, roll backs, losses as tensors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pmstore
+from pmstore.scheduler import (
+    COCI,
+    CheckFreq,
+    CommitPolicy,
+    CommitScheduler,
+    ConvergenceAware,
+    Daly,
+    EveryN,
+    EverySeconds,
+    EveryStep,
+    Young,
+)
+from pmstore.torch import Run, attach
+
+
+def job() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 2)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, until: int) -> None:
+    done = run.step
+    while done < until:
+        optimizer.zero_grad()
+        loss = model(torch.full((3, 4), 1.0 + done)).square().mean()
+        loss.backward()
+        optimizer.step()
+        run.commit(loss)
+        done += 1
+
+
+def policies() -> list[CommitPolicy]:
+    return [
+        EveryStep(),
+        EveryN(4),
+        EverySeconds(1e-4),
+        Young(0.5),
+        Daly(0.5),
+        CheckFreq(0.5),
+        COCI(decay_per_second=-1.0, failure_rate_per_second=0.5),
+        ConvergenceAware("time"),
+        ConvergenceAware("balanced"),
+        ConvergenceAware("progress"),
+        ConvergenceAware("explore"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(policies())))
+def test_a_run_left_by_an_exception_resumes_at_its_last_commit(path: Path, number: int) -> None:
+    reference, optimizer = job()
+    with pmstore.open(path.with_suffix(".plain")) as store:
+        train(attach(store, model=reference, optimizer=optimizer), reference, optimizer, 40)
+        expected = [p.detach().clone() for p in reference.parameters()]
+    lives = 0
+    step = 0
+    while step < 40:
+        model, optimizer = job()
+        try:
+            with pmstore.open(path) as store:
+                run = attach(store, model=model, optimizer=optimizer, policy=policies()[number])
+                assert run.scheduler is not None
+                assert run.scheduler.steps == run.step == step
+                lives += 1
+                train(run, model, optimizer, min(step + 15, 40) if lives < 4 else 40)
+                step = run.step
+                if lives < 4:
+                    raise KeyboardInterrupt
+                store.commit()
+                step = run.step
+        except KeyboardInterrupt:
+            pass
+    for parameter, other in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter, other)
+
+
+def test_a_scheduler_of_ones_own_with_two_tiers(store: pmstore.Store) -> None:
+    model, optimizer = job()
+    flushed: list[int] = []
+    scheduler = CommitScheduler(
+        {"store": store.commit, "copy": lambda: flushed.append(store.epoch)},
+        failure_rate_per_second={"store": 1e3, "copy": 1e2},
+        store=store,
+    )
+    run = attach(store, model=model, optimizer=optimizer, policy=scheduler)
+    assert run.scheduler is scheduler
+    train(run, model, optimizer, 30)
+    assert flushed
+    assert run.stats().commits == sum(decision.tier == "store" for decision in scheduler.decisions) > 0
+
+
+def test_a_roll_back_takes_the_scheduler_along(store: pmstore.Store) -> None:
+    model, optimizer = job()
+    run = attach(store, model=model, optimizer=optimizer, policy=EveryN(10))
+    assert run.scheduler is not None
+    train(run, model, optimizer, 10)
+    for _ in range(4):
+        optimizer.step()
+        run.commit(1.0)
+    assert run.scheduler.steps == 14
+    run.rollback()
+    assert (run.step, run.scheduler.steps) == (10, 10)
+    assert run.scheduler.tiers[0].work == 0.0
+
+
+def test_a_roll_back_before_the_first_commit(store: pmstore.Store) -> None:
+    model, optimizer = job()
+    run = attach(store, model=model, optimizer=optimizer, policy=EveryN(10))
+    assert run.scheduler is not None
+    for _ in range(4):
+        optimizer.step()
+        run.commit(1.0)
+    run.rollback()
+    assert (run.step, run.scheduler.steps) == (0, 0)
+    train(run, model, optimizer, 10)
+    assert run.step == 10
+
+
+def test_a_drop_of_the_learning_rate_begins_a_segment(store: pmstore.Store) -> None:
+    model, optimizer = job()
+    run = attach(store, model=model, optimizer=optimizer, policy=ConvergenceAware("progress"))
+    assert run.scheduler is not None
+    for step in range(60):
+        if step == 40:
+            optimizer.param_groups[0]["lr"] /= 10
+        optimizer.step()
+        run.commit(math.exp(-step / 20))
+    assert run.scheduler.fit._segment == 40.0
+
+
+class OnADevice:
+    """A loss that lies on a GPU: to read it is to wait."""
+
+    class device:
+        type = "cuda"
+
+    def detach(self) -> OnADevice:
+        return self
+
+    def reshape(self, shape: Any) -> OnADevice:
+        return self
+
+    def item(self) -> float:
+        raise AssertionError("waited for the device")
+
+    __float__ = item
+
+
+def test_a_loss_on_a_device_is_never_waited_for() -> None:
+    scheduler = CommitScheduler({"tier": lambda: None}, "progress", 1000, 1e-3)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(50):
+            scheduler.step(OnADevice())
+            scheduler.step(torch.zeros((), device="meta"))
+    messages = [str(warning.message) for warning in seen if "pmstore" in str(warning.message)]
+    assert len(messages) == len(set(messages)) <= 3
+    assert not any("waited" in message for message in messages)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_losses_on_cuda_arrive_without_a_wait() -> None:
+    scheduler = CommitScheduler({"tier": lambda: None}, "progress", 1000, 1e-3)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(200):
+            scheduler.step(torch.full((), 1.0 + 100.0 / (step + 1), device="cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    scheduler.step(torch.ones((), device="cuda"))
+    assert scheduler._losses > 0
+    assert scheduler.fit._rows
