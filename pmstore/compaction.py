@@ -149,6 +149,8 @@ def _copied(old: _ffi.Pool, new: _ffi.Pool) -> Iterator[int]:
             if found.kind == _ffi.GROUP:
                 group = new.group(target, name, create=True)
                 assert group is not None
+                if found.meta:  # slots
+                    new.describe_group(target, name, found.meta)
                 directories.append((found.data, group))
             elif found.kind == _ffi.LIST:
                 items = new.open_list(target, name, create=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pmstore import _ffi, array, dtypes
+from pmstore import _ffi, array, dtypes, notebook
 from pmstore.array import Array, Descriptor
 from pmstore.core import Core, payload
-from pmstore.errors import CorruptStoreError, NameExistsError
+from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.lists import List
 from pmstore.slots import Slots
 from pmstore.slots import pack as pack_slots
@@ -422,7 +423,19 @@ class Group(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         if self._core.pool.handle.closed:
             return f"<pmstore.Group {self.name!r} of {self._core.path!r}, closed>"
-        return f"<pmstore.Group {self.name!r} of {self._core.path!r}, {len(self)} names>"
+        try:
+            return f"<pmstore.Group {self.name!r} of {self._core.path!r}, {len(self)} names>"
+        except KeyError:
+            return f"<pmstore.Group {self.name!r} of {self._core.path!r}, not in the store any more>"
+
+    def _repr_html_(self) -> str:
+        try:
+            entries = self.entries()
+        except (KeyError, PmstoreError):  # removed, closed, of the parent process: the line says so
+            return notebook.table(repr(self), [], [], 0)
+        rows = ((e.name, e.kind, e.dtype or "", "" if e.shape is None else e.shape, f"{e.nbytes:,}") for e in entries)
+        head = ("name", "kind", "dtype", "shape", "bytes")
+        return notebook.table(repr(self), head, islice(rows, notebook.SHOWN), len(entries))
 
 
 def _text(name: bytes) -> str:

@@ -25,6 +25,7 @@ from pmstore import values
 from pmstore.containers import Group
 from pmstore.errors import CorruptStoreError, NameExistsError
 from pmstore.lists import List
+from pmstore.slots import Slots
 
 OURS = "pmstore"
 """The metadata key of safetensors, and the member of npz, that hold what the format has no place for."""
@@ -56,6 +57,8 @@ def _is_tensor(value: Any) -> bool:
 def _flat(group: Group, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name in group:
         item = group[name]
+        if isinstance(item, Slots):
+            item = item.current  # the version before is nobody's concern
         if isinstance(item, Group):
             yield (*prefix, name), item
             yield from _flat(item, (*prefix, name))

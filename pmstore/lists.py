@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Iterator, MutableSequence
 from typing import Any, overload
 
-from pmstore import _ffi
+from pmstore import _ffi, notebook
 from pmstore.core import Core, Payload, payload
-from pmstore.errors import CorruptStoreError, NameExistsError
+from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 
 
 class List(MutableSequence[Any]):
@@ -198,4 +199,15 @@ class List(MutableSequence[Any]):
     def __repr__(self) -> str:
         if self._core.pool.handle.closed:
             return f"<pmstore.List {self.name!r} of {self._core.path!r}, closed>"
-        return f"<pmstore.List {self.name!r} of {self._core.path!r}, {len(self)} items>"
+        try:
+            return f"<pmstore.List {self.name!r} of {self._core.path!r}, {len(self)} items>"
+        except KeyError:
+            return f"<pmstore.List {self.name!r} of {self._core.path!r}, not in the store any more>"
+
+    def _repr_html_(self) -> str:
+        try:
+            length = len(self)
+            rows = [(at, reprlib.repr(item)) for at, item in enumerate(self[: notebook.SHOWN])]
+        except (KeyError, PmstoreError):
+            return notebook.table(repr(self), [], [], 0)
+        return notebook.table(repr(self), ("", "item"), rows, length)

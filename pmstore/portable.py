@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import msgpack
 import numpy as np
 
-from pmstore import _ffi, array, values
+from pmstore import _ffi, array, slots, values
 from pmstore.array import Descriptor
 from pmstore.containers import split_name
 from pmstore.core import Payload
@@ -78,7 +78,7 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
     with store._core.lock:
         for path, found in _objects(pool, _ffi.ROOT, ""):
             if found.kind == _ffi.GROUP:
-                writer.record("group", path)
+                writer.record("group", path, found.meta)  # the description of slots, which are a group
             elif found.kind == _ffi.LIST:
                 writer.record("list", path)
                 for at in range(pool.list_count(found.data)):
@@ -245,6 +245,9 @@ def _load_named(
     directory = _directory(store, parts)
     if what == "group":
         pool.group(directory, name, create=True)
+        if meta:
+            slots.unpack(meta)
+            pool.describe_group(directory, name, meta)
     elif what == "list":
         return pool.open_list(directory, name, create=True), 64
     elif what == "name value":

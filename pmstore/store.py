@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import html
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -557,20 +556,6 @@ class Store(Group):
             return f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, {len(self)} names>"
         except ForkedStoreError:
             return f"<pmstore.Store {self.path!r}, of the parent process>"
-
-    def _repr_html_(self) -> str:
-        if self.closed:
-            return f"<p>{html.escape(repr(self))}</p>"
-        shown = 50
-        entries = self.entries()
-        rows = "".join(
-            f"<tr><td>{html.escape(e.name)}</td><td>{e.kind}</td><td>{html.escape(e.dtype or '')}</td>"
-            f"<td>{'' if e.shape is None else e.shape}</td><td>{e.nbytes:,}</td></tr>"
-            for e in entries[:shown]
-        )
-        more = f"<p>and {len(entries) - shown} more</p>" if len(entries) > shown else ""
-        head = "<tr><th>name</th><th>kind</th><th>dtype</th><th>shape</th><th>bytes</th></tr>"
-        return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table>{more}"
 
 
 _open_stores = WeakSet()

@@ -286,6 +286,52 @@ def test_hostile_dumps(shm: Path) -> None:
     assert list(shm.iterdir()) == []
 
 
+def test_slots(shm: Path) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path, size="2MiB") as store:
+        for _ in range(3):
+            with store.transaction():
+                turn = store.slots("model/w", 4)
+                turn.next[:] = turn.current + 1
+                turn.flip()
+    assert "array of float64, 4" in run("show", path, "model/w").stdout
+    assert json.loads(run("ls", path, "model", "--json").stdout)[0]["kind"] == "slots"
+    run("dump", path, shm / "dump")
+    run("load", shm / "dump", shm / "back.pm")
+    run("export", path, shm / "x.safetensors")
+    run("import", shm / "x.safetensors", shm / "imported.pm")
+    run("compact", path)
+    for each in (path, shm / "back.pm"):
+        with pmstore.open(each) as store:
+            assert isinstance(store["model/w"], pmstore.Slots)
+            assert store["model/w"].current.tolist() == [3] * 4
+            assert store.check().problems == ()
+    with pmstore.open(shm / "imported.pm") as store:
+        assert store["model/w"].tolist() == [3] * 4
+
+
+# ---- notebooks ----
+
+
+def test_notebooks(path: Path) -> None:
+    with pmstore.open(path) as store:
+        store["<b>"] = 1
+        for index in range(60):
+            store[f"many/{index}"] = index
+        assert "&lt;b&gt;" in store._repr_html_()
+        assert "<b>" not in store._repr_html_()
+        assert "bfloat16" in store["model"]._repr_html_()
+        assert "and 10 more" in store["many"]._repr_html_()
+        history, many = store["history"], store["many"]
+        assert "two" in history._repr_html_()
+        del store["history"], store["many"]
+        assert "any more" in history._repr_html_()
+        assert "any more" in many._repr_html_()
+    for gone in (store, history, many):
+        assert "closed" in gone._repr_html_()
+        assert "closed" in repr(gone)
+
+
 # ---- export and import ----
 
 

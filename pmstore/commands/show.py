@@ -17,6 +17,7 @@ from pmstore import picture
 from pmstore.commands.app import Json, Name, StorePath, app, console, find, progress, reading, size
 from pmstore.containers import Entry, Group
 from pmstore.lists import List
+from pmstore.slots import Slots
 
 _LISTED = 64
 
@@ -30,7 +31,8 @@ def show(
 ) -> None:
     """Shows what a name holds: of an array shape, dtype, statistics, a small picture and its first elements; a value as it is.
 
-    The picture is a line of bars (1-d), shades (2-d, means of neighbours), or a histogram from the least to the greatest.
+    The picture is a line of bars (1-d), shades (2-d, means of neighbours), or a histogram from the least to the greatest. Of
+    slots it shows the current version.
 
     Example: pmstore show run.pm config
 
@@ -40,6 +42,8 @@ def show(
     """
     with reading(path) as store:
         value = find(store, name)
+        if isinstance(value, Slots):
+            value = value.current
         if as_json:
             typer.echo(json.dumps({"name": name, **_told(value, limit)}, indent=2))
         elif isinstance(value, (Group, List)):

@@ -1,0 +1,34 @@
+"""The commands in README.md and docs/CLI.md run, and print what the documents say."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pmstore.commands import app
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/CLI.md"])
+def test_documented_session(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = 0
+    for block in re.findall(r"```console\n(.*?)```", (ROOT / document).read_text(), re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, expected = part.partition("\n")
+            program, *words = shlex.split(line)
+            assert program == "pmstore"
+            result = CliRunner().invoke(app, words)
+            assert result.exit_code == 0, f"{line}: {result.output}"
+            told = re.sub(r" +$", "", result.stdout, flags=re.MULTILINE)
+            if expected:
+                same = doctest.OutputChecker().check_output(expected, told, doctest.ELLIPSIS)
+                assert same, f"{line}:\n{told}\nthe document says:\n{expected}"
+            commands += 1
+    assert commands >= 6
