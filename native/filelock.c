@@ -167,6 +167,9 @@ static int check_regular(int fd, uint64_t *bytes, mode_t *mode, struct pms_error
         errno = EISDIR;
         return pms_fail_errno(error, "opening the store");
     }
+    if (S_ISCHR(st.st_mode)) /* devdax is one: it has no length, no directory to rename in, and no writes to format it with */
+        return pms_fail(error, PMS_E_INVALID, "a device, not a file: give persistent memory a DAX file system "
+                                              "(ndctl create-namespace --mode=fsdax, mount -o dax)");
     if (!S_ISREG(st.st_mode))
         return pms_fail(error, PMS_E_INVALID, "not a regular file");
     *bytes = (uint64_t)st.st_size;

@@ -62,6 +62,9 @@ void pms_heap_committed(struct pms_heap *heap);
  * the answer is exact for live blocks, whose extents do not change. */
 bool pms_heap_find(const struct pms_heap *heap, uint64_t off, struct pms_block *block);
 
+/* The first extent in use that begins at or after a page: off, bytes and kind of *extent. false: there is none. */
+bool pms_heap_next_used(const struct pms_heap *heap, uint64_t page, struct pms_block *extent);
+
 /* True if the block at off was born in the running transaction. */
 bool pms_heap_is_fresh(const struct pms_heap *heap, uint64_t off);
 

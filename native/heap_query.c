@@ -41,6 +41,21 @@ bool pms_heap_find(const struct pms_heap *h, uint64_t off, struct pms_block *blo
     return true;
 }
 
+bool pms_heap_next_used(const struct pms_heap *h, uint64_t page, struct pms_block *extent)
+{
+    static const enum pms_kind kinds[2][2] = {{PMS_KIND_LARGE, PMS_KIND_SLAB}, {PMS_KIND_META_LARGE, PMS_KIND_META_SLAB}};
+    for (uint64_t start = page; (start = pms_starts_after(&h->starts, start)) != PMS_NO_PAGE; start++) {
+        const struct pms_extent *e = pms_index_at(&h->index, start);
+        if (!e || (e->state != PMS_EXTENT_LARGE && e->state != PMS_EXTENT_SLAB))
+            continue;
+        *extent = (struct pms_block){.off = e->page * PMS_PAGE, .bytes = e->pages * PMS_PAGE, .live = true,
+                                     .extent_off = e->page * PMS_PAGE, .extent_bytes = e->pages * PMS_PAGE,
+                                     .kind = kinds[e->owner == PMS_OWNER_ENGINE][e->state == PMS_EXTENT_SLAB]};
+        return true;
+    }
+    return false;
+}
+
 bool pms_heap_is_fresh(const struct pms_heap *h, uint64_t off)
 {
     const struct pms_extent *e = pms_heap_extent_at(h, off / PMS_PAGE);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "filelock.h"
+#include "populate.h"
 #include "recover.h"
 #include "snapshot.h"
 
@@ -271,6 +272,7 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
     } while (true);
     pool->path = files.path;
     fill_info(pool);
+    pms_populate_start(pool);
     *out = pool;
     return PMS_OK;
 }
@@ -407,6 +409,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
         pthread_mutex_unlock(&pool->op);
         return PMS_OK;
     }
+    pms_populate_stop(pool);
     int status = pool->read_only ? PMS_OK : finish_writing(pool, commit, error);
     pool->closed = true;
     pms_snapshot_detach_all(&pool->undo);

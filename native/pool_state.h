@@ -35,6 +35,10 @@ struct pms_pool {
     int block_depth;
     uint64_t refs;              /* the handle, and every pin */
     uint64_t commits, rollbacks;
+    pthread_t populate_thread;  /* if populating: populate.c */
+    bool populating;
+    _Atomic bool populate_stop, populate_done;
+    _Atomic uint64_t populated_bytes;
     bool read_only;             /* mode r */
     bool failed;                /* a sync failed: what is durable is unknown; no more commits */
     bool closed;

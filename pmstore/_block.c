@@ -14,7 +14,8 @@
  * This module does not link with the engine: `bind` is given the addresses of the functions in pmstore._native, so that
  * there is one engine in the process. A status becomes an exception in _ffi.py alone: `fail` is its callable.
  *
- * The GIL is given up around every call of the engine that can wait, and the engine never takes it. */
+ * The GIL is given up around every call of the engine that can wait, and the engine never takes it. Supported: the main
+ * interpreter of a build with a GIL. A subinterpreter gets an ImportError; a free-threaded build takes its GIL back. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -656,6 +657,11 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
 
 static int module_exec(PyObject *module)
 {
+    /* Python 3.12 and later are told by Py_mod_multiple_interpreters; this says it to all. */
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "pmstore works in the main interpreter only: its types and the engine are one for the process");
+        return -1;
+    }
     if (!this_process) { /* once in a process */
         this_process = getpid();
         pthread_atfork(NULL, NULL, after_fork_in_child);

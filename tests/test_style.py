@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"capture", "handler"},
     {"pool", "tier", "filelock"},
     {"pool_state"},
+    {"populate"},
     {"recover", "tx", "block", "object", "sequence", "slot", "check", "usage", "fork", "history"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
@@ -32,6 +33,7 @@ ALLOWED = {
     ("debug", "pool"),  # implements two functions that pool.h offers to crash tests
     ("pool", "pool_state"),  # pool.c implements pool.h on the inside that pool_state.h declares
     ("pool", "recover"),
+    ("pool", "populate"),
     ("handler", "pool"),
     ("tier", "pool_state"),  # as pool.c
 }

@@ -1,0 +1,83 @@
+#include "populate.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14; an error before */
+#endif
+
+#define LEAST_BYTES (4ull << 20) /* less is touched in no time */
+#define STEP_BYTES (1ull << 20)  /* page faults of other threads may wait for one step */
+#define MEMORY_SHARE 2           /* of the machine's free memory at most one part in so many */
+#define BACKGROUND_NICE 10
+#define RETRY_NS 1000000l
+
+static bool stopped(struct pms_pool *pool) { return atomic_load_explicit(&pool->populate_stop, memory_order_relaxed); }
+
+/* Takes the operation lock, unless it is time to stop: who holds it may be waiting for this thread. */
+static bool enter(struct pms_pool *pool)
+{
+    while (!stopped(pool)) {
+        if (pthread_mutex_trylock(&pool->op) == 0)
+            return true;
+        nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+    }
+    return false;
+}
+
+/* false: the system does not know how, or the file ends early. */
+static bool populate(struct pms_pool *pool, const struct pms_block *extent)
+{
+    bool engine = extent->kind == PMS_KIND_META_LARGE || extent->kind == PMS_KIND_META_SLAB;
+    unsigned char *view = engine ? pool->map.engine : pool->map.user;
+    for (uint64_t done = 0; done < extent->bytes && !stopped(pool); done += STEP_BYTES) {
+        uint64_t n = extent->bytes - done < STEP_BYTES ? extent->bytes - done : STEP_BYTES;
+        if (madvise(view + extent->off + done, n, MADV_POPULATE_READ) != 0)
+            return false;
+        atomic_fetch_add_explicit(&pool->populated_bytes, n, memory_order_relaxed);
+    }
+    return true;
+}
+
+static void *run(void *arg)
+{
+    struct pms_pool *pool = arg;
+    struct pms_block extent = {0};
+    pthread_setname_np(pthread_self(), "pms-populate");
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
+    for (bool more = true; more && enter(pool);) {
+        more = pms_heap_next_used(pool->heap, (extent.off + extent.bytes) / PMS_PAGE, &extent);
+        pthread_mutex_unlock(&pool->op);
+        more = more && populate(pool, &extent);
+    }
+    atomic_store(&pool->populate_done, true);
+    return NULL;
+}
+
+void pms_populate_start(struct pms_pool *pool)
+{
+    struct pms_heap_stats h;
+    sigset_t all, before;
+    long free_pages = sysconf(_SC_AVPHYS_PAGES);
+    pms_heap_stats(pool->heap, &h);
+    if (h.used_bytes < LEAST_BYTES || free_pages <= 0 || h.used_bytes / PMS_PAGE > (uint64_t)free_pages / MEMORY_SHARE)
+        return;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: no handler of the program's ever runs in it */
+    pool->populating = pthread_create(&pool->populate_thread, NULL, run, pool) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void pms_populate_stop(struct pms_pool *pool)
+{
+    if (!pool->populating)
+        return;
+    atomic_store(&pool->populate_stop, true);
+    pthread_join(pool->populate_thread, NULL);
+    pool->populating = false;
+}

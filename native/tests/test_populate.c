@@ -1,0 +1,122 @@
+/* What is allocated is mapped in the background after an open: reading it faults no more. Close, commits and forks do not wait for it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pool_state.h"
+#include "test.h"
+
+#define MIB (1ull << 20)
+#define BYTES (48 * MIB)
+
+static char path[256];
+static int domain;
+static struct pms_pool *pool;
+static unsigned char *array;
+
+static void open_store(int mode)
+{
+    struct pms_options o = {.size = 128 * MIB, .mode = mode, .domain = mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : domain, .hot = 1};
+    struct pms_error e;
+    struct pms_object object;
+    if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
+        abort();
+    if (pms_object_find(pool, 0, "a", 1, &object, &e) == PMS_OK)
+        array = pool->map.user + object.data;
+}
+
+static void close_store(void)
+{
+    struct pms_error e;
+    CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+    pms_pool_release(pool);
+}
+
+static void make(void)
+{
+    struct pms_error e;
+    uint64_t data;
+    open_store(PMS_MODE_TRUNCATE);
+    CHECK(!pool->populating); /* nothing there yet */
+    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, BYTES, PMS_FILL_PATTERN, "ab", 2, 0, &data, &e) == PMS_OK);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    close_store();
+}
+
+static bool wait_until_done(void)
+{
+    for (int i = 0; i < 20000 && !atomic_load(&pool->populate_done); i++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return atomic_load(&pool->populate_done);
+}
+
+static long faults(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_minflt + u.ru_majflt;
+}
+
+static void reading_faults_no_more(void)
+{
+    static const int modes[] = {PMS_MODE_READ_WRITE, PMS_MODE_READ};
+    make();
+    for (int i = 0; i < 2; i++) {
+        open_store(modes[i]);
+        CHECK(pool->populating && wait_until_done());
+        uint64_t sum = 0, bytes = atomic_load(&pool->populated_bytes);
+        CHECK(bytes >= BYTES && bytes <= 128 * MIB);
+        long before = faults();
+        for (uint64_t at = 0; at < BYTES; at += PMS_PAGE)
+            sum += array[at];
+        long after = faults();
+        CHECK(sum == BYTES / PMS_PAGE * 'a');
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* whose shadow memory faults too */
+        CHECK(after - before < (long)(BYTES / PMS_PAGE / 64)); /* unpopulated: one for each 16 pages, or each page */
+#endif
+        CHECK(after >= before);
+        close_store();
+    }
+}
+
+static void work_goes_on_beside_it(void)
+{
+    struct pms_error e;
+    make();
+    for (int i = 0; i < 40; i++) {
+        open_store(PMS_MODE_READ_WRITE);
+        if (i % 4 == 1) {
+            array[(uint64_t)i * PMS_PAGE]++;
+            CHECK(pms_commit(pool, &e) == PMS_OK);
+        }
+        if (i % 4 == 2) {
+            pid_t child = fork();
+            if (child == 0) {
+                alarm(20);
+                _exit(array[1] == 'b' && pms_commit(pool, &e) == PMS_E_FORKED && pms_pool_close(pool, 1, &e) == PMS_OK ? 0 : 1);
+            }
+            int ws = 0;
+            CHECK(waitpid(child, &ws, 0) == child && WIFEXITED(ws) && WEXITSTATUS(ws) == 0);
+        }
+        if (i % 4 == 3)
+            CHECK(pms_object_remove(pool, 0, "a", 1, &e) == PMS_OK && pms_rollback(pool, &e) == PMS_OK);
+        close_store();
+    }
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "%s/pms-test-populate-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_FILE};
+    for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
+        domain = domains[i];
+        TEST(reading_faults_no_more);
+        TEST(work_goes_on_beside_it);
+    }
+    unlink(path);
+    return test_summary();
+}
