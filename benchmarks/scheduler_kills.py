@@ -161,7 +161,7 @@ def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | No
 def main(quick: bool = False) -> None:
     from pmstore.demo import _write_data
 
-    steps = 300 if quick else 1000
+    steps = 300 if quick else 600
     names = [
         name for name in POLICIES if not quick or name in (PLAIN, "every step", "Young, true rate", "scheduler time, true rate")
     ]

@@ -505,16 +505,19 @@ def _dies(ack: Any, path: str, noticed: bool) -> None:
 
 def test_lengths_of_earlier_runs(shm: Path) -> None:
     with pmstore.open(shm / "runs.pm") as store:
-        for number, steps in enumerate((100, 300, 1000)):
+        for number, (steps, total) in enumerate(((100, 1000), (300, 1000), (1000, 1000), (50, None))):
             bench = Bench(1.0)
             scheduler = CommitScheduler(
-                {"s": store.commit}, "explore", 1000, 0.1, clock=bench.clock, store=store, run=f"r{number}"
+                {"s": store.commit}, "explore", total, 0.1, clock=bench.clock, store=store, run=f"r{number}"
             )
             bench.run(scheduler, steps, 1.0)
-            scheduler.commit()
+            if steps < 1000:
+                scheduler.commit()
+            else:
+                store.commit()  # reached its end, and the program commits
         last = CommitScheduler({"s": store.commit}, "explore", 1000, store=store, run="next")
-        assert last.termination.rate == pytest.approx(2 / 1400)
-        assert CommitScheduler({"s": store.commit}, store=store, run="r0").termination.rate == pytest.approx(1 / 1300)
+        assert last.termination.rate == pytest.approx(2 / 1450)
+        assert CommitScheduler({"s": store.commit}, store=store, run="r0").termination.rate == pytest.approx(1 / 1350)
 
 
 def test_another_number_of_tiers_starts_anew(shm: Path) -> None:
@@ -601,3 +604,32 @@ def test_flushes_to_a_real_tier(shm: Path) -> None:
         value = copy["data"][0]
         assert (copy["data"] == value).all()
         assert CommitScheduler({"store": copy.commit, "x": copy.commit}, store=copy).steps == value
+
+
+@pytest.mark.parametrize("place", range(0, 60, 3))
+@pytest.mark.parametrize("value", [math.nan, -1.0, 1e300, math.inf])
+def test_a_damaged_state_starts_anew(shm: Path, place: int, value: float) -> None:
+    with pmstore.open(shm / "damaged.pm") as store:
+        bench = Bench(1.0)
+        bench.run(CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store), 50, 2.0)
+        store["pmstore.scheduler/run"][place] = value
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            scheduler = CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store)
+            assert scheduler.steps in (0, 1, 50) or place == 2
+            bench.run(scheduler, 100, 2.0)
+
+
+def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
+    with pmstore.open(shm / "early.pm") as store:
+        bench = Bench(1.0)
+        scheduler = CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store, policy=None)
+        for i in range(3):
+            bench.run(scheduler, 1, 3.0 - i)
+        store.rollback()
+        scheduler.rolled_back()
+        assert (scheduler.steps, scheduler.fit._rows, scheduler.tiers[0].work) == (0, [], 0.0)
+        bench.run(scheduler, 20, 1.0)
+        store.rollback()
+        scheduler.rolled_back()
+        assert scheduler.steps == bench.commits[-1][0] if bench.commits else True

@@ -123,6 +123,9 @@ class CostModel:
         return [float(self.count), self._mean, self.background, self.slowdown, self.p99, *self._moments]
 
     def restore(self, state: Sequence[float]) -> None:
+        """Raises: ValueError for what `state` never gives."""
+        if not min(state[:5]) >= 0.0:
+            raise ValueError("a commit's cost is not negative")
         self.count = int(state[0])
         self._mean, self.background, self.slowdown = state[1:4]
         self._recent = Recent([state[1], state[4]] if self.count else [])

@@ -162,7 +162,8 @@ class LossFit:
         ends = _shapes(np.array([1.0]))[:, 0]
         drop = amplitude * (1.0 - ends)
         if self._origin is not None:
-            drop = self._origin - (floor + amplitude * ends)
+            whole = self._origin - (floor + amplitude * ends)
+            drop = np.where(whole > 0.0, whole, drop)
         seen = float(posterior @ (amplitude * (1.0 - shapes[:, -1])))
         noise = math.sqrt(relative * 3.0 / float(n.sum())) * float(size.mean()) + 1e-12
         trust = seen**2 / (seen**2 + (4.0 * noise) ** 2)

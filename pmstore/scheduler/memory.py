@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory"]
 
-_GROUP = "scheduler"
+_GROUP = "pmstore.scheduler"
 _RUNS = 256
 _PER_TIER = 13
 
@@ -22,8 +22,8 @@ _PER_TIER = 13
 class Memory:
     """Two arrays in the store, written in place and committed with the user's state.
 
-    `scheduler/<run>`: count, then the numbers of `CommitScheduler.state`. `scheduler/runs`: for each of the last 256 runs
-    (hash of its name, seconds of work, whether it reached its end).
+    `pmstore.scheduler/<run>`: count, then the numbers of `CommitScheduler.state`. `pmstore.scheduler/runs of this store`: for
+    each of the last 256 runs (hash of its name, seconds of work, whether it reached its end).
     """
 
     def __init__(self, store: Store, run: str, tiers: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType, TracebackType
@@ -120,7 +121,7 @@ class PreemptionGuard:
     # ---- signals
 
     def __enter__(self) -> PreemptionGuard:
-        for number in self._signals:
+        for number in self._signals if threading.current_thread() is threading.main_thread() else ():
             self._old[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -183,8 +183,7 @@ class CommitScheduler:
         self.termination = termination or TerminationModel(self._memory.earlier_runs() if self._memory else ())
         self._begin()
         self._exposed_at = self._mark
-        if self._memory is not None and (state := self._memory.read()) is not None:
-            self._restore(state)
+        self._recall()
         self._refresh()
 
     def _begin(self) -> None:
@@ -277,18 +276,16 @@ class CommitScheduler:
 
     def rolled_back(self) -> None:
         """The user's state went back to the last commit: so does the scheduler's."""
-        cost = [(tier.cost, tier.handle, tier.launched) for tier in self.tiers]  # what was measured stays measured
-        flying = self._flying
+        flying, costs = self._flying, [tier.cost for tier in self.tiers]
         self._begin()
-        state = self._memory.read() if self._memory is not None else None
-        if state is not None:
-            self._restore(state)
-        for tier, (model, handle, launched) in zip(self.tiers, cost, strict=True):
-            if state is None or tier.number == 0:
-                tier.reset()
-            tier.cost, tier.handle, tier.launched = model, handle, launched
-            self._reprice(tier)
+        self.fit = LossFit(self.fit.total_steps)
+        for tier in self.tiers:
+            tier.reset()
+        self._recall()
         self._flying = flying
+        for tier, cost in zip(self.tiers, costs, strict=True):  # what was measured stays measured
+            tier.cost = cost
+            self._reprice(tier)
         self._refresh()
 
     @property
@@ -385,6 +382,11 @@ class CommitScheduler:
     def _refresh(self) -> None:
         """Brings hazards up to date: they change slowly, so this is done after every 1.5 % more steps."""
         self._refresh_at = self.steps + 1 + self.steps // 64
+        total = self.fit.total_steps
+        if total is not None and self.steps < total:
+            self._refresh_at = min(self._refresh_at, total)
+        elif total == self.steps and self._memory is not None:
+            self._memory.write(self.state(), self.work_seconds, True)  # the run reached its end, whoever commits that
         self._longest = max(_LONG_SECONDS, 1000.0 * self.timer.mean)
         self._expose(self._mark)
         self.hazard.save()
@@ -415,7 +417,8 @@ class CommitScheduler:
         return float(self._dirty_bytes()) if self._dirty_bytes is not None else None
 
     def _finished(self) -> bool:
-        return self.fit.total_steps is not None and self.steps >= self.fit.total_steps
+        """Whether the run is at its end, as far as is known: without a number of steps no end is early."""
+        return self.fit.total_steps is None or self.steps >= self.fit.total_steps
 
     def _take_loss(self, loss: Any) -> None:
         """All losses but finite Python floats."""
@@ -499,10 +502,29 @@ class CommitScheduler:
         self._restore(state)
         self._refresh()
 
+    def _recall(self) -> None:
+        """Goes on from the state in the store, if there is one that can be read."""
+        if self._memory is None:
+            return
+        try:
+            state = self._memory.read()
+            if state is not None:
+                self._restore(state)
+        except (ValueError, OverflowError, IndexError) as error:  # the store's checks do not know what these numbers mean
+            self._warn("state", f"the stored scheduler state is damaged, it starts anew: {error}")
+            self._begin()
+            self.timer, self.fit = IterationTimer(), LossFit(self.fit.total_steps)
+            for tier in self.tiers:
+                tier.reset()
+                tier.cost = CostModel()
+                self._reprice(tier)
+
     def _restore(self, state: list[float]) -> None:
         if state[0] != _FORMAT:
             self._warn("state", "the stored scheduler state is of another version: it starts anew")
             return
+        if not all(-_HUGE < value < _HUGE for value in state if value == value) or not state[1] >= 0.0:
+            raise ValueError("numbers that no scheduler writes")
         self.steps, self.work_seconds, self._losses = int(state[1]), state[2], int(state[3])
         at = 4
         for tier in self.tiers:

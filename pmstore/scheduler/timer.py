@@ -125,5 +125,8 @@ class IterationTimer:
         return [self.mean, self.busy, float(self.count), float(self._busy_count)]
 
     def restore(self, state: Sequence[float]) -> None:
+        """Raises: ValueError for what `state` never gives."""
+        if not min(state[:4]) >= 0.0:
+            raise ValueError("a time is not negative")
         self.mean, self.busy = state[0], state[1]
         self.count, self._busy_count = int(state[2]), int(state[3])
