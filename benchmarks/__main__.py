@@ -15,6 +15,7 @@ QUESTIONS = (
     "restart",
     "growth",
     "key_value",
+    "containers",
     "instructions",
     "scheduler",
     "scheduler_kills",

@@ -281,6 +281,11 @@ def _fail_open(path: str, mode: str, address: int) -> NoReturn:
     raise made
 
 
+def _copy(found: Any) -> Found:
+    """What the engine found, copied out of its memory."""
+    return Found(found.kind, found.data, found.data_bytes, _ffi.buffer(found.meta, found.meta_bytes)[:], found.node)
+
+
 # ---- a store ---------------------------------------------------------------------------------------------------------
 
 
@@ -403,27 +408,25 @@ class Pool:
 
     def find(self, directory: int, name: bytes) -> Found | None:
         """The object, or None. The caller keeps other threads of this process from changing the directory."""
-        return self._found(_lib.pms_object_find, directory, name, len(name))
-
-    def _found(self, search: Any, *arguments: Any) -> Found | None:
-        try:
-            error, found = self._searches.pop()  # as in `_error`
-        except IndexError:
-            error, found = _ffi.new("struct pms_error *"), _ffi.new("struct pms_object *")
-        pool = self._p
+        pool, (error, found) = self._p, self._search()
         while True:
-            rollbacks = _lib.pms_rollbacks(pool)
-            status = search(pool, *arguments, found, error)
-            if status == _NOT_FOUND:
-                self._searches.append((error, found))
-                return None
-            if status:
-                _fail(self.path, error)
-            result = Found(found.kind, found.data, found.data_bytes, _ffi.buffer(found.meta, found.meta_bytes)[:], found.node)
+            before = _lib.pms_rollbacks(pool)
+            status = _lib.pms_object_find(pool, directory, name, len(name), found, error)
+            result = None if status else _copy(found)
             # Another thread's block may have rolled back while the bytes were copied: then they are nobody's.
-            if _lib.pms_rollbacks(pool) == rollbacks:
-                self._searches.append((error, found))
-                return result
+            if _lib.pms_rollbacks(pool) == before:
+                break
+        if status and status != _NOT_FOUND:
+            _fail(self.path, error)
+        self._searches.append((error, found))
+        return result
+
+    def _search(self) -> tuple[Any, Any]:
+        """As `_error`, with a struct for what is found."""
+        try:
+            return self._searches.pop()
+        except IndexError:
+            return _ffi.new("struct pms_error *"), _ffi.new("struct pms_object *")
 
     def entries(self, directory: int) -> list[tuple[bytes, Found]]:
         """All names of a directory with their objects, in order of insertion."""
@@ -444,19 +447,20 @@ class Pool:
             name = _ffi.buffer(found.name, found.name_bytes)[:]
             yield name, Found(found.kind, found.data, found.data_bytes, meta, found.node)
 
-    def names(self, directory: int) -> list[bytes]:
-        """As `entries`, names alone: a store may hold a million."""
+    def names(self, directory: int, after: int, limit: int) -> list[bytes]:
+        """At most `limit` names in order of insertion, from the one behind the node `after` on (0: from the first)."""
         error = self._error()
         found = _ffi.new("struct pms_object *")
-        node = _ffi.new("uint64_t *")
+        node = _ffi.new("uint64_t *", after)
         result: list[bytes] = []
-        while True:
+        while len(result) < limit:
             if _lib.pms_object_next(self._p, directory, node, found, error):
                 _fail(self.path, error)
             if not node[0]:
-                self._errors.append(error)
-                return result
+                break
             result.append(_ffi.buffer(found.name, found.name_bytes)[:])
+        self._errors.append(error)
+        return result
 
     def count(self, directory: int) -> int:
         error = self._error()
@@ -575,7 +579,17 @@ class Pool:
 
     def list_get(self, list_: int, index: int) -> Found | None:
         """The item, or None past the end. The caller keeps other threads of this process from changing the list."""
-        return self._found(_lib.pms_sequence_get, list_, index)
+        pool, (error, found) = self._p, self._search()
+        while True:
+            before = _lib.pms_rollbacks(pool)
+            status = _lib.pms_sequence_get(pool, list_, index, found, error)
+            result = None if status else _copy(found)
+            if _lib.pms_rollbacks(pool) == before:  # as in `find`
+                break
+        if status and status != _NOT_FOUND:
+            _fail(self.path, error)
+        self._searches.append((error, found))
+        return result
 
     def list_splice(self, list_: int, index: int, remove: int, new: Sequence[NewItem], step: int) -> None:
         """Replaces `remove` items, at index, index + step, ..., by the new ones, in one step."""

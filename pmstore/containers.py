@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 NAME_MAX_BYTES = 4096
+_BATCH = 1000
+"""Names that an iteration reads at a time."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def split_name(name: Any) -> list[bytes]:
 
     Raises: TypeError, ValueError.
     """
+    if type(name) is str and name.isidentifier() and len(name) < 1000:
+        return [name.encode()]  # the usual case
     if not isinstance(name, str):
         raise TypeError(f"names of a store are str, not {type(name).__name__}: {name!r}")
     try:
@@ -63,7 +67,8 @@ def split_name(name: Any) -> list[bytes]:
 
 class Group(MutableMapping[str, Any]):
     """A mapping in the store, named by its path. `"a/b"` is the name `b` of the group `a`; missing groups are created on
-    assignment. Iteration is in order of insertion, over the names that were there when it began.
+    assignment. Iteration is in order of insertion; what it has passed may be removed. It streams: of more than 1,000 names it
+    holds no more at a time, and a RuntimeError says that it cannot go on because the name that is next was removed.
 
     `group[name]` is an array or tensor **over the heap**, whose writes are part of the next commit, and which is the same
     object as long as it lives; or a copy of a plain value, which has to be assigned again when it changes.
@@ -86,6 +91,8 @@ class Group(MutableMapping[str, Any]):
     def _walk(self, parts: list[bytes], create: bool) -> int | None:
         """The directory of a path below this group. REQUIRES: the lock. None: a group on the way is not there."""
         core = self._core
+        if not self._parts:
+            return self._step_down(_ffi.ROOT, parts, create) if parts else _ffi.ROOT
         seen = (core.pool.rollbacks(), core.removals)
         if self._seen[:2] == seen:  # where this group was found holds until a removal or a roll back
             return self._step_down(self._seen[2], parts, create)
@@ -153,9 +160,27 @@ class Group(MutableMapping[str, Any]):
             return self._core.pool.count(self._directory())
 
     def __iter__(self) -> Iterator[str]:
+        pool = self._core.pool
         with self._core.lock:
-            names = self._core.pool.names(self._directory())
-        return iter([_text(name) for name in names])
+            directory = self._directory()
+            names = pool.names(directory, 0, _BATCH + 1)
+            left = pool.count(directory)
+        return map(_text, names if len(names) <= _BATCH else self._stream(names, left))
+
+    def _stream(self, names: list[bytes], left: int) -> Iterator[bytes]:
+        """Goes on where a batch ended, by the name of what comes next: it is looked up again, whatever happened meanwhile."""
+        while True:
+            following = names.pop() if len(names) > _BATCH else None
+            yield from names[:left]
+            left -= len(names)
+            if following is None or left <= 0:
+                return
+            with self._core.lock:
+                directory = self._walk([], create=False)
+                found = None if directory is None else self._core.pool.find(directory, following)
+                if directory is None or found is None:
+                    raise RuntimeError(f"the group {self.name!r} changed while it was iterated: iterate over list(group)")
+                names = [following, *self._core.pool.names(directory, found.node, _BATCH)]
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Copies the value in. What had the name is freed at the next commit; arrays of it stay valid as long as they live.

@@ -399,3 +399,28 @@ with pmstore.open({str(path)!r}) as store:
     assert done.stdout.strip() == "20000.0"
     assert "Segmentation fault" in done.stderr
     assert done.returncode == -11
+
+
+def test_iteration_streams(store: pmstore.Store) -> None:
+    group = store.group("g")
+    for i in range(3500):
+        group[f"{i}"] = i
+    assert list(group) == [f"{i}" for i in range(3500)]
+    for seen, name in enumerate(group):  # what was passed may go; what comes is not endless
+        del group[name]
+        group[f"new {name}"] = seen
+    assert len(group) == 3500
+    assert next(iter(group)) == "new 0"
+    iterator = iter(group)
+    next(iterator)
+    del group["new 1000"]
+    with pytest.raises(RuntimeError, match="changed while it was iterated"):
+        list(iterator)
+    iterator = iter(group)
+    next(iterator)
+    del store["g"]
+    with pytest.raises(RuntimeError, match="changed while it was iterated"):
+        list(iterator)
+    for i in range(10):
+        store[f"few/{i}"] = i
+    assert [name for name in store["few"] if store["few"].pop(name) is None] == []
