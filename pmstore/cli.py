@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -16,7 +17,13 @@ def main() -> None:
             raise
         print(f"pmstore: the command line needs {error.name}: pip install 'pmstore[cli]'", file=sys.stderr)
         sys.exit(2)
-    app()
+    try:
+        app()
+        sys.stdout.flush()
+    except OSError as error:  # of standard output: a full disk. (click ends a broken pipe silently.)
+        print(f"pmstore: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        sys.exit(2)
 
 
 if __name__ == "__main__":

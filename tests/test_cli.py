@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_as_a_process(path: Path) -> None:
     missing = call("info", str(path.with_name("none.pm")))
     assert missing.returncode == 2
     assert "Traceback" not in missing.stderr
+
+
+def test_output_that_cannot_be_written(path: Path) -> None:
+    command = [sys.executable, "-m", "pmstore.cli", "ls", str(path)]
+    with open("/dev/full", "w") as full:
+        told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (told.returncode, told.stderr) == (2, "pmstore: No space left on device\n")
+    read, write = os.pipe()
+    os.close(read)
+    told = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (told.returncode, told.stderr) == (1, "")
 
 
 def test_nothing_heavy_is_imported_for_the_package() -> None:

@@ -180,7 +180,7 @@ static void snapshots_keep_what_is_replaced(void)
     CHECK(ok(pms_snapshot_begin(pool, 64u << 20, -1, &s, &e)));
     for (int i = 2; i < 6; i++)
         step(i);
-    CHECK(ok(pms_snapshot_take(s, pinned, BYTES, copy, &e)));
+    CHECK(ok(pms_snapshot_take(s, pinned, BYTES, copy, 0, &e)));
     CHECK(all(copy, BYTES, 1));
     pms_snapshot_end(pool, s);
     CHECK(state() == 5);

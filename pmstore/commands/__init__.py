@@ -11,3 +11,7 @@ from pmstore.commands import change, demo, exchange, inspect, portable, repair, 
 from pmstore.commands.app import app
 
 __all__ = ["app", "change", "demo", "exchange", "inspect", "portable", "repair", "schedule", "show"]
+
+_ORDER = "create info ls show set rm check repair dump load compact export import demo".split()  # noqa: SIM905
+# In the help, as a person meets them.
+app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name or getattr(command.callback, "__name__", ""))))

@@ -81,6 +81,8 @@ def ending() -> Iterator[None]:
         raise fail(_line(error), 1) from None
     except ModuleNotFoundError as error:
         raise fail(f"this needs {error.name}: pip install 'pmstore[{_EXTRAS.get(error.name or '', 'all')}]'", 2) from None
+    except BrokenPipeError:
+        raise
     except FileExistsError as error:
         raise fail(f"{error.filename}: there is something already: give another path, or remove it first", 2) from None
     except (PmstoreError, OSError, ValueError, TypeError, KeyError) as error:
