@@ -14,13 +14,13 @@ ffibuilder = FFI()
 ffibuilder.cdef((NATIVE / "pms.cdef").read_text(encoding="utf-8"))
 ffibuilder.set_source(
     "pmstore._native",
-    '#include "pool.h"\n#include "tier.h"',
+    '#include "pool.h"\n#include "tier.h"\n#include "optim.h"',
     sources=sorted(str(path) for path in NATIVE.glob("*.c")),
     depends=sorted(str(path) for path in (*NATIVE.glob("*.h"), NATIVE / "pms.cdef")),
     include_dirs=[str(NATIVE)],
     # Only the module's init function is seen from outside: two extensions of one process never share the engine by accident.
     extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE=", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-lm"],
 )
 
 if __name__ == "__main__":

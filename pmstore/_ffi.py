@@ -85,6 +85,14 @@ class NewItem(Protocol):
     def address(self) -> int: ...
 
 
+OPTIM_ADAM, OPTIM_ADAMW, OPTIM_SGD = 1, 2, 3
+
+
+def optim_step(table: int, count: int, hyper: dict[str, float]) -> None:
+    """One step of an optimizer, by all cores, without the GIL. table: address of `count` structs as native/optim.h says."""
+    _lib.pms_optim_step(_ffi.cast("struct pms_optim_tensor *", table), count, _ffi.new("struct pms_optim_hyper *", hyper))
+
+
 @dataclass(frozen=True)
 class PoolInfo:
     """struct pms_info: what is fixed from open on."""

@@ -13,7 +13,7 @@ NATIVE = Path(__file__).resolve().parent.parent / "native"
 LAYERS: list[set[str]] = [
     {"layout", "quiet"},
     {"status", "checksum", "lock", "process"},
-    {"persist", "parallel", "persist_file", "debug"},
+    {"persist", "parallel", "persist_file", "debug", "optim", "optim_kernel"},
     {"map", "super"},
     {"undo", "snapshot", "idle"},
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},

@@ -18,10 +18,12 @@ from pmstore.torch.errors import AttachError, MismatchError, TornStepError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import open_source
 from pmstore.torch.model import ModelBinding, encode_name
+from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
 from pmstore.torch.rng import RngParts
 from pmstore.torch.run import MIDSTEP, Pieces, Run
+from pmstore.torch.slotted import SlottedBinding
 from pmstore.torch.stateful import Stateful, StatefulPart, as_stateful, extra_state
 
 __all__ = ["attach"]
@@ -122,11 +124,13 @@ def _pieces(
         source = open_source(loader) if loader is not None else None
     except TypeError as error:
         raise AttachError(str(error)) from None
-    model_binding = ModelBinding(store, f"{name}/model", model) if model is not None else None
+    slotted = isinstance(optimizer, NativeOptimizer)
+    kept = [one for group in optimizer.param_groups for one in group["params"]] if optimizer is not None and slotted else []
+    model_binding = ModelBinding(store, f"{name}/model", model, kept) if model is not None else None
     return Pieces(
         progress=np.zeros(4, np.int64),  # a stand-in for the stored one
         model=model_binding,
-        optimizer=OptimizerBinding(store, f"{name}/optimizer", optimizer, model_binding) if optimizer is not None else None,
+        optimizer=_bind_optimizer(store, f"{name}/optimizer", optimizer, model_binding, model),
         statefuls=[StatefulPart(store, f"{name}/{key}", one) for key, one in statefuls.items() if one is not None],
         rng=RngParts(store, f"{name}/rng") if rng else None,
         gradients=GradientKeeper(store, f"{name}/gradients") if optimizer is not None else None,
@@ -134,6 +138,16 @@ def _pieces(
         start=Part(store, f"{name}/loader/start") if source else None,
         generators=Part(store, f"{name}/loader/generators") if source else None,
     )
+
+
+def _bind_optimizer(
+    store: Store, path: str, optimizer: Optimizer | None, binding: ModelBinding | None, model: nn.Module | None
+) -> OptimizerBinding | None:
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, NativeOptimizer):
+        return SlottedBinding(store, path, optimizer, binding, model)
+    return OptimizerBinding(store, path, optimizer, binding)
 
 
 def _begin(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +47,12 @@ class _Place:
     view: list[Any] | None  # [shape, stride, offset] in a one-dimensional block, for members that overlap otherwise
 
 
-def _members(model: nn.Module) -> Iterator[_Member]:
+def _members(model: nn.Module, left_out: set[int]) -> Iterator[_Member]:
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
         for kind, owner in (("parameter", module._parameters), ("buffer", module._buffers)):
             for key, tensor in owner.items():
-                if tensor is not None:
+                if tensor is not None and id(tensor) not in left_out:
                     yield _Member(dot + key, kind, owner, key, tensor)
 
 
@@ -131,8 +131,8 @@ class ModelBinding:
     The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay tied.
     """
 
-    def __init__(self, store: Store, path: str, model: nn.Module) -> None:
-        """Changes nothing yet.
+    def __init__(self, store: Store, path: str, model: nn.Module, left_out: Iterable[torch.Tensor] = ()) -> None:
+        """Changes nothing yet. left_out: parameters that something else keeps.
 
         Raises:
             AttachError: a tensor is of a kind that cannot be moved.
@@ -140,6 +140,7 @@ class ModelBinding:
         self._store = store
         self._path = path
         self._model = model
+        self._left_out = {id(parameter) for parameter in left_out}
         self._members: list[_Member] = []
         self._links: list[tuple[dict[str, Any], str, object]] = []
         self._sizes: list[tuple[dict[str, Any], int]] = []
@@ -212,6 +213,11 @@ class ModelBinding:
         """The block of one of the model's tensors."""
         return self._block_of.get(id(tensor))
 
+    def leave_out(self, replaced: Mapping[int, torch.Tensor]) -> None:
+        """Parameters left out are other objects now: by id of the old."""
+        self._left_out -= replaced.keys()
+        self._left_out |= {id(parameter) for parameter in replaced.values()}
+
     def take_in(self) -> dict[int, torch.Tensor]:
         """Brings back what left the heap: `param.data = ...`, replaced buffers, `load_state_dict(assign=True)`.
 
@@ -231,7 +237,7 @@ class ModelBinding:
         return replaced
 
     def _scan(self) -> None:
-        self._members = list(_members(self._model))
+        self._members = list(_members(self._model, self._left_out))
         self._links.clear()
         self._sizes.clear()
         for module in self._model.modules():
@@ -248,7 +254,7 @@ class ModelBinding:
     def _follow(self) -> dict[int, torch.Tensor]:
         """Looks at the model anew; its names, shapes and dtypes must be those of the store."""
         before = {member.name: member.tensor for member in self._members}
-        members = list(_members(self._model))
+        members = list(_members(self._model, self._left_out))
         for member in members:
             check_movable(f"{member.kind} {member.name}", member.tensor)
         stored, now = self._layout(), _plan(members)

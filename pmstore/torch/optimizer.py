@@ -163,6 +163,13 @@ class OptimizerBinding:
 
     # ---- while it trains
 
+    def take_in(self) -> dict[int, torch.Tensor]:
+        """Follows parameters that are other objects now, where the model's binding does not. Old id to new object."""
+        return {}
+
+    def release(self) -> None:
+        """The run ends; parameters and state stay where they are."""
+
     def writes(self) -> list[Any]:
         """The memory that the optimizer's next step writes: parameters with a gradient, and their state."""
         memory = []

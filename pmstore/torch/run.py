@@ -181,6 +181,8 @@ class Run:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._pieces.optimizer is not None:
+            self._pieces.optimizer.release()
         self._attached = False
         self._loop = None
 
@@ -244,6 +246,8 @@ class Run:
 
     def _take_in(self) -> None:
         pieces = self._pieces
+        if pieces.optimizer is not None:
+            pieces.optimizer.take_in()
         if pieces.model is not None:
             replaced = pieces.model.take_in()
             if replaced and pieces.optimizer is not None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pmstore
-import pmstore.torch
+import pmstore.torch.optim
 from pmstore.torch import Run
 
 BATCHES = 7  # an epoch
@@ -48,6 +48,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=1e-3),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=1e-3),
     "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=1e-3),
+    "native-adamw": lambda parameters: pmstore.torch.optim.AdamW(parameters, lr=1e-2),
+    "native-sgd": lambda parameters: pmstore.torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, nesterov=True),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=1e-2, max_iter=3, history_size=4),
 }
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -166,6 +168,8 @@ def contents(group: Any, prefix: str = "") -> dict[str, tuple[str, bytes]]:
 def _leaves(group: Any, prefix: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
     for name in group:
         item = group[name]
+        if isinstance(item, pmstore.Slots):
+            item = item.current
         if isinstance(item, torch.Tensor):
             flat = item.detach().contiguous().reshape(-1)
             bits = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

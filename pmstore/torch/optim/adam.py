@@ -1,0 +1,89 @@
+"""Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), as torch computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pmstore import _ffi
+from pmstore.torch.optim.base import NativeOptimizer, refuse
+
+__all__ = ["Adam", "AdamW"]
+
+
+class Adam(NativeOptimizer):
+    """`torch.optim.Adam` with its names and defaults; `weight_decay` is an L2 penalty.
+
+    Parameters float32 or bfloat16 on the CPU, moments float32. lr and betas may be tensors. fused and foreach are accepted and
+    mean nothing. Not here, and refused: amsgrad, capturable, differentiable.
+    """
+
+    kind = _ffi.OPTIM_ADAM
+    state_names = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Any = 1e-3,
+        betas: tuple[Any, Any] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        refuse(type(self).__name__, amsgrad=amsgrad, capturable=capturable, differentiable=differentiable)
+        if not float(lr) >= 0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        if not eps >= 0:
+            raise ValueError(f"Invalid epsilon value: {eps}")
+        for index, beta in enumerate(betas):
+            if not 0 <= float(beta) < 1:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        if not weight_decay >= 0:
+            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": False,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": False,
+            "differentiable": False,
+            "fused": fused,
+        }
+        super().__init__(params, defaults)
+
+    def hyper(self, group: dict[str, Any]) -> dict[str, float]:
+        return {
+            "lr": float(group["lr"]),
+            "beta1": float(group["betas"][0]),
+            "beta2": float(group["betas"][1]),
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "maximize": group["maximize"],
+        }
+
+
+class AdamW(Adam):
+    """`torch.optim.AdamW` with its names and defaults: weight decay apart from the moments. Otherwise as `Adam`."""
+
+    kind = _ffi.OPTIM_ADAMW
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Any = 1e-3,
+        betas: tuple[Any, Any] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)

@@ -1,0 +1,287 @@
+"""A native optimizer's parameters and state in slots: each step writes the next version of all of them into the other slot.
+
+They lie in one `Slots` of bytes: for each parameter its elements and its moments, then the numbers of steps. So a commit at
+every step needs no pre-image and no copy; the flip takes effect with everything else the transaction wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pmstore import Store
+from pmstore.slots import Slots
+from pmstore.torch.block import check_movable
+from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.model import ModelBinding
+from pmstore.torch.optim.base import TABLE, NativeOptimizer
+from pmstore.torch.optimizer import OptimizerBinding
+
+__all__ = ["SlottedBinding"]
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """One slot, as parameters and state."""
+
+    parameters: list[torch.Tensor]
+    state: list[dict[str, torch.Tensor]]
+
+
+class SlottedBinding(OptimizerBinding):
+    """As `OptimizerBinding`, for the optimizers of `pmstore.torch.optim`. The model's binding leaves their parameters to it.
+
+    `<path>/slots`             the versions
+    `<path>/rest`, `/groups`   hyperparameters
+    `<path>/layout`            the parameters' names, shapes and dtypes
+    """
+
+    def __init__(
+        self, store: Store, path: str, optimizer: NativeOptimizer, model: ModelBinding | None, module: nn.Module | None
+    ) -> None:
+        """Changes nothing yet.
+
+        Raises:
+            AttachError: parameters share memory, or are of a kind that cannot be moved.
+        """
+        super().__init__(store, path, optimizer, model)
+        self._native = optimizer
+        self._module = module
+        self._views: tuple[_Views, _Views] | None = None
+        self._arrays: list[Any] = []
+        self._slots: Slots | None = None
+        self._tables: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
+        self._strides = [parameter.stride() for parameter in self.parameters]
+        seen: dict[int, int] = {}
+        for index, parameter in enumerate(self.parameters):
+            check_movable(f"parameter {index} of the optimizer", parameter)
+            storage = parameter.untyped_storage().data_ptr() if parameter.numel() else -index - 1
+            if storage in seen:
+                raise AttachError(
+                    f"parameters {seen[storage]} and {index} of the optimizer are views of one memory, which slots cannot keep "
+                    "together: use an optimizer of torch.optim for them"
+                )
+            seen[storage] = index
+
+    # ---- where things lie
+
+    def _make_views(self, array: np.ndarray[Any, Any]) -> _Views:
+        flat = torch.from_numpy(array)
+        at = 0
+
+        def take(like: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            nonlocal at
+            size = like.numel() * dtype.itemsize
+            made = flat[at : at + size].view(dtype).as_strided(like.shape, stride)
+            at += -(-size // _ALIGN) * _ALIGN
+            return made
+
+        parameters, state = [], []
+        for parameter, stride, names in self._each():
+            parameters.append(take(parameter, stride, parameter.dtype))
+            state.append({name: take(parameter, stride, torch.float32) for name in names})
+        steps = flat[at : at + 4 * len(parameters)].view(torch.float32)
+        for index, held in enumerate(state):
+            held["step"] = steps[index]
+        return _Views(parameters, state)
+
+    def _each(self) -> list[tuple[torch.Tensor, tuple[int, ...], tuple[str, ...]]]:
+        names = [self._native.names(group) for group in self._native.param_groups for _ in group["params"]]
+        return list(zip(self.parameters, self._strides, names, strict=True))
+
+    def _bytes(self) -> int:
+        total = 4 * len(self.parameters)
+        for parameter, _, names in self._each():
+            for dtype in (parameter.dtype, *(torch.float32 for _ in names)):
+                total += -(-parameter.numel() * dtype.itemsize // _ALIGN) * _ALIGN
+        return total
+
+    def _turn(self) -> int:
+        """Which slot is current."""
+        assert self._slots is not None
+        return 0 if self._slots.current is self._arrays[0] else 1
+
+    # ---- attach
+
+    def write(self) -> None:
+        for index, (parameter, stride, _) in enumerate(self._each()):
+            dense = torch.empty_like(parameter, memory_format=torch.preserve_format)
+            if dense.stride() != stride and parameter.numel():
+                raise AttachError(f"parameter {index} of the optimizer is not dense: use an optimizer of torch.optim for it")
+        slots = self._store.slots(f"{self._path}/slots", self._bytes(), "uint8")
+        views = self._make_views(slots.current)
+        with torch.no_grad():
+            for index, (parameter, _, names) in enumerate(self._each()):
+                views.parameters[index].copy_(parameter)
+                state = self._native.complete(parameter, names) if parameter in self._native.state else {}
+                for name, here in state.items():
+                    if name in views.state[index]:
+                        views.state[index][name].copy_(here)
+        self._write_plain()
+
+    def check(self) -> None:
+        super().check()
+        held = self._store[f"{self._path}/slots"]
+        if not isinstance(held, Slots) or held.shape != (self._bytes(),):
+            raise MismatchError(
+                "the optimizer is not the one whose state is stored",
+                mismatched=["its parameters and state have other sizes than the stored ones (momentum, dtypes)"],
+            )
+
+    def open(self) -> None:
+        self._rest.forget()
+        self._groups.forget()
+        self._layout = self._store[f"{self._path}/layout"]
+        self._place()
+
+    def _place(self) -> None:
+        self._slots = self._store[f"{self._path}/slots"]
+        self._arrays = [self._store[f"{self._path}/slots/{number}"] for number in (0, 1)]
+        self._views = (self._make_views(self._arrays[0]), self._make_views(self._arrays[1]))
+        self._tables.clear()
+
+    def bind(self) -> None:
+        if self._views is None:
+            self._place()
+        self._bind_to(self._turn())
+        self._native._slotted = self
+
+    def _bind_to(self, turn: int) -> None:
+        assert self._views is not None
+        views = self._views[turn]
+        for parameter, view, state in zip(self.parameters, views.parameters, views.state, strict=True):
+            parameter.data = view
+            held = self._native.state[parameter]
+            if held.keys() == state.keys():
+                held.update(state)
+            else:
+                self._native.state[parameter] = dict(state)
+
+    def release(self) -> None:
+        """The optimizer updates in place from now on: parameters and state stay where they are."""
+        self._native._slotted = None
+
+    # ---- a step
+
+    def begin(self) -> tuple[np.ndarray[Any, Any], bool]:
+        """See `Slotted`. After a flip that is not committed the step is in place: the committed slot is not to be written."""
+        assert self._slots is not None
+        self.collect()
+        here = self._turn()
+        if self._slots.flipped:
+            return self._table(here, here), False
+        there = 1 - here
+        if self._slots.next is not self._arrays[there]:  # also makes it writable
+            raise AttachError(f"the slots {self._path}/slots were replaced in the store: attach anew")
+        return self._table(here, there), True
+
+    def finish(self) -> None:
+        assert self._slots is not None
+        self._slots.flip()
+        self._bind_to(self._turn())
+
+    def _table(self, here: int, there: int) -> np.ndarray[Any, Any]:
+        table = self._tables.get((here, there))
+        if table is None:
+            assert self._views is not None
+            source, target = self._views[here], self._views[there]
+            table = np.zeros(len(source.parameters), TABLE)
+            for index, (parameter, _, names) in enumerate(self._each()):
+                row = table[index]
+                row["param"], row["param_out"] = source.parameters[index].data_ptr(), target.parameters[index].data_ptr()
+                for place, name in enumerate(names):
+                    row["state"][place] = source.state[index][name].data_ptr()
+                    row["state_out"][place] = target.state[index][name].data_ptr()
+                row["step"], row["step_out"] = source.state[index]["step"].data_ptr(), target.state[index]["step"].data_ptr()
+                row["count"], row["bfloat16"] = parameter.numel(), parameter.dtype == torch.bfloat16
+            self._tables[here, there] = table
+        return table
+
+    # ---- while it trains
+
+    @property
+    def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        names = self._names()
+        return [(names.get(id(one), f"optimizer.{index}"), one) for index, one in enumerate(self.parameters)]
+
+    def _names(self) -> dict[int, str]:
+        return {id(one): name for name, one in self._module.named_parameters()} if self._module is not None else {}
+
+    def writes(self) -> list[Any]:
+        return []  # nothing that is captured
+
+    @property
+    def behind(self) -> bool:
+        return False
+
+    def collect(self) -> None:
+        """Copies in what left the slots: `param.data = ...`, a loaded state_dict, state that was cleared."""
+        if self._views is None or not self.parameters:
+            return
+        views = self._views[self._turn()]
+        if len(views.parameters) != len(self.parameters):
+            raise AttachError("parameters were added to the optimizer after attach: add groups before")
+        with torch.no_grad():
+            for index, (parameter, stride, names) in enumerate(self._each()):
+                view = views.parameters[index]
+                if parameter.data_ptr() != view.data_ptr() or parameter.stride() != stride:
+                    if parameter.shape != view.shape or parameter.dtype != view.dtype or parameter.device.type != "cpu":
+                        raise MismatchError(
+                            "tensors were replaced by others that do not fit their place in the store",
+                            mismatched=[f"parameter {index} of the optimizer: {tuple(parameter.shape)} {parameter.dtype}"],
+                        )
+                    view.copy_(parameter)
+                    parameter.data = view
+                held = self._native.state[parameter]
+                if any(held.get(name) is not place for name, place in views.state[index].items()):
+                    complete = self._native.complete(parameter, names)
+                    for name, place in views.state[index].items():
+                        if complete[name] is not place:
+                            place.copy_(complete[name])
+                    self._native.state[parameter] = dict(views.state[index])
+
+    def take_in(self) -> dict[int, torch.Tensor]:
+        """Follows parameters of the module that are other objects now (`load_state_dict(assign=True)`). Old id to new one."""
+        if self._module is None or self._links is None:
+            self._links = self._find_links()
+        replaced: dict[int, torch.Tensor] = {}
+        for owner, key, old in self._links:
+            new = owner.get(key)
+            if new is not None and new is not old:
+                replaced[id(old)] = new
+        if replaced:
+            self.replace(replaced)
+            if self._model is not None:
+                self._model.leave_out(replaced)
+            self._links = self._find_links()
+            self.collect()
+        return replaced
+
+    _links: list[tuple[dict[str, Any], str, torch.Tensor]] | None = None
+
+    def _find_links(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+        mine = {id(parameter) for parameter in self.parameters}
+        modules = self._module.modules() if self._module is not None else ()
+        return [
+            (module._parameters, key, one)
+            for module in modules
+            for key, one in module._parameters.items()
+            if one is not None and id(one) in mine
+        ]
+
+    def _describe_groups(self) -> list[dict[str, Any]]:
+        names = self._names()
+        return [
+            {
+                "class": f"pmstore.{type(self._native).__name__}",
+                "shapes": [list(one.shape) for one in group["params"]],
+                "names": [names.get(id(one)) for one in group["params"]],
+            }
+            for group in self._native.param_groups
+        ]

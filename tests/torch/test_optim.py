@@ -1,0 +1,308 @@
+"""The native optimizers: torch's arithmetic, in place and in slots."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+import pmstore.torch
+from pmstore.scheduler import EveryN
+from pmstore.torch import AttachError, MismatchError, optim
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("AdamW", {}),
+    ("AdamW", {"weight_decay": 0.1, "lr": 3e-3, "betas": (0.8, 0.95), "maximize": True}),
+    ("AdamW", {"weight_decay": 0, "lr": torch.tensor(1e-2)}),
+    ("Adam", {"weight_decay": 0.02}),
+    ("Adam", {}),
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "maximize": True}),
+]
+SHAPES = [(33, 7), (1000, 129), (5,), (1,), (), (4, 3, 5, 5)]
+
+
+def _parameters(seed: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    made = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    made[-1].data = made[-1].data.to(memory_format=torch.channels_last)
+    return made
+
+
+def _ulps(ours: torch.Tensor, theirs: torch.Tensor, *operands: torch.Tensor) -> float:
+    """The largest difference in units of the last place of what went into it: a sum that cancels keeps its operands' error."""
+    scale = theirs.abs()
+    for operand in operands:
+        scale = torch.maximum(scale, operand.abs())
+    unit = torch.nextafter(scale, torch.full_like(scale, torch.inf)) - scale
+    return float(((ours - theirs).abs() / unit).max())
+
+
+@pytest.mark.parametrize(("name", "options"), KINDS)
+def test_a_step_is_torchs(name: str, options: dict[str, Any]) -> None:
+    ours, theirs = _parameters(1), _parameters(1)
+    native = getattr(optim, name)(ours, **options)
+    reference = getattr(torch.optim, name)(theirs, fused=True, **options)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(10):
+        before = [one.detach().clone() for one in theirs]
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator).as_strided(mine.shape, mine.stride())
+            other.grad = mine.grad.clone()
+        native.step()
+        reference.step()
+        with torch.no_grad():
+            for mine, other, old in zip(ours, theirs, before, strict=True):
+                assert mine.grad is not None
+                # The buffer's unit counts once more with the learning rate: momentum and gradient may cancel.
+                moved = float(options.get("lr", 1e-3)) * mine.grad.abs()
+                assert _ulps(mine.detach(), other.detach(), old, moved) <= 2
+                for key in native.names(native.param_groups[0]):
+                    held = reference.state[other][key]
+                    assert _ulps(native.state[mine][key], held, mine.grad.square() if "sq" in key else mine.grad) <= 1
+                    native.state[mine][key].copy_(held)
+                mine.copy_(other)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
+def test_a_thousand_steps(name: str) -> None:
+    """No farther from torch's fused kernels than torch's own foreach is, on a problem that does not amplify rounding."""
+    options: dict[str, Any] = {"lr": 0.01, "momentum": 0.9} if name == "SGD" else {"lr": 0.01}
+    target = torch.linspace(-2, 2, 3000)
+
+    def run(make: Any) -> torch.Tensor:
+        w = nn.Parameter(torch.linspace(-1, 1, 3000).cos())
+        optimizer = make([w])
+        for _ in range(1000):
+            w.grad = (w.detach() - target) * 0.3
+            optimizer.step()
+        return w.detach()
+
+    fused = run(lambda p: getattr(torch.optim, name)(p, fused=True, **options))
+    foreach = run(lambda p: getattr(torch.optim, name)(p, foreach=True, **options))
+    native = run(lambda p: getattr(optim, name)(p, **options))
+    assert (native - fused).abs().max() <= max(2 * float((foreach - fused).abs().max()), 1e-6)
+
+
+def test_bfloat16_parameters_have_float32_moments() -> None:
+    """As computing in float32 and rounding the parameter at each step, ties to even, nan kept."""
+    ours = _parameters(3, torch.bfloat16)
+    wide = [nn.Parameter(one.detach().float()) for one in ours]
+    native, reference = optim.AdamW(ours, lr=0.01), torch.optim.AdamW(wide, lr=0.01, fused=True)
+    for step in range(5):
+        for mine, other in zip(ours, wide, strict=True):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.float()
+        native.step()
+        reference.step()
+        for mine, other in zip(ours, wide, strict=True):
+            rounded = other.detach().to(torch.bfloat16)
+            assert torch.equal(mine.detach(), rounded) or step > 0  # later ones start from rounded parameters
+            other.data = mine.detach().float()
+            assert native.state[mine]["exp_avg"].dtype == torch.float32
+    ours[2].grad = torch.full_like(ours[2], torch.nan)
+    native.step()
+    assert ours[2].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_state_dicts_go_both_ways(name: str) -> None:
+    options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
+    ours, theirs = _parameters(5), _parameters(5)
+    native, reference = getattr(optim, name)(ours, **options), getattr(torch.optim, name)(theirs, fused=True, **options)
+
+    def step(parameters: list[nn.Parameter], optimizer: Any, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for one in parameters:
+            one.grad = torch.empty_like(one).copy_(torch.randn(one.shape, generator=generator))
+        optimizer.step()
+
+    for seed in range(3):
+        step(ours, native, seed)
+    with torch.no_grad():
+        for other, mine in zip(theirs, ours, strict=True):
+            other.copy_(mine)
+    reference.load_state_dict(copy.deepcopy(native.state_dict()))  # torch keeps the very tensors
+    step(ours, native, 9)
+    step(theirs, reference, 9)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+    again = _parameters(6)
+    back = getattr(optim, name)(again, **options)
+    back.load_state_dict(copy.deepcopy(reference.state_dict()))
+    with torch.no_grad():
+        for mine, other in zip(again, theirs, strict=True):
+            mine.copy_(other)
+    step(again, back, 10)
+    step(theirs, reference, 10)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(again, theirs, strict=True))
+
+
+def _model(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(16, 700), nn.BatchNorm1d(700), nn.Tanh(), nn.Linear(700, 40), nn.Linear(40, 16, bias=False))
+    model[4].weight = nn.Parameter(model[3].weight[:16, :40].detach().clone())
+    return model
+
+
+def _train(model: nn.Sequential, optimizer: Any, steps: int, commit: Any = lambda: None) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    for step in range(steps):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+
+        def closure(x: torch.Tensor = x) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            return loss
+
+        optimizer.step(closure)
+        scheduler.step()
+        commit()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_in_slots_as_in_place(shm: Path, every: int) -> None:
+    """Bit for bit, also where a policy skips commits: then steps go on in place in the new slot."""
+    plain, attached = _model(1), _model(1)
+    expected, optimizer = optim.AdamW(plain.parameters(), lr=0.01), optim.AdamW(attached.parameters(), lr=0.01)
+    _train(plain, expected, 12)
+    with pmstore.open(shm / "run.pm", size="32MiB") as store:
+        run = pmstore.torch.attach(store, model=attached, optimizer=optimizer, policy=EveryN(every))
+        before = store.stats().captured_bytes
+        _train(attached, optimizer, 12, run.commit)
+        for (name, ours), theirs in zip(attached.state_dict().items(), plain.state_dict().values(), strict=True):
+            assert torch.equal(ours, theirs), name
+        assert store.stats().captured_bytes - before < 12 * 40_000  # batch norm, counters; not the 300 KB of state
+        for ours, theirs in zip(attached.parameters(), plain.parameters(), strict=True):
+            for key, value in expected.state[theirs].items():
+                assert torch.equal(optimizer.state[ours][key], value)
+        assert isinstance(store["run/optimizer/slots"], pmstore.Slots)
+        assert store.check().problems == ()
+
+
+def test_roll_back_and_resume(shm: Path) -> None:
+    path = shm / "run.pm"
+    model = _model(2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pmstore.open(path, size="32MiB") as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+        _train(model, optimizer, 3, run.commit)
+        kept = {name: one.clone() for name, one in model.state_dict().items()}
+        _train(model, optimizer, 2)
+        run.rollback()
+        assert all(torch.equal(one, kept[name]) for name, one in model.state_dict().items())
+        _train(model, optimizer, 1)
+        store.rollback()  # and closing without another commit
+        run.rollback()
+    other = _model(99)
+    again = optim.SGD(other.parameters(), lr=0.5, momentum=0.9)
+    with pmstore.open(path) as store:
+        run = pmstore.torch.attach(store, model=other, optimizer=again)
+        assert run.resumed
+        assert run.step == 3
+        assert all(torch.equal(one, kept[name]) for name, one in other.state_dict().items())
+        assert again.state[other[0].weight]["step"] == 3
+        run.detach()
+        _train(other, again, 1)  # in place from now on
+        with pytest.raises(MismatchError, match=r"other sizes|not the one"):
+            fresh = _model(1)
+            pmstore.torch.attach(store, model=fresh, optimizer=optim.SGD(fresh.parameters(), lr=0.1))
+        with pytest.raises(MismatchError, match="the optimizer is not the one"):
+            fresh = _model(1)
+            pmstore.torch.attach(store, model=fresh, optimizer=optim.AdamW(fresh.parameters()))
+
+
+def test_what_leaves_the_slots_is_taken_in(path: Path) -> None:
+    model = _model(3)
+    optimizer = optim.AdamW(model.parameters())
+    with pmstore.open(path, size="16MiB") as opened:
+        run = pmstore.torch.attach(opened, model=model, optimizer=optimizer)
+        _train(model, optimizer, 1, run.commit)
+        model[0].weight.data = torch.zeros_like(model[0].weight)
+        run.commit()
+        run.rollback()
+        assert model[0].weight.count_nonzero() == 0
+        saved = dict(_model(8).state_dict())
+        model.load_state_dict(saved, assign=True)
+        _train(model, optimizer, 0)
+        run.commit()
+        assert all(torch.equal(one, saved[name]) for name, one in model.state_dict().items())
+        assert any(one is model[0].weight for one in optimizer.param_groups[0]["params"])
+        _train(model, optimizer, 1, run.commit)
+        source = torch.optim.AdamW(_model(4).parameters())
+        for group in source.param_groups:
+            for one in group["params"]:
+                one.grad = torch.ones_like(one)
+        source.step()
+        optimizer.load_state_dict(source.state_dict())
+        run.commit()
+        assert optimizer.state[model[0].weight]["step"] == 1
+        assert (optimizer.state[model[0].weight]["exp_avg"] == optimizer.state[model[0].weight]["exp_avg"].flatten()[0]).all()
+        optimizer.state.clear()
+        run.commit()
+        assert optimizer.state[model[0].weight]["step"] == 0
+
+
+def test_a_parameter_without_a_gradient_stays(store: pmstore.Store) -> None:
+    used, unused = nn.Parameter(torch.ones(20_000)), nn.Parameter(torch.ones(20_000))
+    optimizer = optim.AdamW([used, unused], lr=0.1)
+    run = pmstore.torch.attach(store, optimizer=optimizer)
+    for _ in range(3):
+        used.grad = torch.ones_like(used)
+        optimizer.step()
+        run.commit()
+    assert (unused == 1).all()
+    assert (used < 1).all()
+    assert [int(optimizer.state[one]["step"]) for one in (used, unused)] == [3, 0]
+    for _ in range(2):  # none at all
+        optimizer.zero_grad()
+        optimizer.step()
+        run.commit()
+    assert (unused == 1).all()
+
+
+def test_bad_input(store: pmstore.Store) -> None:
+    w = nn.Parameter(torch.ones(3))
+    for options in ({"amsgrad": True}, {"capturable": True}, {"differentiable": True}):
+        with pytest.raises(ValueError, match=r"use torch\.optim\.AdamW"):
+            optim.AdamW([w], **options)  # type: ignore[arg-type]
+    for make in (
+        lambda: optim.AdamW([w], lr=-1),
+        lambda: optim.Adam([w], betas=(1.0, 0.9)),
+        lambda: optim.Adam([w], eps=float("nan")),
+        lambda: optim.SGD([w], momentum=-0.1),
+        lambda: optim.SGD([w], nesterov=True),
+    ):
+        with pytest.raises(ValueError, match=r"Invalid|Nesterov"):
+            make()
+    with pytest.raises(ValueError, match="dense float32 and bfloat16"):
+        optim.SGD([nn.Parameter(torch.ones(3, dtype=torch.float64))])
+    embedding = nn.Embedding(5, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    before = embedding.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="dense gradients only"):
+        optim.SGD(embedding.parameters(), lr=1).step()
+    assert torch.equal(embedding.weight, before)
+    base = torch.zeros(10)
+    views = [nn.Parameter(base[:5]), nn.Parameter(base[5:])]
+    with pytest.raises(AttachError, match="views of one memory"):
+        pmstore.torch.attach(store, optimizer=optim.SGD(views))
+    optimizer = optim.SGD([w])
+    run = pmstore.torch.attach(store, optimizer=optimizer)
+    with pytest.raises(ValueError, match="add groups before attach"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(AttachError, match="attached already"):
+        pmstore.torch.attach(store, optimizer=optimizer, name="again")
+    w.grad = torch.full_like(w, np.nan)
+    optimizer.step()
+    run.rollback()
+    assert (w == 1).all()
