@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -633,3 +635,8 @@ def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
         store.rollback()
         scheduler.rolled_back()
         assert scheduler.steps == bench.commits[-1][0] if bench.commits else True
+
+
+def test_neither_torch_nor_matplotlib_is_needed() -> None:
+    code = "import sys, pmstore.scheduler, pmstore.simulation.study; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -35,7 +35,7 @@ class HazardModel:
         prior_failures, prior_seconds: a and b. The default, half a failure in four hours, is weak: ten failures outweigh it.
         store: open for writing; None: counts live in this object.
 
-    Source: share of failures that a node's own storage does not survive: Moody et al., SC 2010 (SCR), section 2.
+    Source: share of failures that a node's own storage does not survive: Moody et al., SC 2010 (SCR).
     """
 
     def __init__(self, store: Store | None = None, *, prior_failures: float = 0.5, prior_seconds: float = 4 * 3600.0) -> None:

@@ -17,7 +17,7 @@ _GROWTH = 1.12  # of a bucket's end over the one before
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 # Shapes of the falling part of the loss, from 1 at the segment's start to about 0, over z = steps / (steps to the job's end):
-# exp(-k z), and (1 + z / z0)^-p, of which p = 1 is the curve of Optimus (Peng et al., EuroSys 2018, section 3.1).
+# exp(-k z), and (1 + z / z0)^-p, of which p = 1 is the curve of Optimus (Peng et al., EuroSys 2018).
 _K = np.geomspace(0.5, 400.0, 36)
 _Z0 = np.repeat(np.geomspace(3e-5, 3.0, 16), 5)
 _P = np.tile(np.array([0.3, 0.5, 0.75, 1.0, 1.5]), 16)

@@ -125,7 +125,7 @@ class Young(_Interval):
 class Daly(_Interval):
     """tau = sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C for C < 2M, else M.
 
-    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006, eq. 37.
+    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006.
     """
 
     def interval(self, cost: float, rate: float) -> float:
@@ -139,7 +139,7 @@ class Daly(_Interval):
 class CheckFreq:
     """Spends a fixed share of the running time on commits (3.5 % by default), whatever the failure rate.
 
-    Source: Mohan, Phanishayee, Chidambaram, CheckFreq, FAST 2021, section 4.2: the interval is the overhead of a checkpoint
+    Source: Mohan, Phanishayee, Chidambaram, CheckFreq, FAST 2021: the interval is the overhead of a checkpoint
     divided by the admissible overhead, in iterations, and adapts when the measured overhead changes.
     """
 

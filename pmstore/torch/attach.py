@@ -79,6 +79,11 @@ def attach(
         StoreFullError: no room.
         In every case store and program are as before.
     """
+    if policy is not None and not isinstance(policy, (CommitScheduler, CommitPolicy)):
+        raise TypeError(
+            'policy is a rule of pmstore.scheduler, such as EveryN(100) or ConvergenceAware("time"), or a CommitScheduler, '
+            f"not {policy!r}"
+        )
     _refuse_twice(store, name, model, optimizer)
     if store.in_transaction:
         raise TransactionError("attach inside a transaction of the store: call it outside, it commits by itself")
@@ -102,7 +107,11 @@ def attach(
         "rng": rng,
     }
     run = (_resume if f"{name}/about" in store else _begin)(store, name, pieces, given)
-    run._schedule(policy)
+    try:
+        run._schedule(policy)
+    except BaseException:
+        run.detach()
+        raise
     _runs.add(run)
     for piece in (model, optimizer):
         if piece is not None:

@@ -87,6 +87,15 @@ def test_a_run_left_by_an_exception_resumes_at_its_last_commit(path: Path, numbe
         assert torch.equal(parameter, other)
 
 
+def test_what_is_no_policy_is_refused_before_anything_happens(store: pmstore.Store) -> None:
+    model, optimizer = job()
+    for wrong in ("time", 10, EveryN):
+        with pytest.raises(TypeError, match="policy is a rule"):
+            attach(store, model=model, optimizer=optimizer, policy=wrong)  # type: ignore[arg-type]
+    assert len(store) == 0
+    attach(store, model=model, optimizer=optimizer)
+
+
 def test_a_scheduler_of_ones_own_with_two_tiers(store: pmstore.Store) -> None:
     model, optimizer = job()
     flushed: list[int] = []
