@@ -640,3 +640,17 @@ def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
 def test_neither_torch_nor_matplotlib_is_needed() -> None:
     code = "import sys, pmstore.scheduler, pmstore.simulation.study; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_compaction_keeps_the_history(shm: Path) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path, size="16MiB") as store:
+        store["a"] = np.ones(100)
+        hazard = HazardModel(store)
+        hazard.expose(500.0)
+        hazard.failed()
+        hazard.save(now=True)
+    assert pmstore.compact(path).after_bytes < 16 << 20
+    with pmstore.open(path) as store:
+        hazard = HazardModel(store)
+        assert (sum(hazard.failures), hazard.exposure_seconds) == (1, 500.0)

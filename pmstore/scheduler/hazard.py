@@ -12,7 +12,7 @@ from pmstore._ffi import HISTORY_BYTES
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["TIERS_MAX", "HazardModel"]
+__all__ = ["TIERS_MAX", "HazardModel", "default_shares", "hand_over"]
 
 TIERS_MAX = 8
 _MAGIC = b"PMSHAZ1\0"
@@ -127,6 +127,18 @@ class HazardModel:
             f"<HazardModel {sum(self.failures):g} failures, {self.preemptions:g} preemptions in "
             f"{self.exposure_seconds / 3600:.2f} h: one in {1 / self.rate() / 3600:.2f} h>"
         )
+
+
+def hand_over(old: Store, new: Store) -> None:
+    """Gives a copy of a store the history of the store that it was made from, if there is one."""
+    if old._core.pool.read_history().startswith(_MAGIC):
+        source, target = HazardModel(old), HazardModel(new)
+        target.exposure_seconds, target.preemptions, target.failures = (
+            source.exposure_seconds,
+            source.preemptions,
+            source.failures,
+        )
+        target.save(now=True)
 
 
 def default_shares(tiers: int) -> list[float]:
