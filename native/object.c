@@ -121,7 +121,6 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
     struct filler f = {NULL, src, bytes, src_bytes, how, &pool->persist};
     int status = PMS_OK;
     if (pool->map.shared) {
-        pms_map_prefer_huge(&pool->map, data, bytes);
         pms_undo_note_born(&pool->undo, data, bytes);
     } else {
         status = pms_capture_spans(&pool->capture, &(struct pms_span){data, bytes}, 1, error);
@@ -132,15 +131,28 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
     return status;
 }
 
+/* A tail of small pages costs more than all huge ones before it whenever the block's protection changes: it is filled up where that takes
+ * no more than a 20th. */
+static uint64_t whole_huge_pages(uint64_t bytes)
+{
+    uint64_t whole = (bytes + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+    return bytes < 1ull << 60 && whole - bytes <= bytes / 20 ? whole : bytes;
+}
+
 int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void *src, uint64_t src_bytes, uint64_t *data,
                       struct pms_error *error)
 {
     *data = 0;
     if (!bytes)
         return PMS_OK;
-    int status = pms_pool_allocate(pool, bytes, PMS_OWNER_USER, data, error);
+    uint64_t room = whole_huge_pages(bytes);
+    int status = pms_pool_allocate(pool, room, PMS_OWNER_USER, data, room == bytes ? error : NULL);
+    if (status == PMS_E_FULL && room != bytes)
+        status = pms_pool_allocate(pool, room = bytes, PMS_OWNER_USER, data, error);
     if (status != PMS_OK)
         return status;
+    if (pool->map.shared)
+        pms_map_prefer_huge(&pool->map, *data, room);
     status = fill_block(pool, *data, bytes, how, src, src_bytes, error);
     if (status != PMS_OK)
         pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
