@@ -374,6 +374,7 @@ class Store(Group):
         memory: int | str | None = None,
         max_wait_seconds: float | None = 60.0,
         stall_seconds: float | None = 300.0,
+        on_error: Literal["raise", "warn"] = "raise",
         chunk_bytes: int = 256 << 10,
         rank: int = 0,
         world_size: int = 1,
@@ -392,6 +393,7 @@ class Store(Group):
         would need more
             waits for the flush, at most max_wait_seconds (None: for ever); then the flush fails, not the commit.
         stall_seconds: a flush to a remote place without progress for so long fails.
+        on_error: what the next flush does about one that failed and that nobody was told of.
         rank, world_size, run: of several ranks that flush to one place; run names what their epochs have in common.
         replicated: patterns
             of names ("run/model/*") of arrays that are the same at all ranks: each rank flushes its share of them.
@@ -409,6 +411,7 @@ class Store(Group):
             memory_bytes=parse_size(memory, "memory"),
             max_wait_seconds=max_wait_seconds,
             stall_seconds=stall_seconds,
+            on_error=on_error,
             rank=rank,
             world_size=world_size,
             run=run,
@@ -435,6 +438,14 @@ class Store(Group):
         """
         handle = self._open_tiers().flush(tier, full)
         return handle.wait() if wait else handle
+
+    def flush_if_idle(self, tier: str) -> Flush | None:
+        """As `flush`, unless the tier's last flush is still under way: then None.
+
+        Raises: as `flush`.
+        """
+        tiers = self._open_tiers()
+        return tiers.flush(tier, False) if tiers.idle(tier) else None
 
     def drain(self, timeout: float | None = None) -> None:
         """Waits for all flushes under way.

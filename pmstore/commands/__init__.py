@@ -7,11 +7,11 @@ wrong (no such store or name, a store that is in use, a missing package, bad opt
 from __future__ import annotations
 
 # Importing a module of commands registers them.
-from pmstore.commands import change, demo, exchange, inspect, portable, repair, schedule, show
+from pmstore.commands import change, demo, exchange, inspect, portable, repair, schedule, show, tiers
 from pmstore.commands.app import app
 
-__all__ = ["app", "change", "demo", "exchange", "inspect", "portable", "repair", "schedule", "show"]
+__all__ = ["app", "change", "demo", "exchange", "inspect", "portable", "repair", "schedule", "show", "tiers"]
 
-_ORDER = "create info ls show set rm check repair dump load compact export import demo".split()  # noqa: SIM905
+_ORDER = "create info ls show set rm check repair dump load compact export import epochs restore export-tier demo".split()  # noqa: SIM905
 # In the help, as a person meets them.
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name or getattr(command.callback, "__name__", ""))))

@@ -19,6 +19,7 @@ KEYS = (
     "memory_bytes",
     "max_wait_seconds",
     "stall_seconds",
+    "on_error",
     "rank",
     "world_size",
     "run",
@@ -38,6 +39,7 @@ class TierConfig:
     memory_bytes: int = 0
     max_wait_seconds: float | None = 60.0
     stall_seconds: float | None = 300.0
+    on_error: str = "raise"
     rank: int = 0
     world_size: int = 1
     run: str | None = None
@@ -47,6 +49,8 @@ class TierConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "replicated", tuple(self.replicated))
+        if self.on_error not in ("raise", "warn"):
+            raise ValueError(f"on_error={self.on_error!r}: 'raise' or 'warn'")
         for name in ("keep", "every"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

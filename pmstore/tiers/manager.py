@@ -109,6 +109,10 @@ class Tiers:
                 self._writers[name] = Writer(name, self._configs[name], self._pool)
             return self._writers[name]
 
+    def idle(self, name: str) -> bool:
+        last = self.writer(name).last
+        return last is None or last.done
+
     def flush(self, name: str, full: bool) -> Flush:
         with self._lock:
             return self.writer(name).flush(full)

@@ -117,14 +117,13 @@ class EpochBytes:
             raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
         self.backend = backend
         self.manifest = load_manifest(backend, info.manifests[rank])
+        self._info = info
         self._others: dict[int, EpochBytes] = {}
         self._lenders: dict[int, tuple[int, int, int]] = {}
         self._cache: tuple[int, bytes] = (-1, b"")
         manifest = self.manifest
         if len(manifest.borrowed):
             self._lenders = sharding.lenders(manifest.shared, rank, manifest.world_size, manifest.chunk_bytes)
-            for lender in {self._lenders[int(i)][0] for i in manifest.borrowed if int(i) in self._lenders}:
-                self._others[lender] = EpochBytes(backend, info, lender)
 
     def own_chunk(self, index: int) -> bytes | None:
         """None: the epoch has no such chunk (it held nothing). Raises: BrokenEpochError."""
@@ -158,19 +157,26 @@ class EpochBytes:
         if index not in self._lenders:
             raise BrokenEpochError("corrupt", f"chunk {index} is said to be another rank's, and is not")
         lender, number, start = self._lenders[index]
+        if lender not in self._others:
+            self._others[lender] = EpochBytes(self.backend, self._info, lender)
         other, name = self._others[lender], self.manifest.shared[number].name
         offsets = {one.name: one for one in other.manifest.shared}
         if name not in offsets or offsets[name].nbytes != self.manifest.shared[number].nbytes:
             raise BrokenEpochError("missing", f"array {name!r} at rank {lender}, or it has another size there")
-        return other.read(offsets[name].offset + start, size)
+        return other.read(offsets[name].offset + start, size, own=True)
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes of the store's file; where there is no chunk they are zeros."""
+    def read(self, offset: int, nbytes: int, *, own: bool = False) -> bytes:
+        """Bytes of the store's file; where there is no chunk they are zeros. own: they must all be this rank's.
+
+        Raises: BrokenEpochError.
+        """
         size = self.manifest.chunk_bytes
         parts = []
         while nbytes > 0:
             index, start = divmod(offset, size)
             data = self.own_chunk(index)
+            if data is None and own:
+                raise BrokenEpochError("missing", f"chunk {index} of rank {self.manifest.rank}, which others rely on")
             if data is None and index in self._lenders:
                 data = self.borrowed_chunk(index)
             part = (data if data is not None else bytes(size))[start : start + nbytes]

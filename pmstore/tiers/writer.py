@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import threading
 import time
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +62,7 @@ class Writer:
         Raises: what the flush before raised, if nobody has been told.
         """
         if self.last is not None and self.last.done:
-            self.last.raise_once()
+            self._tell(self.last)
         began = time.perf_counter()
         config = self.config
         snapshot = Snapshot(self.pool, config.memory_bytes, config.max_wait_seconds)
@@ -82,6 +83,14 @@ class Writer:
             watch = threading.Thread(target=self._watch, args=(made, snapshot, transfer), name="pmstore watch", daemon=True)
             watch.start()
         return made
+
+    def _tell(self, last: Flush) -> None:
+        try:
+            last.raise_once()
+        except OSError as error:
+            if self.config.on_error == "raise":
+                raise
+            warnings.warn(f"the flush of epoch {last.epoch} to {self.name!r} failed: {error}", stacklevel=5)
 
     def _run(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ def attach(
     loader: Iterable[Any] | None = None,
     stateful: Mapping[str, Stateful | torch.Generator] | None = None,
     policy: CommitPolicy | CommitScheduler | None = None,
+    tiers: Sequence[str] = (),
     name: str = "run",
     rng: bool = True,
 ) -> Run:
@@ -67,6 +68,8 @@ def attach(
         policy: when to commit: a rule of `pmstore.scheduler` (EveryN, Young, ConvergenceAware("time"), ...), for which a
             scheduler is made that keeps its state in this store; or a CommitScheduler of your own, whose tiers call
             `store.commit`; None: at every step.
+        tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest first. With a rule as policy the
+            scheduler decides for each; without, each is flushed after a commit whenever it is idle, but for those with `every`.
         name: of the run's group in the store; several runs can share a store.
         rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the
             same where anything is random.
@@ -85,6 +88,9 @@ def attach(
             f"not {policy!r}"
         )
     _refuse_twice(store, name, model, optimizer)
+    unknown = [tier for tier in tiers if tier not in store.tiers]
+    if unknown:
+        raise AttachError(f"the store has no tier {unknown[0]!r}: store.add_tier({unknown[0]!r}, url) adds one")
     if store.in_transaction:
         raise TransactionError("attach inside a transaction of the store: call it outside, it commits by itself")
     if store.mode == "r":
@@ -108,7 +114,7 @@ def attach(
     }
     run = (_resume if f"{name}/about" in store else _begin)(store, name, pieces, given)
     try:
-        run._schedule(policy)
+        run._schedule(policy, tuple(tiers))
     except BaseException:
         run.detach()
         raise

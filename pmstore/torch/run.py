@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -72,6 +73,7 @@ class Run:
         self._store = store
         self._pieces = pieces
         self._scheduler: CommitScheduler | None = None  # every step commits
+        self._tiers: tuple[str, ...] = ()  # flushed after each commit if they are idle
         self._position = Position()
         self._start_written: object = self  # what `pieces.start` holds; nothing known yet
         self._done = 0  # steps finished, committed or not
@@ -205,15 +207,26 @@ class Run:
                 return False
         self._settle()
         self._counts["commits"] += 1
+        for tier in self._tiers:
+            self._store.flush_if_idle(tier)
         return True
 
-    def _schedule(self, policy: CommitPolicy | CommitScheduler | None) -> None:
-        """Puts a policy in charge of the commits. A rule gets a scheduler whose one tier is the store's commit."""
-        if policy is not None and not isinstance(policy, CommitScheduler):
-            policy = CommitScheduler({"store": self._store.commit}, policy=policy, store=self._store, run=self.name)
+    def _schedule(self, policy: CommitPolicy | CommitScheduler | None, tiers: tuple[str, ...] = ()) -> None:
+        """Puts a policy in charge of the commits. A rule gets a scheduler with the store's commit and these tiers."""
+        if policy is None:
+            self._tiers = tuple(tier for tier in tiers if not self._store.tiers[tier].every)
+        elif not isinstance(policy, CommitScheduler):
+            commits: dict[str, Callable[[], object]] = {"store": self._store.commit}
+            for tier in tiers:
+                commits[tier] = partial(self._commit_to, tier)
+            policy = CommitScheduler(commits, policy=policy, store=self._store, run=self.name)
         self._scheduler = policy
         if policy is not None:
             policy.steps = self._done  # the run may have had another policy before
+
+    def _commit_to(self, tier: str) -> object:
+        self._store.commit()
+        return self._store.flush(tier)
 
     def _write(self, done: int) -> None:
         """Brings the store up to date with what Python holds; pending."""

@@ -1,0 +1,129 @@
+"""restore, epochs: from a storage tier."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from pmstore.commands.app import Json, app, console, fail, size
+from pmstore.errors import PmstoreError
+
+__all__ = ["epochs", "export_tier", "restore"]
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="The tier: a directory, or a URL such as s3://bucket/run.", show_default=False)
+]
+Run = Annotated[Optional[str], typer.Option("--run", help="Whose epochs (its beginning will do).", show_default=False)]  # noqa: UP045
+Number = Annotated[Optional[int], typer.Option("--epoch", help="Which; default: the newest that is whole.", show_default=False)]  # noqa: UP045
+Rank = Annotated[int, typer.Option("--rank", help="Whose store, where several ranks flushed.")]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise fail(str(error), 2) from None
+    except (PmstoreError, OSError) as error:
+        raise fail(str(error), 1) from None
+    except ValueError as error:
+        raise fail(str(error), 2) from None
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, where that is a terminal."""
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@app.command()
+def restore(
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="The store to make; nothing may be there.", show_default=False)],
+    url: Url,
+    epoch: Number = None,
+    run: Run = None,
+    rank: Rank = 0,
+    domain: Annotated[str, typer.Option("--domain", help="As for pmstore.open.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Makes a store of an epoch in a tier: the newest that is whole, every byte checked.
+
+    Epochs that are damaged are passed over, and named. Example: pmstore restore run.pm s3://bucket/run --epoch 1200
+    """
+    from pmstore import tiers
+
+    with _told(), _bar(f"restoring {path.name}") as bar:
+        report = tiers.restore(path, url, epoch, run=run, rank=rank, domain=domain, progress=bar)
+    typer.echo(json.dumps(asdict(report), indent=2) if as_json else str(report))
+
+
+@app.command()
+def epochs(
+    url: Url,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte of every epoch.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Lists the epochs of a tier, newest first. Exit code 1 if one of them is damaged.
+
+    Example: pmstore epochs --verify /mnt/checkpoints/run
+    """
+    from pmstore import tiers
+    from pmstore.tiers.backend import open_backend
+    from pmstore.tiers.reading import verify as read_all
+
+    with _told():
+        found = tiers.epochs(url)
+        problems = {(one.run, one.epoch): one.problem for one in found}
+        if verify:
+            backend = open_backend(url)
+            for one in found:
+                problems[one.run, one.epoch] = read_all(backend, one)
+    if as_json:
+        rows = [{**asdict(one), "problem": problems[one.run, one.epoch]} for one in found]
+        typer.echo(json.dumps(rows, indent=2))
+    elif not found:
+        typer.echo(f"{url}: no epoch here")
+    else:
+        table = Table(box=None, pad_edge=False)
+        for title in ("epoch", "run", "ranks", "state", "files", "flushed", "is"):
+            table.add_column(title, justify="right" if title in ("epoch", "state", "files") else "left")
+        for one in found:
+            ranks = f"{len(one.ranks)}/{one.world_size}"
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.time)) if one.time else ""
+            state = problems[one.run, one.epoch] or ("whole, every byte read" if verify else "whole")
+            table.add_row(str(one.epoch), one.run, ranks, size(one.state_bytes), size(one.file_bytes), when, state)
+        console().print(table)
+    if any(problem and problem.startswith("corrupt") for problem in problems.values()):
+        raise typer.Exit(1)
+
+
+@app.command("export-tier")
+def export_tier(
+    url: Url,
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="The safetensors file to write.", show_default=False)],
+    epoch: Number = None,
+    group: Annotated[str, typer.Option("--group", help="Only what is in this group, such as run/model.")] = "",
+    run: Run = None,
+    rank: Rank = 0,
+) -> None:
+    """Writes an epoch's arrays and tensors to a safetensors file, without a store in between.
+
+    Example: pmstore export-tier s3://bucket/run model.safetensors --group run/model
+    """
+    from pmstore import tiers
+
+    with _told():
+        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank)
+    typer.echo(f"epoch {number}: {len(names)} tensors written to {to}")

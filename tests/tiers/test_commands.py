@@ -1,0 +1,60 @@
+"""pmstore restore, epochs, export-tier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pmstore
+
+typer_testing = pytest.importorskip("typer.testing")
+
+from pmstore.commands import app  # noqa: E402
+
+Step = Callable[[float], int]
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = typer_testing.CliRunner().invoke(app, [str(one) for one in arguments])
+    return done.exit_code, done.output
+
+
+def test_epochs_and_restore(step: Step, path: Path, url: str) -> None:
+    older, newer = step(1), step(2)
+    code, text = run("epochs", url)
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines()] == ["epoch", str(newer), str(older)]
+    code, text = run("epochs", url, "--verify", "--json")
+    assert [(one["epoch"], one["problem"]) for one in json.loads(text)] == [(newer, None), (older, None)]
+    target = path.with_name("b.pm")
+    code, text = run("restore", target, url)
+    assert (code, text.strip()) == (0, f"epoch {newer} restored to {target} (8,388,608 bytes)")
+    assert run("restore", target, url)[0] == 2  # something is there
+    target.unlink()
+    chunks = max(Path(url).glob("*.chunks"), key=lambda one: one.stat().st_mtime_ns)
+    data = bytearray(chunks.read_bytes())
+    data[50] ^= 1
+    chunks.write_bytes(data)
+    assert run("epochs", url)[0] == 0  # names and sizes are right
+    code, text = run("epochs", url, "--verify")
+    assert code == 1
+    assert "its checksum is wrong" in text
+    code, text = run("restore", target, url, "--json")
+    assert code == 0
+    assert (json.loads(text)["epoch"], json.loads(text)["skipped"][0][0]) == (older, newer)
+    code, text = run("restore", path.with_name("c.pm"), url, "--epoch", newer)
+    assert code == 1
+    assert "corrupt" in text
+    assert run("restore", path.with_name("c.pm"), url, "--epoch", 77)[0] == 1
+    assert run("epochs", path.with_name("nothing"))[1].strip().endswith("no epoch here")
+
+
+def test_export(step: Step, path: Path, url: str) -> None:
+    epoch = step(3)
+    target = path.with_name("m.safetensors")
+    assert run("export-tier", url, target, "--group", "deep") == (0, f"epoch {epoch}: 1 tensors written to {target}\n")
+    assert run("export-tier", url, target)[0] == 2
+    assert pmstore.epochs(url)[0].epoch == epoch

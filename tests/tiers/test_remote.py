@@ -1,0 +1,188 @@
+"""Tiers beyond local directories: memory, S3 (moto's server), and backends that hang or fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tier_helpers import CHUNK, restored
+
+import pmstore
+from pmstore.errors import TierError
+
+fsspec = pytest.importorskip("fsspec")
+from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+
+
+class Faulty(MemoryFileSystem):
+    """A network file system that can be told to hang or to drop the connection, at a write of a file's chunks."""
+
+    protocol = "faulty"
+    store: dict[str, Any] = {}
+    pseudo_dirs = [""]
+    cachable = False
+    hang = threading.Event()  # set: writes go through
+    drop = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(path.replace("faulty://", "memory://"))
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        file = super()._open(path, mode, **kwargs)
+        if mode == "wb":
+            write = file.write
+
+            def slow(data: Any) -> int:
+                Faulty.hang.wait()
+                if Faulty.drop:
+                    raise ConnectionResetError(104, "the network dropped")
+                return int(write(bytes(data)))
+
+            file.write = slow
+        return file
+
+
+@pytest.fixture
+def faulty() -> Iterator[type[Faulty]]:
+    fsspec.register_implementation("faulty", Faulty, clobber=True)
+    Faulty.store.clear()
+    Faulty.hang.set()
+    Faulty.drop = False
+    yield Faulty
+    Faulty.hang.set()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """Storage options of a bucket on loopback."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {
+        "key": "test",
+        "secret": "test",
+        "client_kwargs": {"endpoint_url": f"http://{host}:{port}", "region_name": "eu-west-1"},
+    }
+    fs = fsspec.filesystem("s3", **options)
+    fs.mkdir("bucket", region_name="eu-west-1")
+    yield options
+    server.stop()
+
+
+def lifecycle(path: Path, url: str, options: dict[str, Any] | None) -> None:
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.arange(131072.0)
+        store.add_tier("t", url, keep=2, chunk_bytes=CHUNK, storage_options=options)
+        store.commit()
+        for i in range(4):
+            store["a"][i] = -i
+            store.commit()
+            handle = store.flush("t")
+            store["a"][:] += 1
+            handle.wait(60)
+            store.rollback()
+        want = store["a"].copy()
+        assert handle.stats is not None
+        assert not handle.stats.full
+        assert "storage_options" not in store[".pmstore/tiers/t"]
+    found = pmstore.epochs(url, storage_options=options)
+    assert [one.epoch for one in found] == [handle.epoch, handle.epoch - 1]
+    assert restored(path, url, storage_options=options)["a"].tolist() == want.tolist()
+
+
+def test_memory(path: Path) -> None:
+    lifecycle(path, "memory://tiers/run", None)
+
+
+@pytest.mark.filterwarnings("default")  # of botocore and moto
+def test_s3(path: Path, s3: dict[str, Any]) -> None:
+    lifecycle(path, "s3://bucket/run", s3)
+    fs = fsspec.filesystem("s3", **s3)
+    files = sorted(
+        (one for one in fs.ls("bucket/run", detail=True, refresh=True) if one["name"].endswith(".chunks")),
+        key=lambda one: one["name"],
+    )
+    data = bytearray(fs.cat_file(files[-1]["name"]))
+    data[7] ^= 1
+    fs.pipe_file(files[-1]["name"], bytes(data))
+    report = restored(path, "s3://bucket/run", storage_options=s3)["report"]
+    assert [why.split(":")[0] for _, why in report.skipped] == ["corrupt"]
+    fs.rm_file(files[-1]["name"])
+    report = restored(path, "s3://bucket/run", storage_options=s3)["report"]
+    assert [why.split(":")[0] for _, why in report.skipped] == ["missing"]
+
+
+def test_a_writer_that_was_replaced_stops(shm: Path) -> None:
+    """Where there are no locks, the later of two writers of one run goes on."""
+    stores = [pmstore.open(shm / f"{i}.pm") for i in range(2)]
+    for i, store in enumerate(stores):
+        store["x"] = i
+        store.add_tier("t", "memory://replaced", run="same")
+        store.commit()
+    stores[0].flush("t", wait=True)
+    stores[1]["x"] = 5
+    stores[1].commit()
+    stores[1].flush("t", wait=True)
+    stores[0]["x"] = 7
+    stores[0].commit()
+    with pytest.raises(TierError, match="taken over"):
+        stores[0].flush("t", wait=True)
+    for store in stores:
+        store.close()
+    assert [one.problem for one in pmstore.epochs("memory://replaced")] == [None] * len(pmstore.epochs("memory://replaced"))
+
+
+def test_a_backend_that_hangs(path: Path, faulty: type[Faulty]) -> None:
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.ones(131072)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, stall_seconds=0.3)
+        store.commit()
+        store.flush("t", wait=True)
+        faulty.hang.clear()
+        store["a"] += 1
+        store.commit()
+        handle = store.flush("t")
+        store["a"] += 1
+        store.commit()  # training goes on
+        with pytest.raises(TierError, match="no progress"):
+            handle.wait(30)
+        store["a"] += 1
+        store.commit()
+        faulty.hang.set()
+        for _ in range(100):
+            if not any(thread.name == "pmstore flush" for thread in threading.enumerate()):
+                break
+            time.sleep(0.05)
+        assert store.flush("t", wait=True).epoch == store.epoch
+    assert restored(path, "faulty://run")["a"][0] == 4
+    assert [one.problem for one in pmstore.epochs("faulty://run")] == [None, None]
+
+
+def test_a_network_that_drops(path: Path, faulty: type[Faulty]) -> None:
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.ones(131072)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
+        store.commit()
+        store.flush("t", wait=True)
+        faulty.drop = True
+        store["a"] += 1
+        store.commit()
+        with pytest.raises(ConnectionResetError):
+            store.flush("t", wait=True)
+        faulty.drop = False
+        assert restored(path, "faulty://run")["a"][0] == 1
+        store.flush("t", wait=True)
+        assert restored(path, "faulty://run")["a"][0] == 2
+
+
+def test_a_missing_library_is_named(store: pmstore.Store) -> None:
+    with pytest.raises(TierError, match=r"gcsfs|install"):
+        store.add_tier("t", "gs://bucket/run")
