@@ -19,6 +19,7 @@ QUESTIONS = (
     "instructions",
     "scheduler",
     "scheduler_kills",
+    "tiers",
 )
 
 

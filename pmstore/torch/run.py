@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import torch
 
 from pmstore import Store
 from pmstore.errors import TransactionError
-from pmstore.scheduler import CommitPolicy, CommitScheduler
+from pmstore.scheduler import CommitPolicy, CommitScheduler, store_tiers
 from pmstore.torch.errors import AttachError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import Position, Source
@@ -216,17 +215,10 @@ class Run:
         if policy is None:
             self._tiers = tuple(tier for tier in tiers if not self._store.tiers[tier].every)
         elif not isinstance(policy, CommitScheduler):
-            commits: dict[str, Callable[[], object]] = {"store": self._store.commit}
-            for tier in tiers:
-                commits[tier] = partial(self._commit_to, tier)
-            policy = CommitScheduler(commits, policy=policy, store=self._store, run=self.name)
+            policy = CommitScheduler(store_tiers(self._store, *tiers), policy=policy, store=self._store, run=self.name)
         self._scheduler = policy
         if policy is not None:
             policy.steps = self._done  # the run may have had another policy before
-
-    def _commit_to(self, tier: str) -> object:
-        self._store.commit()
-        return self._store.flush(tier)
 
     def _write(self, done: int) -> None:
         """Brings the store up to date with what Python holds; pending."""

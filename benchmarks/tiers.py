@@ -1,0 +1,366 @@
+"""Flushing ~450 MB of AdamW training to a disk while it goes on: how long a flush blocks, how much it slows the steps beside
+it, what
+it writes, against DCP's async_save and torch.save in a thread; and against plain writing and reading of the same bytes.
+
+Every round trains a few steps alone, then starts the save and trains until it is over. pmstore commits at every step, the
+others
+do not: each method's slowdown is over its own steps without a save.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+
+import pmstore
+import pmstore.torch
+from benchmarks.harness import NONE, POWER, Method, Row, Target, find, measure, report, scratch, summarize, with_ratios
+from benchmarks.models import Trainer, initialize, mlp, publish
+
+MB = 1_000_000
+FLUSH = "pmstore flush"
+MEMCPY = "memcpy of the state, one core"
+
+
+class Saver:
+    """start: begins to save and returns when training may go on. over: whether it has ended; ends what it must."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        self.trainer = Trainer(*mlp(size))
+        initialize(self.trainer.model)
+        self.folder = folder
+        self.trainer.step()
+
+    def step(self) -> None:
+        self.trainer.step()
+
+    def start(self) -> None: ...
+    def over(self) -> bool: ...
+    def extra(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+class Pmstore(Saver):
+    def __init__(self, size: int, folder: Path) -> None:
+        super().__init__(size, folder)
+        state = self.trainer.bytes()
+        self.place = Path("/dev/shm") / f"pmstore-bench-tiers-{os.getpid()}.pm"
+        self.store = pmstore.open(self.place, "w", size=3 * state, domain="process")
+        self.run = pmstore.torch.attach(self.store, model=self.trainer.model, optimizer=self.trainer.optimizer)
+        self.step()
+        self.store.add_tier("disk", folder / "tier", keep=1)
+        self.store.flush("disk", wait=True)
+        self.done: list[Any] = []
+
+    def step(self) -> None:
+        self.trainer.step()
+        self.run.commit()
+
+    def start(self) -> None:
+        self.handle = self.store.flush("disk", full=True)
+
+    def over(self) -> bool:
+        if self.handle.done:
+            self.done.append(self.handle.wait().stats)
+        return self.handle.done
+
+    def extra(self) -> dict[str, float]:
+        last = self.done
+        return {
+            "peak kept / state": max(s.peak_kept_bytes / s.state_bytes for s in last),
+            "commit waits": sum(s.commit_waits for s in last) / len(last),
+            "waited ms": 1e3 * sum(s.commit_wait_seconds for s in last) / len(last),
+        }
+
+    def close(self) -> None:
+        self.store.close()
+        self.place.unlink()
+
+
+class PmstoreRoomy(Pmstore):
+    """With as much memory as the state: no commit waits."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        super().__init__(size, folder)
+        self.store.add_tier("disk", folder / "tier", keep=1, memory=2 * self.trainer.bytes())
+
+
+class Dcp(Saver):
+    kind = "thread"
+
+    def start(self) -> None:
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        shutil.rmtree(self.folder / "dcp", ignore_errors=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.running = dcp.async_save(
+                self.trainer.tensors(),
+                storage_writer=dcp.FileSystemWriter(self.folder / "dcp", sync_files=True),
+                async_checkpointer_type=AsyncCheckpointerType(self.kind),
+                **({"no_dist": True} if self.kind == "thread" else {}),
+            )
+
+    def over(self) -> bool:
+        if self.running.done():
+            self.running.result()
+        return self.running.done()
+
+
+class DcpProcess(Dcp):
+    kind = "process"
+
+    def __init__(self, size: int, folder: Path) -> None:
+        super().__init__(size, folder)
+        if not torch.distributed.is_initialized():
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+            torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+
+    def close(self) -> None:
+        torch.distributed.destroy_process_group()
+
+
+class TorchSave(Saver):
+    """A clone of the state, then torch.save, fsync and rename in a thread."""
+
+    def start(self) -> None:
+        state = {k: v.clone() for k, v in self.trainer.tensors().items()}
+
+        def save() -> None:
+            torch.save(state, self.folder / "t.new")
+            publish(self.folder / "t.new", self.folder / "t.pt")
+
+        self.thread = threading.Thread(target=save)
+        self.thread.start()
+
+    def over(self) -> bool:
+        return not self.thread.is_alive()
+
+
+SAVERS: dict[str, type[Saver]] = {
+    FLUSH: Pmstore,
+    "pmstore flush, memory of the state": PmstoreRoomy,
+    "DCP async_save (thread)": Dcp,
+    "DCP async_save (process)": DcpProcess,
+    "torch.save + fsync (thread)": TorchSave,
+}
+
+
+def _steps(step: Callable[[], None], count: int) -> list[float]:
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _training(size: int, rounds: int) -> tuple[list[Row], list[str]]:
+    case, notes = f"{size / MB:.0f} MB of state", []
+    source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    times: dict[str, list[float]] = {MEMCPY: []}
+    slow: dict[str, list[float]] = {}
+    extra: dict[str, dict[str, float]] = {}
+    for name, kind in SAVERS.items():
+        with scratch("disk") as folder:
+            try:
+                saver = kind(size, folder)
+                saver.start()
+                while not saver.over():
+                    saver.step()
+                for _ in range(rounds):
+                    start = time.perf_counter()
+                    target[:] = source
+                    times[MEMCPY].append(1e6 * (time.perf_counter() - start))
+                    alone = _steps(saver.step, 6)[1:]
+                    start = time.perf_counter()
+                    saver.start()
+                    times.setdefault(name, []).append(1e6 * (time.perf_counter() - start))
+                    beside = _steps(saver.step, 2)
+                    while not saver.over():
+                        beside += _steps(saver.step, 1)
+                    slow.setdefault(name, []).append(statistics.mean(beside) / statistics.median(alone))
+                extra[name] = saver.extra()
+                saver.close()
+            except (RuntimeError, ValueError, TypeError, dcp.api.CheckpointException) as error:
+                notes.append(f"{name} did not run here: {str(error).splitlines()[0][:150]}")
+    rows = [summarize(MEMCPY, case, NONE, times.pop(MEMCPY))]
+    for name, taken in times.items():
+        more = {"step slowdown": statistics.median(slow[name])} if name in slow else {}
+        rows.append(summarize(name, f"{case}", POWER, taken, **more, **extra.get(name, {})))
+    return with_ratios(rows, MEMCPY), notes
+
+
+# ---- bandwidth, increments, ranks ----
+
+
+def _direct(path: Path, buffer: np.ndarray[Any, Any], total: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+    for at in range(0, total, buffer.nbytes):
+        os.pwrite(fd, buffer.data, at)
+    os.fdatasync(fd)
+    os.close(fd)
+
+
+def _aligned(count: int) -> np.ndarray[Any, Any]:
+    import mmap
+
+    return np.frombuffer(mmap.mmap(-1, count), np.uint8)
+
+
+def _drop(path: Path) -> None:
+    """Of the page cache."""
+    for file in [path] if path.is_file() else path.iterdir():
+        fd = os.open(file, os.O_RDONLY)
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def _bandwidth(size: int, rounds: int) -> list[Row]:
+    place = Path("/dev/shm") / f"pmstore-bench-tiers-{os.getpid()}.pm"
+    block = _aligned(4 << 20)
+    block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
+    with scratch("disk") as disk, pmstore.open(place, "w", size=3 * size, domain="process") as store:
+        a = store.zeros("a", size, "uint8")
+        a[:] = np.resize(block, size)
+        store.commit()
+        store.add_tier("disk", disk / "tier", keep=1)
+        chunks = size // (256 << 10)
+
+        def incremental() -> None:
+            for i in range(0, chunks, 100):
+                a[i * (256 << 10)] += 1
+            store.commit()
+            store.flush("disk", wait=True)
+
+        def restore() -> float:
+            target = Path(f"{place}.restored")
+            _drop(disk / "tier")
+            start = time.perf_counter()
+            pmstore.restore(target, disk / "tier")
+            seconds = time.perf_counter() - start
+            target.unlink()
+            return seconds
+
+        def reading() -> float:
+            _drop(disk / "plain")
+            start = time.perf_counter()
+            with open(disk / "plain", "rb", buffering=0) as file:
+                while file.readinto(block.data):
+                    pass
+            return time.perf_counter() - start
+
+        def full() -> None:
+            store.flush("disk", wait=True, full=True)
+
+        methods = [
+            Method("plain O_DIRECT writing", POWER, lambda: _direct(disk / "plain", block, size)),
+            Method("full flush", POWER, full),
+            Method("flush of 1 % of the chunks", POWER, incremental),
+            Method("plain reading", NONE, reading),
+            Method("restore into memory", POWER, restore),
+        ]
+        rows = measure(f"{size / MB:.0f} MB", methods, rounds, 1)
+    place.unlink()
+    return with_ratios(rows, "plain O_DIRECT writing")
+
+
+RANK = """
+import sys, time, numpy as np, pmstore
+rank, world, size, path, url = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+with pmstore.open(path, "w", size=3 * size, domain="process") as store:
+    for i in range(8):
+        store[f"w{i}"] = np.random.default_rng(i).integers(0, 256, size // 8, np.uint8)
+    store.commit()
+    store.add_tier("t", url, rank=rank, world_size=world, run="bench", replicated=["w*"])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    stats = store.flush("t", wait=True).stats
+    print(stats.seconds, stats.written_bytes, flush=True)
+"""
+
+
+def _ranks(size: int, rounds: int) -> list[Row]:
+    rows = []
+    for world in (1, 2):
+        times, written = [], 0.0
+        for _ in range(rounds):
+            with scratch("memory") as memory, scratch("disk") as disk:
+                ranks = [
+                    subprocess.Popen(
+                        [sys.executable, "-c", RANK, str(r), str(world), str(size), str(memory / f"{r}.pm"), str(disk / "t")],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
+                    for r in range(world)
+                ]
+                for rank in ranks:
+                    assert rank.stdout is not None
+                    rank.stdout.readline()
+                for rank in ranks:
+                    assert rank.stdin is not None
+                    rank.stdin.write("go\n")
+                    rank.stdin.flush()
+                told = [rank.communicate(timeout=300)[0].split() for rank in ranks]
+                times.append(1e6 * max(float(one[0]) for one in told))
+                written = max(float(one[1]) for one in told)
+        case = f"{size / MB:.0f} MB replicated"
+        rows.append(
+            summarize(f"{world} rank{'s'[: world - 1]}", case, POWER, times, **{"bytes per rank / state": written / size})
+        )
+    return with_ratios(rows, "1 rank")
+
+
+def main(quick: bool = False) -> None:
+    size, rounds = (50 * MB, 2) if quick else (450 * MB, 4)
+    rows, notes = _training(size, rounds)
+    rows += _bandwidth(size, rounds) + _ranks(size, rounds)
+    training, plain, replicated = sorted({r.case for r in rows}, key=[r.case for r in rows].index)
+
+    def row(case: str, method: str) -> Row:
+        found = find(rows, case, method)
+        assert found is not None
+        return found
+
+    flush = row(training, FLUSH)
+    full, written = row(plain, "full flush"), row(plain, "plain O_DIRECT writing")
+    targets = [
+        Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
+        Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15),
+        Target("peak memory / state", flush.extra["peak kept / state"], 0.25),
+        Target("flush bandwidth / plain O_DIRECT writing", written.median_us / full.median_us, 0.8, True),
+        Target(
+            "restore bandwidth / plain reading",
+            row(plain, "plain reading").median_us / row(plain, "restore into memory").median_us,
+            0.8,
+            True,
+        ),
+        Target("1 % of the chunks / full flush", row(plain, "flush of 1 % of the chunks").median_us / full.median_us, 0.03),
+        Target("two ranks / one", row(replicated, "2 ranks").ratio or 0.0, 0.6),
+    ]
+    report(
+        "tiers",
+        "Flushing to a disk: blocking times, bandwidth, ranks",
+        rows,
+        ratio_text="time over memcpy, plain writing, or one rank",
+        targets=targets,
+        notes=notes,
+        quick=quick,
+    )
