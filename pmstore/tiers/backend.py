@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
 
 from pmstore.errors import TierError
 from pmstore.tiers import engine
@@ -70,14 +71,17 @@ def open_backend(url: str | os.PathLike[str], storage_options: dict[str, Any] | 
 # ---- local directories ---------------------------------------------------------------------------------------------------
 
 
+_file_locks: WeakSet[_FileLock] = WeakSet()
+
+
 class _FileLock:
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self.path = path
+        _file_locks.add(self)
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self.fd)
+            self.release()
             raise TierError(
                 f"{path.parent}: another store or process writes this run's epochs here. Give this one another run= or URL"
             ) from None
@@ -89,6 +93,15 @@ class _FileLock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _close_in_child() -> None:
+    """A child that outlives its parent must not hold the lock that the parent's successor needs."""
+    for lock in list(_file_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class LocalBackend:

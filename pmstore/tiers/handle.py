@@ -46,7 +46,8 @@ class Flush:
         """`cancel` was called."""
         self._transfer = transfer
         self._done = threading.Event()
-        self._told = False
+        self.told = False
+        """Somebody has seen the error."""
         self._callbacks: list[Callable[[Flush], None]] = []
         self._lock = threading.Lock()
 
@@ -90,10 +91,15 @@ class Flush:
 
     def raise_once(self, again: bool = False) -> None:
         """Raises the error, if nobody has been told yet."""
-        if self.error is None or (self._told and not again):
+        if self.error is None or (self.told and not again):
             return
-        self._told = True
+        self.told = True
         raise self.error
+
+    @property
+    def untold(self) -> bool:
+        """It failed, and nobody has been told."""
+        return self.error is not None and not self.told
 
     def finish(self, error: BaseException | None, stats: FlushStats | None) -> None:
         """For the thread that flushes."""

@@ -133,10 +133,10 @@ class Tiers:
                     continue
                 if epoch - seen[name] < config.every:
                     continue
-                # What goes wrong stays at the flush: the next call of flush or drain tells it.
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # a thread has nobody to raise to: it warns, and tries again
                     writer = self.writer(name)
                     if writer.last is None or writer.last.done:
+                        writer.warn_untold()
                         seen[name] = self.flush(name, False).epoch
 
     # ---- ending ----
@@ -162,6 +162,8 @@ class Tiers:
             writer.drain(None)
         for writer in list(self._writers.values()):
             writer.close()
+        for writer in list(self._writers.values()):
+            writer.warn_untold()
 
 
 # ---- SIGTERM ------------------------------------------------------------------------------------------------------------

@@ -171,6 +171,9 @@ class EpochBytes:
         Raises: BrokenEpochError.
         """
         size = self.manifest.chunk_bytes
+        last = max([int(one[-1]) for one in (self.manifest.chunks["index"], self.manifest.borrowed) if len(one)], default=0)
+        if offset < 0 or offset + nbytes > (last + 1) * size:
+            raise BrokenEpochError("corrupt", f"a reference to byte {offset + nbytes}, past the end of the state")
         parts = []
         while nbytes > 0:
             index, start = divmod(offset, size)

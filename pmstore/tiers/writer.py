@@ -156,12 +156,8 @@ class Writer:
             self._clean()
         manifest, write = self._plan(snapshot, base)
         names = self.backend.names()
-        taken = [found for found in map(ManifestName.parse, names) if found is not None]
+        taken = list(filter(None, map(ManifestName.parse, names)))
         name = self._name(max((found.generation for found in taken), default=0) + 1, flush.epoch)
-        for found in taken:
-            if found[1:] == name[1:] and (base is None or base.epoch != flush.epoch):
-                self._lock.check()
-                self.backend.delete(str(found))  # the same commit, flushed by an earlier process: written anew
         flush.total_bytes = len(write) * self.config.chunk_bytes
         chunks = manifest.chunks.copy()
         files = list(manifest.files)
@@ -181,6 +177,9 @@ class Writer:
         self._lock.check()
         self.backend.publish(str(name), manifest.pack())
         self._base = _Base(snapshot.tag, flush.epoch, manifest)
+        for found in taken:
+            if found[1:] == name[1:]:
+                self.backend.delete(str(found))  # the same commit, flushed before: replaced now that this one is there
         self._forget(manifest)
         return _stats(info, began, blocked, flush.total_bytes, manifest, base is None)
 
@@ -367,6 +366,12 @@ class Writer:
     def drain(self, timeout: float | None) -> bool:
         """Waits for the last flush. False: it is still under way."""
         return self.last is None or self.last._done.wait(timeout)
+
+    def warn_untold(self) -> None:
+        """A failed flush that nobody was told of, and that nobody will ask for any more."""
+        if self.last is not None and self.last.done and self.last.untold:
+            self.last.told = True
+            warnings.warn(f"the flush of epoch {self.last.epoch} to {self.name!r} failed: {self.last.error}", stacklevel=2)
 
     def close(self) -> None:
         if self._lock is not None:

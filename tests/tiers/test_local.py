@@ -132,6 +132,45 @@ def test_keep_goes_on_after_reopening_and_counts_all_of_the_run(
     assert [one.epoch for one in pmstore.epochs(url)] == [newest, newest - 1]
 
 
+def test_a_commit_flushed_again_is_never_missing(filled: pmstore.Store, path: Path, url: str) -> None:
+    """A later process flushes the same commit: the old manifest goes when the new one is there."""
+    first = filled.flush("t", wait=True).epoch
+    filled.close()
+    with pmstore.open(path) as store:
+        store.add_tier("t", url, max_rate="2MB", chunk_bytes=CHUNK)
+        handle = store.flush("t")
+        while not handle.done:
+            assert [one.epoch for one in pmstore.epochs(url)] == [first]
+            time.sleep(0.02)
+        assert [(one.epoch, one.generation, one.problem) for one in pmstore.epochs(url)] == [(first, 2, None)]
+        assert len(list(Path(url).glob("*.chunks"))) == 1
+
+
+def test_a_fork_child_does_not_keep_the_tier(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.flush("t", wait=True)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent lets it go
+        os._exit(0)
+    filled.close()
+    with pmstore.open(path) as store:
+        store["a"][0] = 5
+        store.commit()
+        store.flush("t", wait=True)
+    os.close(write)
+    os.close(read)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_failure_that_nobody_was_told_of_is_a_warning_at_close(filled: pmstore.Store, url: str) -> None:
+    Path(url).write_text("not a directory")
+    filled.flush("t")
+    with pytest.warns(UserWarning, match="failed"):
+        filled.close()
+
+
 # ---- damage -------------------------------------------------------------------------------------------------------------
 
 
