@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pmstore
 
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs so, and children would inherit it: tests that send Control-C would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
