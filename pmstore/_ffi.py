@@ -224,8 +224,8 @@ def _exception(path: str, error: Any) -> Exception:
         made = errors.UncleanMachineCrashError(
             errno.EUCLEAN,
             "the machine restarted while the store was open, and its domain survives the death of the process only "
-            f"({what}): it may hold a mixture of old and new bytes. Restore it from a tier or a copy, or look at it "
-            "with open(..., force=True) and check()",
+            f"({what}): it may hold a mixture of old and new bytes. Restore it from a tier or a copy, or accept it "
+            "with `pmstore repair`, or look at it with open(..., force=True)",
             path,
         )
     elif status == _lib.PMS_E_BUSY:

@@ -200,6 +200,26 @@ def test_compact(path: Path) -> None:
     assert run("compact", path.with_name("none.pm")).exit_code == 2
 
 
+def test_compact_when_the_first_try_is_too_small(shm: Path) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path, size="4MiB") as store:
+        fill(store)
+        store["big"] = np.zeros(216_000)
+    size = path.stat().st_size
+    assert run("compact", path).exit_code == 0
+    assert path.stat().st_size < size * 0.6
+
+
+def test_names_do_not_steer_the_terminal(shm: Path) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path) as store:
+        store["g/\x1b[31mred\n"] = 1
+    for words in (["ls", "-r", path], ["show", path, "g"], ["show", path, "\x1b[31m"], ["rm", path, "\x1b[31m"]):
+        told = run(*words)
+        assert "\x1b" not in told.stdout + told.stderr
+        assert "\\x1b[31m" in told.stdout + told.stderr
+
+
 def test_a_store_in_use(path: Path, tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"")
     with pmstore.open(path):

@@ -26,6 +26,7 @@ __all__ = [
     "fail",
     "find",
     "milliseconds",
+    "printable",
     "progress",
     "reading",
     "size",
@@ -67,8 +68,13 @@ Names = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 
+def printable(text: str) -> str:
+    """A name as it may go to a terminal: what is in a file that somebody made must not steer it."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def fail(message: str, code: int) -> typer.Exit:
-    typer.echo(f"pmstore: {message}", err=True)
+    typer.echo(f"pmstore: {printable(message)}", err=True)
     return typer.Exit(code)
 
 

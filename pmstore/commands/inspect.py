@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from pmstore.commands.app import Json, StorePath, app, console, fail, find, reading, size
+from pmstore.commands.app import Json, StorePath, app, console, fail, find, printable, reading, size
 from pmstore.containers import Group
 from pmstore.picture import SHADES
 
@@ -71,7 +71,7 @@ def list_names(
     for row in rows:
         shape = "" if row["shape"] is None else "x".join(map(str, row["shape"])) or "scalar"
         bytes_ = size(row["bytes"]) if row["kind"] not in ("group", "list") else ""
-        table.add_row(Text(row["name"]), row["kind"], row["dtype"] or "", shape, bytes_)
+        table.add_row(Text(printable(row["name"])), row["kind"], row["dtype"] or "", shape, bytes_)
     console().print(table)
 
 
@@ -107,7 +107,7 @@ def check(path: StorePath, as_json: Json = False) -> None:
         typer.echo(json.dumps({**told, "problems": list(report.problems)}, indent=2))
     else:
         for problem in report.problems:
-            typer.echo(problem)
+            typer.echo(printable(problem))
         if not report.problems:
             typer.echo(f"{path}: {report}")
         for note in notes:

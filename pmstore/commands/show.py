@@ -14,7 +14,7 @@ from rich.pretty import pretty_repr
 from rich.text import Text
 
 from pmstore import picture
-from pmstore.commands.app import Json, Name, StorePath, app, console, find, progress, reading, size
+from pmstore.commands.app import Json, Name, StorePath, app, console, find, printable, progress, reading, size
 from pmstore.containers import Entry, Group
 from pmstore.lists import List
 from pmstore.slots import Slots
@@ -139,7 +139,7 @@ def _show_container(name: str, value: Any, limit: int) -> None:
     typer.echo(f"{name}: group of {len(entries):,} names")
     for entry in entries[:_LISTED]:
         shape = "" if entry.shape is None else f" {entry.dtype} {'x'.join(map(str, entry.shape)) or 'scalar'}"
-        typer.echo(f"  {entry.name}: {entry.kind}{shape}")
+        typer.echo(f"  {printable(entry.name)}: {entry.kind}{shape}")
     if len(entries) > _LISTED:
         typer.echo(f"  and {len(entries) - _LISTED:,} more")
 
