@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import Row, Target, report, scratch, with_ratios
+from benchmarks.harness import KILL, Row, Target, missing, report, scratch, with_ratios
 from benchmarks.native import CompileError, compile_program
 
 YARDSTICK = "libpmemobj"
+TITLE = "Engine against libpmemobj (C, tmpfs)"
 
 
 def _run(program: Path, rounds: int, preload: Path | None = None) -> list[Row]:
@@ -50,7 +51,8 @@ def main(quick: bool = False) -> None:
     except CompileError as error:
         if "pmemobj" not in str(error):
             raise
-        print("engine: libpmemobj is not installed (Debian: apt-get install libpmemobj-dev); question left out")
+        why = "not installed (Debian: apt-get install libpmemobj-dev): question left out"
+        report("engine", TITLE, [missing(YARDSTICK, "everything", KILL, why)], quick=quick)
         return
     rows = _run(program, 16 if quick else 120)
     counted = {(r.case, r.method): r.extra for r in _run(program, 5, counter)}
@@ -58,7 +60,7 @@ def main(quick: bool = False) -> None:
     rows = with_ratios(rows, YARDSTICK)
     report(
         "engine",
-        "Engine against libpmemobj (C, tmpfs)",
+        TITLE,
         rows,
         ratio_text="time over libpmemobj's",
         targets=_targets(rows),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
+import math
 import os
 import platform
 import shutil
@@ -18,8 +20,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "build" / "bench"
+OUT = Path(os.environ.get("PMSTORE_BENCH_OUT", ROOT / "build" / "bench"))
 SEED = 12345
+RUN_VARIABLE = "PMSTORE_BENCH_RUN"
+"""Environment: the name of the run (the runner's process id) that scratch directories are marked with."""
+SCRATCH_PREFIX = "pmstore-bench-"
 
 NONE, TORN, KILL, POWER = "none", "torn", "kill-safe", "power-safe"
 """Durability classes: nothing survives; a crash in a save can leave neither the old nor the new state; the old or the new
@@ -39,6 +44,12 @@ class Row:
     ratio: float | None = None
     extra: dict[str, float] = field(default_factory=dict)
     """Further measured figures of this row: counts, bytes, shares."""
+    note: str = ""
+    """Why there is no figure, where there is none (the times are NaN then; null in JSON)."""
+
+    @property
+    def measured(self) -> bool:
+        return not math.isnan(self.median_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +65,13 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure to reach: `value` of a row, at most or at least `bound`."""
+    """A figure to reach: `value` of a row, at most or at least `bound`. reason: the cause, as far as known, of missing it."""
 
     text: str
     value: float
     bound: float
     at_least: bool = False
+    reason: str = ""
 
     @property
     def met(self) -> bool:
@@ -67,7 +79,8 @@ class Target:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        return f"{'met   ' if self.met else 'MISSED'}  {self.text}: {self.value:.3g} (target {sign} {self.bound:g})"
+        why = f": {self.reason}" if self.reason and not self.met else ""
+        return f"{'met   ' if self.met else 'MISSED'}  {self.text}: {self.value:.3g} (target {sign} {self.bound:g}){why}"
 
 
 def summarize(method: str, case: str, durability: str, times_us: Sequence[float], **extra: float) -> Row:
@@ -75,12 +88,28 @@ def summarize(method: str, case: str, durability: str, times_us: Sequence[float]
     return Row(method, case, statistics.median(times_us), min(times_us), max(times_us), durability, None, extra)
 
 
+def absent(module: str) -> str:
+    """Why a method that needs a module cannot be tried; empty: it can.
+
+    >>> absent("json"), absent("no_such_module")
+    ('', "no_such_module is not installed: pip install 'pmstore[bench]'")
+    """
+    if not module or importlib.util.find_spec(module) is not None:
+        return ""
+    return f"{module} is not installed: pip install 'pmstore[bench]'"
+
+
+def missing(method: str, case: str, durability: str, why: str) -> Row:
+    """The row of a method that could not be tried here."""
+    return Row(method, case, math.nan, math.nan, math.nan, durability, note=why)
+
+
 def with_ratios(rows: Sequence[Row], yardstick: str, *, speedup: bool = False) -> list[Row]:
     """Each row's time over that of the yardstick in the same case; speedup: the inverse."""
-    base = {r.case: r.median_us for r in rows if r.method == yardstick}
+    base = {r.case: r.median_us for r in rows if r.method == yardstick and r.measured}
     made = []
     for r in rows:
-        if r.case in base and min(base[r.case], r.median_us) > 0:
+        if r.case in base and r.measured and min(base[r.case], r.median_us) > 0:
             r = replace(r, ratio=base[r.case] / r.median_us if speedup else r.median_us / base[r.case])
         made.append(r)
     return made
@@ -101,7 +130,7 @@ def measure(case: str, methods: Sequence[Method], rounds: int, warm_up: int = 2,
 
 def find(rows: Sequence[Row], case: str, method: str) -> Row | None:
     """The row of a method in a case, if it was measured."""
-    return next((r for r in rows if r.case == case and r.method == method), None)
+    return next((r for r in rows if r.case == case and r.method == method and r.measured), None)
 
 
 # ---- places ----
@@ -111,7 +140,8 @@ def find(rows: Sequence[Row], case: str, method: str) -> Row | None:
 def scratch(where: str) -> Iterator[Path]:
     """A directory on tmpfs ("memory") or on the disk of the temporary directory ("disk"), gone afterwards."""
     base = "/dev/shm" if where == "memory" else None
-    with tempfile.TemporaryDirectory(prefix="pmstore-bench-", dir=base) as name:
+    run = os.environ.get(RUN_VARIABLE, str(os.getpid()))
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{run}-", dir=base) as name:
         yield Path(name)
 
 
@@ -179,6 +209,9 @@ def table(rows: Sequence[Row], ratio_text: str, unit: str = "us") -> str:
         if r.case != case:
             case = r.case
             lines.append(f"  {case}   (ratio: {ratio_text})")
+        if not r.measured:
+            lines.append(f"    {r.method:<{width}}{'-':>10} {r.note}")
+            continue
         ratio = "" if r.ratio is None else f"{r.ratio:.3g} x"
         span = f"[{text(r.min_us)} - {text(r.max_us)}]"
         extra = "  ".join(f"{name} {value:.4g}" for name, value in r.extra.items())
@@ -207,20 +240,37 @@ def report(
         print(f"  {target}")
     for note in notes:
         print(f"  note: {note}")
+    write_json(question, title, rows, ratio_text=ratio_text, targets=targets, notes=notes, quick=quick)
+    if shown := [r for r in rows if r.measured]:
+        plots.draw(OUT / f"{question}.png", title, shown, **(plot or {}))
+    print(f"  {OUT / question}.json .png", flush=True)
+
+
+def write_json(
+    question: str,
+    title: str,
+    rows: Sequence[Row] = (),
+    *,
+    ratio_text: str = "",
+    targets: Sequence[Target] = (),
+    notes: Sequence[str] = (),
+    quick: bool = False,
+    failure: str = "",
+) -> None:
+    """build/bench/<question>.json. failure: why there are no rows."""
     OUT.mkdir(parents=True, exist_ok=True)
     data = {
         "question": question,
         "title": title,
         "ratio": ratio_text,
         "quick": quick,
+        "failure": failure,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
         "commit": _git_commit(),
         "load": os.getloadavg(),
         "targets": [{**asdict(t), "met": t.met} for t in targets],
         "notes": list(notes),
-        "rows": [asdict(r) for r in rows],
+        "rows": [{k: None if v != v else v for k, v in asdict(r).items()} for r in rows],  # NaN is not JSON
     }
-    (OUT / f"{question}.json").write_text(json.dumps(data, indent=1))
-    plots.draw(OUT / f"{question}.png", title, rows, **(plot or {}))
-    print(f"  {OUT / question}.json .png", flush=True)
+    (OUT / f"{question}.json").write_text(json.dumps(data, indent=1, allow_nan=False))

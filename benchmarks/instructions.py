@@ -17,12 +17,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.harness import KILL, Row, report, scratch
+from benchmarks.harness import KILL, Row, missing, report, scratch
 from benchmarks.native import compile_program
 
 STORED = Path(__file__).with_name("instructions.json")
 TOLERANCE = 0.05
 OPERATIONS = 500
+TITLE = "Instruction counts of the engine's hot paths"
+CASE = "instructions of one operation (not time)"
 INSTALL = "valgrind is not installed (Debian: apt-get install valgrind)"
 
 
@@ -66,15 +68,18 @@ def count() -> dict[str, float]:
 
 def main(quick: bool = False) -> None:
     if shutil.which("valgrind") is None:
-        print(f"instructions: {INSTALL}; question left out")
+        report("instructions", TITLE, [missing("callgrind", CASE, KILL, INSTALL)], quick=quick)
         return
     stored = json.loads(STORED.read_text())["instructions"] if STORED.exists() else {}
-    rows = [
-        Row(name, "instructions of one operation (not time)", n, n, n, KILL, n / stored[name] if name in stored else None)
-        for name, n in count().items()
-    ]
+    rows = [Row(name, CASE, n, n, n, KILL, n / stored[name] if name in stored else None) for name, n in count().items()]
     report(
-        "instructions", "Instruction counts of the engine's hot paths", rows, ratio_text="over the stored figure", quick=quick
+        "instructions",
+        TITLE,
+        rows,
+        ratio_text="over the stored figure",
+        quick=quick,
+        unit="instructions",
+        plot={"unit": "instructions"},
     )
 
 

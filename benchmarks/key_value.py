@@ -16,7 +16,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pmstore
-from benchmarks.harness import KILL, POWER, SEED, TORN, Method, Row, measure, report, scratch, summarize, with_ratios
+from benchmarks.harness import (
+    KILL,
+    POWER,
+    SEED,
+    TORN,
+    Method,
+    Row,
+    absent,
+    measure,
+    missing,
+    report,
+    scratch,
+    summarize,
+    with_ratios,
+)
 
 Value = dict[str, Any]
 BATCH = 20  # operations of one round
@@ -167,18 +181,18 @@ class Shelve:
         self.shelf.close()
 
 
-TABLES: dict[str, tuple[str, str, Callable[[Path], Table]]] = {
-    "pmstore process": (KILL, "memory", Pmstore),
-    "pmstore file": (POWER, "disk", PmstoreFile),
-    "sqlite WAL, FULL": (POWER, "disk", Sqlite),
-    "sqlite WAL, NORMAL, tmpfs": (KILL, "memory", SqliteNormal),
-    "lmdb, sync": (POWER, "disk", Lmdb),
-    "lmdb, nosync + writemap": (KILL, "memory", LmdbNosync),
-    "ZODB FileStorage": (POWER, "disk", Zodb),
-    "diskcache, tmpfs": (KILL, "memory", Diskcache),
-    "shelve (dbm), tmpfs": (TORN, "memory", Shelve),
+TABLES: dict[str, tuple[str, str, Callable[[Path], Table], str]] = {
+    "pmstore process": (KILL, "memory", Pmstore, ""),
+    "pmstore file": (POWER, "disk", PmstoreFile, ""),
+    "sqlite WAL, FULL": (POWER, "disk", Sqlite, ""),
+    "sqlite WAL, NORMAL, tmpfs": (KILL, "memory", SqliteNormal, ""),
+    "lmdb, sync": (POWER, "disk", Lmdb, "lmdb"),
+    "lmdb, nosync + writemap": (KILL, "memory", LmdbNosync, "lmdb"),
+    "ZODB FileStorage": (POWER, "disk", Zodb, "ZODB"),
+    "diskcache, tmpfs": (KILL, "memory", Diskcache, "diskcache"),
+    "shelve (dbm), tmpfs": (TORN, "memory", Shelve, ""),
 }
-"""Name to class of durability, place, maker."""
+"""Name to class of durability, place, maker, module it needs."""
 
 
 def value_of(i: int) -> Value:
@@ -191,7 +205,9 @@ def _run(names: int, rounds: int) -> list[Row]:
     with ExitStack() as stack:
         tables: dict[str, Table] = {}
         folders: dict[str, Path] = {}
-        for name, (_, where, make) in TABLES.items():
+        for name, (_, where, make, needs) in TABLES.items():
+            if absent(needs):
+                continue
             folders[name] = stack.enter_context(scratch(where))
             tables[name] = make(folders[name])
         for i in range(names):
@@ -229,6 +245,11 @@ def _run(names: int, rounds: int) -> list[Row]:
         rows += [summarize(name, case, TABLES[name][0], times) for name, times in reopened.items()]
         for table in tables.values():
             table.close()
+    cases = dict.fromkeys(r.case for r in rows)
+    for name, (durability, _, _, needs) in TABLES.items():
+        if absent(needs):
+            rows += [missing(name, case, durability, absent(needs)) for case in cases]
+    rows.sort(key=lambda r: list(cases).index(r.case))
     return with_ratios(rows, "pmstore process")
 
 

@@ -358,15 +358,16 @@ class PmstoreSlots(Pmstore):
 
 
 class Way:
-    """A peer with its name, its class of durability, and whether it lies on tmpfs ("memory") or on a disk."""
+    """A peer: its name, its class of durability, whether it lies on tmpfs ("memory") or on a disk, the module it needs."""
 
-    __slots__ = ("durability", "make", "name", "where")
+    __slots__ = ("durability", "make", "name", "needs", "where")
 
-    def __init__(self, name: str, durability: str, where: str, make: Callable[[Path, State], Peer]) -> None:
-        self.name, self.durability, self.where, self.make = name, durability, where, make
+    def __init__(self, name: str, durability: str, where: str, make: Callable[[Path, State], Peer], needs: str = "") -> None:
+        self.name, self.durability, self.where, self.make, self.needs = name, durability, where, make, needs
 
 
-def _in_domain(base: type[Pmstore], domain: str) -> type[Pmstore]:
+def in_domain(base: type[Pmstore], domain: str) -> type[Pmstore]:
+    """That way of keeping a state, in another domain."""
     return type(f"{base.__name__}_{domain}", (base,), {"domain": domain})
 
 
@@ -378,25 +379,26 @@ WAYS: Mapping[str, Way] = {
         Way("np.savez_compressed, disk", TORN, "disk", SavezCompressed),
         Way("np.savez_compressed, tmpfs", TORN, "memory", SavezCompressed),
         Way("np.savez + fsync + rename", POWER, "disk", SavezDurable),
-        Way("torch.save, disk", TORN, "disk", TorchSave),
-        Way("torch.save + fsync + rename", POWER, "disk", TorchSaveDurable),
+        Way("torch.save, disk", TORN, "disk", TorchSave, "torch"),
+        Way("torch.save + fsync + rename", POWER, "disk", TorchSaveDurable, "torch"),
         Way("pickle + fsync + rename", POWER, "disk", PickleDurable),
-        Way("safetensors + fsync + rename", POWER, "disk", SafetensorsDurable),
+        Way("safetensors + fsync + rename", POWER, "disk", SafetensorsDurable, "safetensors"),
         Way("np.memmap + flush", TORN, "disk", Memmap),
         Way("sqlite WAL, FULL", POWER, "disk", Sqlite),
-        Way("lmdb, sync", POWER, "disk", Lmdb),
-        Way("lmdb, nosync + writemap", KILL, "memory", LmdbNosync),
-        Way("h5py + flush + fsync", TORN, "disk", H5py),
-        Way("zarr, disk", TORN, "disk", Zarr),
+        Way("lmdb, sync", POWER, "disk", Lmdb, "lmdb"),
+        Way("lmdb, nosync + writemap", KILL, "memory", LmdbNosync, "lmdb"),
+        Way("h5py + flush + fsync", TORN, "disk", H5py, "h5py"),
+        Way("zarr, disk", TORN, "disk", Zarr, "zarr"),
         Way("pwrite + fdatasync (bare)", TORN, "disk", BareWrite),
         Way("pmstore process, in place", KILL, "memory", Pmstore),
         Way("pmstore process, copy in", KILL, "memory", PmstoreCopy),
         Way("pmstore process, slots", KILL, "memory", PmstoreSlots),
-        Way("pmstore emulated, in place", KILL, "memory", _in_domain(Pmstore, "emulated")),
-        Way("pmstore emulated, copy in", KILL, "memory", _in_domain(PmstoreCopy, "emulated")),
-        Way("pmstore file, in place", POWER, "disk", _in_domain(Pmstore, "file")),
-        Way("pmstore file, copy in", POWER, "disk", _in_domain(PmstoreCopy, "file")),
-        Way("pmstore file, slots", POWER, "disk", _in_domain(PmstoreSlots, "file")),
+        Way("pmstore emulated, in place", KILL, "memory", in_domain(Pmstore, "emulated")),
+        Way("pmstore emulated, copy in", KILL, "memory", in_domain(PmstoreCopy, "emulated")),
+        Way("pmstore emulated, slots", KILL, "memory", in_domain(PmstoreSlots, "emulated")),
+        Way("pmstore file, in place", POWER, "disk", in_domain(Pmstore, "file")),
+        Way("pmstore file, copy in", POWER, "disk", in_domain(PmstoreCopy, "file")),
+        Way("pmstore file, slots", POWER, "disk", in_domain(PmstoreSlots, "file")),
     )
 }
 """Every way of keeping a state that the questions on iterative algorithms and on kills compare."""

@@ -30,9 +30,11 @@ def draw(
     *,
     lines: str | None = None,
     cases: Sequence[str] | None = None,
-    unit: str = "microseconds",
+    unit: str = "microseconds (median; whiskers: min, max)",
+    value: str = "median_us",
 ) -> None:
-    """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case; None: bars per case."""
+    """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case; None: bars per case. value: of
+    a row, that bars show."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -43,33 +45,29 @@ def draw(
     else:
         every = list(dict.fromkeys(r.case for r in rows))
         shown = ([c for c in every if c in (cases or ())] or every)[:4]
-        figure = _bars(pyplot, rows, shown, unit)
+        figure = _bars(pyplot, rows, shown, unit, value)
     figure.suptitle(title)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
-def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str):  # type: ignore[no-untyped-def]
+def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str, value: str):  # type: ignore[no-untyped-def]
     most = max(sum(r.case == c for r in rows) for c in cases)
     figure, axes = pyplot.subplots(
         len(cases), 1, figsize=(11, 1.2 + len(cases) * (0.8 + 0.24 * most)), squeeze=False, layout="constrained"
     )
     for axis, case in zip(axes[:, 0], cases, strict=True):
-        here = sorted((r for r in rows if r.case == case and r.median_us > 0), key=lambda r: -r.median_us)
-        axis.barh(
-            [r.method for r in here], [r.median_us for r in here], color=[COLORS.get(r.durability, "#777777") for r in here]
-        )
-        axis.errorbar(
-            [r.median_us for r in here],
-            range(len(here)),
-            xerr=[[r.median_us - r.min_us for r in here], [r.max_us - r.median_us for r in here]],
-            fmt="none",
-            ecolor="black",
-            elinewidth=0.7,
-        )
-        axis.set_xscale("log")
-        axis.set_xlabel(f"{unit} (median; whiskers: min, max)")
-        axis.set_xlim(left=0.5 * min(r.min_us for r in here))
+        here = sorted((r for r in rows if r.case == case and r.median_us > 0), key=lambda r: -getattr(r, value))
+        shown = [getattr(r, value) for r in here]
+        axis.barh([r.method for r in here], shown, color=[COLORS.get(r.durability, "#777777") for r in here])
+        axis.set_xlabel(unit)
+        if value == "median_us":
+            spans = [[r.median_us - r.min_us for r in here], [r.max_us - r.median_us for r in here]]
+            axis.errorbar(shown, range(len(here)), xerr=spans, fmt="none", ecolor="black", elinewidth=0.7)
+            axis.set_xscale("log")
+            axis.set_xlim(left=0.5 * min(r.min_us for r in here))
+        else:
+            axis.bar_label(axis.containers[0], fmt="%.3g", padding=3, fontsize=8)
         axis.set_title(case, fontsize=10)
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in COLORS.values()]
     figure.legend(handles, COLORS, loc="outside lower center", ncols=len(COLORS), fontsize=8)

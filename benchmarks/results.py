@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import QUESTIONS
 from benchmarks.harness import OUT, time_text
+from benchmarks.runner import QUESTIONS
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = """# Results of the last full run
@@ -38,6 +38,7 @@ def _header(found: list[dict[str, Any]]) -> str:
         lines.append(BUSY.format(load=f"{min(loads):.1f} to {max(loads):.1f}", cores=machine["cores"]))
     if any(d["quick"] for d in found):
         lines.append(f"\nSmallest cases only (`--quick`): {', '.join(d['question'] for d in found if d['quick'])}.\n")
+    lines += [f"\n**{d['question']} was not answered**: {d['failure']}" for d in found if d["failure"]]
     return "\n".join(lines)
 
 
@@ -51,9 +52,8 @@ def _targets(found: list[dict[str, Any]]) -> str:
     lines += ["| question | figure | measured | aim | |", "|---|---|---|---|---|"]
     for question, t in rows:
         sign = "at least" if t["at_least"] else "at most"
-        lines.append(
-            f"| {question} | {t['text']} | {t['value']:.3g} | {sign} {t['bound']:.3g} | {'met' if t['met'] else '**missed**'} |"
-        )
+        verdict = "met" if t["met"] else "**missed**" + (f": {t['reason']}" if t["reason"] else "")
+        lines.append(f"| {question} | {t['text']} | {t['value']:.3g} | {sign} {t['bound']:.3g} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -69,6 +69,9 @@ def _section(data: dict[str, Any]) -> str:
                 "| method | median | min | max | ratio | survives | |",
                 "|---|---|---|---|---|---|---|",
             ]
+        if r["median_us"] is None:
+            lines.append(f"| {r['method']} | | | | | {r['durability']} | {r['note']} |")
+            continue
         ratio = "" if r["ratio"] is None else f"{r['ratio']:.3g}"
         times = " | ".join(time_text(r[k]) for k in ("median_us", "min_us", "max_us"))
         if data["question"] == "instructions":
@@ -82,5 +85,5 @@ def write() -> Path:
     found = [json.loads((OUT / f"{q}.json").read_text()) for q in QUESTIONS if (OUT / f"{q}.json").exists()]
     if not found:
         raise FileNotFoundError(f"{OUT}: no results: run `python -m benchmarks` first")
-    RESULTS.write_text("\n".join([_header(found), _targets(found), *map(_section, found)]) + "\n")
+    RESULTS.write_text("\n".join([_header(found), _targets(found), *(_section(d) for d in found if d["rows"])]) + "\n")
     return RESULTS

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -13,9 +16,9 @@ import numpy as np
 import pytest
 
 from benchmarks import algorithms, harness, key_value, kills, plots, results
-from benchmarks.__main__ import QUESTIONS
 from benchmarks.harness import NONE, POWER, ROOT, SEED, TORN, Row, Target, summarize, with_ratios
 from benchmarks.peers import WAYS
+from benchmarks.runner import QUESTIONS
 
 CLASSES = {"none", "torn", "kill-safe", "power-safe"}
 
@@ -52,7 +55,7 @@ def test_a_way_gives_back_what_it_saved(name: str, shm: Path, disk: Path) -> Non
 @pytest.mark.parametrize("name", key_value.TABLES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_table_gives_back_what_was_put(name: str, shm: Path, disk: Path) -> None:
-    durability, where, make = key_value.TABLES[name]
+    durability, where, make, _ = key_value.TABLES[name]
     folder = shm if where == "memory" else disk
     assert durability in CLASSES
     table = make(folder)
@@ -158,7 +161,7 @@ def test_a_report_leaves_json_plot_and_results(out: Path, capsys: pytest.Capture
     data = json.loads((out / "engine.json").read_text())
     assert {"machine", "commit", "load", "rows"} <= data.keys()
     assert {"cpu", "cores", "kernel", "python"} <= data["machine"].keys()
-    assert set(data["rows"][0]) == {"method", "case", "median_us", "min_us", "max_us", "durability", "ratio", "extra"}
+    assert set(data["rows"][0]) == {"method", "case", "median_us", "min_us", "max_us", "durability", "ratio", "extra", "note"}
     assert data["rows"][0]["median_us"] == 2
     assert data["rows"][1]["ratio"] == 2
     assert (out / "engine.png").read_bytes().startswith(b"\x89PNG")
@@ -185,20 +188,74 @@ def test_every_question_is_documented() -> None:
         assert (ROOT / "benchmarks" / f"{question}.py").exists()
 
 
+def _run(out: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PMSTORE_BENCH_OUT": str(out)}
+    command = [sys.executable, *(["-c", program] if program else ["-m", "benchmarks"]), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _left(run: int) -> list[Path]:
+    """Scratch directories of a run."""
+    return [p for base in ("/dev/shm", tempfile.gettempdir()) for p in Path(base).glob(f"{harness.SCRATCH_PREFIX}{run}-*")]
+
+
 @pytest.mark.parametrize("question", ["iterations", "growth"])
-def test_a_quick_run_answers(question: str, out: Path) -> None:
-    program = (
-        f"import pathlib, benchmarks.harness as h; h.OUT = pathlib.Path({str(out)!r})\n"
-        f"import benchmarks.{question} as q; q.main(quick=True)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    data = json.loads((out / f"{question}.json").read_text())
+def test_a_quick_run_answers(question: str, tmp_path: Path) -> None:
+    process = _run(tmp_path, "", "--quick", question)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert not _left(process.pid)
+    data = json.loads((tmp_path / f"{question}.json").read_text())
     assert data["quick"]
     assert data["rows"]
+    assert not data["failure"]
     for row in data["rows"]:
         assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
         assert row["durability"] in CLASSES
     if question == "iterations":
         peers = {r["method"].split()[0].rstrip(",") for r in data["rows"]} - {"pmstore", "the"}
         assert len(peers) >= 6
+
+
+def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(tmp_path: Path) -> None:
+    program = (
+        "import dataclasses as d, benchmarks.runner as r\n"
+        "r.QUESTIONS['growth'] = d.replace(r.QUESTIONS['growth'], quick_limit_seconds=0.7)\n"
+        "print(r.run(['growth', 'key_value'], True))"
+    )
+    process = _run(tmp_path, program)
+    said, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert said.splitlines()[-1] == "['growth']"
+    assert not _left(process.pid)
+    assert "limit of 0.7 s" in json.loads((tmp_path / "growth.json").read_text())["failure"]
+    assert json.loads((tmp_path / "key_value.json").read_text())["rows"]
+
+
+def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
+    process = _run(tmp_path, "", "--quick", "growth")
+    try:
+        until = time.monotonic() + 60
+        while not _left(process.pid):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.communicate()
+    until = time.monotonic() + 60
+    while _left(process.pid):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_peer_that_is_not_installed_is_a_row_that_says_so(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    rows = key_value._run(5, 1)
+    absent = [r for r in rows if not r.measured]
+    assert {r.method for r in absent} == {"lmdb, sync", "lmdb, nosync + writemap"}
+    assert len({r.case for r in absent}) == len({r.case for r in rows}) == 3
+    harness.report("key_value", "A title", rows)
+    data = json.loads((out / "key_value.json").read_text())
+    assert [r["median_us"] for r in data["rows"] if r["method"] == "lmdb, sync"] == [None] * 3
+    assert "lmdb is not installed: pip install 'pmstore[bench]'" in results.write().read_text()

@@ -1,0 +1,140 @@
+"""Runs questions one after the other, each in a process of its own: no failure of one stops the others, none runs for ever, and
+nothing is left on tmpfs or disk, whatever was killed.
+
+A question that ends badly leaves its JSON too, with the words it ended with; RESULTS.md says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.harness import ROOT, RUN_VARIABLE, SCRATCH_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """limits: seconds after which it is ended, full and quick; several times what it takes on an idle machine."""
+
+    name: str
+    limit_seconds: float
+    quick_limit_seconds: float = 60
+
+
+QUESTIONS = {
+    q.name: q
+    for q in (
+        Question("iterations", 900),
+        Question("kills", 600),
+        Question("engine", 300),
+        Question("training", 450),
+        Question("restart", 450),
+        Question("growth", 450),
+        Question("key_value", 200),
+        Question("containers", 200),
+        Question("instructions", 120),
+        Question("scheduler", 450),
+        Question("scheduler_kills", 600),
+        Question("tiers", 450),
+    )
+}
+
+
+def run(names: Sequence[str], quick: bool) -> list[str]:
+    """Runs them; the names of those that did not end well."""
+    with _reaper() as tell:
+        return [name for name in names if not _run_one(QUESTIONS[name], quick, tell)]
+
+
+def sweep(run_name: str) -> None:
+    """Removes what a run that is dead has left on tmpfs and in the temporary directory."""
+    for base in ("/dev/shm", tempfile.gettempdir()):
+        for path in Path(base).glob(f"{SCRATCH_PREFIX}{run_name}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _run_one(question: Question, quick: bool, tell: Tell) -> bool:
+    limit = question.quick_limit_seconds if quick else question.limit_seconds
+    (harness.OUT / f"{question.name}.json").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks", "--here", *(["--quick"] if quick else []), question.name]
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+") as words:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {RUN_VARIABLE: str(os.getpid())}, stderr=words, start_new_session=True
+        )
+        tell.running(process.pid)
+        try:
+            status = process.wait(limit)
+            why = f"ended with status {status}"
+        except subprocess.TimeoutExpired:
+            status, why = None, f"ended after its limit of {limit:g} s"
+        finally:
+            kill_group(process.pid)  # also what it started and left
+            process.wait()
+            tell.running(0)
+            sweep(str(os.getpid()))
+        words.seek(0)
+        said = words.read()
+    print(said, end="", file=sys.stderr, flush=True)
+    if status == 0:
+        print(f"  ({question.name}: {time.monotonic() - start:.0f} s)", flush=True)
+        return True
+    last = said.strip().splitlines()[-1:] or ["no words"]
+    print(f"\n== {question.name}: NOT ANSWERED: {why}: {last[0]}", flush=True)
+    harness.write_json(question.name, question.name, failure=f"{why}: {last[0]}", quick=quick)
+    return False
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL to the processes of a group, if any are left."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+# ---- what outlives a kill of the runner ----
+
+
+class Tell:
+    """Says to the reaper which group of processes is running."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def running(self, group: int) -> None:
+        os.write(self._pipe, f"{group}\n".encode())
+
+
+@contextmanager
+def _reaper() -> Iterator[Tell]:
+    """A process that waits for the end of this one, by whatever cause, and then ends and removes what it left."""
+    command = [sys.executable, "-m", "benchmarks.runner", str(os.getpid())]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    try:
+        yield Tell(process.stdin.fileno())
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+def _reap(run_name: str) -> None:
+    group = 0
+    for line in sys.stdin:  # ends when the runner has ended: the pipe's other end is its alone
+        group = int(line)
+    if group:
+        kill_group(group)
+    sweep(run_name)
+
+
+if __name__ == "__main__":
+    _reap(sys.argv[1])
