@@ -38,6 +38,7 @@ QUESTIONS = {
         Question("kills", 600),
         Question("engine", 300),
         Question("training", 450),
+        Question("slots", 300),
         Question("restart", 450),
         Question("growth", 450),
         Question("key_value", 200),

@@ -2,14 +2,6 @@
 
 #include "snapshot.h"
 
-/* A page tag that no transaction has (they end at PMS_TX_MASK): needs no pre-image in any of them. */
-static void set_tags(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag)
-{
-    PMS_ASSERT(off % PMS_PAGE == 0 && len % PMS_PAGE == 0);
-    for (uint64_t p = off / PMS_PAGE, end = (off + len) / PMS_PAGE; p < end; p++)
-        atomic_store_explicit(&u->page_tag[p], tag, memory_order_release);
-}
-
 bool pms_idle_is(const struct pms_undo *u, uint64_t off)
 {
     return atomic_load_explicit(&u->page_tag[off / PMS_PAGE], memory_order_acquire) == PMS_TAG_IDLE;
@@ -21,7 +13,7 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
         return;
     pms_snapshot_keep(u, off, len); /* I6 */
     pms_lock_acquire(&u->lock);
-    set_tags(u, off, len, PMS_TAG_IDLE);
+    pms_undo_set_tags(u, off, len, PMS_TAG_IDLE);
     /* Should the mappings have run out, the first store faults, finds its page prepared, and makes it writable then. */
     (void)pms_map_unprotect(u->map, off, len);
     pms_lock_release(&u->lock);
@@ -46,6 +38,6 @@ void pms_idle_close(struct pms_undo *u, uint64_t off, uint64_t len)
     if (err)
         err = pms_map_protect(u->map, 0, u->map->bytes); /* one mapping of all: can not run out */
     PMS_ASSERT(err == 0);
-    set_tags(u, off, len, 0); /* after the protection: a page that needs a pre-image is never writable */
+    pms_undo_set_tags(u, off, len, 0); /* after the protection: a page that needs a pre-image is never writable */
     pms_lock_release(&u->lock);
 }

@@ -145,16 +145,23 @@ int pms_sequence_get(struct pms_pool *pool, uint64_t list, uint64_t index, struc
 int pms_sequence_splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove, uint64_t step,
                         const struct pms_new_item *items, uint64_t count, struct pms_error *error);
 
-/* ---- slots: two arrays, and data of the user's that says which one is current ---- */
+/* ---- slots: a group of two arrays, "0" and "1", with a description that says which one is current ---- */
+
+struct pms_slot_pair { uint64_t group, data[2]; uint32_t current; };
+
+/* ERRORS: PMS_E_NOT_FOUND: no slots have that name in the directory (0: the root); PMS_E_CORRUPT. */
+int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
+                  struct pms_error *error);
 
 /* The block at data may be written without capture from now on, over commits and roll backs, until it is published or freed; a
  * small one is captured for this transaction instead.  REQUIRES: the last commit does not need what it holds.
  * ERRORS: PMS_E_INVALID: no array's block; PMS_E_READONLY.  CRASH: undefined content, as before. */
 int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error);
 
-/* What the block holds at the next commit is durable with it; afterwards it is captured like any other. A roll back leaves undefined
- * content. */
-int pms_slot_publish(struct pms_pool *pool, uint64_t data, struct pms_error *error);
+/* The idle one becomes the current one: what it holds at the next commit is durable with it, and is captured like any other block
+ * afterwards. A roll back leaves undefined content in it.  REQUIRES: not flipped in this transaction yet.
+ * ERRORS: as pms_slot_find; PMS_E_READONLY. */
+int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error);
 
 /* ---- views ---- */
 int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error);

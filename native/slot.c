@@ -1,7 +1,13 @@
 /* Slots: an object with two blocks, of which logged data names the current one. What the engine adds is that the other one can be
  * written without capture. */
+#include <string.h>
+
 #include "idle.h"
 #include "pool_state.h"
+
+/* What stands beside the group's name, in msgpack: {"slots": c}. Its last byte is all that a flip changes. */
+#define META_BYTES 8u
+static const char meta_head[META_BYTES] = "\x81\xa5slots";
 
 /* Blocks that share their pages with others cannot be told apart by protection: they are captured like all. So are those born in this
  * transaction, which needs no pre-images. */
@@ -33,14 +39,60 @@ int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error)
     return status;
 }
 
-int pms_slot_publish(struct pms_pool *pool, uint64_t data, struct pms_error *error)
+static int find_pair(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
+                     struct pms_error *error)
 {
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object o;
+    int status = pms_dir_find(&dirs, dir ? dir : pms_pool_root(pool)->directory, name, name_bytes, &o, error);
+    if (status != PMS_OK)
+        return status;
+    if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0)
+        return pms_fail(error, PMS_E_NOT_FOUND, "no slots have that name");
+    if (o.meta_bytes != META_BYTES || memcmp(o.meta, meta_head, META_BYTES - 1) != 0 || (unsigned char)o.meta[META_BYTES - 1] > 1)
+        return pms_fail(error, PMS_E_CORRUPT, "the description of slots");
+    *pair = (struct pms_slot_pair){.group = o.data, .current = (uint32_t)o.meta[META_BYTES - 1]};
+    for (int i = 0; i < 2; i++) {
+        status = pms_dir_find(&dirs, pair->group, i ? "1" : "0", 1, &o, NULL);
+        if (status != PMS_OK || o.kind != PMS_OBJECT_ARRAY)
+            return pms_fail(error, PMS_E_CORRUPT, "slots lack an array");
+        pair->data[i] = o.data;
+    }
+    return PMS_OK;
+}
+
+int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
+                  struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = find_pair(pool, dir, name, name_bytes, pair, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error)
+{
+    struct pms_slot_pair pair;
     struct pms_block b;
+    char meta[META_BYTES];
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
-    status = find(pool, data, &b, error);
-    if (status == PMS_OK && stands_alone(pool, &b))
+    status = find_pair(pool, dir, name, name_bytes, &pair, error);
+    uint64_t data = status == PMS_OK ? pair.data[!pair.current] : 0;
+    if (data)
+        status = find(pool, data, &b, error);
+    if (status == PMS_OK) {
+        struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+        memcpy(meta, meta_head, META_BYTES);
+        meta[META_BYTES - 1] = !pair.current;
+        /* In place, as it is as long as before: needs no room. */
+        status = pms_dir_put(&dirs, dir ? dir : pms_pool_root(pool)->directory, name, name_bytes, PMS_OBJECT_GROUP, meta, META_BYTES,
+                             pair.group, PMS_LINE, error);
+    }
+    if (status == PMS_OK && data && stands_alone(pool, &b))
         pms_idle_publish(&pool->undo, b.extent_off, b.extent_bytes);
     pms_pool_leave(pool);
     return status;

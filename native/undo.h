@@ -119,6 +119,7 @@ void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, u
 #define PMS_TAG_IDLE UINT64_MAX /* in page_tag: see idle.h */
 bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page); /* needs no pre-image in this transaction (any more) */
 void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len); /* for incremental snapshots */
+void pms_undo_set_tags(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag); /* page_tag of whole pages */
 void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len); /* whole pages */
 
 /* Walks the valid prefix of the log of transaction tag (I1), oldest first; fn gets each entry and its pre-image. Stops

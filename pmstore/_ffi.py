@@ -559,10 +559,19 @@ class Pool:
             _fail(self.path, error)
         self._errors.append(error)
 
-    def slot_publish(self, data: int) -> None:
-        """What the block holds is part of the next commit."""
+    def slot_find(self, directory: int, name: bytes) -> tuple[int, int, int, int] | None:
+        """The group, the blocks of its two arrays (0: without bytes), and which one is current. None: no slots are there."""
+        error, pair = self._error(), _ffi.new("struct pms_slot_pair *")
+        status = _lib.pms_slot_find(self._p, directory, name, len(name), pair, error)
+        if status and status != _NOT_FOUND:
+            _fail(self.path, error)
+        self._errors.append(error)
+        return None if status else (pair.group, pair.data[0], pair.data[1], pair.current)
+
+    def slot_flip(self, directory: int, name: bytes) -> None:
+        """The idle array becomes the current one, at the next commit."""
         error = self._error()
-        if _lib.pms_slot_publish(self._p, data, error):
+        if _lib.pms_slot_flip(self._p, directory, name, len(name), error):
             _fail(self.path, error)
         self._errors.append(error)
 

@@ -56,6 +56,10 @@ class Descriptor:
     @classmethod
     def unpack(cls, meta: bytes) -> Descriptor:
         """Raises: CorruptStoreError."""
+        return _unpack(meta)
+
+    @classmethod
+    def _unpack(cls, meta: bytes) -> Descriptor:
         try:
             data = msgpack.unpackb(meta)
             shape = dtypes.decode_shape(data["shape"])
@@ -75,6 +79,12 @@ class Descriptor:
     def dtype_name(self) -> str:
         """For people."""
         return str(self.dtype if self.torch else numpy_dtype(self))
+
+
+@lru_cache(maxsize=1024)
+def _unpack(meta: bytes) -> Descriptor:
+    """What was unpacked before is not worked out again: slots are bound anew at each turn."""
+    return Descriptor._unpack(meta)
 
 
 @lru_cache(maxsize=1024)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from weakref import ref
 
 import msgpack
+import numpy as np
 
 from pmstore import _ffi
 from pmstore.array import Descriptor
@@ -17,10 +19,23 @@ _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the 
 
 @dataclass(slots=True)
 class Turn:
-    """What this process knows about a Slots beyond what is stored. Shared by all objects of the name."""
+    """What this process knows about a Slots beyond what is stored. Shared by all objects of the name.
+
+    bound: block and array of each slot, while the array lives: a block is not reused meanwhile.
+    """
 
     flipped: tuple[int, int] | None = None  # epoch and roll backs when it was flipped last: if they still hold, uncommitted
     whole: int | None = None  # roll backs when the idle slot was known to hold the version before; None: it does not
+    bound: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([0, None], [0, None]))
+
+
+class Place(NamedTuple):
+    """Where a Slots was found. Holds until the next change of a name."""
+
+    directory: int
+    own: int
+    data: tuple[int, int]
+    current: int
 
 
 def pack(current: int) -> bytes:
@@ -79,8 +94,8 @@ class Slots:
 
     # ---- finding ----
 
-    def _find(self) -> tuple[int, int, int]:
-        """The directory it is in, its own, and which slot is current. REQUIRES: the lock."""
+    def _find(self) -> Place:
+        """REQUIRES: the lock."""
         pool = self._core.pool
         directory = _ffi.ROOT
         for part in self._parts[:-1]:
@@ -88,16 +103,26 @@ class Slots:
             if found is None or found.kind != _ffi.GROUP:
                 raise KeyError(f"the slots {self.name!r} are not in the store any more")
             directory = found.data
-        found = pool.find(directory, self._parts[-1])
-        if found is None or found.kind != _ffi.GROUP or not found.meta:
+        pair = pool.slot_find(directory, self._parts[-1])
+        if pair is None:
             raise KeyError(f"the slots {self.name!r} are not in the store any more")
-        return directory, found.data, unpack(found.meta)
+        own, first, second, current = pair
+        return Place(directory, own, (first, second), current)
 
-    def _slot(self, own: int, number: int) -> _ffi.Found:
-        found = self._core.pool.find(own, _NAMES[number])
+    def _found(self, place: Place, number: int) -> _ffi.Found:
+        found = self._core.pool.find(place.own, _NAMES[number])
         if found is None or found.kind != _ffi.ARRAY:
             raise CorruptStoreError(f"{self._core.path}: the slots {self.name!r} lack an array")
         return found
+
+    def _array(self, place: Place, number: int, turn: Turn) -> Any:
+        block, alive = turn.bound[number]
+        made = alive() if alive is not None and block == place.data[number] else None
+        if made is None:
+            made = self._core.bind(self._found(place, number))
+            if place.data[number]:
+                turn.bound[number][:] = place.data[number], ref(made)
+        return made
 
     def _turn(self) -> Turn:
         turn: Turn = self._core.turns.setdefault(self._parts, Turn())
@@ -118,8 +143,8 @@ class Slots:
     def current(self) -> Any:
         """The version that the last flip named, committed or not: the array or tensor over its block, zeros at first."""
         with self._core.lock:
-            _, own, current = self._find()
-            return self._core.bind(self._slot(own, current))
+            place = self._find()
+            return self._array(place, place.current, self._turn())
 
     @property
     def next(self) -> Any:
@@ -131,18 +156,17 @@ class Slots:
         written to. Write into `current` (see `target`), or commit first.
         """
         with self._core.lock:
-            _, own, current = self._find()
-            turn = self._turn()
+            place, turn = self._find(), self._turn()
             if self._flipped(turn):
                 raise TransactionError(
                     f"{self.name!r} was flipped in this transaction, so that its other slot holds the committed version: write "
                     "the next one into .current, in place (or .target, which is always the right one), or commit first"
                 )
-            slot = self._slot(own, 1 - current)
+            idle = 1 - place.current
             turn.whole = None
-            if slot.data:
-                self._core.pool.slot_open(slot.data)
-            return self._core.bind(slot)
+            if place.data[idle]:
+                self._core.pool.slot_open(place.data[idle])
+            return self._array(place, idle, turn)
 
     @property
     def target(self) -> Any:
@@ -164,12 +188,11 @@ class Slots:
         process, once `next` was asked for, and after a roll back.
         """
         with self._core.lock:
-            _, own, current = self._find()
-            if self._turn().whole != self._core.pool.rollbacks():
+            place, turn = self._find(), self._turn()
+            if turn.whole != self._core.pool.rollbacks():
                 return None
-            slot = self._slot(own, 1 - current)
-            made = self._core.bind(slot)
-            if Descriptor.unpack(slot.meta).torch:
+            made = self._array(place, 1 - place.current, turn)
+            if not isinstance(made, np.ndarray):
                 return made
             view = made.view()
             view.flags.writeable = False
@@ -184,26 +207,21 @@ class Slots:
         Raises: TransactionError if it was flipped in this transaction already.
         """
         with self._core.lock:
-            directory, own, current = self._find()
-            pool = self._core.pool
-            turn = self._turn()
+            place, turn, pool = self._find(), self._turn(), self._core.pool
             if self._flipped(turn):
                 raise TransactionError(f"{self.name!r} was flipped in this transaction already: commit first")
-            slot = self._slot(own, 1 - current)
             # Known before it is done: whoever is interrupted here must not take the committed version for the idle slot.
             turn.flipped = (pool.epoch(), pool.rollbacks())
             turn.whole = None
-            if slot.data:
-                pool.slot_publish(slot.data)
-            pool.describe_group(directory, self._parts[-1], pack(1 - current))
+            pool.slot_flip(place.directory, self._parts[-1])
             turn.whole = pool.rollbacks()
 
     # ---- looking at it ----
 
     def _description(self) -> Descriptor:
         with self._core.lock:
-            _, own, current = self._find()
-            return Descriptor.unpack(self._slot(own, current).meta)
+            place = self._find()
+            return Descriptor.unpack(self._found(place, place.current).meta)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -48,20 +48,15 @@ static unsigned char *memory(uint64_t off)
     return (unsigned char *)(uintptr_t)(info.base + off);
 }
 
-struct pair { uint64_t group, slot[2]; int current; };
+struct pair { uint64_t slot[2]; int current; };
 
 static bool find(struct pair *p)
 {
-    struct pms_object o;
-    if (pms_object_find(pool, 0, "w", 1, &o, &e) != PMS_OK)
-        return false;
-    p->group = o.data;
-    p->current = o.meta[0] - '0';
-    for (int i = 0; i < 2; i++) {
-        CHECK(ok(pms_object_find(pool, p->group, i ? "1" : "0", 1, &o, &e)));
-        p->slot[i] = o.data;
-    }
-    return true;
+    struct pms_slot_pair found;
+    int status = pms_slot_find(pool, 0, "w", 1, &found, &e);
+    CHECK(status == PMS_OK || status == PMS_E_NOT_FOUND);
+    *p = (struct pair){{found.data[0], found.data[1]}, (int)found.current};
+    return status == PMS_OK;
 }
 
 static void make_pair(void)
@@ -70,7 +65,7 @@ static void make_pair(void)
     CHECK(ok(pms_object_group(pool, 0, "w", 1, 1, &group, &e)));
     for (int i = 0; i < 2; i++)
         CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, BYTES, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
-    CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, "0", 1, &e)));
+    CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, "\x81\xa5slots", 8, &e)));
     CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
     CHECK(ok(pms_commit(pool, &e)));
 }
@@ -80,9 +75,8 @@ static void flip(struct pair *p, int value, bool write)
     CHECK(ok(pms_slot_open(pool, p->slot[!p->current], &e)));
     if (write)
         memset(memory(p->slot[!p->current]), value, BYTES);
-    CHECK(ok(pms_slot_publish(pool, p->slot[!p->current], &e)));
+    CHECK(ok(pms_slot_flip(pool, 0, "w", 1, &e)));
     p->current = !p->current;
-    CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, p->current ? "1" : "0", 1, &e)));
 }
 
 static void step(int value) /* slot, captured array and name together; and before it one that is taken back */
@@ -223,7 +217,7 @@ static void freed_slots_are_ordinary_room(void)
     memset(memory(data), 9, 2 * BYTES);
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(all(memory(data), 2 * BYTES, 0));
-    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID && pms_slot_publish(pool, 1, &e) == PMS_E_INVALID);
+    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID && pms_slot_flip(pool, 0, "w", 1, &e) == PMS_E_NOT_FOUND);
     close_store();
 }
 

@@ -1,0 +1,280 @@
+"""A commit without a copy: optimizers and EM steps that write the other slot, beside a memcpy of the state and the undo log.
+
+The optimizer's step alone is timed, on gradients that do not change: forward and backward would hide what is asked. Floor: a
+memcpy of the state by all cores. Each way has a training of its own, all take turns, and what a way adds is taken against
+torch's fused step of the same round.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import pmstore
+import pmstore.torch
+from benchmarks.harness import (
+    KILL,
+    NONE,
+    POWER,
+    Method,
+    Row,
+    Target,
+    find,
+    measure,
+    report,
+    room_bytes,
+    scratch,
+    size_text,
+    summarize,
+)
+
+MEMCPY, FUSED, DEFAULT = "memcpy of the state", "torch fused", "torch default"
+IN_PLACE, SLOTS, COMMIT, UNDO = "pmstore, in place", "pmstore, slots + commit", "  of it the commit", "torch fused + undo log"
+FLIP = "pmstore process, flip and commit"
+
+
+# ---- optimizers ----
+
+
+def _gradients(parameters: int) -> list[torch.Tensor]:
+    """Square layers and their biases."""
+    width = 2048 if parameters > 2e7 else 1024
+    layers = max(1, round(parameters / (width * width + width)))
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for _ in range(layers):
+        made += [torch.randn(width, width, generator=generator), torch.randn(width, generator=generator)]
+    return made
+
+
+def _parameters(gradients: list[torch.Tensor]) -> list[nn.Parameter]:
+    made = [nn.Parameter(torch.full_like(g, 0.5)) for g in gradients]
+    for parameter, gradient in zip(made, gradients, strict=True):
+        parameter.grad = gradient
+    return made
+
+
+class Attached:
+    """An optimizer whose parameters and state are in a store; a commit after each step."""
+
+    def __init__(self, folder: Path, domain: Any, gradients: list[torch.Tensor], make: Callable[[Any], Any]) -> None:
+        state = 12 * sum(g.numel() for g in gradients)
+        self.store = pmstore.open(folder / "run.pm", size=(16 << 20) + state // 8, domain=domain)
+        self.optimizer = make(_parameters(gradients))
+        self.run = pmstore.torch.attach(self.store, optimizer=self.optimizer)
+        self.file_bytes = (folder / "run.pm").stat().st_size
+        self.commits: list[float] = []
+
+    def step(self) -> None:
+        self.optimizer.step()
+        start = time.perf_counter()
+        self.run.commit()
+        self.commits.append((time.perf_counter() - start) * 1e6)
+
+    def written(self) -> int:
+        stats = self.store.stats()
+        return stats.journal_bytes + stats.home_bytes + stats.straight_bytes
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e6
+
+
+def _case(parameters: int, domain: Any, rounds: int, *, everything: bool) -> list[Row]:
+    """One domain: the ways of taking a step, in turn."""
+    gradients = _gradients(parameters)
+    state = 12 * sum(g.numel() for g in gradients)
+    source, target = torch.ones(state // 4), torch.ones(state // 4)
+    survives = POWER if domain == "file" else KILL
+    with ExitStack() as stack:
+        place = "disk" if domain == "file" else "memory"
+
+        def attached(make: Callable[[Any], Any]) -> Attached:
+            one = Attached(stack.enter_context(scratch(place)), domain, gradients, make)
+            stack.callback(one.store.close)
+            return one
+
+        plain = _parameters(gradients)
+        ways: dict[str, tuple[str, Callable[[], object]]] = {MEMCPY: (NONE, lambda: target.copy_(source))}
+        if everything:
+            ways[DEFAULT] = NONE, torch.optim.AdamW(plain, foreach=False).step
+            ways["torch foreach"] = NONE, torch.optim.AdamW(plain, foreach=True).step
+        ways[FUSED] = NONE, torch.optim.AdamW(plain, fused=True).step
+        if everything:
+            ways[IN_PLACE] = NONE, pmstore.torch.optim.AdamW(_parameters(gradients)).step
+        ours = attached(pmstore.torch.optim.AdamW)
+        ways[SLOTS] = survives, ours.step
+        undo = attached(lambda p: torch.optim.AdamW(p, fused=True))
+        ways[UNDO] = survives, undo.step
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        warm_up = 3  # a first step makes torch's state; the second touches the other slot's pages first
+        for i in range(-warm_up, rounds):
+            if i == 0:
+                times = {name: [] for name in ways}
+                ours.commits.clear()
+                before = {id(one): (one.written(), one.store.stats().home_bytes) for one in (ours, undo)}
+            for name, (_, run) in ways.items():
+                times[name].append(_timed(run))
+        case = f"AdamW, {size_text(state)} of state, {domain}"
+        copy = statistics.median(times[MEMCPY])
+        rows = []
+        for name, (durability, _) in ways.items():
+            row = summarize(name, case, durability, times[name])
+            added = statistics.median(t - base for t, base in zip(times[name], times[FUSED], strict=True))
+            extra = {} if name == MEMCPY else {"added / memcpy": added / copy}
+            one = {SLOTS: ours, UNDO: undo}.get(name)
+            if one is not None:
+                extra["file / state"] = one.file_bytes / state
+                if domain == "file":
+                    extra["written / state"] = (one.written() - before[id(one)][0]) / rounds / state
+            rows.append(replace(row, ratio=row.median_us / copy, extra=extra))
+            if name == SLOTS:
+                alone = summarize(COMMIT, case, durability, ours.commits)
+                rows.append(replace(alone, ratio=alone.median_us / copy))
+        return rows
+
+
+# ---- states of iterative algorithms ----
+
+
+class Flipped:
+    """A state of several arrays in slots, as KMeans or EM keeps it; the next version is written before the clock runs."""
+
+    def __init__(self, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.store = pmstore.open(folder / "run.pm", size="16MiB", domain="process")
+        self.slots = [self.store.slots(name, shape, "float64") for name, shape in shapes.items()]
+        self.store.commit()
+        self.value = 0.0
+
+    def update(self) -> None:
+        self.value += 1
+        for one in self.slots:
+            one.next[...] = self.value
+
+    def commit(self) -> float:
+        with self.store.transaction():
+            self.update()
+            start = time.perf_counter()
+            for one in self.slots:
+                one.flip()
+        return time.perf_counter() - start
+
+
+def _states(quick: bool) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Centres and inertia of KMeans; weights, means, covariances and likelihood of a Gaussian mixture."""
+    kmeans = lambda k, width: {"centres": (k, width), "inertia": (1,)}  # noqa: E731
+    gmm = lambda k, width: {"covariances": (k, width, width), "means": (k, width), "weights": (k,), "likelihood": (1,)}  # noqa: E731
+    states = {"KMeans, 4.9 MB": kmeans(780, 784)}
+    if not quick:
+        states |= {"GMM, 4.9 MB": gmm(1, 784), "KMeans, 24.6 MB": kmeans(3920, 784), "GMM, 24.6 MB": gmm(5, 784)}
+    return states
+
+
+def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int) -> list[Row]:
+    count = sum(int(np.prod(shape)) for shape in shapes.values())
+    source, target = torch.ones(count, dtype=torch.float64), torch.ones(count, dtype=torch.float64)
+    halves = [np.ones(count), np.ones(count)]
+    numpy_source = np.ones(count)
+    with scratch("memory") as folder, scratch("memory") as other:
+        slots = Flipped(folder, shapes)
+        store = pmstore.open(other / "run.pm", size=(16 << 20) + 4 * 8 * count, domain="process")
+        arrays = [store.zeros(name, shape) for name, shape in shapes.items()]
+        store.commit()
+        turn = [0]
+
+        def memcpy() -> None:
+            target.copy_(source)
+
+        def undo() -> None:
+            turn[0] += 1
+            with store.transaction(writes=arrays):
+                for one in arrays:
+                    one[...] = turn[0]
+
+        def copy_and_flip() -> None:
+            turn[0] ^= 1
+            np.copyto(halves[turn[0] & 1], numpy_source)
+
+        rows = measure(
+            title,
+            [
+                Method(MEMCPY, NONE, memcpy),
+                Method("memcpy into the other of two, one core", NONE, copy_and_flip),
+                Method(FLIP, KILL, slots.commit),
+                Method("pmstore process, undo log: write and commit", KILL, undo),
+            ],
+            rounds,
+            warm_up=5,
+        )
+        slots.store.close()
+        store.close()
+    base = rows[0].median_us
+    return [replace(row, ratio=row.median_us / base) for row in rows]
+
+
+# ---- all of it ----
+
+
+def _targets(rows: list[Row]) -> list[Target]:
+    found = []
+    for case in dict.fromkeys(row.case for row in rows):
+        flip, ours = find(rows, case, FLIP), find(rows, case, SLOTS)
+        if flip is not None:
+            found.append(Target(f"{case}: flip and commit, us", flip.median_us, 20))
+        if ours is None:
+            continue
+        if case.endswith("file"):
+            found.append(Target(f"{case}: bytes written over the state's", ours.extra["written / state"], 1.05))
+            continue
+        bound = 0.15 if case.endswith("process") else 0.4
+        found.append(Target(f"{case}: added over {FUSED}, in memcpys", ours.extra["added / memcpy"], bound))
+        alone, fused, default = (find(rows, case, name) for name in (IN_PLACE, FUSED, DEFAULT))
+        commit = find(rows, case, COMMIT)
+        assert fused is not None
+        assert commit is not None
+        step = ours.median_us - commit.median_us
+        found.append(Target(f"{case}: the step into the other slot over {FUSED}", step / fused.median_us, 1.15))
+        if alone is not None and default is not None:
+            found.append(Target(f"{case}: {IN_PLACE} over {FUSED}", alone.median_us / fused.median_us, 1.15))
+            found.append(Target(f"{case}: {DEFAULT} over the step", default.median_us / step, 5, at_least=True))
+    return found
+
+
+def main(quick: bool = False) -> None:
+    rows: list[Row] = []
+    notes = [f"torch computes with {torch.get_num_threads()} of {os.cpu_count()} cores"]
+    for title, shapes in _states(quick).items():
+        rows += _flips(title, shapes, 50 if quick else 300)
+    parameters = 3_000_000 if quick else 37_700_000
+    for domain, count, rounds in (
+        ("process", parameters, 5 if quick else 15),
+        ("emulated", parameters, 5 if quick else 11),
+        ("file", 3_000_000, 3 if quick else 6),
+    ):
+        if 12 * 14 * count > 3 * room_bytes("memory"):
+            notes.append(f"{domain}, {size_text(12 * count)} left out: not enough memory is free")
+            continue
+        rows += _case(count, domain, rounds, everything=domain == "process")
+        gc.collect()
+    report(
+        "slots",
+        "A commit without a copy: slots",
+        rows,
+        ratio_text=f"{MEMCPY} by all cores",
+        targets=_targets(rows),
+        notes=notes,
+        quick=quick,
+    )
