@@ -164,7 +164,7 @@ static int extent_new(struct pms_heap *h, struct pms_descriptor *x, const uint64
     int status = find_room(h, x->pages, owner, &range, &x->page, error);
     if (status)
         return status;
-    PMS_ASSERT(x->pages < HUGE_PAGES || x->page % HUGE_PAGES == 0);
+    PMS_ASSERT(range && (x->pages < HUGE_PAGES || x->page % HUGE_PAGES == 0));
     describe(h, range, x, bitmap);
     struct pms_extent *e = pms_index_carve(&h->index, range, x->page, x->pages);
     e->owner = (uint8_t)owner;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-int pms_fail(struct pms_error *error, enum pms_status status, const char *what, ...)
+int(pms_fail)(struct pms_error *error, enum pms_status status, const char *what, ...)
 {
     if (!error)
         return status;
@@ -20,7 +20,7 @@ int pms_fail(struct pms_error *error, enum pms_status status, const char *what, 
     return status;
 }
 
-int pms_fail_errno(struct pms_error *error, const char *what)
+int(pms_fail_errno)(struct pms_error *error, const char *what)
 {
     int err = errno;
     bool full = err == ENOSPC || err == EDQUOT || err == EFBIG;

@@ -294,8 +294,8 @@ static bool mergeable(enum pms_dirty_kind kind, uint64_t a, uint64_t b)
 
 void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len, uint64_t log_pos)
 {
-    struct pms_dirty *last = u->dirty_count ? &u->dirty[u->dirty_count - 1] : NULL;
-    if (last && last->kind == (uint32_t)kind && mergeable(kind, last->len, len)) {
+    struct pms_dirty *last = &u->dirty[u->dirty_count - (u->dirty_count > 0)];
+    if (u->dirty_count && last->kind == (uint32_t)kind && mergeable(kind, last->len, len)) {
         if (last->off + last->len == off) {
             last->len += len;
             return;
