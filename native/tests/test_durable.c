@@ -197,7 +197,7 @@ static size_t order_length;
 static int note_order(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     bool word = primitive == PMS_PRIM_STORE && bytes == sizeof(uint64_t) && addr % PMS_PAGE == 0; /* the anchor: alone on its page */
-    char letter = word ? 'A' : ".SFfPY.aC"[primitive];
+    char letter = word ? 'A' : ".SFfPY.aCM"[primitive];
     if (order_length < sizeof order - 1)
         order[order_length++] = letter;
     return 0;
