@@ -399,7 +399,8 @@ static void targets_are_checked(void)
     struct bench b;
     bench_open(&b, MIB, 8 * MIB);
     const struct pms_segment *s = b.super.segment;
-    uint64_t table_end = s[0].table_off + s[0].data_pages * sizeof(struct pms_pte), end = b.super.file_bytes;
+    uint64_t table_bytes = (s[0].data_pages * sizeof(struct pms_pte) + PMS_GRANULE - 1) / PMS_GRANULE * PMS_GRANULE;
+    uint64_t table_end = s[0].table_off + table_bytes, end = b.super.file_bytes;
     uint64_t data_end = s[0].data_off + s[0].data_pages * PMS_PAGE;
     const struct { uint64_t target; uint32_t len; } bad[] = {
         {0, 8}, {PMS_PAGE - 8, 8}, {PMS_OFF_SUPER(1), 64}, {PMS_OFF_ANCHOR, 8}, {PMS_OFF_JANCHOR(0), 8}, {PMS_OFF_JANCHOR(1), 512},
