@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from pmstore import _ffi, array, values
 from pmstore._block import Transaction
 from pmstore.containers import Group
 from pmstore.core import Core
-from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError
+from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, TierError
 
 if TYPE_CHECKING:
     from pmstore.tiers.config import TierConfig
@@ -643,4 +644,8 @@ def open(
         force=force,
         ranges=array.span,
     )
-    return Store(Core(pool))
+    store = Store(Core(pool))
+    if mode != "r" and ".pmstore" in store:
+        with suppress(TierError, CorruptStoreError):  # told to whoever uses them
+            store._open_tiers()  # those that are flushed by themselves begin to be
+    return store

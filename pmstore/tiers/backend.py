@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
@@ -76,6 +77,7 @@ _file_locks: WeakSet[_FileLock] = WeakSet()
 
 class _FileLock:
     def __init__(self, path: Path) -> None:
+        self.place = path.parent
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         _file_locks.add(self)
         try:
@@ -87,7 +89,12 @@ class _FileLock:
             ) from None
 
     def check(self) -> None:
-        """The kernel keeps it."""
+        """The kernel keeps it, as long as its file has a name."""
+        if os.fstat(self.fd).st_nlink == 0:
+            raise TierError(
+                f"{self.place}: the directory was removed, or emptied, while epochs were written to it: remove_tier and "
+                "add_tier make it anew"
+            )
 
     def release(self) -> None:
         if self.fd >= 0:
@@ -102,6 +109,17 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _sync_names(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system without directories to sync
+            raise
+    finally:
+        os.close(fd)
 
 
 class LocalBackend:
@@ -124,7 +142,6 @@ class LocalBackend:
             return file.read(-1 if end is None else end - start)
 
     def publish(self, name: str, data: bytes) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
         temporary = self.path / f".{name}.{secrets.token_hex(4)}.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -139,36 +156,32 @@ class LocalBackend:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        self._sync_names()
+        _sync_names(self.path)
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path / name)
 
     def lock(self, prefix: str, session: str) -> Lock:
+        """Makes the directory, too, and its name durable: whoever made it may have died before that."""
         self.path.mkdir(parents=True, exist_ok=True)
+        device = self.path.stat().st_dev
+        for above in self.path.parents:
+            with contextlib.suppress(PermissionError):
+                _sync_names(above)
+            if above.stat().st_dev != device:
+                break
         return _FileLock(self.path / f".{prefix}lock")
-
-    def _sync_names(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno != 22:  # EINVAL: a file system without directories to sync
-                raise
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[int]:
         """A new file for chunks: its descriptor. Synced, with its name, on leaving; gone if that fails."""
-        self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             fd = os.open(path, flags | os.O_DIRECT, 0o644)
         except OSError as error:
-            if error.errno != 22:
+            if error.errno != errno.EINVAL:
                 raise
             self.delete(name)  # the file may have been made before the flag was refused
             fd = os.open(path, flags, 0o644)
@@ -180,7 +193,7 @@ class LocalBackend:
             raise
         finally:
             os.close(fd)
-        self._sync_names()
+        _sync_names(self.path)
 
     def open(self, name: str) -> int:
         return os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -242,7 +255,14 @@ class FsspecBackend:
         return {one["name"].rsplit("/", 1)[-1]: int(one["size"] or 0) for one in listed if one["type"] == "file"}
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        data: bytes = self.fs.cat_file(self._path(name), start=start or None, end=end)
+        try:
+            data: bytes = self.fs.cat_file(self._path(name), start=start or None, end=end)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if end is None or self.fs.size(self._path(name)) > start:
+                raise
+            return b""  # services refuse a range past the end, as all of an empty file is
         return data
 
     def publish(self, name: str, data: bytes) -> None:

@@ -240,6 +240,11 @@ def uuid_of(head: bytes) -> str:
     return head[32:48].hex()
 
 
+def file_bytes_of(head: bytes) -> int:
+    """Of the store's file, by its superblock."""
+    return int.from_bytes(head[56:64], "little")
+
+
 def write_all(fd: int, data: Any, position: int) -> None:
     view = memoryview(data).cast("B")
     while view:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pmstore import array
 from pmstore.array import Descriptor
-from pmstore.errors import TierError
+from pmstore.errors import CorruptStoreError, TierError
 from pmstore.tiers.backend import open_backend
 from pmstore.tiers.image import Image, Stored
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, list_epochs
@@ -66,6 +66,9 @@ def export_safetensors(
         except BrokenEpochError as error:
             reasons.append(f"epoch {info.epoch} is {error}")
             continue
+        except CorruptStoreError as error:
+            reasons.append(f"epoch {info.epoch} is corrupt: {error}")
+            continue
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
@@ -95,6 +98,8 @@ def _write(file: IO[bytes], source: EpochBytes, image: Image, found: Mapping[str
     at = 0
     for name, one in found.items():
         descriptor = image.descriptor(one)
+        if math.prod(descriptor.shape) * _item_bytes(_type(descriptor, name)) != one.nbytes:
+            raise BrokenEpochError("corrupt", f"{name!r} has not as many bytes as its shape says")
         header[name] = {
             "dtype": _type(descriptor, name),
             "shape": list(descriptor.shape),
@@ -119,6 +124,10 @@ def _type(descriptor: Descriptor, name: str) -> str:
     if kind is None:
         raise ValueError(f"{name!r} is of dtype {stored}, which safetensors does not have: export a group without it")
     return kind
+
+
+def _item_bytes(kind: str) -> int:
+    return 1 if kind == "BOOL" else int("".join(filter(str.isdigit, kind.split("_")[0]))) // 8
 
 
 def _in_c_order(descriptor: Descriptor, data: bytes) -> bytes:

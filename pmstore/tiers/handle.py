@@ -91,15 +91,16 @@ class Flush:
 
     def raise_once(self, again: bool = False) -> None:
         """Raises the error, if nobody has been told yet."""
-        if self.error is None or (self.told and not again):
+        if not (self.error is not None if again else self.untold):
             return
+        assert self.error is not None
         self.told = True
         raise self.error
 
     @property
     def untold(self) -> bool:
-        """It failed, and nobody has been told."""
-        return self.error is not None and not self.told
+        """It failed, nobody has been told, and nobody asked for it."""
+        return self.error is not None and not self.told and not self.cancelled
 
     def finish(self, error: BaseException | None, stats: FlushStats | None) -> None:
         """For the thread that flushes."""

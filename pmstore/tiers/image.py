@@ -17,7 +17,6 @@ _ROOT = struct.Struct("<QQ")
 _HEADER = struct.Struct("<QQQQQQ")
 _NODE = struct.Struct("<QQQQQIIII")
 _NODE_BYTES = 64
-_NAMES_MOST = 1 << 40
 _DEPTH_MOST = 1000
 
 
@@ -45,12 +44,14 @@ class Image:
         Raises: CorruptStoreError; what `read` raises.
         """
         groups = [("", self._root, 0)]
+        seen = {self._root}
         while groups:
             path, offset, depth = groups.pop()
             for one in self._directory(path, offset):
                 if one.kind == _ffi.GROUP:
-                    if depth == _DEPTH_MOST:
+                    if depth == _DEPTH_MOST or one.offset in seen:
                         raise CorruptStoreError("groups contain each other")
+                    seen.add(one.offset)
                     groups.append((one.name + "/", one.offset, depth + 1))
                 elif one.kind in (_ffi.VALUE, _ffi.ARRAY):
                     yield one
@@ -66,9 +67,11 @@ class Image:
 
     def _directory(self, path: str, offset: int) -> Iterator[Stored]:
         count, _, _, _, node, _ = _HEADER.unpack(self.read(offset, _HEADER.size))
-        for _ in range(min(count, _NAMES_MOST)):
-            if not node:
+        seen = set()
+        for _ in range(count):
+            if not node or node in seen:
                 raise CorruptStoreError("a directory has fewer names than it counts")
+            seen.add(node)
             raw = self.read(node, _NODE_BYTES)
             _, _, following, data, data_bytes, kind, meta_bytes, name_bytes, _ = _NODE.unpack_from(raw)
             if name_bytes > 4096 or meta_bytes > 1 << 32:

@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from pmstore._ffi import Pool
+from pmstore.containers import Group
 from pmstore.errors import TierError
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
@@ -52,7 +54,10 @@ class Tiers:
         """Reads what the store remembers."""
         if GROUP not in store:
             return
-        for name in store[GROUP]:
+        group = store[GROUP]
+        if not isinstance(group, Group):
+            raise TierError(f"{store.path}: {GROUP!r} is no group: what the store remembers of tiers was overwritten")
+        for name in group:
             try:
                 value = store[f"{GROUP}/{name}"]
                 config = TierConfig.from_value(value)
@@ -62,6 +67,7 @@ class Tiers:
                 raise TierError(f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}") from error
             self._seen[name] = self._pool.epoch()
             self._configs[name] = config
+        _install_sigterm()
         self._watch()
 
     def add(self, store: Store, name: str, config: TierConfig) -> None:
@@ -133,16 +139,23 @@ class Tiers:
                     continue
                 if epoch - seen[name] < config.every:
                     continue
-                with contextlib.suppress(Exception):  # a thread has nobody to raise to: it warns, and tries again
+                try:
                     writer = self.writer(name)
                     if writer.last is None or writer.last.done:
+                        seen[name] = epoch  # after a failure, too, the next try is `every` commits later
                         writer.warn_untold()
-                        seen[name] = self.flush(name, False).epoch
+                        self.flush(name, False)
+                except Exception as error:  # a thread has nobody to raise to
+                    seen[name] = epoch
+                    if not self._closed.is_set():
+                        warnings.warn(f"tier {name!r} cannot be flushed: {error}", stacklevel=1)
 
     # ---- ending ----
 
     def drain(self, timeout: float | None) -> None:
         """Waits for all flushes under way. Raises: TimeoutError; what they raised, if nobody has been told."""
+        if os.getpid() != self._process:
+            return
         end = None if timeout is None else time.monotonic() + timeout
         for writer in list(self._writers.values()):
             if not writer.drain(None if end is None else max(0.0, end - time.monotonic())):
@@ -172,7 +185,7 @@ class Tiers:
 def drain_all(timeout: float | None = None) -> None:
     """Waits for the flushes of all stores of this process, at most timeout seconds; errors stay with the handles."""
     end = None if timeout is None else time.monotonic() + timeout
-    for tiers in list(_all):
+    for tiers in [one for one in _all if one._process == os.getpid()]:  # a fork child has none of the threads
         for writer in list(tiers._writers.values()):
             writer.drain(None if end is None else max(0.0, end - time.monotonic()))
 
@@ -185,8 +198,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 
 def _install_sigterm() -> None:
     """A program that leaves SIGTERM alone would be ended by it at once: flushes under way are finished first. One that
-    handles it is
-    left alone; it may call `drain_all`."""
+    handles it is left alone; it may call `drain_all`."""
     if threading.current_thread() is not threading.main_thread():
         return
     with contextlib.suppress(ValueError):  # a subinterpreter

@@ -16,18 +16,22 @@ import msgpack
 import numpy as np
 
 from pmstore.array import Array
-from pmstore.tiers.engine import PAGE_BYTES, checksum, uuid_of
+from pmstore.tiers.engine import PAGE_BYTES, checksum, file_bytes_of, uuid_of
 
 MAGIC = b"PMSTIER1"
 SUFFIX = ".manifest"
 CHUNKS_SUFFIX = ".chunks"
 FORMAT = 1
 RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MANIFEST_MOST = 4 << 30
+"""Bytes of a manifest that is read at all: a state of 45 TB."""
+WORLD_MOST = 1 << 20
 
 CHUNK = np.dtype([("index", "<u8"), ("position", "<u8"), ("file", "<u4"), ("crc", "<u4")])
 """index: of the chunk in the store's file. position: in file number `file` of the manifest's list. crc: CRC-32C."""
 
 _HEAD = struct.Struct("<8sIQ")
+_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.chunks")
 _NAME = re.compile(r"(\d{8,})\.(\d{12,})\.([A-Za-z0-9_-]{1,64})\.(\d+)-(\d+)\.manifest")
 
 
@@ -94,6 +98,11 @@ class Manifest:
         return uuid_of(self.head)
 
     @property
+    def store_bytes(self) -> int:
+        """Of the store's file, as its superblock says."""
+        return file_bytes_of(self.head)
+
+    @property
     def state_bytes(self) -> int:
         return (len(self.chunks) + len(self.borrowed)) * self.chunk_bytes
 
@@ -116,20 +125,31 @@ class Manifest:
         )
         return _HEAD.pack(MAGIC, checksum(body), len(body)) + body
 
+    @staticmethod
+    def packed_bytes(data: bytes) -> int:
+        """Of all of a manifest, by its first bytes.
+
+        Raises: BadManifestError.
+        """
+        if len(data) < _HEAD.size:
+            raise BadManifestError("the manifest is cut off")
+        magic, _, length = _HEAD.unpack_from(data)
+        if magic != MAGIC:
+            raise BadManifestError("not a manifest")
+        if length > MANIFEST_MOST:
+            raise BadManifestError(f"the manifest has more than {MANIFEST_MOST} bytes")
+        return _HEAD.size + int(length)
+
     @classmethod
     def unpack(cls, data: bytes) -> Manifest:
         """Checks everything that is followed later.
 
         Raises: BadManifestError.
         """
-        if len(data) < _HEAD.size:
+        if len(data) != cls.packed_bytes(data):
             raise BadManifestError("the manifest is cut off")
-        magic, crc, length = _HEAD.unpack_from(data)
+        _, crc, _ = _HEAD.unpack_from(data)
         body = data[_HEAD.size :]
-        if magic != MAGIC:
-            raise BadManifestError("not a manifest")
-        if len(body) != length:
-            raise BadManifestError("the manifest is cut off")
         if checksum(body) != crc:
             raise BadManifestError("the manifest's checksum is wrong")
         try:
@@ -161,16 +181,20 @@ class Manifest:
 
         must(self.chunk_bytes >= PAGE_BYTES and self.chunk_bytes % PAGE_BYTES == 0, "size of a chunk")
         must(self.chunk_bytes <= 1 << 30, "size of a chunk")
-        must(len(self.head) == PAGE_BYTES and 0 <= self.rank < self.world_size, "head or rank")
+        must(len(self.head) == PAGE_BYTES and 0 <= self.rank < self.world_size <= WORLD_MOST, "head or rank")
         for name, size in self.files:
-            must("/" not in name and name.endswith(CHUNKS_SUFFIX) and size >= 0, "name of a file")
+            must(_FILE.fullmatch(name) and 0 <= size < 1 << 60, "name of a file")
+        end = -(-self.store_bytes // self.chunk_bytes)
         c = self.chunks
         must(np.all(c["file"] < len(self.files)), "number of a file")
         if len(c):
-            must(np.all(np.diff(c["index"].astype(np.int64)) > 0) and int(c["index"][-1]) < 1 << 40, "order of the chunks")
+            must(np.all(c["index"][1:] > c["index"][:-1]) and int(c["index"][-1]) < end, "order of the chunks")
             sizes = np.array([size for _, size in self.files], np.uint64)
             must(np.all(c["position"] <= np.uint64(1 << 60)), "position of a chunk")
             must(np.all(c["position"] + np.uint64(self.chunk_bytes) <= sizes[c["file"]]), "position of a chunk")
-        must(not len(self.borrowed) or int(self.borrowed.max()) < 1 << 40, "index of a chunk")
-        for one in self.shared:
-            must(one.offset > 0 and 0 < one.nbytes < 1 << 60, "a replicated array")
+        b = self.borrowed
+        must(not len(b) or (np.all(b[1:] > b[:-1]) and int(b[-1]) < end), "order of the chunks of others")
+        at = 0
+        for one in sorted(self.shared, key=lambda shared: shared.offset):
+            must(one.offset > at and one.nbytes > 0 and one.offset + one.nbytes <= self.store_bytes, "a replicated array")
+            at = one.offset + one.nbytes - 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from pmstore.tiers.backend import Backend
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 
 __all__ = ["BrokenEpochError", "EpochInfo", "list_epochs"]
+
+FIRST_BYTES = 1 << 20
+"""Of a manifest, read at once: a state of 10 GB in one request."""
 
 
 class BrokenEpochError(Exception):
@@ -61,9 +66,11 @@ def list_epochs(backend: Backend) -> list[EpochInfo]:
 def _look(backend: Backend, names: dict[str, int], ranks: dict[int, ManifestName]) -> EpochInfo:
     first = next(iter(ranks.values()))
     problem: str | None = None
-    missing = [rank for rank in range(first.world_size) if rank not in ranks]
-    if missing:
-        problem = f"missing: rank {', '.join(map(str, missing))} of {first.world_size} has not published"
+    if len(ranks) < first.world_size:  # which may be any number that fits into a name
+        missing = list(islice((rank for rank in range(first.world_size) if rank not in ranks), 8))
+        more = first.world_size - len(ranks) - len(missing)
+        named = f"{', '.join(map(str, missing))}{f' and {more} more' if more else ''}"
+        problem = f"missing: rank {named} of {first.world_size} has not published"
     state, files, when = 0, 0, 0.0
     for rank in sorted(ranks):
         try:
@@ -96,9 +103,16 @@ def _look(backend: Backend, names: dict[str, int], ranks: dict[int, ManifestName
 def load_manifest(backend: Backend, name: ManifestName | str) -> Manifest:
     """Raises: BrokenEpochError."""
     try:
-        manifest = Manifest.unpack(backend.read(str(name)))
+        data = backend.read(str(name), 0, FIRST_BYTES)
+        if Manifest.packed_bytes(data) > len(data):
+            data += backend.read(str(name), len(data), Manifest.packed_bytes(data))
+        manifest = Manifest.unpack(data)
     except FileNotFoundError:
         raise BrokenEpochError("missing", f"manifest {name}") from None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise BrokenEpochError("corrupt", f"{name} cannot be read: {error}") from None
     except BadManifestError as error:
         raise BrokenEpochError("corrupt", f"{name}: {error}") from None
     parsed = ManifestName.parse(str(name))
@@ -123,7 +137,9 @@ class EpochBytes:
         self._cache: tuple[int, bytes] = (-1, b"")
         manifest = self.manifest
         if len(manifest.borrowed):
-            self._lenders = sharding.lenders(manifest.shared, rank, manifest.world_size, manifest.chunk_bytes)
+            self._lenders = sharding.lenders(
+                manifest.shared, rank, manifest.world_size, manifest.chunk_bytes, manifest.borrowed
+            )
 
     def own_chunk(self, index: int) -> bytes | None:
         """None: the epoch has no such chunk (it held nothing). Raises: BrokenEpochError."""
@@ -147,6 +163,10 @@ class EpochBytes:
             data = self.backend.read(file, position, position + size)
         except FileNotFoundError:
             raise BrokenEpochError("missing", f"file {file}") from None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise BrokenEpochError("corrupt", f"chunk {index} in {file} cannot be read: {error}") from None
         if len(data) != size:
             raise BrokenEpochError("corrupt", f"chunk {index} in {file}: the file is too short")
         return data
@@ -171,8 +191,7 @@ class EpochBytes:
         Raises: BrokenEpochError.
         """
         size = self.manifest.chunk_bytes
-        last = max([int(one[-1]) for one in (self.manifest.chunks["index"], self.manifest.borrowed) if len(one)], default=0)
-        if offset < 0 or offset + nbytes > (last + 1) * size:
+        if not 0 <= offset <= offset + nbytes <= self.manifest.store_bytes:
             raise BrokenEpochError("corrupt", f"a reference to byte {offset + nbytes}, past the end of the state")
         parts = []
         while nbytes > 0:

@@ -56,13 +56,17 @@ def borrowed(shared: Sequence[Shared], rank: int, world_size: int, chunk_bytes: 
     return np.flatnonzero(mask).astype(np.uint64)
 
 
-def lenders(shared: Sequence[Shared], rank: int, world_size: int, chunk_bytes: int) -> dict[int, tuple[int, int, int]]:
-    """For each borrowed chunk: (rank that has it, number of its array, byte of the array where the chunk starts)."""
+def lenders(
+    shared: Sequence[Shared], rank: int, world_size: int, chunk_bytes: int, borrowed: Array
+) -> dict[int, tuple[int, int, int]]:
+    """For each borrowed chunk: (rank that has it, number of its array, byte of the array where the chunk starts). One that is
+    in no other rank's part is left out."""
     found: dict[int, tuple[int, int, int]] = {}
     for part in parts(shared, world_size):
         if part.rank == rank:
             continue
         offset = shared[part.array].offset
-        for index in range(-(-(offset + part.start) // chunk_bytes), (offset + part.end) // chunk_bytes):
+        first, end = -(-(offset + part.start) // chunk_bytes), (offset + part.end) // chunk_bytes
+        for index in borrowed[slice(*np.searchsorted(borrowed, [first, end]))].tolist():
             found[index] = (part.rank, part.array, index * chunk_bytes - offset)
     return found

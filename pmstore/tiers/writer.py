@@ -28,7 +28,8 @@ THREADS = 2
 """One reads and checksums while the other writes."""
 SPACE = 2.0
 """Files may hold so many times the state before chunks of the emptiest ones are written anew."""
-STREAM_BYTES = 4 << 20
+PENDING_MOST = 8
+"""Flushes of one tier that may wait for each other; the next call waits for the first of them."""
 
 
 @dataclass(slots=True)
@@ -37,8 +38,12 @@ class _Base:
     on a file that another writer may take away."""
 
     tag: int
-    epoch: int
+    name: str
     manifest: Manifest
+
+    def intact(self, names: dict[str, int]) -> bool:
+        """Nothing may rest on files that somebody took away."""
+        return self.name in names and all(names.get(file, -1) >= size for file, size in self.manifest.files)
 
 
 class Writer:
@@ -53,6 +58,8 @@ class Writer:
         self._lock: Lock | None = None
         self._count = 0
         self._turn = threading.Lock()
+        self._pending: list[Flush] = []
+        self._files: dict[str, frozenset[str]] = {}  # of manifests that were read: they do not change
 
     # ---- starting ----
 
@@ -63,12 +70,16 @@ class Writer:
         """
         if self.last is not None and self.last.done:
             self._tell(self.last)
+        self._pending = [one for one in self._pending if not one.done]
+        if len(self._pending) >= PENDING_MOST:
+            self._pending[0]._done.wait()
         began = time.perf_counter()
         config = self.config
         snapshot = Snapshot(self.pool, config.memory_bytes, config.max_wait_seconds)
         transfer = Transfer(config.max_bytes_per_second)
         made = Flush(self.name, snapshot.epoch, transfer)
         before, self.last = self.last, made
+        self._pending.append(made)
         blocked = time.perf_counter() - began
         job = threading.Thread(
             target=self._run, args=(made, before, snapshot, transfer, full, began, blocked), name="pmstore flush", daemon=True
@@ -77,6 +88,7 @@ class Writer:
             job.start()
         except BaseException:
             self.last = before
+            self._pending.remove(made)
             snapshot.close()
             raise
         if config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
@@ -148,14 +160,18 @@ class Writer:
     def _flush(
         self, flush: Flush, snapshot: Snapshot, transfer: Transfer, full: bool, began: float, blocked: float
     ) -> FlushStats:
-        base = None if full else self._base
-        if base is not None and base.tag == snapshot.tag:
-            return _stats(snapshot.info(), began, blocked, 0, base.manifest, False)
         if self._lock is None:
+            self._refuse_another_lineage()
             self._lock = self.backend.lock(self._name(0, 0).data_prefix, self.session)
             self._clean()
-        manifest, write = self._plan(snapshot, base)
+        self._lock.check()
         names = self.backend.names()
+        base = None if full else self._base
+        if base is not None and not base.intact(names):
+            base = None
+        if base is not None and base.tag == snapshot.tag:
+            return _stats(snapshot.info(), began, blocked, 0, base.manifest, False)
+        manifest, write = self._plan(snapshot, base)
         taken = list(filter(None, map(ManifestName.parse, names)))
         name = self._name(max((found.generation for found in taken), default=0) + 1, flush.epoch)
         flush.total_bytes = len(write) * self.config.chunk_bytes
@@ -176,7 +192,7 @@ class Writer:
             raise TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
         self._lock.check()
         self.backend.publish(str(name), manifest.pack())
-        self._base = _Base(snapshot.tag, flush.epoch, manifest)
+        self._base = _Base(snapshot.tag, str(name), manifest)
         for found in taken:
             if found[1:] == name[1:]:
                 self.backend.delete(str(found))  # the same commit, flushed before: replaced now that this one is there
@@ -303,24 +319,47 @@ class Writer:
 
     def _named(self, names: dict[str, int]) -> set[str] | None:
         """The files that manifests of this run and rank name; None if one of them cannot be read, and nothing is known."""
-        own = self._name(0, 0)
-        found: set[str] = set()
-        for name in names:
-            parsed = ManifestName.parse(name)
-            if parsed is None or parsed[2:] != own[2:]:
+        own = self._own(names)
+        self._files = {name: files for name, files in self._files.items() if name in own}
+        for name in own:
+            if name in self._files:
                 continue
             try:
-                found.update(file for file, _ in Manifest.unpack(self.backend.read(name)).files)
+                self._files[name] = frozenset(file for file, _ in Manifest.unpack(self.backend.read(name)).files)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError):
                 return None
-        return found
+        return {file for files in self._files.values() for file in files}
+
+    def _own(self, names: dict[str, int]) -> dict[str, ManifestName]:
+        """Manifests of this run and rank."""
+        prefix = self._name(0, 0)[2:]
+        parsed = ((name, ManifestName.parse(name)) for name in names)
+        return {name: one for name, one in parsed if one is not None and one[2:] == prefix}
+
+    def _refuse_another_lineage(self) -> None:
+        """Epochs of one run are commits of one store. One that was restored, and trained on, went another way: under the same
+        name its epochs would stand beside those of the way it left, and with several ranks an epoch could be put together
+        of both.
+
+        Raises: TierError.
+        """
+        for name in sorted(self._own(self.backend.names()), reverse=True):
+            try:
+                lineage = Manifest.unpack(self.backend.read(name)).lineage
+            except (FileNotFoundError, ValueError):
+                continue
+            if lineage != self.pool.info.uuid.hex():
+                raise TierError(
+                    f"{self.backend.url}: epochs of run {self._name(0, 0).run!r} here were flushed by another store (this one "
+                    "was restored, or is new): give it another run= or URL"
+                )
+            return
 
     def _forget(self, newest: Manifest) -> None:
         """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch of several ranks counts
-        when all of
-        their manifests are there. Nothing goes while the newest one's files are not all there."""
+        when all of their manifests are there. Nothing goes while the newest one's files are not all there."""
         names = self.backend.names()
         if any(names.get(file, -1) < size for file, size in newest.files):
             raise TierError(f"{self.backend.url}: files of epoch {newest.epoch} disappeared after they were written")

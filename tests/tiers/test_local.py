@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -261,17 +263,59 @@ def test_a_branch_is_a_run_of_its_own(step: Step, filled: pmstore.Store, path: P
     assert restored(path, url)["a"][0] == 3
 
 
-def test_two_writers_of_one_run(filled: pmstore.Store, url: str, shm: Path) -> None:
-    with pmstore.open(shm / "other.pm") as other:
-        for store in (filled, other):
-            store.add_tier("t", url, run="same")
-        filled.flush("t", wait=True)
-        other["x"] = 1
-        other.commit()
+def test_two_writers_of_one_run(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.close()
+    shutil.copy(path, path.with_name("copy.pm"))
+    with pmstore.open(path) as store, pmstore.open(path.with_name("copy.pm")) as copy:
+        store.flush("t", wait=True)
+        copy["x"] = 1
+        copy.commit()
         with pytest.raises(TierError, match="another store or process"):
-            other.flush("t", wait=True)
-        filled.remove_tier("t")
-        other.flush("t", wait=True)
+            copy.flush("t", wait=True)
+        store.remove_tier("t")
+        copy.flush("t", wait=True)
+
+
+def test_a_run_is_of_one_store(filled: pmstore.Store, path: Path, url: str, shm: Path) -> None:
+    """A restored store that was trained on cannot put its epochs beside those of the way it left, whatever name it gives."""
+    filled.add_tier("t", url, run="job", chunk_bytes=CHUNK)
+    filled["a"][:] = 1
+    filled.commit()
+    filled.flush("t", wait=True)
+    filled.close()
+    pmstore.restore(path.with_name("branch.pm"), url)
+    with pmstore.open(path.with_name("branch.pm")) as branch:
+        branch.add_tier("t", url, run="job", chunk_bytes=CHUNK)
+        branch["a"][:] = 2
+        branch.commit()
+        with pytest.raises(TierError, match="another store"):
+            branch.flush("t", wait=True)
+        branch.add_tier("t", url, run="job-2", chunk_bytes=CHUNK)
+        branch.flush("t", wait=True)
+    assert restored(path, url, run="job-2")["a"][0] == 2
+    with pmstore.open(path) as store:  # the first store goes on as before
+        store["a"][:] = 3
+        store.commit()
+        store.flush("t", wait=True)
+    assert len({(one.run, one.epoch) for one in pmstore.epochs(url)}) == 3
+    assert restored(path, url)["a"][0] == 3
+
+
+def test_files_that_somebody_took_away_are_written_anew(filled: pmstore.Store, step: Step, path: Path, url: str) -> None:
+    step(1)
+    for file in Path(url).glob("*.chunks"):
+        file.unlink()
+    filled["a"][5] = 7
+    filled.commit()
+    assert filled.flush("t", wait=True).stats.full  # type: ignore[union-attr]
+    assert restored(path, url)["a"][:6].tolist() == [1, 1, 1, 1, 1, 7]
+    shutil.rmtree(url)
+    with pytest.raises(TierError, match="removed"):
+        filled.flush("t", wait=True)
+    filled.remove_tier("t")
+    filled.add_tier("t", url, chunk_bytes=CHUNK)
+    filled.flush("t", wait=True)
+    assert restored(path, url)["a"][5] == 7
 
 
 def test_a_clock_that_goes_back_decides_nothing(step: Step, path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,6 +431,49 @@ def test_flushed_by_itself_every_so_many_commits(filled: pmstore.Store, path: Pa
     filled.drain(60)
     found = restored(path, url)
     assert found["epoch"] >= filled.epoch - 3
+
+
+def test_a_reopened_store_goes_on_flushing_by_itself(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.add_tier("t", url, every=2, chunk_bytes=CHUNK)
+    filled.commit()
+    filled.close()
+    with pmstore.open(path) as store:
+        for i in range(4):
+            store["a"][:] = i
+            store.commit()
+        for _ in range(500):
+            if pmstore.epochs(url):
+                break
+            time.sleep(0.02)
+    assert pmstore.epochs(url)[0].problem is None
+
+
+def test_flushes_in_a_loop_do_not_pile_up(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.add_tier("t", url, max_rate="40MB", chunk_bytes=CHUNK)
+    handles = []
+    for i in range(30):
+        filled["a"][:1000] = i
+        filled.commit()
+        handles.append(filled.flush("t"))
+        assert sum(not one.done for one in handles) <= 8
+    handles[-1].wait()
+    assert [one.epoch for one in pmstore.epochs(url)] == [one.epoch for one in reversed(handles)]
+
+
+def test_a_fork_child_is_ended_by_sigterm_at_once(filled: pmstore.Store, url: str) -> None:
+    """It has inherited the handler, not the threads."""
+    filled.add_tier("t", url, max_rate="200KB", chunk_bytes=CHUNK)
+    handle = filled.flush("t")
+    child = os.fork()
+    if child == 0:
+        filled.drain()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)  # a handler runs between two bytecodes
+        os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status)
+    assert not handle.done
+    handle.cancel()
 
 
 def test_a_store_open_for_reading_is_flushed(filled: pmstore.Store, path: Path, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -118,15 +119,19 @@ def test_s3(path: Path, s3: dict[str, Any]) -> None:
     fs.rm_file(files[-1]["name"])
     report = restored(path, "s3://bucket/run", storage_options=s3)["report"]
     assert [why.split(":")[0] for _, why in report.skipped] == ["missing"]
+    newest = max(one["name"] for one in fs.ls("bucket/run", detail=True, refresh=True) if one["name"].endswith(".manifest"))
+    fs.pipe_file(newest, b"")
+    report = restored(path, "s3://bucket/run", storage_options=s3)["report"]
+    assert [why.split(":")[0] for _, why in report.skipped] == ["corrupt"]
 
 
 def test_a_writer_that_was_replaced_stops(shm: Path) -> None:
     """Where there are no locks, the later of two writers of one run goes on."""
-    stores = [pmstore.open(shm / f"{i}.pm") for i in range(2)]
-    for i, store in enumerate(stores):
-        store["x"] = i
+    with pmstore.open(shm / "0.pm") as store:
+        store["x"] = 0
         store.add_tier("t", "memory://replaced", run="same")
-        store.commit()
+    shutil.copy(shm / "0.pm", shm / "1.pm")
+    stores = [pmstore.open(shm / f"{i}.pm") for i in range(2)]
     stores[0].flush("t", wait=True)
     stores[1]["x"] = 5
     stores[1].commit()
