@@ -580,7 +580,7 @@ def test_a_commit_that_failed_in_the_background_saved_nothing(kind: str) -> None
         futures[0].set_exception(OSError("gone"))
     else:
         futures[0].error, futures[0].done = OSError("gone"), True
-    with pytest.warns(RuntimeWarning, match="failed in the background: gone"):
+    with pytest.warns(RuntimeWarning, match="failed in the background and is tried again: gone"):
         bench.run(scheduler, 1)
     tier = scheduler.tiers[0]
     assert (tier.work, tier.steps) == (16.0, 16)

@@ -13,12 +13,14 @@ from pmstore.scheduler.policies import (
     EverySeconds,
     EveryStep,
     Objective,
+    OneTier,
     Replay,
     Young,
 )
 from pmstore.scheduler.preemption import PreemptionGuard
-from pmstore.scheduler.scheduler import CommitScheduler, Decision, Tier, store_tiers
+from pmstore.scheduler.scheduler import CommitScheduler
 from pmstore.scheduler.termination import TerminationModel
+from pmstore.scheduler.tier import Decision, Tier, store_tiers
 from pmstore.scheduler.timer import IterationTimer
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "IterationTimer",
     "LossFit",
     "Objective",
+    "OneTier",
     "PreemptionGuard",
     "Replay",
     "TerminationModel",

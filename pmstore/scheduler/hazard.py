@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pmstore._ffi import HISTORY_BYTES
@@ -12,9 +13,10 @@ from pmstore._ffi import HISTORY_BYTES
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["TIERS_MAX", "HazardModel", "default_shares", "hand_over"]
+__all__ = ["COUNTS", "TIERS_MAX", "HazardModel", "default_shares", "hand_over"]
 
 TIERS_MAX = 8
+COUNTS = 2 + TIERS_MAX
 _MAGIC = b"PMSHAZ1\0"
 _RECORD = struct.Struct(f"<8sQQIIdd{TIERS_MAX}d")
 _NOTICED = 1
@@ -29,7 +31,8 @@ class HazardModel:
     failure, unless a preemption notice had come (then it is counted apart); a run that closed the store adds exposure only.
 
     Where several tiers exist, a failure has the tier that it needed for the restart. The default share of failures that
-    need the next tier is 15 %, until counts say otherwise.
+    need the next tier is 15 %, until counts say otherwise. Failures of the process are noticed without being told, and so is
+    a store that was restored from a tier (by `adopt`).
 
     Args:
         prior_failures, prior_seconds: a and b. The default, half a failure in four hours, is weak: ten failures outweigh it.
@@ -45,6 +48,8 @@ class HazardModel:
         self.preemptions = 0.0
         self.failures = [0.0] * TIERS_MAX
         self.noticed = False
+        self.found = False
+        """Whether the store had a history."""
         self._pool = store._core.pool if store is not None else None
         self._opens = self._unclean = 0
         self._saved_at = -math.inf
@@ -74,8 +79,20 @@ class HazardModel:
             self.exposure_seconds += seconds
 
     def failed(self, tier: int = 0) -> None:
-        """A failure, restarted from that tier. With a store, failures of the process are noticed without being told."""
+        """A failure, restarted from that tier."""
         self.failures[max(0, min(tier, TIERS_MAX - 1))] += 1.0
+
+    def counts(self) -> list[float]:
+        """Seconds of exposure, preemptions, failures by tier."""
+        return [self.exposure_seconds, self.preemptions, *self.failures]
+
+    def adopt(self, counts: Sequence[float]) -> None:
+        """Goes on from the counts of a store that this one was restored from: the failure that made it necessary needed a
+        tier. Counts that are all zero, or damaged, are ignored."""
+        if any(counts) and all(0.0 <= value < math.inf for value in counts):
+            self.exposure_seconds, self.preemptions, *self.failures = counts
+            self.failed(1)
+            self.save(now=True)
 
     def preempted(self) -> None:
         """A preemption notice came: what ends this run is no failure."""
@@ -109,8 +126,8 @@ class HazardModel:
         raw = self._pool.read_history()
         magic, opens, unclean, flags, _, exposure, preemptions, *failures = _RECORD.unpack_from(raw)
         self._opens, self._unclean = info.opens, info.unclean_opens
-        known = magic == _MAGIC and all(0.0 <= value < math.inf for value in (exposure, preemptions, *failures))
-        if known:
+        self.found = magic == _MAGIC and all(0.0 <= value < math.inf for value in (exposure, preemptions, *failures))
+        if self.found:
             self.exposure_seconds, self.preemptions, self.failures = exposure, preemptions, list(failures)
             self.noticed = bool(flags & _NOTICED)
             if opens != info.opens:  # of an earlier opening of the file

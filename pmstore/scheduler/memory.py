@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmstore.scheduler.hazard import COUNTS
 from pmstore.scheduler.loss_fit import LossFit
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ _PER_TIER = 13
 
 
 class Memory:
-    """Two arrays in the store, written in place and committed with the user's state.
+    """Three arrays in the store, written in place and committed with the user's state.
 
     `pmstore.scheduler/<run>`: count, then the numbers of `CommitScheduler.state`. `pmstore.scheduler/runs of this store`: for
-    each of the last 256 runs (hash of its name, seconds of work, whether it reached its end).
+    each of the last 256 runs (hash of its name, seconds of work, whether it reached its end). `pmstore.scheduler/failures`: a
+    copy of `HazardModel.counts`, for a store restored from a tier: the history record is not part of what is flushed.
     """
 
     def __init__(self, store: Store, run: str, tiers: int) -> None:
@@ -37,6 +39,7 @@ class Memory:
         self._rollbacks = self._store.rollbacks
         self._state = self._array(self._run, (self._size,))
         self._runs = self._array("runs of this store", (_RUNS, 3))
+        self._counts = self._array("failures", (COUNTS,))
 
     def _array(self, name: str, shape: tuple[int, ...]) -> Any:
         path = f"{_GROUP}/{name}"
@@ -51,13 +54,18 @@ class Memory:
         count = int(self._state[0])
         return [float(value) for value in self._state[1 : 1 + count]] if 0 < count < self._size else None
 
-    def write(self, state: list[float], work_seconds: float, finished: bool) -> None:
+    def write(self, state: list[float], work_seconds: float, finished: bool, counts: list[float]) -> None:
         """Pending, until the commit that follows."""
         if self._rollbacks != self._store.rollbacks:
             self._open()
         self._state[1 : 1 + len(state)] = state
         self._state[0] = len(state)
         self._runs[self._row()] = (self._key, work_seconds, finished)
+        self._counts[:] = counts
+
+    def counts(self) -> list[float]:
+        """Of the hazard model at the last commit; zeros if there was none."""
+        return [float(value) for value in self._counts]
 
     def _row(self) -> int:
         keys = self._runs[:, 0]

@@ -19,6 +19,7 @@ __all__ = [
     "EverySeconds",
     "EveryStep",
     "Objective",
+    "OneTier",
     "Replay",
     "Young",
 ]
@@ -52,7 +53,11 @@ def _positive(value: float, what: str) -> float:
     return float(value)
 
 
-class EveryN:
+class OneTier:
+    """A rule about the first tier alone. `pmstore.torch.attach(tiers=...)` then flushes the others beside its commits."""
+
+
+class EveryN(OneTier):
     """Commits every `steps` steps, counted from the start of the run, not of the process."""
 
     def __init__(self, steps: int) -> None:
@@ -73,7 +78,7 @@ class EveryStep(EveryN):
         super().__init__(1)
 
 
-class EverySeconds:
+class EverySeconds(OneTier):
     """Commits when that much work is at stake."""
 
     def __init__(self, seconds: float) -> None:
@@ -84,7 +89,7 @@ class EverySeconds:
         return 0 if scheduler.tiers[0].work >= self.seconds else NEVER
 
 
-class _Interval:
+class _Interval(OneTier):
     """Commits every `interval` seconds of work; the interval follows from a cost that is fixed or measured.
 
     failure_rate_per_second: None: the scheduler's, known or learned.
@@ -136,7 +141,7 @@ class Daly(_Interval):
         return math.sqrt(2.0 * cost * mean) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - cost
 
 
-class CheckFreq:
+class CheckFreq(OneTier):
     """Spends a fixed share of the running time on commits (3.5 % by default), whatever the failure rate.
 
     Source: Mohan, Phanishayee, Chidambaram, CheckFreq, FAST 2021: the interval is the overhead of a checkpoint
@@ -156,7 +161,7 @@ class CheckFreq:
         return 0 if tier.steps >= max(iterations, 1) else NEVER
 
 
-class COCI:
+class COCI(OneTier):
     """Commits at equal drops of a loss curve exp(a t + b), as published. A baseline: its interval depends on the unit of time.
 
     The loss drop between commits is P_e = (1 - e^(a Ts)) (1 / (2 lambda) - 1 / (2 a)), which is a time, multiplied by nothing
@@ -255,7 +260,7 @@ class ConvergenceAware:
                 if scheduler.timer.warm:
                     self.reason = "to measure its cost"
                     return tier.number
-            elif tier.work >= tier.least_work:
+            elif tier.work >= tier.least_work and tier.work >= tier.retry_work:
                 if tier.risk >= price:
                     self.reason = "risk reached the price"
                     return tier.number

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pmstore.scheduler.cost import CostModel
-    from pmstore.scheduler.scheduler import Tier
+    from pmstore.scheduler.tier import Tier
     from pmstore.scheduler.timer import IterationTimer
 
 __all__ = ["PreemptionGuard"]

@@ -8,7 +8,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pmstore.scheduler.cost import CostModel
@@ -19,94 +18,17 @@ from pmstore.scheduler.memory import Memory
 from pmstore.scheduler.policies import CommitPolicy, ConvergenceAware, Objective
 from pmstore.scheduler.preemption import PreemptionGuard
 from pmstore.scheduler.termination import TerminationModel
+from pmstore.scheduler.tier import NOTHING, Decision, Tier, error_of, is_done
 from pmstore.scheduler.timer import IterationTimer
 
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["CommitScheduler", "Decision", "Tier", "store_tiers"]
+__all__ = ["CommitScheduler"]
 
 _LONG_SECONDS = 3600.0  # an interval of more than this and of a thousand iterations is no iteration
 _HUGE = 1e50  # no loss; its square would overflow
 _FORMAT = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a step decided, and from what. True if it commits.
-
-    Attributes:
-        tier: that committed; None: none did.
-        reason: in words; "" without a commit.
-        risk: expected seconds lost to failures since the tier's last commit, that a commit now ends.
-        cost: C_eff of the tier's commit as expected before it, in seconds; NaN where nothing was known.
-        hazard: h, failures per second, weighted as the objective says.
-        weight: w, density of progress; 1.0 where it is unknown or of no interest.
-        predicted_overhead: share of the running time that commits and failures cost at the present rates: sqrt(2 h C).
-        step: finished steps of the run. seconds: of work done.
-    """
-
-    tier: str | None
-    reason: str
-    risk: float
-    cost: float
-    hazard: float
-    weight: float
-    predicted_overhead: float
-    step: int = 0
-    seconds: float = 0.0
-
-    def __bool__(self) -> bool:
-        return self.tier is not None
-
-
-NOTHING = Decision(None, "", 0.0, math.nan, 0.0, 1.0, 0.0)
-"""What a step without a commit returns: one for all."""
-
-
-class Tier:
-    """One destination of commits, as the scheduler sees it.
-
-    Attributes:
-        number: 0 for the first (fastest), upward.
-        work, steps: seconds of work and steps since its last commit. risk: accumulated since then, in seconds.
-        price: C_eff now; NaN before the first commit. handle: of the commit that is being written in the background, or None.
-        free_work, least_work: seconds of work from which a commit is free, and before which none is allowed.
-        hazard: h per second.
-    """
-
-    __slots__ = (
-        "commit", "cost", "free_work", "handle", "hazard", "launched", "least_work", "name", "number", "price", "risk",
-        "stake", "steps", "work",
-    )  # fmt: skip
-
-    def __init__(self, number: int, name: str, commit: Callable[[], object]) -> None:
-        self.number = number
-        self.name = name
-        self.commit = commit
-        self.cost = CostModel()
-        self.work = self.risk = self.hazard = 0.0
-        self.steps = 0
-        self.price = math.nan
-        self.free_work = math.inf
-        self.least_work = 0.0
-        self.handle: Any = None
-        self.launched = 0.0
-        self.stake = (0.0, 0.0, 0)  # work, risk and steps that the commit in the background will have saved
-
-    def reset(self) -> None:
-        self.work = self.risk = 0.0
-        self.steps = 0
-
-    def put_back(self) -> None:
-        """The commit in the background failed: what it was to save is at stake as before."""
-        work, risk, steps = self.stake
-        self.risk += risk + self.hazard * work * self.work
-        self.work += work
-        self.steps += steps
-
-    def __repr__(self) -> str:
-        return f"<Tier {self.name!r}: price {self.price:.3g} s, risk {self.risk:.3g} s, work {self.work:.3g} s>"
 
 
 class CommitScheduler:
@@ -180,6 +102,8 @@ class CommitScheduler:
         self.decisions: deque[Decision] = deque(maxlen=4096)
         self._device_loss: DeviceLoss | None = None
         self._memory = Memory(store, run, len(self.tiers)) if store is not None else None
+        if self._memory is not None and not self.hazard.found:
+            self.hazard.adopt(self._memory.counts())
         self.termination = termination or TerminationModel(self._memory.earlier_runs() if self._memory else ())
         self._begin()
         self._exposed_at = self._mark
@@ -274,6 +198,13 @@ class CommitScheduler:
         if not 0.75 <= value / old <= 4 / 3:
             self.fit.new_segment(self.steps)
 
+    def expect(self, total_steps: int | None) -> None:
+        """Tells how many steps the job has in all, as far as is known now."""
+        total = self._sane_total(total_steps)
+        if total != self.fit.total_steps:
+            self.fit.total_steps = total
+            self._refresh()
+
     def rolled_back(self) -> None:
         """The user's state went back to the last commit: so does the scheduler's."""
         flying, costs = self._flying, [tier.cost for tier in self.tiers]
@@ -310,7 +241,7 @@ class CommitScheduler:
         self._expose(began)
         try:
             if self._memory is not None:
-                self._memory.write(self.state(), self.work_seconds, self._finished())
+                self._memory.write(self.state(), self.work_seconds, self._finished(), self.hazard.counts())
             handle = tier.commit()
         except BaseException:
             for each, values in zip(saved, before, strict=True):
@@ -319,9 +250,10 @@ class CommitScheduler:
             raise
         ended = self._clock()
         tier.cost.add(ended - began, dirty)
-        if handle is not None and hasattr(handle, "done") and not _is_done(handle):
+        if handle is not None and hasattr(handle, "done"):
             tier.handle, tier.launched, tier.stake = handle, ended, before[-1]
             self._flying += 1
+            self._look_at_handle(tier, ended)
         self._reprice(tier)
         self._expose(ended)
         self.hazard.save()
@@ -339,16 +271,24 @@ class CommitScheduler:
     def _look_at_flying(self, now: float, dt: float) -> None:
         self.timer.add_busy(dt)
         for tier in self.tiers:
-            if tier.handle is not None and _is_done(tier.handle):
-                handle, tier.handle = tier.handle, None
-                self._flying -= 1
-                error = _error_of(handle)
-                if error is None:
-                    tier.cost.add_background(now - tier.launched, self.timer.slowdown)
-                else:
-                    tier.put_back()
-                    self._warn(f"flush {tier.name}", f"a commit to {tier.name!r} failed in the background: {error}")
-                self._reprice(tier)
+            if tier.handle is not None:
+                self._look_at_handle(tier, now)
+
+    def _look_at_handle(self, tier: Tier, now: float) -> None:
+        """Whether the commit in the background has ended, and how."""
+        if not is_done(tier.handle):
+            return
+        handle, tier.handle = tier.handle, None
+        self._flying -= 1
+        error = error_of(handle)
+        if error is None:
+            if now > tier.launched:
+                tier.cost.add_background(now - tier.launched, self.timer.slowdown)
+            self._warned.discard(f"flush {tier.name}")
+        self._reprice(tier)
+        if error is not None:
+            tier.put_back()
+            self._warn(f"flush {tier.name}", f"a commit to {tier.name!r} failed in the background and is tried again: {error}")
 
     def _wind_up(self, now: float) -> Decision:
         """After a preemption notice: commit now, go on while there is time, commit a last time."""
@@ -386,7 +326,9 @@ class CommitScheduler:
         if total is not None and self.steps < total:
             self._refresh_at = min(self._refresh_at, total)
         elif total == self.steps and self._memory is not None:
-            self._memory.write(self.state(), self.work_seconds, True)  # the run reached its end, whoever commits that
+            self._memory.write(
+                self.state(), self.work_seconds, True, self.hazard.counts()
+            )  # the run reached its end, whoever commits that
         self._longest = max(_LONG_SECONDS, 1000.0 * self.timer.mean)
         self._expose(self._mark)
         self.hazard.save()
@@ -534,32 +476,3 @@ class CommitScheduler:
             at += 13
         self.timer.restore(state[at : at + 4])
         self.fit.restore(state[at + 4 :], self.steps)
-
-
-def _is_done(handle: Any) -> bool:
-    done = handle.done
-    return bool(done() if callable(done) else done)
-
-
-def _error_of(handle: Any) -> BaseException | None:
-    """Of a handle that is done: a `pmstore.Flush`, or a Future."""
-    error = getattr(handle, "error", None)
-    if error is None and callable(exception := getattr(handle, "exception", None)):
-        error = exception()
-    return error if isinstance(error, BaseException) else None
-
-
-def store_tiers(store: Store, *names: str) -> dict[str, Callable[[], object]]:
-    """Tiers for a scheduler: the store's own commit, as "store", and flushes to the store's tiers `names`, nearest first.
-
-    A flush commits the store first, so that it takes what is there now.
-    """
-
-    def flush(name: str) -> Callable[[], object]:
-        def run() -> object:
-            store.commit()
-            return store.flush(name)
-
-        return run
-
-    return {"store": store.commit, **{name: flush(name) for name in names}}

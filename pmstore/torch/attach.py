@@ -68,8 +68,9 @@ def attach(
         policy: when to commit: a rule of `pmstore.scheduler` (EveryN, Young, ConvergenceAware("time"), ...), for which a
             scheduler is made that keeps its state in this store; or a CommitScheduler of your own, whose tiers call
             `store.commit`; None: at every step.
-        tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest first. With a rule as policy the
-            scheduler decides for each; without, each is flushed after a commit whenever it is idle, but for those with `every`.
+        tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest first. With `ConvergenceAware`
+            the scheduler decides when, for each; with another rule of pmstore or none, each is flushed after a commit
+            whenever it is idle. Those with `every` flush by themselves.
         name: of the run's group in the store; several runs can share a store.
         rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the
             same where anything is random.

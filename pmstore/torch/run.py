@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import torch
 
 from pmstore import Store
 from pmstore.errors import TransactionError
-from pmstore.scheduler import CommitPolicy, CommitScheduler, store_tiers
+from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTier, store_tiers
 from pmstore.torch.errors import AttachError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import Position, Source
@@ -72,6 +72,7 @@ class Run:
         self._store = store
         self._pieces = pieces
         self._scheduler: CommitScheduler | None = None  # every step commits
+        self._lays_plans = False  # the scheduler is the run's own: it is told how long the job will be
         self._tiers: tuple[str, ...] = ()  # flushed after each commit if they are idle
         self._position = Position()
         self._start_written: object = self  # what `pieces.start` holds; nothing known yet
@@ -211,11 +212,19 @@ class Run:
         return True
 
     def _schedule(self, policy: CommitPolicy | CommitScheduler | None, tiers: tuple[str, ...] = ()) -> None:
-        """Puts a policy in charge of the commits. A rule gets a scheduler with the store's commit and these tiers."""
-        if policy is None:
-            self._tiers = tuple(tier for tier in tiers if not self._store.tiers[tier].every)
-        elif not isinstance(policy, CommitScheduler):
+        """Puts a policy in charge of the commits. A rule gets a scheduler, which chooses among the tiers if the rule can."""
+        tiers = tuple(tier for tier in tiers if not self._store.tiers[tier].every)
+        if policy is None or isinstance(policy, OneTier):
+            self._tiers, tiers = tiers, ()
+        if isinstance(policy, CommitScheduler):
+            unknown = set(tiers) - {tier.name for tier in policy.tiers}
+            if unknown:
+                raise AttachError(
+                    f"the scheduler has no tier {min(unknown)!r}: make it with store_tiers(store, {min(unknown)!r})"
+                )
+        elif policy is not None:
             policy = CommitScheduler(store_tiers(self._store, *tiers), policy=policy, store=self._store, run=self.name)
+            self._lays_plans = True
         self._scheduler = policy
         if policy is not None:
             policy.steps = self._done  # the run may have had another policy before
@@ -315,6 +324,7 @@ class Run:
     def _batches(self, source: Source, epochs: int | None) -> Iterator[Any]:
         loop = self._loop = object()
         while epochs is None or self._position.epoch < epochs:
+            self._expect(source, epochs)
             turn = self._turn
             batches = source.open_at(self._position)
             for batch in batches:
@@ -330,6 +340,20 @@ class Run:
                     raise ValueError("the loader gave no batch in a whole epoch")
                 self._position = Position(self._position.epoch + 1)
             del batches  # worker processes end here, not when the next epoch's have started
+        if self._scheduler is not None and self._lays_plans:
+            self._scheduler.expect(self._done)
+
+    def _expect(self, source: Source, epochs: int | None) -> None:
+        """Tells the scheduler how many steps the job has: as many for each batch as it had so far."""
+        if self._scheduler is None or not self._lays_plans or epochs is None or not isinstance(source.loader, Sized):
+            return
+        try:
+            length = len(source.loader)
+        except TypeError:  # a DataLoader over an IterableDataset without a length
+            return
+        taken = self._position.epoch * length + self._position.batch
+        share = self._done / taken if taken and self._done else 1.0
+        self._scheduler.expect(max(round(epochs * length * share), 1))
 
     # ---- two sides that agree
 

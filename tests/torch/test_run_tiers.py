@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import pmstore  # noqa: E402
 import pmstore.torch  # noqa: E402
-from pmstore.scheduler import EveryN  # noqa: E402
+from pmstore.scheduler import CommitScheduler, ConvergenceAware, EveryN  # noqa: E402
 from pmstore.torch.errors import AttachError  # noqa: E402
 
 
@@ -20,15 +20,19 @@ def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    loss = model(torch.randn(8, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 def train(store: pmstore.Store, until: int, **options: object) -> list[torch.Tensor]:
     model, optimizer = make()
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, **options)  # type: ignore[arg-type]
     while run.step < until:
-        loss = model(torch.randn(8, 64)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        run.commit(loss.item())
+        run.commit(step(model, optimizer))
     store.drain()
     run.detach()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -53,5 +57,67 @@ def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
     with pmstore.open(shm / "a.pm") as store:
         store.add_tier("disk", shm / "tier")
         train(store, 12, tiers=["disk"], policy=EveryN(4))
+    flushed = [info.epoch for info in pmstore.tiers.epochs(str(shm / "tier"))]
+    assert len(flushed) == 3
     with pytest.raises(AttachError, match="no tier 'nope'"), pmstore.open(shm / "a.pm") as store:
         train(store, 12, tiers=["nope"])
+    with pytest.raises(AttachError, match="the scheduler has no tier 'disk'"), pmstore.open(shm / "a.pm") as store:
+        train(store, 12, tiers=["disk"], policy=CommitScheduler({"store": store.commit}))
+
+
+def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
+    with pmstore.open(shm / "whole.pm") as store:
+        want = train(store, 400)
+    lives = 0
+    while True:
+        with pmstore.open(shm / f"{lives}.pm") as store:
+            for tier in ("near", "far"):
+                store.add_tier(tier, shm / tier, keep=2)
+            policy = ConvergenceAware("time", free_budget=0.2)  # a failure every 8 h would have a test wait for hours
+            lives += 1
+            model, optimizer = make()
+            run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["near", "far"], policy=policy)
+            scheduler = run.scheduler
+            assert scheduler is not None
+            assert [tier.name for tier in scheduler.tiers] == ["store", "near", "far"]
+            assert run.step == scheduler.steps
+            assert run.resumed == (lives > 1)
+            began = run.step
+            for _ in range(150 if lives < 3 else 400 - began):
+                step(model, optimizer)
+                run.commit(1.0)
+            chosen = {decision.tier for decision in scheduler.decisions}
+            if lives < 3:
+                assert {"store", "far"} <= chosen <= {"store", "near", "far"}
+                store.drain()
+                store.rollback()
+            else:
+                got = [parameter.detach().clone() for parameter in model.parameters()]
+                break
+        pmstore.restore(shm / f"{lives}.pm", shm / "far")  # the machine is gone
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
+    with pmstore.open(shm / "a.pm") as store:
+        for number, (epochs, until) in enumerate(((4, 12), (4, 16))):
+            model, optimizer = make()
+            batches = [torch.randn(8, 64) for _ in range(8)]
+            run = pmstore.torch.attach(
+                store, model=model, optimizer=optimizer, loader=batches, policy=ConvergenceAware("explore"), name=f"r{number}"
+            )
+            assert run.scheduler is not None
+            done = 0
+            for taken, batch in enumerate(run.batches(epochs), start=1):
+                model(batch).square().mean().backward()
+                if taken % 2 == 0:  # two batches a step
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    run.commit(1.0 / taken)
+                    done += 1
+                if done == until:
+                    break
+            assert run.scheduler.fit.total_steps == 16
+            run.scheduler.commit()
+        other = CommitScheduler({"s": store.commit}, "explore", store=store, run="next")
+        assert other.termination.ended_early == 1

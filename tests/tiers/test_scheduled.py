@@ -1,0 +1,131 @@
+"""The scheduler over real tiers: an accumulator for each, failures of a tier, a store that was restored from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore.scheduler import CommitScheduler, HazardModel, store_tiers
+from pmstore.simulation.driver import Clock
+from pmstore.simulation.optimum import best_integer
+
+COSTS = {"store": 0.01, "near": 0.5, "far": 8.0}
+RATES = {"store": 1e-3, "near": 4e-4, "far": 1e-4}
+
+
+def priced(clock: Clock, seconds: float, commit: Callable[[], object]) -> Callable[[], object]:
+    """A real commit, or a real flush waited for, that takes so many seconds of simulated time."""
+
+    def run() -> None:
+        handle = commit()
+        if handle is not None:
+            handle.wait(60)  # type: ignore[attr-defined]
+        clock.now += seconds
+
+    return run
+
+
+def test_each_tier_gets_its_own_epochs_at_its_own_best_interval(shm: Path) -> None:
+    clock = Clock()
+    with pmstore.open(shm / "run.pm") as store:
+        for name in ("near", "far"):
+            store.add_tier(name, shm / name)
+        tiers = {name: priced(clock, COSTS[name], commit) for name, commit in store_tiers(store, "near", "far").items()}
+        scheduler = CommitScheduler(tiers, failure_rate_per_second=RATES, free_budget=0.0, clock=clock, store=store)
+        data = store.zeros("data", 1000)
+        flushed: dict[str, list[int]] = {name: [] for name in tiers}
+        at: dict[str, list[int]] = {name: [] for name in tiers}
+        for step in range(1, 1700):
+            clock.now += 1.0
+            data += 1
+            decision = scheduler.step()
+            if decision.tier is not None:
+                flushed[decision.tier].append(store.epoch)
+                at[decision.tier].append(step)
+    for name in ("near", "far"):
+        assert sorted(info.epoch for info in pmstore.tiers.epochs(str(shm / name))) == flushed[name]
+    best = {name: best_integer(COSTS[name], RATES[name], 1.0) for name in tiers}
+    assert best["store"] < best["near"] < best["far"]
+    assert set(np.diff(at["far"])[1:]) == {best["far"]}
+    start, end = at["far"][-2:]
+    for below, above in (("near", "far"), ("store", "near")):
+        resets = [step for step in at[below] + at[above] if start <= step <= end]
+        gaps = np.diff(sorted({*resets, *(step for step in at["far"] if start <= step <= end)}))
+        assert set(gaps) <= set(range(1, best[below] + 1))  # never later, and sooner only where one above commits
+        assert best[below] in gaps
+    report = pmstore.restore(shm / "copy.pm", shm / "far")
+    assert report.epoch == flushed["far"][-1]
+    with pmstore.open(shm / "copy.pm") as copy:
+        assert (copy["data"] == at["far"][-1]).all()
+        assert CommitScheduler(tiers, store=copy).steps == at["far"][-1]
+
+
+def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
+    clock = Clock()
+    with pmstore.open(shm / "run.pm") as store:
+        store.add_tier("disk", shm / "tier")
+        tries = 0
+        flush = store_tiers(store, "disk")["disk"]
+
+        def counted() -> object:
+            nonlocal tries
+            tries += 1
+            clock.now += 0.5
+            handle = flush()
+            handle._done.wait(60)  # type: ignore[attr-defined]
+            return handle
+
+        scheduler = CommitScheduler(
+            {"store": store.commit, "disk": counted}, failure_rate_per_second=1e-3, free_budget=0.001, clock=clock, store=store
+        )
+        data = store.zeros("data", 1000)
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                clock.now += 1.0
+                data[:] = scheduler.steps + 1
+                scheduler.step()
+
+        away = shm / "away"
+        train(40)
+        assert tries == 1
+        (shm / "tier").rename(away)
+        (shm / "tier").write_text("no directory")
+        with pytest.warns(RuntimeWarning, match="a commit to 'disk' failed in the background") as seen:
+            train(1000)
+        assert len([w for w in seen if "failed" in str(w.message)]) == 1
+        assert 8 <= tries <= 14  # an interval is 81 s
+        before = tries
+        (shm / "tier").unlink()
+        away.rename(shm / "tier")
+        train(300)
+        assert tries > before
+        assert [d.step for d in scheduler.decisions if d.tier == "disk"][-1] > 1040
+    pmstore.restore(shm / "copy.pm", shm / "tier")
+    with pmstore.open(shm / "copy.pm") as copy:
+        assert copy["data"][0] > 1040
+
+
+def test_a_restored_store_knows_of_the_failures_before(shm: Path) -> None:
+    with pmstore.open(shm / "run.pm") as store:
+        store.add_tier("disk", shm / "tier")
+        hazard = HazardModel(store)
+        hazard.expose(36_000.0)
+        for _ in range(5):
+            hazard.failed()
+        scheduler = CommitScheduler(store_tiers(store, "disk"), store=store, hazard=hazard)
+        scheduler.step()
+        scheduler.commit("disk")
+        store.drain()
+    (shm / "run.pm").unlink()
+    pmstore.restore(shm / "run.pm", shm / "tier")
+    for _ in range(2):  # counted once
+        with pmstore.open(shm / "run.pm") as store:
+            hazard = CommitScheduler({"store": store.commit}, store=store).hazard
+            assert hazard.failures[:3] == [5.0, 1.0, 0.0]
+            assert hazard.exposure_seconds >= 36_000.0
+            assert HazardModel().share(1, 2) < hazard.share(1, 2)
