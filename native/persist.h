@@ -86,8 +86,9 @@ int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int f
 /* ---- parallel copying ---- */
 
 /* Runs fn(ctx, i) for i in [0, n), on the calling thread and on at most the machine's other cores. Safe inside the
- * fault handler: workers are started by pms_parallel_start, wait on a futex, mask all signals, take no lock and no memory.
- * Without workers (not started, or in a fork child) it runs everything in the caller. One caller at a time. */
+ * fault handler: workers are started by pms_parallel_start, wait on a futex, mask all signals but those of their own stores (which are
+ * captured as anyone's), take no lock and no memory. Without workers (not started, or in a fork child), and while they are at another
+ * caller's job, it runs everything in the caller. */
 void pms_parallel_start(void);
 void pms_parallel_for(void (*fn)(void *ctx, size_t i), void *ctx, size_t n);
 void pms_parallel_after_fork_in_child(void);

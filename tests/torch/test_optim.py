@@ -306,3 +306,28 @@ def test_bad_input(store: pmstore.Store) -> None:
     optimizer.step()
     run.rollback()
     assert (w == 1).all()
+
+
+@pytest.mark.parametrize("where", ["parameters of the store", "detached"])
+def test_in_place_over_memory_of_the_store(shm: Path, where: str) -> None:
+    """Every core's stores are captured, also while captures share the cores themselves."""
+    count = 6_000_000  # large extents: captured in pieces by all cores
+    with pmstore.open(shm / "run.pm", size="512MiB") as store:
+        if where == "detached":
+            w = nn.Parameter(torch.ones(count))
+            optimizer = optim.SGD([w], lr=1, momentum=0.9)
+            pmstore.torch.attach(store, optimizer=optimizer).detach()
+        else:
+            w = nn.Parameter(store.tensor("w", (count,), torch.float32).fill_(1))
+            optimizer = optim.SGD([w], lr=1, momentum=0.9)
+        store.commit()
+        for step in range(6):
+            before = w.detach().clone()
+            w.grad = torch.full_like(w, 0.5 + step)
+            optimizer.step()
+            assert (w < before).all()
+            if step % 2:
+                store.commit()
+            else:
+                store.rollback()
+                assert torch.equal(w, before)
