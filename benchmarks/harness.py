@@ -145,14 +145,13 @@ def scratch(where: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def room_bytes(where: str) -> int:
-    """What a benchmark may fill there: a third of the memory that is free (tmpfs is memory), or half of the disk's room."""
+def room_bytes(where: str, share: float) -> float:
+    """What a benchmark may fill there: a share of what is free. tmpfs is memory."""
     available = next(
         int(s.split()[1]) << 10 for s in Path("/proc/meminfo").read_text().splitlines() if s.startswith("MemAvailable")
     )
-    if where == "memory":
-        return min(available, shutil.disk_usage("/dev/shm").free) // 3
-    return min(shutil.disk_usage(tempfile.gettempdir()).free // 2, available // 3)  # what is written is also in the page cache
+    disk = shutil.disk_usage("/dev/shm" if where == "memory" else tempfile.gettempdir()).free
+    return share * (min(available, disk) if where == "memory" else disk)
 
 
 # ---- what a run leaves ----

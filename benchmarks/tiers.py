@@ -18,6 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ class Pmstore(Saver):
     def __init__(self, size: int, folder: Path) -> None:
         super().__init__(size, folder)
         state = self.trainer.bytes()
-        self.place = Path("/dev/shm") / f"pmstore-bench-tiers-{os.getpid()}.pm"
-        self.store = pmstore.open(self.place, "w", size=3 * state, domain="process")
+        self.memory = ExitStack()
+        place = self.memory.enter_context(scratch("memory"))
+        self.store = pmstore.open(place / "run.pm", "w", size=3 * state, domain="process")
         self.run = pmstore.torch.attach(self.store, model=self.trainer.model, optimizer=self.trainer.optimizer)
         self.step()
         self.store.add_tier("disk", folder / "tier", keep=1)
@@ -89,7 +91,7 @@ class Pmstore(Saver):
 
     def close(self) -> None:
         self.store.close()
-        self.place.unlink()
+        self.memory.close()
 
 
 class PmstoreRoomy(Pmstore):
@@ -233,10 +235,13 @@ def _drop(path: Path) -> None:
 
 
 def _bandwidth(size: int, rounds: int) -> list[Row]:
-    place = Path("/dev/shm") / f"pmstore-bench-tiers-{os.getpid()}.pm"
     block = _aligned(4 << 20)
     block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
-    with scratch("disk") as disk, pmstore.open(place, "w", size=3 * size, domain="process") as store:
+    with (
+        scratch("disk") as disk,
+        scratch("memory") as memory,
+        pmstore.open(memory / "run.pm", "w", size=3 * size, domain="process") as store,
+    ):
         a = store.zeros("a", size, "uint8")
         a[:] = np.resize(block, size)
         store.commit()
@@ -250,7 +255,7 @@ def _bandwidth(size: int, rounds: int) -> list[Row]:
             store.flush("disk", wait=True)
 
         def restore() -> float:
-            target = Path(f"{place}.restored")
+            target = memory / "restored.pm"
             _drop(disk / "tier")
             start = time.perf_counter()
             pmstore.restore(target, disk / "tier")
@@ -277,7 +282,7 @@ def _bandwidth(size: int, rounds: int) -> list[Row]:
             Method("restore into memory", POWER, restore),
         ]
         rows = measure(f"{size / MB:.0f} MB", methods, rounds, 1)
-    place.unlink()
+        a = None
     return with_ratios(rows, "plain O_DIRECT writing")
 
 

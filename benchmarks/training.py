@@ -251,7 +251,7 @@ def main(quick: bool = False) -> None:
     notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
     notes += ["bytes: file peers, of one checkpoint; domain file, journal and home; else captured pre-images (in memory)"]
     for title, make, size, rounds in cases:
-        if 12 * size > 3 * room_bytes("memory"):
+        if 12 * size > room_bytes("memory", 0.9):
             notes.append(f"{title} of {size_text(size)} left out: not enough memory is free")
             continue
         rows += _case(title, make, rounds)
