@@ -14,6 +14,7 @@
 #define BATCH_BYTES (4ull << 20)   /* of one write */
 #define BATCHES_A_SECOND 16u       /* at least, where the rate is limited: an even stream */
 #define WINDOW_PAGES 16u           /* of a page table, read at once */
+#define ALLOCATE_BYTES (16ull << 20)
 #define BOUND_SHARE 4u
 #define BOUND_MIN (4ull << 20)
 
@@ -260,22 +261,30 @@ int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_
 
 /* ---- a new store ---- */
 
-int pms_restore_begin(int fd, const uint8_t *raw, uint64_t *file_bytes, struct pms_error *error)
+int pms_restore_begin(const uint8_t *raw, uint64_t *file_bytes, struct pms_error *error)
 {
     struct pms_superblock super;
-    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     memcpy(&super, raw, sizeof super);
-    int status = pms_super_check(&super, error);
-    if (status != PMS_OK)
-        return status;
     *file_bytes = super.file_bytes;
-    errno = pms_persist_allocate(&p, fd, 0, super.file_bytes);
-    if (!errno)
-        return PMS_OK;
-    status = pms_fail_errno(error, "allocating the restored store's space on the disk");
-    if (error)
-        error->needed = super.file_bytes;
-    return status;
+    return pms_super_check(&super, error);
+}
+
+/* Piece by piece: tmpfs zeroes what it allocates, and lets nobody write meanwhile. */
+int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer, struct pms_error *error)
+{
+    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
+    for (uint64_t at = 0; at < file_bytes; at += ALLOCATE_BYTES) {
+        if (__atomic_load_n(&transfer->cancel, __ATOMIC_RELAXED))
+            return pms_fail(error, PMS_E_STATE, "cancelled");
+        errno = pms_persist_allocate(&p, fd, at, file_bytes - at < ALLOCATE_BYTES ? file_bytes - at : ALLOCATE_BYTES);
+        if (!errno)
+            continue;
+        int status = pms_fail_errno(error, "allocating the restored store's space on the disk");
+        if (error)
+            error->needed = file_bytes;
+        return status;
+    }
+    return PMS_OK;
 }
 
 int pms_restore_seal(int fd, const uint8_t *raw, int domain, struct pms_error *error)

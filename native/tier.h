@@ -53,9 +53,10 @@ int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_byt
 int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_t *to, const uint32_t *crc, uint64_t count,
                       uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer, struct pms_error *error);
 
-/* A new store in an empty file: room first (all of it reads as zeros), then the chunks, then the head, which makes it a store.
- * super: from struct pms_snapshot_info, maybe from an enemy. Durable after _seal. */
-int pms_restore_begin(int fd, const uint8_t *super, uint64_t *file_bytes, struct pms_error *error);
+/* A new store in an empty file: room (all of it reads as zeros) and the chunks, in any order or at once, then the head, which makes it a
+ * store. super: from struct pms_snapshot_info, maybe from an enemy: _begin checks it. Durable after _seal. transfer: only to cancel. */
+int pms_restore_begin(const uint8_t *super, uint64_t *file_bytes, struct pms_error *error);
+int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer, struct pms_error *error);
 int pms_restore_seal(int fd, const uint8_t *super, int domain, struct pms_error *error);
 int pms_transfer_sync(int fd, struct pms_error *error); /* fdatasync */
 

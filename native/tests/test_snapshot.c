@@ -536,7 +536,9 @@ static int load(struct tier *t, struct pms_error *e)
     int in = open(chunks_path, O_RDONLY | O_CLOEXEC), out = open(restored_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     for (uint64_t i = 0; i < t->count; i++)
         to[i] = t->chunk[i] * CHUNK;
-    int status = pms_restore_begin(out, t->super, &bytes, e);
+    int status = pms_restore_begin(t->super, &bytes, e);
+    if (status == PMS_OK)
+        status = pms_restore_allocate(out, bytes, &(struct pms_transfer){0}, e);
     if (status == PMS_OK)
         status = pms_transfer_copy(in, t->at, out, to, t->crc, t->count, CHUNK, bytes, &bad, &transfer, e);
     if (status == PMS_OK)

@@ -214,18 +214,28 @@ def copy_pieces(
     return None
 
 
-def allocate_store(fd: int, head: bytes, path: str) -> int:
-    """Makes an empty file as large as the store whose superblock this is. Returns its bytes.
+def store_size(head: bytes, path: str) -> int:
+    """Bytes of the store whose superblock this is.
 
-    Raises: CorruptStoreError, FormatVersionError, StoreFullError, OSError.
+    Raises: CorruptStoreError, FormatVersionError.
     """
     if len(head) != PAGE_BYTES:
         raise CorruptStoreError("a superblock has 4096 bytes")
     size = native_ffi.new("uint64_t *")
     error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_begin(fd, head, size, error):
+    if native.pms_restore_begin(head, size, error):
         fail(path, error)
     return int(size[0])
+
+
+def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
+    """Makes a file that large. What was written to it stays.
+
+    Raises: StoreFullError, OSError; TransactionError if it was cancelled.
+    """
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_restore_allocate(fd, size, transfer.raw, error):
+        fail(path, error)
 
 
 def seal_store(fd: int, head: bytes, domain: str, path: str) -> None:

@@ -109,6 +109,8 @@ class Flush:
             wrapped.__cause__ = error
             error = wrapped
         with self._lock:
+            if self._done.is_set():  # it was given up as stalled
+                return
             self.error, self.stats = error, stats
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []

@@ -171,10 +171,11 @@ class Tiers:
         self._closed.set()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
-        for writer in list(self._writers.values()):
-            writer.drain(None)
-        for writer in list(self._writers.values()):
-            writer.close()
+        with self._lock:  # nobody begins another flush
+            for writer in list(self._writers.values()):
+                writer.drain(None)
+            for writer in list(self._writers.values()):
+                writer.close()
         for writer in list(self._writers.values()):
             writer.warn_untold()
 

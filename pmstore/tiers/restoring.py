@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.errors import CorruptStoreError, FormatVersionError, TierError
+from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.tiers import engine
 from pmstore.tiers.backend import Backend, LocalBackend, open_backend
 from pmstore.tiers.engine import Transfer
@@ -138,8 +138,8 @@ def _restore_one(
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:
-            size = engine.allocate_store(fd, source.manifest.head, str(target))
-            _fill(fd, source, size, progress)
+            size = engine.store_size(source.manifest.head, str(target))
+            _fill(fd, source, size, str(target), progress)
             engine.seal_store(fd, source.manifest.head, domain, str(target))
         except (CorruptStoreError, FormatVersionError) as error:
             raise BrokenEpochError("corrupt", str(error)) from error
@@ -168,23 +168,36 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _fill(fd: int, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
+def _fill(fd: int, source: EpochBytes, size: int, path: str, progress: Callable[[int, int], Any] | None) -> None:
+    """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long."""
+    room, fill = Transfer(), _fill_local if isinstance(source.backend, LocalBackend) else _fill_remote
+    with ThreadPoolExecutor(1) as pool:
+        allocated = pool.submit(engine.allocate_store, fd, size, room, path)
+        try:
+            fill(fd, source, size, progress)
+            _fill_borrowed(fd, source, size)
+        except StoreFullError:
+            allocated.result()  # says how much it needs
+            raise
+        except BaseException:
+            room.cancel()
+            raise
+        allocated.result()
+
+
+def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
+    """What other ranks flushed."""
     manifest = source.manifest
-    if isinstance(source.backend, LocalBackend):
-        _fill_local(fd, source, source.backend, size, progress)
-    else:
-        _fill_remote(fd, source, size, progress)
     for index in manifest.borrowed:
         data = source.borrowed_chunk(int(index))
         offset = int(index) * manifest.chunk_bytes
         engine.write_all(fd, data[: max(0, size - offset)], offset)
 
 
-def _fill_local(
-    fd: int, source: EpochBytes, backend: LocalBackend, size: int, progress: Callable[[int, int], Any] | None
-) -> None:
+def _fill_local(fd: int, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
     """Native threads, in stretches of a file's chunks."""
-    manifest, transfer = source.manifest, Transfer()
+    assert isinstance(source.backend, LocalBackend)
+    manifest, backend, transfer = source.manifest, source.backend, Transfer()
     total = len(manifest.chunks) * manifest.chunk_bytes
     for number, (name, _) in enumerate(manifest.files):
         part = manifest.chunks[manifest.chunks["file"] == number]

@@ -7,7 +7,11 @@ import secrets
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+from weakref import finalize, ref
 
 import numpy as np
 
@@ -46,8 +50,18 @@ class _Base:
         return self.name in names and all(names.get(file, -1) >= size for file, size in self.manifest.files)
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    flush: Flush
+    snapshot: Snapshot
+    transfer: Transfer
+    full: bool
+    began: float
+    blocked: float = 0.0
+
+
 class Writer:
-    """One tier of one open store. Flushes run one after another, each on a thread of its own."""
+    """One tier of one open store. Flushes run one after another, on a thread of the writer's."""
 
     def __init__(self, name: str, config: TierConfig, pool: Pool) -> None:
         self.name, self.config, self.pool = name, config, pool
@@ -57,8 +71,11 @@ class Writer:
         self._base: _Base | None = None
         self._lock: Lock | None = None
         self._count = 0
-        self._turn = threading.Lock()
-        self._pending: list[Flush] = []
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
+        self._pending: list[_Job] = []
+        finalize(self, self._jobs.put, None)
         self._files: dict[str, frozenset[str]] = {}  # of manifests that were read: they do not change
 
     # ---- starting ----
@@ -70,31 +87,36 @@ class Writer:
         """
         if self.last is not None and self.last.done:
             self._tell(self.last)
-        self._pending = [one for one in self._pending if not one.done]
+        self._pending = [one for one in self._pending if not one.flush.done]
         if len(self._pending) >= PENDING_MOST:
-            self._pending[0]._done.wait()
+            self._pending[0].flush._done.wait()
+        self._start()
         began = time.perf_counter()
-        config = self.config
-        snapshot = Snapshot(self.pool, config.memory_bytes, config.max_wait_seconds)
-        transfer = Transfer(config.max_bytes_per_second)
-        made = Flush(self.name, snapshot.epoch, transfer)
-        before, self.last = self.last, made
-        self._pending.append(made)
-        blocked = time.perf_counter() - began
-        job = threading.Thread(
-            target=self._run, args=(made, before, snapshot, transfer, full, began, blocked), name="pmstore flush", daemon=True
-        )
+        snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
         try:
-            job.start()
+            transfer = Transfer(self.config.max_bytes_per_second)
+            job = _Job(Flush(self.name, snapshot.epoch, transfer), snapshot, transfer, full, began)
+            self._pending.append(job)
+            job.blocked = time.perf_counter() - began
+            self._jobs.put(partial(self._run, job))
         except BaseException:
-            self.last = before
-            self._pending.remove(made)
             snapshot.close()
             raise
-        if config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
-            watch = threading.Thread(target=self._watch, args=(made, snapshot, transfer), name="pmstore watch", daemon=True)
-            watch.start()
-        return made
+        self.last = job.flush
+        return job.flush
+
+    def _start(self) -> None:
+        """The threads are there before they are needed: starting one takes as long as the machine is busy."""
+        if self._closed.is_set():
+            raise TierError(f"tier {self.name!r} is being closed")
+        if self._threads:
+            return
+        self._threads.append(threading.Thread(target=_work, args=(self._jobs,), name="pmstore flush", daemon=True))
+        if self.config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
+            arguments = (ref(self), self._closed, self.config.stall_seconds)
+            self._threads.append(threading.Thread(target=_watch, args=arguments, name="pmstore watch", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def _tell(self, last: Flush) -> None:
         try:
@@ -104,31 +126,18 @@ class Writer:
                 raise
             warnings.warn(f"the flush of epoch {last.epoch} to {self.name!r} failed: {error}", stacklevel=5)
 
-    def _run(
-        self,
-        flush: Flush,
-        before: Flush | None,
-        snapshot: Snapshot,
-        transfer: Transfer,
-        full: bool,
-        began: float,
-        blocked: float,
-    ) -> None:
+    def _run(self, job: _Job) -> None:
         error: BaseException | None = None
         stats = None
         try:
-            if before is not None:
-                before._done.wait()
-            with self._turn:
-                stats = self._flush(flush, snapshot, transfer, full, began, blocked)
+            stats = self._flush(job)
         except BaseException as raised:
             error = raised
             if isinstance(raised, PmstoreError) and not isinstance(raised, TierError):
-                error = self._explain(flush, raised)
+                error = self._explain(job.flush, raised)
         finally:
-            snapshot.close()
-            if not flush.done:  # else it was given up as stalled
-                flush.finish(error, stats)
+            job.snapshot.close()
+            job.flush.finish(error, stats)
 
     def _explain(self, flush: Flush, error: PmstoreError) -> TierError:
         if flush.cancelled:
@@ -141,36 +150,23 @@ class Writer:
         made.__cause__ = error
         return made
 
-    def _watch(self, flush: Flush, snapshot: Snapshot, transfer: Transfer) -> None:
-        """A backend that hangs cannot be interrupted; but the store must not wait for it for ever."""
-        limit = self.config.stall_seconds or 0.0
-        seen, since = -1, time.monotonic()
-        while not flush._done.wait(min(0.5, limit / 4)):
-            if transfer.done_bytes != seen:
-                seen, since = transfer.done_bytes, time.monotonic()
-            elif time.monotonic() - since > limit:
-                transfer.cancel()
-                flush.finish(
-                    TierError(f"the flush of epoch {flush.epoch} to {self.name!r} made no progress for {limit:g} seconds"), None
-                )
-                snapshot.close()
-
     # ---- one flush ----
 
-    def _flush(
-        self, flush: Flush, snapshot: Snapshot, transfer: Transfer, full: bool, began: float, blocked: float
-    ) -> FlushStats:
+    def _flush(self, job: _Job) -> FlushStats:
+        flush, snapshot, transfer = job.flush, job.snapshot, job.transfer
+        if transfer.cancelled:  # before its turn came
+            raise TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
         if self._lock is None:
             self._refuse_another_lineage()
             self._lock = self.backend.lock(self._name(0, 0).data_prefix, self.session)
             self._clean()
         self._lock.check()
         names = self.backend.names()
-        base = None if full else self._base
+        base = None if job.full else self._base
         if base is not None and not base.intact(names):
             base = None
         if base is not None and base.tag == snapshot.tag:
-            return _stats(snapshot.info(), began, blocked, 0, base.manifest, False)
+            return _stats(snapshot.info(), job, 0, base.manifest, False)
         manifest, write = self._plan(snapshot, base)
         taken = list(filter(None, map(ManifestName.parse, names)))
         name = self._name(max((found.generation for found in taken), default=0) + 1, flush.epoch)
@@ -197,7 +193,7 @@ class Writer:
             if found[1:] == name[1:]:
                 self.backend.delete(str(found))  # the same commit, flushed before: replaced now that this one is there
         self._forget(manifest)
-        return _stats(info, began, blocked, flush.total_bytes, manifest, base is None)
+        return _stats(info, job, flush.total_bytes, manifest, base is None)
 
     def _name(self, generation: int, epoch: int) -> ManifestName:
         run = self.config.run or self.pool.info.uuid.hex()
@@ -413,16 +409,49 @@ class Writer:
             warnings.warn(f"the flush of epoch {self.last.epoch} to {self.name!r} failed: {self.last.error}", stacklevel=2)
 
     def close(self) -> None:
+        """After `drain`."""
+        self._closed.set()
+        self._jobs.put(None)
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock.release()
             self._lock = None
 
 
-def _stats(info: SnapshotInfo, began: float, blocked: float, written: int, manifest: Manifest, full: bool) -> FlushStats:
+def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    """The thread that flushes. It keeps nothing alive while it waits."""
+    while True:
+        job = jobs.get()
+        if job is None:
+            return
+        job()
+        del job
+
+
+def _watch(writer: ref[Writer], closed: threading.Event, limit: float) -> None:
+    """A backend that hangs cannot be interrupted; but the store must not wait for it for ever."""
+    state: tuple[_Job | None, int] = (None, 0)
+    since = time.monotonic()
+    while not closed.wait(min(0.5, limit / 4)):
+        alive = writer()
+        if alive is None:
+            return
+        job = next((one for one in alive._pending if not one.flush.done), None)  # whose turn it is
+        now = (job, job.transfer.done_bytes if job else 0)
+        if now != state:
+            state, since = now, time.monotonic()
+        elif job is not None and time.monotonic() - since > limit:
+            job.transfer.cancel()
+            what = f"the flush of epoch {job.flush.epoch} to {alive.name!r} made no progress for {limit:g} seconds"
+            job.flush.finish(TierError(what), None)
+            job.snapshot.close()
+        del alive, job, now
+
+
+def _stats(info: SnapshotInfo, job: _Job, written: int, manifest: Manifest, full: bool) -> FlushStats:
     return FlushStats(
-        blocked_seconds=blocked,
-        seconds=time.perf_counter() - began,
+        blocked_seconds=job.blocked,
+        seconds=time.perf_counter() - job.began,
         written_bytes=written,
         state_bytes=manifest.state_bytes,
         full=full,
