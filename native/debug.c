@@ -1,27 +1,93 @@
-/* Crash tests: die at a chosen primitive of the seam. */
+#include "debug.h"
+
+#include <fcntl.h>
 #include <signal.h>
-#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "persist.h"
-#include "pool.h"
+#include "power.h"
+
+struct pms_debug_board *pms_debug_board;
 
 static _Atomic uint64_t seen, kill_at;
+static pid_t owner;
+static bool power;
+static const struct pms_pool *watched; /* the first store opened: never followed */
+static dev_t device;
+static ino_t inode;
 
 static int count_and_kill(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
-    (void)primitive, (void)addr, (void)bytes;
+    if (getpid() != owner) /* a fork child */
+        return 0;
     uint64_t n = atomic_fetch_add(&seen, 1) + 1;
-    if (n == atomic_load(&kill_at))
-        kill(getpid(), SIGKILL);
+    if (pms_debug_board)
+        atomic_store(&pms_debug_board->primitives, n);
+    bool last = n == atomic_load(&kill_at);
+    if (power && last) {
+        pms_power_fail();
+        atomic_store(&pms_debug_board->power, 1);
+    } else if (power) {
+        pms_power_note(primitive, addr, bytes);
+    }
+    if (last)
+        kill(owner, SIGKILL);
     return 0;
 }
 
 void pms_debug_kill_at(uint64_t n)
 {
+    owner = getpid();
     atomic_store(&seen, 0);
     atomic_store(&kill_at, n);
     pms_persist_hook = count_and_kill;
 }
 
 uint64_t pms_debug_primitives(void) { return atomic_load(&seen); }
+
+/* ---- for programs that are run by `pmstore crashtest` ---- */
+
+void pms_debug_opened(const char *path)
+{
+    static atomic_flag once = ATOMIC_FLAG_INIT;
+    const char *board = getenv("PMSTORE_CRASH_BOARD"), *at = getenv("PMSTORE_CRASH_AT");
+    if (!board || atomic_flag_test_and_set(&once))
+        return;
+    int fd = open(board, O_RDWR | O_CLOEXEC);
+    void *page = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *pms_debug_board, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    if (page == MAP_FAILED)
+        return;
+    pms_debug_board = page;
+    snprintf(pms_debug_board->path, sizeof pms_debug_board->path, "%s", path);
+    pms_debug_kill_at(at ? strtoull(at, NULL, 10) : 0);
+}
+
+void pms_debug_file(const struct pms_pool *pool, int fd)
+{
+    const char *seed = getenv("PMSTORE_CRASH_POWER");
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return;
+    if (!watched) {
+        power = seed && pms_power_start(fd, strtoull(seed, NULL, 10));
+        device = st.st_dev;
+        inode = st.st_ino;
+    }
+    if (device == st.st_dev && inode == st.st_ino) /* also when it is opened again */
+        watched = pool;
+}
+
+void pms_debug_acknowledge(const struct pms_pool *pool, uint64_t commits, int domain)
+{
+    if (pool != watched)
+        return;
+    atomic_store(&pms_debug_board->domain, (uint64_t)domain);
+    atomic_store(&pms_debug_board->acknowledged, commits);
+}

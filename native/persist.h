@@ -43,6 +43,7 @@ enum pms_primitive {
  * operation fail with that errno; it is ignored for memory operations. Async-signal-safe, may not fault on the store. */
 typedef int pms_persist_hook_fn(enum pms_primitive primitive, uintptr_t addr, size_t bytes);
 extern pms_persist_hook_fn *_Atomic pms_persist_hook; /* atomic: a test sets it while other threads persist */
+extern _Thread_local int pms_persist_hook_fd;         /* in the hook: the descriptor of a file operation, or of what is mapped */
 
 /* The best write-back instruction of this CPU. Never PMS_FLUSH_NONE on x86-64 and aarch64. */
 enum pms_flush pms_persist_best_flush(void);

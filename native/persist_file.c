@@ -7,10 +7,15 @@
 
 #include "persist.h"
 
-static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+_Thread_local int pms_persist_hook_fd;
+
+static int hook(enum pms_primitive primitive, int fd, uintptr_t addr, size_t bytes)
 {
     pms_persist_hook_fn *call = atomic_load_explicit(&pms_persist_hook, memory_order_relaxed);
-    return __builtin_expect(call != NULL, 0) ? call(primitive, addr, bytes) : 0;
+    if (__builtin_expect(call == NULL, 1))
+        return 0;
+    pms_persist_hook_fd = fd;
+    return call(primitive, addr, bytes);
 }
 
 int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset)
@@ -39,7 +44,7 @@ int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int co
     size_t total = 0;
     for (int i = 0; i < count; i++)
         total += iov[i].iov_len;
-    int err = hook(PMS_PRIM_PWRITE, (uintptr_t)offset, total);
+    int err = hook(PMS_PRIM_PWRITE, fd, (uintptr_t)offset, total);
     if (err)
         return err;
     advance(&iov, &count, 0);
@@ -59,7 +64,7 @@ int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int co
 
 int pms_persist_sync(struct pms_persist *p, int fd)
 {
-    int err = hook(PMS_PRIM_SYNC, 0, 0);
+    int err = hook(PMS_PRIM_SYNC, fd, 0, 0);
     if (err)
         return err;
     p->syncs++;
@@ -72,7 +77,7 @@ int pms_persist_sync(struct pms_persist *p, int fd)
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)
 {
     (void)p;
-    int err = hook(PMS_PRIM_ALLOCATE, (uintptr_t)offset, (size_t)bytes);
+    int err = hook(PMS_PRIM_ALLOCATE, fd, (uintptr_t)offset, (size_t)bytes);
     if (err)
         return err;
     do
@@ -84,7 +89,7 @@ int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_
 int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes)
 {
     (void)p;
-    int err = hook(PMS_PRIM_ALLOCATE, (uintptr_t)bytes, 0);
+    int err = hook(PMS_PRIM_ALLOCATE, fd, (uintptr_t)bytes, 0);
     if (err)
         return err;
     while (ftruncate(fd, (off_t)bytes) != 0)
@@ -97,7 +102,7 @@ int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes)
 int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot)
 {
     (void)p;
-    int err = hook(PMS_PRIM_PROTECT, (uintptr_t)addr, n);
+    int err = hook(PMS_PRIM_PROTECT, -1, (uintptr_t)addr, n);
     if (err)
         return err;
     return mprotect(addr, n, prot) == 0 ? 0 : errno;
@@ -106,7 +111,7 @@ int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot)
 int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int flags, int fd, uint64_t offset)
 {
     (void)p;
-    int err = hook(PMS_PRIM_MAP, (uintptr_t)addr, n);
+    int err = hook(PMS_PRIM_MAP, fd, (uintptr_t)addr, n);
     if (err)
         return err;
     return mmap(addr, n, prot, flags | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED ? errno : 0;

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "debug.h"
 #include "filelock.h"
 #include "populate.h"
 #include "recover.h"
@@ -194,6 +195,8 @@ static int open_files(struct pms_pool *pool, const char *path, const struct pms_
     int status = pms_files_open(files, path, o, error);
     pool->fd = files->fd;
     pool->lock_fd = files->lock_fd;
+    if (status == PMS_OK && pms_debug_board)
+        pms_debug_file(pool, pool->fd);
     if (status == PMS_OK && files->created)
         status = create(pool, files, o, error);
     if (status == PMS_OK)
@@ -251,6 +254,7 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
     if (!pool)
         return pms_fail_errno(error, "allocating memory");
     pms_fork_prepare_once();
+    pms_debug_opened(path);
     pms_parallel_start();
     init_locks(pool);
     pool->process = pms_process_generation();

@@ -213,8 +213,4 @@ int pms_usage(struct pms_pool *pool, struct pms_segment_usage usage[PMS_USAGE_SE
 /* ---- process-wide ---- */
 void pms_handler_install(void); /* puts the fault handler first again, chained to what is there now */
 
-/* Crash tests: SIGKILL this process at the nth persistence primitive from now (0 = never). */
-void pms_debug_kill_at(uint64_t n);
-uint64_t pms_debug_primitives(void); /* seen since the last pms_debug_kill_at */
-
 #endif

@@ -6,6 +6,7 @@
  * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and names together. */
 #include <stddef.h>
 
+#include "debug.h"
 #include "pool_state.h"
 #include "snapshot.h"
 
@@ -218,6 +219,8 @@ int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
     if (status != PMS_OK)
         return status;
     pool->commits++;
+    if (pms_debug_board)
+        pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->domain);
     pms_heap_committed(pool->heap);
     return PMS_OK;
 }

@@ -8,6 +8,12 @@ until SIGKILL; so a run costs milliseconds, and the children share nothing with 
         ...  # open the store: it holds the state of run.acknowledged, or of the step after it
 
 The workload is a function `work(ack, *args)`: it calls `ack(n)` when step n has been committed.
+
+Where pytest is installed there is also a fixture, `crashtest`, which does what `pmstore crashtest` does. Put
+`pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`, then
+
+    def test_training_survives(crashtest):
+        crashtest([sys.executable, "train.py"], trials=9)
 """
 
 from __future__ import annotations
@@ -27,10 +33,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from pmstore._ffi import kill_at_primitive, primitives_seen
+from pmstore.crashtest import CrashTestResult, Outcome, crash_test
 
-__all__ = ["ForkServer", "KilledRun", "kill_at_primitive", "primitives_seen"]
+__all__ = ["CrashTestResult", "ForkServer", "KilledRun", "Outcome", "crash_test", "kill_at_primitive", "primitives_seen"]
 
 _ACK = struct.Struct("=q")
+
+try:
+    import pytest
+except ImportError:  # only the fixture needs it
+    pass
+else:
+
+    @pytest.fixture
+    def crashtest(request: pytest.FixtureRequest) -> Callable[..., CrashTestResult]:
+        """A function of the arguments of `crash_test` that fails the test unless every trial was a clean resume.
+
+        folder: by default that of the test's file. Returns the result.
+        """
+
+        def run(command: Sequence[str], **options: Any) -> CrashTestResult:
+            options.setdefault("folder", request.path.parent)
+            result = crash_test(command, **options)
+            if not result.ok:
+                pytest.fail(str(result), pytrace=False)
+            return result
+
+        return run
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ import pytest
 
 import pmstore
 
+pytest_plugins = ["pytester"]
+
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way
 

@@ -7,11 +7,13 @@ wrong (no such store or name, a store that is in use, a missing package, bad opt
 from __future__ import annotations
 
 # Importing a module of commands registers them.
-from pmstore.commands import change, demo, exchange, inspect, portable, repair, schedule, show, tiers
+from pmstore.commands import change, crashtest, demo, exchange, inspect, portable, repair, schedule, show, tiers
 from pmstore.commands.app import app
 
-__all__ = ["app", "change", "demo", "exchange", "inspect", "portable", "repair", "schedule", "show", "tiers"]
+__all__ = ["app", "change", "crashtest", "demo", "exchange", "inspect", "portable", "repair", "schedule", "show", "tiers"]
 
-_ORDER = "create info ls show set rm check repair dump load compact export import epochs restore export-tier demo".split()  # noqa: SIM905
+_ORDER = (  # noqa: SIM905
+    "create info ls show set rm check repair dump load compact export import epochs restore export-tier crashtest demo"
+).split()
 # In the help, as a person meets them.
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name or getattr(command.callback, "__name__", ""))))

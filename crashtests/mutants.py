@@ -1,0 +1,153 @@
+"""Engines broken on purpose: the crash tests must notice each of them.
+
+    python -m crashtests.mutants [NAME ...]
+
+A mutant is one edit of a copy of `native/`. It is killed when a crash workload fails on it. Those that nothing can tell from
+the engine are listed as equivalent, with the reason. Exit code 1 if any other survives.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from crashtests import jobs
+from crashtests.mutant_list import MUTANTS, Mutant
+
+MUTANTS_BUILD = jobs.BUILD.parent / "mutants"
+NATIVE = jobs.ROOT / "native"
+SOURCE = MUTANTS_BUILD / "source"  # as it was when the run began
+
+# Cheap and telling first. A mutant that survives runs through all of them.
+IMAGES = 1500
+QUICK = ("groups", "hot", "write_all", "roll_back", "long_log", "replace", "values", "many_commits", "grow")
+REST = ("hot_and_back", "scattered", "allocate", "release", "declared", "threads", "born_and_gone", "mixture_1", "mixture_2")
+MODEL_OF = {"emulated": "ii", "file": "iii"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    mutant: Mutant
+    killed_by: str
+    """The job and what it said; empty: it survived."""
+
+
+def apply(mutant: Mutant, target: Path) -> None:
+    """Raises ValueError if the text to change is not there exactly once: the engine has changed, and the list has to follow."""
+    source = SOURCE / mutant.file
+    text = source.read_text()
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.name}: found {text.count(mutant.old)} times in {mutant.file}: {mutant.old!r}")
+    target.mkdir(parents=True, exist_ok=True)
+    for path in SOURCE.glob("*.[ch]"):
+        link = target / path.name
+        link.unlink(missing_ok=True)
+        if path.name != mutant.file:
+            link.symlink_to(path)
+    (target / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+
+
+def plan(mutant: Mutant) -> list[jobs.Job]:
+    planned = []
+    for names in (QUICK, REST):
+        for domain in mutant.domains:
+            for name in names:
+                options = {"seed": 1, "budget": IMAGES, "stop-after": 1, "nested-every": 40}
+                planned.append(jobs.Job("images", name, domain, MODEL_OF[domain], options))
+                if names is QUICK:
+                    planned.append(jobs.Job("images", name, domain, "i", options | {"budget": 300}))
+    planned += [
+        jobs.Job("kill", name, domain, "", {"step": 5, "stop-after": 1}) for domain in mutant.domains for name in QUICK[:4]
+    ]
+    return planned
+
+
+def try_mutant(mutant: Mutant) -> Verdict:
+    folder = MUTANTS_BUILD / mutant.name
+    try:
+        apply(mutant, folder / "src")
+        # Nothing of the unchanged engine is compiled again.
+        base = MUTANTS_BUILD / "base"
+        shutil.copytree(base, folder / "build", dirs_exist_ok=True, copy_function=shutil.copy2)
+        (folder / "build" / "engine" / mutant.file.replace(".c", ".o")).unlink(missing_ok=True)
+        (folder / "build" / "crash").unlink(missing_ok=True)
+        program = jobs.build(folder / "src", folder / "build", flags="-O1")
+        with jobs.Runner(program, cores=1, room=1 << 19) as runner:
+            for job in plan(mutant):
+                failures = runner.run(job).failures
+                if failures:
+                    where = f"({job.model or job.mode}) {job.workload} {job.domain}"
+                    return Verdict(mutant, f"{where}: {failures[0].get('message', '')}")
+        return Verdict(mutant, "")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(verdicts: list[Verdict], folder: Path = jobs.BUILD) -> None:
+    survivors = [v for v in verdicts if not v.killed_by]
+    data = {
+        "total": len(verdicts),
+        "killed": len(verdicts) - len(survivors),
+        "equivalent": sum(bool(v.mutant.equivalent) for v in survivors),
+        "mutants": [
+            {"name": v.mutant.name, "file": v.mutant.file, "breaks": v.mutant.breaks, "killed_by": v.killed_by,
+             "equivalent": v.mutant.equivalent}
+            for v in verdicts
+        ],
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mutants.json").write_text(json.dumps(data, indent=1) + "\n")
+    lines = ["# Mutants", "", f"{data['total']} mutants, {data['killed']} killed, {data['equivalent']} equivalent.", ""]
+    lines += ["| mutant | what is broken | killed by |", "|---|---|---|"]
+    for v in verdicts:
+        outcome = v.killed_by or (f"equivalent: {v.mutant.equivalent}" if v.mutant.equivalent else "**survived**")
+        lines.append(f"| {v.mutant.name} | {v.mutant.breaks} | {outcome.replace('|', '/')} |")
+    (folder / "mutants.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> int:
+    console = Console(stderr=True)
+    wanted = [m for m in MUTANTS if len(sys.argv) < 2 or m.name in sys.argv[1:]]
+    shutil.rmtree(MUTANTS_BUILD, ignore_errors=True)
+    SOURCE.mkdir(parents=True)
+    for path in NATIVE.glob("*.[ch]"):
+        shutil.copy2(path, SOURCE)
+    jobs.build(SOURCE, MUTANTS_BUILD / "base", flags="-O1")
+    verdicts = []
+    with (
+        Progress(console=console, disable=not console.is_terminal) as bar,
+        concurrent.futures.ThreadPoolExecutor(jobs.os.cpu_count() or 1) as pool,
+    ):
+        task = bar.add_task("mutants", total=len(wanted))
+        futures = [pool.submit(try_mutant, m) for m in wanted]
+        for future in concurrent.futures.as_completed(futures):
+            try:
+                verdict = future.result()
+            except subprocess.CalledProcessError as error:
+                console.print(error.stderr, markup=False)
+                raise
+            verdicts.append(verdict)
+            bar.advance(task)
+            said = verdict.killed_by or ("EQUIVALENT" if verdict.mutant.equivalent else "SURVIVED")
+            console.print(f"{verdict.mutant.name}: {said}", markup=False, highlight=False, soft_wrap=True)
+    order = {m.name: i for i, m in enumerate(MUTANTS)}
+    verdicts.sort(key=lambda v: order[v.mutant.name])
+    if len(wanted) == len(MUTANTS):
+        write(verdicts)
+    survivors = [v for v in verdicts if not v.killed_by and not v.mutant.equivalent]
+    print(f"{len(verdicts)} mutants, {sum(bool(v.killed_by) for v in verdicts)} killed, {len(survivors)} survived")
+    for v in survivors:
+        print(f"SURVIVED {v.mutant.name}: {v.mutant.breaks}")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""`pmstore crashtest`: kills a training program and says what became of its state."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from pmstore.commands.app import Json, app, console, fail
+from pmstore.crashtest import CrashTestResult, Outcome, Trial, crash_test
+
+__all__ = ["crashtest"]
+
+_STYLES = {Outcome.CLEAN: "green", Outcome.MANUAL: "yellow", Outcome.DIFFERENT: "red", Outcome.LOST: "red"}
+
+
+class Model(str, Enum):
+    KILL = "kill"
+    POWER = "power"
+
+
+def _function(spec: str) -> Callable[[Any], object]:
+    module, _, name = spec.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise fail(f"--verify {spec}: {error}", 2) from None
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise fail(f"--verify {spec} is no function", 2)
+    return found  # type: ignore[no-any-return]
+
+
+def _row(trial: Trial) -> dict[str, object]:
+    return {**dataclasses.asdict(trial), "outcome": trial.outcome.value}
+
+
+def _table(trials: Sequence[Trial]) -> Table:
+    table = Table("trial", "killed at", "commits returned", "found", "at the end", "outcome", "detail")
+    for trial in trials:
+        returned = ", ".join(str(kill.acknowledged) for kill in trial.kills)
+        found = ", ".join("-" if kill.found is None else str(kill.found) for kill in trial.kills)
+        end = "-" if trial.commits is None else str(trial.commits)
+        outcome = f"[{_STYLES[trial.outcome]}]{trial.outcome.value}[/]"
+        table.add_row(str(trial.number), ", ".join(map(str, trial.kills)), returned, found, end, outcome, escape(trial.detail))
+    return table
+
+
+def _markdown(result: CrashTestResult) -> str:
+    lines = [f"### Crash test: {result.count(Outcome.CLEAN)} of {len(result.trials)} trials resumed cleanly", ""]
+    lines += ["| trial | killed at | outcome | detail |", "|---|---|---|---|"]
+    for trial in result.trials:
+        detail = trial.detail.replace("|", "/").replace("\n", " ")
+        lines.append(f"| {trial.number} | {', '.join(map(str, trial.kills))} | {trial.outcome.value} | {detail} |")
+    return "\n".join(lines) + "\n"
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def crashtest(
+    command: Annotated[list[str], typer.Argument(help="The program, after --.", metavar="-- COMMAND...")],
+    trials: Annotated[int, typer.Option(help="How often it is killed, and resumed.", min=1)] = 20,
+    model: Annotated[Model, typer.Option(help="SIGKILL, or a simulated power failure.")] = Model.KILL,
+    verify: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Gets the store after each kill; False is bad.")
+    ] = None,
+    compare: Annotated[bool, typer.Option(help="The final state has to be that of a run that nobody killed.")] = True,
+    seed: Annotated[int, typer.Option(help="Draws the points of the kills.")] = 1,
+    at: Annotated[str | None, typer.Option(metavar="POINT,POINT", help="One trial, killed at these points.")] = None,
+    jobs: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
+    keep: Annotated[Path | None, typer.Option(help="Gets the folders of trials that failed.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Appends a Markdown table to this file.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Kills a training program again and again, resumes it, and says what was lost.
+
+    The program is run in copies of the working directory. Exit code 1 if any trial was not a clean resume.
+    """
+    say = console(stderr=True)
+    check = _function(verify) if verify else None
+    try:
+        points = [int(point) for point in at.split(",")] if at else []
+    except ValueError:
+        raise fail(f"--at {at}: persistence points are numbers, as 120,45", 2) from None
+
+    def on_trial(trial: Trial) -> None:
+        if not as_json:
+            say.print(f"trial {trial.number} of {1 if points else trials}: [{_STYLES[trial.outcome]}]{trial.outcome.value}[/]")
+
+    try:
+        result = crash_test(
+            command, trials=trials, model=model.value, verify=check, compare=compare, seed=seed, at=points, jobs=jobs,
+            keep=keep, timeout_seconds=timeout, on_trial=on_trial,
+        )  # fmt: skip
+    except (ValueError, OSError) as error:
+        raise fail(str(error), 2) from None
+    if summary:
+        with summary.open("a") as file:
+            file.write(_markdown(result))
+    if as_json:
+        counts = {outcome.value: result.count(outcome) for outcome in Outcome}
+        answer = {**dataclasses.asdict(result), "outcomes": counts, "trials": [_row(trial) for trial in result.trials]}
+        typer.echo(json.dumps(answer))
+    else:
+        console().print(_table(result.trials))
+        clean = result.count(Outcome.CLEAN)
+        typer.echo(f"{clean} of {len(result.trials)} resumed cleanly; {result.primitives} persistence points, seed {seed}")
+        if not result.deterministic:
+            typer.echo("two runs that nobody killed end in different states: final states were not compared")
+        bad = next((trial for trial in result.trials if trial.outcome is not Outcome.CLEAN), None)
+        if bad and all(kill.primitive for kill in bad.kills):
+            typer.echo(f"one of them again: add --at {','.join(str(kill.primitive) for kill in bad.kills)}")
+    if not result.ok:
+        raise typer.Exit(1)

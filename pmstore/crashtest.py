@@ -1,0 +1,408 @@
+"""Crash-testing a training program: kill it again and again, resume it, and say what became of its state.
+
+    result = crash_test(["python", "train.py"], trials=20, verify=check)
+    assert result.ok, result
+
+The program is run in copies of the working directory, so it has to name its store by a relative path. Two runs that nobody
+kills come first: they show how many persistence points there are, how the state ends, and whether it always ends so. Each trial
+then starts afresh, kills the program at a persistence point (or at a random time), checks a copy of the store, kills the
+resumed program once more, and lets it end.
+
+Source: the classes of outcomes, and the comparison with a run that nobody kills, follow ckpt-chaos (PyPI), which kills at file
+boundaries.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import math
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import pmstore
+from pmstore.errors import PmstoreError
+
+__all__ = ["CrashTestResult", "Kill", "Outcome", "Trial", "crash_test"]
+
+Verify = Callable[[pmstore.Store], object]
+
+_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache")
+_BOARD = struct.Struct("=QQQQ")  # native/debug.h
+_BOARD_BYTES = 4096
+_DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
+_POWER_DOMAINS = ("dax", "file", "emulated")
+
+
+class Outcome(Enum):
+    """What became of a program that was killed, from best to worst."""
+
+    CLEAN = "clean resume"
+    MANUAL = "needs manual work"
+    DIFFERENT = "silent resume with different state"
+    LOST = "lost work"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One death. primitive: the persistence point, 0 if it came at a random time. acknowledged: commits that had returned;
+    found: commits that the store held afterwards, None if there was no store yet."""
+
+    primitive: int
+    delay_seconds: float
+    acknowledged: int = 0
+    found: int | None = None
+
+    def __str__(self) -> str:
+        return f"point {self.primitive}" if self.primitive else f"{self.delay_seconds:.3f} s"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One program killed and resumed. commits: what the store held at the end, None if it did not get there."""
+
+    number: int
+    kills: tuple[Kill, ...]
+    outcome: Outcome
+    detail: str
+    commits: int | None
+
+
+@dataclass(frozen=True)
+class CrashTestResult:
+    """What `crash_test` found. `ok`: every trial was a clean resume.
+
+    primitives, commits: of the run that nobody killed. deterministic: a second such run ended in the same state; if not,
+    final states were not compared.
+    """
+
+    seed: int
+    model: str
+    domain: str
+    primitives: int
+    commits: int
+    deterministic: bool
+    seconds: float
+    trials: tuple[Trial, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        return all(trial.outcome is Outcome.CLEAN for trial in self.trials)
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(trial.outcome is outcome for trial in self.trials)
+
+    def __str__(self) -> str:
+        lines = [f"{self.count(Outcome.CLEAN)} of {len(self.trials)} trials resumed cleanly (seed {self.seed})"]
+        for trial in self.trials:
+            if trial.outcome is not Outcome.CLEAN:
+                kills = ", ".join(map(str, trial.kills))
+                lines.append(f"trial {trial.number}, killed at {kills}: {trial.outcome.value}: {trial.detail}")
+        return "\n".join(lines)
+
+
+class _Finding(Exception):
+    def __init__(self, outcome: Outcome, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+
+
+# ---- a store's state -------------------------------------------------------------------------------------------------
+
+
+def _leaves(mapping: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in mapping:
+        value = mapping[name]
+        if isinstance(value, pmstore.Group):
+            yield from _leaves(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
+
+
+def _content(value: Any) -> bytes:
+    if isinstance(value, pmstore.Slots):
+        value = value.current
+    if hasattr(value, "detach"):  # a tensor, of a dtype that numpy may not have
+        import torch
+
+        raw = value.detach().contiguous().flatten().view(torch.uint8).numpy()
+        return f"{value.dtype} {tuple(value.shape)} ".encode() + bytes(raw)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} ".encode() + value.tobytes()
+    return repr([_content(item) for item in value] if isinstance(value, pmstore.List) else value).encode()
+
+
+def _digest(store: pmstore.Store) -> dict[str, str]:
+    """Names to hashes of what they hold."""
+    return {name: hashlib.sha256(_content(value)).hexdigest() for name, value in _leaves(store)}
+
+
+def _examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
+    """Opens a copy of the store, as the resumed program will open it; its number of commits and state."""
+    copy = path.with_name(path.name + ".examined")
+    shutil.copyfile(path, copy)
+    try:
+        with pmstore.open(copy, mode="r+") as store:
+            problems = store.check().problems
+            if problems:
+                raise _Finding(Outcome.MANUAL, f"the check finds: {problems[0]}")
+            if verify is not None and store.epoch > 0:
+                try:
+                    answer = verify(store)
+                except Exception as error:  # the user's function, in any way
+                    raise _Finding(Outcome.DIFFERENT, f"the verification fails: {error!r}") from None
+                if answer is False:
+                    raise _Finding(Outcome.DIFFERENT, "the verification says no")
+            return store.epoch, _digest(store)
+    except (PmstoreError, OSError) as error:
+        raise _Finding(Outcome.MANUAL, f"the store does not open: {error}") from None
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+# ---- the program -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Run:
+    status: int
+    said: str
+    primitives: int
+    acknowledged: int
+    domain: str
+    path: str
+
+
+class _Program:
+    """The user's command, run in copies of the working directory."""
+
+    def __init__(self, command: Sequence[str], folder: Path, timeout_seconds: float) -> None:
+        self.command = list(command)
+        self.folder = folder
+        self.timeout_seconds = timeout_seconds
+
+    def fresh_copy(self, into: Path) -> Path:
+        shutil.copytree(self.folder, into, ignore=_NOT_COPIED, symlinks=True)
+        return into
+
+    def run(self, cwd: Path, kill: Kill | None = None, power_seed: int | None = None) -> _Run:
+        board, output = cwd.with_name(cwd.name + ".board"), cwd.with_name(cwd.name + ".output")
+        board.write_bytes(bytes(_BOARD_BYTES))
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PMSTORE_CRASH_")}
+        environment["PMSTORE_CRASH_BOARD"] = str(board)
+        if kill is not None and kill.primitive:
+            environment["PMSTORE_CRASH_AT"] = str(kill.primitive)
+            if power_seed is not None:
+                environment["PMSTORE_CRASH_POWER"] = str(power_seed)
+        patience = kill.delay_seconds if kill is not None and not kill.primitive else self.timeout_seconds
+        with output.open("wb") as file:
+            child = subprocess.Popen(
+                self.command,
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            try:
+                child.wait(patience)
+            except subprocess.TimeoutExpired:
+                if patience == self.timeout_seconds:
+                    raise _Finding(Outcome.MANUAL, f"it did not end within {self.timeout_seconds:g} s") from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # with the workers it may have started
+                child.wait()
+        primitives, acknowledged, domain, _ = _BOARD.unpack_from(raw := board.read_bytes())
+        path = raw[_BOARD.size :].split(b"\0", 1)[0]
+        said = output.read_bytes()[-400:].decode(errors="replace").strip()
+        return _Run(child.returncode, said, primitives, acknowledged, _DOMAINS.get(domain, ""), os.fsdecode(path))
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a run that nobody kills does."""
+
+    store: str
+    primitives: int
+    commits: int
+    seconds: float
+    domain: str
+    state: dict[str, str]
+
+
+def _reference(program: _Program, cwd: Path, verify: Verify | None) -> _Reference:
+    program.fresh_copy(cwd)
+    began = time.monotonic()
+    run = program.run(cwd)
+    seconds = time.monotonic() - began
+    if run.status != 0:
+        raise ValueError(f"the program ends with status {run.status} without being killed: {run.said}")
+    if not run.path:
+        raise ValueError("the program opens no store")
+    path = (cwd / run.path).resolve()
+    if not path.is_relative_to(cwd.resolve()):
+        raise ValueError(f"the program names its store {run.path}: the path has to be relative, because each trial has its own")
+    if not run.acknowledged:
+        raise ValueError("the program commits nothing")
+    try:
+        epoch, state = _examine(path, verify)
+    except _Finding as finding:
+        raise ValueError(f"after a run that nobody killed: {finding}") from None
+    return _Reference(str(path.relative_to(cwd.resolve())), run.primitives, epoch, seconds, run.domain, state)
+
+
+# ---- trials ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    number: int
+    kills: tuple[Kill, ...]
+    power_seed: int | None
+
+
+def _plan(trials: int, reference: _Reference, model: str, seed: int) -> list[_Plan]:
+    """The first kill of trial i lies in the ith part of all points, so that all of the run is covered; every third is at a
+    random time."""
+    chance = random.Random(seed)
+    plans = []
+    for i in range(trials):
+        share = reference.primitives / trials
+        first = Kill(math.floor(share * i + chance.random() * share) + 1, 0.0)
+        if i % 3 == 2 and model == "kill":
+            first = Kill(0, chance.uniform(0.0, reference.seconds))
+        second = Kill(chance.randint(1, reference.primitives), 0.0)
+        plans.append(_Plan(i + 1, (first, second), chance.getrandbits(63) if model == "power" else None))
+    return plans
+
+
+def _die(program: _Program, cwd: Path, path: Path, kill: Kill, power_seed: int | None, verify: Verify | None, had: int) -> Kill:
+    """Runs until the kill, and looks at what it left. had: commits before."""
+    run = program.run(cwd, kill, power_seed)
+    if run.status not in (0, -signal.SIGKILL):
+        raise _Finding(Outcome.MANUAL, f"{'resumed, ' if had else ''}it ended with status {run.status}: {run.said}")
+    acknowledged = max(had, run.acknowledged)
+    if not path.exists():
+        if acknowledged:
+            raise _Finding(Outcome.LOST, "the store is gone")
+        return Kill(kill.primitive, kill.delay_seconds)
+    found, _ = _examine(path, verify)
+    if found < acknowledged:
+        raise _Finding(Outcome.LOST, f"{acknowledged} commits had returned, the store holds {found}")
+    return Kill(kill.primitive, kill.delay_seconds, acknowledged, found)
+
+
+def _one_trial(
+    plan: _Plan, program: _Program, cwd: Path, reference: _Reference, verify: Verify | None, compare: bool, keep: Path | None
+) -> Trial:
+    program.fresh_copy(cwd)
+    path = cwd / reference.store
+    kills: list[Kill] = []
+    found = 0
+    try:
+        for kill in plan.kills:
+            kills.append(kill)
+            kills[-1] = _die(program, cwd, path, kill, plan.power_seed, verify, found)
+            found = kills[-1].found or 0
+        run = program.run(cwd)
+        if run.status != 0:
+            raise _Finding(Outcome.MANUAL, f"resumed, it ended with status {run.status}: {run.said}")
+        commits, state = _examine(path, verify)
+        if commits < found:
+            raise _Finding(Outcome.LOST, f"the store went back from commit {found} to {commits}")
+        slack = len(plan.kills) + 1  # what a program may commit at each start
+        if compare and found > 2 * slack and commits - found > reference.commits - found // 2:
+            raise _Finding(Outcome.LOST, f"it started over: {commits - found} commits after {found} were there")
+        if compare and state != reference.state:
+            names = sorted(name for name in state.keys() | reference.state if state.get(name) != reference.state.get(name))
+            raise _Finding(Outcome.DIFFERENT, f"not the end of a run that nobody killed: {', '.join(names[:4])}")
+    except _Finding as finding:
+        if keep is not None:
+            shutil.copytree(cwd, keep / f"trial{plan.number}", dirs_exist_ok=True, symlinks=True)
+        return Trial(plan.number, tuple(kills), finding.outcome, str(finding), None)
+    finally:
+        shutil.rmtree(cwd, ignore_errors=True)
+    return Trial(plan.number, tuple(kills), Outcome.CLEAN, "", commits)
+
+
+def crash_test(
+    command: Sequence[str],
+    *,
+    trials: int = 20,
+    model: Literal["kill", "power"] = "kill",
+    verify: Verify | None = None,
+    compare: bool = True,
+    seed: int = 1,
+    at: Sequence[int] = (),
+    jobs: int = 1,
+    folder: str | os.PathLike[str] = ".",
+    keep: str | os.PathLike[str] | None = None,
+    timeout_seconds: float = 600.0,
+    on_trial: Callable[[Trial], None] = lambda _: None,
+) -> CrashTestResult:
+    """Runs the command, kills it and resumes it, `trials` times, in copies of the folder.
+
+    model: "kill" is SIGKILL, two of three at a persistence point, every third at a random time. "power": the process dies at a
+        persistence point, and of all that was not durable its store's file keeps a part drawn at random, by cache lines
+        (domains dax, emulated) or sectors (domain file).
+    verify: gets the open store (a copy) after each kill; False or an exception is a state that should not be.
+    compare: the final state has to be, bit for bit, that of a run that nobody killed. It is not asked for where two such runs
+        differ.
+    seed: the same seed draws the same points. at: one trial with these points instead, as an earlier run printed them.
+    jobs: trials at a time. keep: a folder that gets the working directories of trials that failed.
+
+    Raises:
+        ValueError: the program fails without being killed, opens no store or one outside its working directory, commits
+            nothing, or uses a domain that does not claim to survive what the model does.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pmstore-crashtest-") as temporary:
+        room = Path(temporary)
+        program = _Program(command, Path(folder).resolve(), timeout_seconds)
+        try:
+            reference = _reference(program, room / "reference", verify)
+            deterministic = compare and _reference(program, room / "control", verify).state == reference.state
+        except _Finding as finding:
+            raise ValueError(str(finding)) from None
+        if model == "power" and reference.domain not in _POWER_DOMAINS:
+            raise ValueError(
+                f"the store is in domain {reference.domain}, which does not survive a power failure: open it with domain='file'"
+            )
+        plans = _plan(trials, reference, model, seed)
+        if at:
+            plans = [_Plan(1, tuple(Kill(point, 0.0) for point in at), plans[0].power_seed)]
+        found = []
+        with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
+            kept = Path(keep) if keep is not None else None
+            futures = [
+                pool.submit(_one_trial, plan, program, room / f"trial{plan.number}", reference, verify, deterministic, kept)
+                for plan in plans
+            ]
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    found.append(future.result())
+                    on_trial(found[-1])
+            finally:
+                for future in futures:
+                    future.cancel()
+    found.sort(key=lambda trial: trial.number)
+    return CrashTestResult(
+        seed, model, reference.domain, reference.primitives, reference.commits, deterministic or not compare,
+        time.monotonic() - start, tuple(found),
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""`pmstore crashtest`: it finds the loop that commits half of an update, and passes one that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pmstore
+from pmstore.testing import Outcome, crash_test
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "crashtest_two_commits.py"
+
+CORRECT = """
+import pmstore
+with pmstore.open("run.pm", size="4MiB", domain="{domain}") as store:
+    a = store.require("a", (3000,), "float64")
+    b = store.require("b", (3000,), "float64")
+    for step in range(store.get("step", 0), 12):
+        with store.transaction():
+            a[step::7] += step
+            b[:] = a * 2
+            store["step"] = step + 1
+"""
+
+
+def write(folder: Path, source: str, domain: str = "file") -> list[str]:
+    (folder / "train.py").write_text(source.replace("{domain}", domain))
+    return [sys.executable, "train.py"]
+
+
+def in_step(store: pmstore.Store) -> None:
+    assert "step" not in store or (store["b"] == 2 * store["a"]).all()
+
+
+@pytest.mark.parametrize("model", ["kill", "power"])
+@pytest.mark.parametrize("domain", ["file", "emulated"])
+def test_a_correct_loop_passes(disk: Path, domain: str, model: str) -> None:
+    result = crash_test(write(disk, CORRECT, domain), folder=disk, trials=2, model=model, verify=in_step)  # type: ignore[arg-type]
+    assert result.ok, str(result)
+    assert result.domain == domain
+    assert result.deterministic
+    assert all(
+        kill.found is None or kill.acknowledged <= kill.found <= kill.acknowledged + 1
+        for t in result.trials
+        for kill in t.kills
+    )
+    assert {trial.commits for trial in result.trials} == {result.commits}
+
+
+def test_two_commits_for_one_update_are_found(disk: Path) -> None:
+    command = [sys.executable, str(EXAMPLE)]
+    result = crash_test(command, folder=disk, trials=6, jobs=2)
+    assert result.count(Outcome.DIFFERENT) > 0
+    assert "momentum" in str(result)
+    bad = next(t for t in result.trials if t.outcome is Outcome.DIFFERENT and all(k.primitive for k in t.kills))
+    again = crash_test(command, folder=disk, at=[kill.primitive for kill in bad.kills])
+    assert [t.outcome for t in again.trials] == [Outcome.DIFFERENT]
+
+
+def test_a_loop_that_starts_over_loses_work(disk: Path) -> None:
+    source = CORRECT.replace('store.get("step", 0)', "0").replace("a[step::7] += step", "a[:] = step")
+    result = crash_test(write(disk, source), folder=disk, at=[150, 150])
+    assert [t.outcome for t in result.trials] == [Outcome.LOST], str(result)
+
+
+def test_a_loop_that_cannot_resume_needs_work(disk: Path) -> None:
+    source = CORRECT.replace("store.require", "store.zeros")
+    result = crash_test(write(disk, source), folder=disk, at=[150, 150], keep=disk / "kept")
+    assert [t.outcome for t in result.trials] == [Outcome.MANUAL], str(result)
+    with pmstore.open(disk / "kept" / "trial1" / "run.pm") as store:
+        assert store["step"] >= 1
+
+
+def test_a_verification_that_fails_is_a_different_state(disk: Path) -> None:
+    result = crash_test(write(disk, CORRECT), folder=disk, at=[150, 160], verify=lambda store: store.get("step", 0) in (0, 12))
+    assert [t.outcome for t in result.trials] == [Outcome.DIFFERENT], str(result)
+
+
+def test_runs_that_differ_are_not_compared(disk: Path) -> None:
+    source = CORRECT.replace('store["step"] =', "import time; store['when'] = time.time(); store[\"step\"] =")
+    result = crash_test(write(disk, source), folder=disk, at=[150, 160])
+    assert result.ok, str(result)
+    assert not result.deterministic
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import sys; sys.exit(3)", "status 3"),
+        ("print()", "opens no store"),
+        (CORRECT.replace("run.pm", "/dev/shm/pmstore-test-absolute.pm"), "relative"),
+        ("import pmstore; pmstore.open('run.pm', size='4MiB').close()", "commits nothing"),
+    ],
+)  # fmt: skip
+def test_programs_that_cannot_be_tested(disk: Path, source: str, says: str) -> None:
+    try:
+        with pytest.raises(ValueError, match=says):
+            crash_test(write(disk, source), folder=disk, trials=1)
+    finally:
+        Path("/dev/shm/pmstore-test-absolute.pm").unlink(missing_ok=True)
+
+
+def test_power_failure_is_not_asked_of_a_domain_that_does_not_claim_it(disk: Path) -> None:
+    with pytest.raises(ValueError, match="domain process"):
+        crash_test(write(disk, CORRECT, "process"), folder=disk, trials=1, model="power")
+
+
+@pytest.mark.parametrize("domain", ["file", "emulated"])
+def test_a_power_failure_takes_what_was_not_durable(disk: Path, domain: str) -> None:
+    """At some of these points it leaves another file than SIGKILL does; and the file can always be opened."""
+    command, differ = write(disk, CORRECT, domain), 0
+    for point in range(120, 136, 4):
+        left = {}
+        for seed in ("", "77"):
+            (disk / "board").write_bytes(bytes(4096))
+            (disk / "run.pm").unlink(missing_ok=True)
+            crash = {"PMSTORE_CRASH_BOARD": str(disk / "board"), "PMSTORE_CRASH_AT": str(point)}
+            env = os.environ | crash | ({"PMSTORE_CRASH_POWER": seed} if seed else {})
+            assert subprocess.run(command, cwd=disk, env=env).returncode == -9
+            primitives, _, _, power = struct.unpack_from("=QQQQ", (disk / "board").read_bytes())
+            assert primitives == point
+            assert power == bool(seed)
+            pages = (disk / "run.pm").read_bytes()
+            left[seed] = pages[: 5 * 4096] + pages[7 * 4096 :]  # without the session record, which has the pid
+            with pmstore.open(disk / "run.pm") as store:
+                in_step(store)
+        differ += left[""] != left["77"]
+    assert differ > 0
+
+
+def test_the_command(disk: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pmstore.cli", "crashtest", *arguments]
+        return subprocess.run(command, cwd=disk, capture_output=True, text=True, timeout=120)
+
+    program = write(disk, CORRECT)
+    (disk / "checks.py").write_text("def right(store):\n    return True\ndef wrong(store):\n    return False\n")
+    good = run("--trials", "2", "--json", "--verify", "checks:right", "--", *program)
+    assert good.returncode == 0, good.stderr
+    assert json.loads(good.stdout)["outcomes"]["clean resume"] == 2
+    bad = run("--at", "150,160", "--summary", "out.md", "--verify", "checks:wrong", "--", *program)
+    assert bad.returncode == 2, bad.stdout  # the run that nobody kills does not pass either
+    assert "verification says no" in bad.stderr
+    assert run("--verify", "checks:gone", "--", *program).returncode == 2
+    broken = write(disk, CORRECT.replace("store.require", "store.zeros"))
+    bad = run("--at", "150,160", "--summary", "out.md", "--", *broken)
+    assert bad.returncode == 1, bad.stderr
+    assert "needs manual work" in bad.stdout
+    assert "| 1 | point 150" in (disk / "out.md").read_text()
+
+
+def test_the_fixture(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["pmstore.testing"]')
+    write(pytester.path, CORRECT)
+    (pytester.path / "wrong.py").write_text(CORRECT.replace("{domain}", "file").replace("store.require", "store.zeros"))
+    pytester.makepyfile(
+        """
+        import sys
+        def test_right(crashtest):
+            assert crashtest([sys.executable, "train.py"], at=[150, 160]).ok
+        def test_wrong(crashtest):
+            crashtest([sys.executable, "wrong.py"], at=[150, 160])
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*needs manual work*"])
