@@ -69,13 +69,17 @@ AVX512 static void stream_avx512(const struct pms_optim_tensor *t, const struct 
 }
 #endif
 
+static _Atomic int most = PMS_OPTIM_AVX512;
+
+void pms_optim_limit(int set) { most = set; }
+
 static range_fn *choose(bool stream)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl"))
+    if (most >= PMS_OPTIM_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
         return stream ? stream_avx512 : range_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (most >= PMS_OPTIM_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return stream ? stream_avx2 : range_avx2;
 #endif
     (void)stream;

@@ -31,4 +31,8 @@ struct pms_optim_hyper {
  * plainly). Outputs are complete in every core's view on return; to be made durable by whoever owns them. */
 void pms_optim_step(const struct pms_optim_tensor *tensor, uint64_t count, const struct pms_optim_hyper *hyper);
 
+/* For tests: the widest instruction set that steps use from now on, where the processor has it. All give the same bits. */
+enum pms_optim_set { PMS_OPTIM_PORTABLE, PMS_OPTIM_AVX2, PMS_OPTIM_AVX512 };
+void pms_optim_limit(int set);
+
 #endif

@@ -93,6 +93,11 @@ def optim_step(table: int, count: int, hyper: dict[str, float]) -> None:
     _lib.pms_optim_step(_ffi.cast("struct pms_optim_tensor *", table), count, _ffi.new("struct pms_optim_hyper *", hyper))
 
 
+def optim_limit(instruction_set: int) -> None:
+    """For tests: the widest instruction set that `optim_step` uses from now on: 0 portable, 1 AVX2, 2 AVX-512 (the default)."""
+    _lib.pms_optim_limit(instruction_set)
+
+
 @dataclass(frozen=True)
 class PoolInfo:
     """struct pms_info: what is fixed from open on."""

@@ -12,7 +12,10 @@
 
 /* ---- the store as a number ---- */
 
-static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, uint32_t crc)
+#define SLOTS_META "\x81\xa5slots" /* and the number of the current one */
+
+/* idle: of slots, the name of the array whose content is of no account; else 0. */
+static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle, uint32_t crc)
 {
     uint64_t node = 0;
     struct pms_error e;
@@ -25,16 +28,17 @@ static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, uint32_t c
         crc = pms_crc32c(crc, o.name, o.name_bytes);
         crc = pms_crc32c(crc, o.meta, o.meta_bytes);
         crc = pms_crc32c(crc, &o.kind, sizeof o.kind);
+        bool slots = o.meta_bytes == sizeof SLOTS_META && memcmp(o.meta, SLOTS_META, sizeof SLOTS_META - 1) == 0;
         if (o.kind == PMS_OBJECT_GROUP)
-            crc = digest_directory(pool, o.data, crc);
-        else if (o.data)
+            crc = digest_directory(pool, o.data, slots ? (char)('1' - o.meta[o.meta_bytes - 1]) : 0, crc);
+        else if (o.data && !(idle && o.name[0] == idle))
             crc = pms_crc32c(crc, pool->map.user + o.data, o.data_bytes);
     }
 }
 
 static uint32_t digest_at(struct pms_pool *pool, uint64_t epoch)
 {
-    return digest_directory(pool, 0, pms_crc32c(0, &epoch, sizeof epoch));
+    return digest_directory(pool, 0, 0, pms_crc32c(0, &epoch, sizeof epoch));
 }
 
 uint32_t wl_digest(struct pms_pool *pool) { return digest_at(pool, pms_epoch(pool)); }
@@ -564,6 +568,73 @@ static void mixture_1(struct wl *w) { mixture_of(w, wl_mixture_seed); }
 static void mixture_2(struct wl *w) { mixture_of(w, wl_mixture_seed + 1000003); }
 static void mixture_3(struct wl *w) { mixture_of(w, wl_mixture_seed + 2000003); }
 
+/* ---- slots ---- */
+
+#define SLOT_WORDS 9216u /* 36 KiB: an extent of its own */
+
+static void make_slots(struct wl *w, const char *name)
+{
+    uint64_t group = wl_group(w, 0, name);
+    wl_array(w, group, "0", SLOT_WORDS, 5);
+    wl_array(w, group, "1", SLOT_WORDS, 6);
+    if (!w->failed)
+        done(w, pms_object_describe_group(w->pool, 0, name, (uint32_t)strlen(name), SLOTS_META, sizeof SLOTS_META, &w->error));
+}
+
+static void fill_slot(struct wl *w, const char *name, bool idle, uint32_t value) /* the current one is captured, like anything */
+{
+    struct pms_slot_pair pair = {0};
+    if (!w->failed)
+        done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
+    uint64_t data = pair.data[pair.current ^ (uint32_t)idle];
+    if (!w->failed && idle)
+        done(w, pms_slot_open(w->pool, data, &w->error));
+    uint32_t *word = (uint32_t *)(void *)(w->pool->map.user + data);
+    for (uint32_t i = 0; i < SLOT_WORDS && !w->failed; i += 61) /* every line, not every word */
+        word[i] = value + i;
+}
+
+static void flip(struct wl *w, const char *name)
+{
+    if (!w->failed)
+        done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), &w->error));
+}
+
+static void next_version(struct wl *w, const char *name, uint32_t value)
+{
+    fill_slot(w, name, true, value);
+    flip(w, name);
+}
+
+/* Flips of several objects and captured writes take effect together; steps in place after a flip; versions that are taken back, or
+ * scribbled and never named; a flip back to the version before. */
+static void slots(struct wl *w)
+{
+    make_slots(w, "p");
+    make_slots(w, "q");
+    wl_commit(w);
+    for (uint32_t step = 1; step <= 3; step++) {
+        next_version(w, "p", step * 1000);
+        next_version(w, "q", step * 2000);
+        wl_data(w, "keep", NULL)[step] = step;
+        wl_commit(w);
+        fill_slot(w, "p", true, 0xdead0000);
+    }
+    next_version(w, "q", 77);
+    wl_rollback(w);
+    next_version(w, "p", 5000);
+    fill_slot(w, "p", false, 6000);
+    wl_data(w, "medium", NULL)[5] = 6;
+    wl_commit(w);
+    flip(w, "p");
+    fill_slot(w, "q", false, 7000);
+    wl_commit(w);
+    next_version(w, "q", 8000);
+    wl_remove(w, 0, "p");
+    wl_commit(w);
+    next_version(w, "q", 9000); /* never committed */
+}
+
 const struct workload wl_table[] = {
     {"write_small", write_small, false},
     {"write_twice", write_twice, false},
@@ -587,6 +658,7 @@ const struct workload wl_table[] = {
     {"threads", threads, false},
     {"many_commits", many_commits, false},
     {"long_log", long_log, false},
+    {"slots", slots, false},
     {"mixture_1", mixture_1, false},
     {"mixture_2", mixture_2, false},
     {"mixture_3", mixture_3, false},

@@ -218,6 +218,16 @@ def _refuse_twice(store: Store, name: str, model: nn.Module | None, optimizer: O
                 f"the {what} is attached already, as {other.name!r}: its memory can be in one place only. "
                 "Call that Run's detach() first"
             )
+    mine = {id(one) for one in model.parameters()} if model is not None else set()
+    if optimizer is not None:
+        mine.update(id(one) for group in optimizer.param_groups for one in group["params"])
+    for run in _runs:
+        shared = next((key for key, one in run._parameters() if id(one) in mine), None) if run.attached else None
+        if shared is not None:
+            raise AttachError(
+                f"the parameter {shared!r} is attached already, with another model or optimizer, as {run.name!r}: its memory "
+                "can be in one place only. Call that Run's detach() first"
+            )
 
 
 def _check_about(store: Store, name: str, given: dict[str, bool]) -> None:

@@ -43,7 +43,7 @@ def _ulps(ours: torch.Tensor, theirs: torch.Tensor, *operands: torch.Tensor) -> 
     for operand in operands:
         scale = torch.maximum(scale, operand.abs())
     unit = torch.nextafter(scale, torch.full_like(scale, torch.inf)) - scale
-    return float(((ours - theirs).abs() / unit).max())
+    return float(((ours - theirs).abs() / unit).max()) if ours.numel() else 0.0
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
@@ -62,9 +62,13 @@ def test_a_step_is_torchs(name: str, options: dict[str, Any]) -> None:
         with torch.no_grad():
             for mine, other, old in zip(ours, theirs, before, strict=True):
                 assert mine.grad is not None
-                # The buffer's unit counts once more with the learning rate: momentum and gradient may cancel.
                 moved = float(options.get("lr", 1e-3)) * mine.grad.abs()
-                assert _ulps(mine.detach(), other.detach(), old, moved) <= 2
+                # In the last elements, which fill no vector, torch's fused kernels round SGD's momentum in another way: a unit
+                # of it, and one of the parameter.
+                whole = mine.numel() // 16 * 16
+                flat = [one.detach().as_strided((one.numel(),), (1,)) for one in (mine, other, old, moved)]
+                assert _ulps(*[one[:whole] for one in flat]) <= 1
+                assert _ulps(*[one[whole:] for one in flat]) <= (2 if name == "SGD" else 1)
                 for key in native.names(native.param_groups[0]):
                     held = reference.state[other][key]
                     assert _ulps(native.state[mine][key], held, mine.grad.square() if "sq" in key else mine.grad) <= 1
@@ -89,7 +93,8 @@ def test_a_thousand_steps(name: str) -> None:
     fused = run(lambda p: getattr(torch.optim, name)(p, fused=True, **options))
     foreach = run(lambda p: getattr(torch.optim, name)(p, foreach=True, **options))
     native = run(lambda p: getattr(optim, name)(p, **options))
-    assert (native - fused).abs().max() <= max(2 * float((foreach - fused).abs().max()), 1e-6)
+    ours, theirs = float((native - fused).abs().max()), float((foreach - fused).abs().max())
+    assert ours <= theirs, (ours, theirs)
 
 
 def test_bfloat16_parameters_have_float32_moments() -> None:

@@ -1,0 +1,267 @@
+"""The native optimizers in company: instruction sets, options by group, schedulers, scalers, wrappers of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+import pmstore.torch
+from pmstore import _ffi
+from pmstore.torch import AttachError, optim
+from tests.torch.test_optim import KINDS
+
+PORTABLE, AVX2, AVX512 = range(3)
+COUNT = 4096 + 1024 + 32 + 7  # blocks, whole vectors, and a tail
+
+
+@pytest.fixture
+def limit() -> Iterator[Callable[[int], None]]:
+    yield _ffi.optim_limit
+    _ffi.optim_limit(AVX512)
+
+
+def _steps(name: str, options: dict[str, Any], dtype: torch.dtype, stream: bool) -> list[torch.Tensor]:
+    """Three steps, each from one set of tensors into another; all that they wrote."""
+    generator = torch.Generator().manual_seed(7)
+    parameter = nn.Parameter(torch.randn(COUNT, generator=generator).to(dtype))
+    optimizer = getattr(optim, name)([parameter], **options)
+    names = optimizer.names(optimizer.param_groups[0])
+    written: list[torch.Tensor] = []
+    for _ in range(3):
+        gradient = torch.randn(COUNT, generator=generator).to(dtype)
+        table = optimizer.table()
+        made = torch.full_like(parameter, torch.nan), *(torch.full((COUNT,), torch.nan) for _ in names)
+        table["grad"] = gradient.data_ptr()
+        table["param_out"] = made[0].data_ptr()
+        table["state_out"][0, : len(names)] = [one.data_ptr() for one in made[1:]]
+        hyper = {"kind": optimizer.kind, "stream": stream, **optimizer.hyper(optimizer.param_groups[0])}
+        _ffi.optim_step(table.ctypes.data, 1, hyper)
+        parameter.data = made[0].detach()
+        optimizer.state[parameter].update(zip(names, made[1:], strict=True))
+        written += made
+    return written
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "options"), KINDS)
+def test_every_instruction_set_gives_the_same_bits(
+    name: str, options: dict[str, Any], dtype: torch.dtype, stream: bool, limit: Callable[[int], None]
+) -> None:
+    limit(PORTABLE)
+    expected = _steps(name, options, dtype, stream)
+    for one in (AVX2, AVX512):
+        limit(one)
+        for ours, theirs in zip(_steps(name, options, dtype, stream), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def _twins(count: int = 3) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Of whole vectors: in the tail of an array torch's own kernels round in another way than before it."""
+    values = [torch.randn(64, 16, generator=torch.Generator().manual_seed(i)) for i in range(count)]
+    return [nn.Parameter(v.clone()) for v in values], [nn.Parameter(v.clone()) for v in values]
+
+
+def _gradients(step: int, *lists: list[nn.Parameter]) -> None:
+    for parameters in lists:
+        generator = torch.Generator().manual_seed(step)
+        for one in parameters:
+            one.grad = torch.randn(one.shape, generator=generator)
+
+
+def _same(ours: list[nn.Parameter], theirs: list[nn.Parameter]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
+def test_each_group_has_options_of_its_own(store: pmstore.Store, name: str, attached: bool) -> None:
+    ours, theirs = _twins()
+    if name == "SGD":
+        options: list[dict[str, Any]] = [
+            {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+            {"lr": 0.2, "momentum": 0, "weight_decay": 0.1},
+            {"lr": 0.05, "momentum": 0.5, "dampening": 0.2, "maximize": True},
+        ]
+    else:
+        options = [
+            {"lr": 0.1, "betas": (0.7, 0.9)},
+            {"lr": 0.01, "eps": 1e-3, "weight_decay": 0.2},
+            {"lr": 0.05, "maximize": True, "weight_decay": 0},
+        ]
+    native = getattr(optim, name)([{"params": [p], **o} for p, o in zip(ours, options, strict=True)])
+    reference = getattr(torch.optim, name)([{"params": [p], **o} for p, o in zip(theirs, options, strict=True)], fused=True)
+    run = pmstore.torch.attach(store, optimizer=native) if attached else None
+    for step in range(6):
+        _gradients(step, ours, theirs)
+        if step == 3:
+            for group in (*native.param_groups, *reference.param_groups):
+                group["lr"] *= 0.5
+        native.step()
+        reference.step()
+        if run is not None:
+            run.commit()
+    assert _same(ours, theirs)
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "one cycle, betas or momentum too": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
+    "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=1, factor=0.3),
+    "warm restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+}
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_learning_rate_schedulers(store: pmstore.Store, kind: str, name: str) -> None:
+    options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
+    ours, theirs = _twins()
+    native, reference = getattr(optim, name)(ours, **options), getattr(torch.optim, name)(theirs, fused=True, **options)
+    schedules = SCHEDULERS[kind](native), SCHEDULERS[kind](reference)
+    run = pmstore.torch.attach(store, optimizer=native, lr_scheduler=schedules[0])
+    for step in range(12):
+        _gradients(step, ours, theirs)
+        native.step()
+        reference.step()
+        for one in schedules:
+            one.step(*([1.0] if kind == "plateau" else []))
+        run.commit()
+    assert native.param_groups[0]["lr"] == reference.param_groups[0]["lr"] != 0.05
+    assert _same(ours, theirs)
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_gradient_scaler_and_clipping(store: pmstore.Store, clip: Callable[..., Any]) -> None:
+    """As torch's optimizer under the same scaler; a step whose gradients overflow is left out, and commits nothing of it."""
+    ours, theirs = _twins()
+    native, reference = optim.AdamW(ours, lr=0.05), torch.optim.AdamW(theirs, lr=0.05, fused=False)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
+    run = pmstore.torch.attach(store, optimizer=native, scaler=scalers[0])
+    for step in range(8):
+        before = [one.detach().clone() for one in ours]
+        for parameters, optimizer, scaler in ((ours, native, scalers[0]), (theirs, reference, scalers[1])):
+            optimizer.zero_grad()
+            loss = torch.stack([(one - step).square().mean() for one in parameters]).sum()
+            scaler.scale(loss * (torch.inf if step == 4 else 1)).backward()
+            scaler.unscale_(optimizer)
+            clip(parameters, 0.01)
+            scaler.step(optimizer)
+            scaler.update()
+        run.commit()
+        assert (step == 4) == all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert _same(ours, theirs)
+
+
+# ---- what alternating storage means for those who hold parameters ----
+
+
+class Tied(nn.Module):
+    """One weight in two places, and one module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.again = self.first
+        self.out = nn.Linear(16, 16, bias=False)
+        self.out.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.out(self.again(self.first(x)).tanh())
+        return out
+
+
+def _train(model: nn.Module, forward: Any, optimizer: Any, steps: int, commit: Any = lambda: None) -> None:
+    for step in range(steps):
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        forward(x).square().mean().backward()
+        optimizer.step()
+        commit()
+
+
+def _wrap_ddp(model: nn.Module, tmp: Path) -> Any:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp}/rendezvous", rank=0, world_size=1)
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+@pytest.mark.parametrize("wrapper", ["none", "compiled", "ddp"])
+def test_wrapped_and_tied_modules(store: pmstore.Store, tmp_path: Path, wrapper: str) -> None:
+    """Compiled code and DDP's buckets go by the parameters, not by their addresses: bit for bit as without slots."""
+    models, optimizers = [], []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(Tied())
+        optimizers.append(optim.AdamW(models[-1].parameters(), lr=0.05))
+    run = pmstore.torch.attach(store, model=models[1], optimizer=optimizers[1])
+    forward: Any = models[1]
+    try:
+        if wrapper == "compiled":
+            forward = torch.compile(models[1], backend="aot_eager")
+        elif wrapper == "ddp":
+            forward = _wrap_ddp(models[1], tmp_path)
+        _train(models[0], models[0], optimizers[0], 5)
+        _train(models[1], forward, optimizers[1], 5, run.commit)
+    finally:
+        if wrapper == "ddp":
+            torch.distributed.destroy_process_group()
+    for (name, ours), theirs in zip(models[1].state_dict().items(), models[0].state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert models[1].out.weight is models[1].first.weight
+
+
+def test_views_of_parameters(store: pmstore.Store) -> None:
+    """A view made before a step shows the version before it; after one more, what the slot holds then. A clone stays."""
+    w = nn.Parameter(torch.zeros(20_000))
+    optimizer = optim.SGD([w], lr=1)
+    run = pmstore.torch.attach(store, optimizer=optimizer)
+    identity = id(w)
+    view, alias = w.detach(), w.data[:5]
+    for step in (1, 2):
+        w.grad = torch.full_like(w, -1)
+        optimizer.step()
+        run.commit()
+        assert (w == step).all()
+        assert (view == alias[0]).all()
+        assert view[0] == (0 if step == 1 else 2)  # two slots: after two steps the same one again
+    assert id(w) == identity
+    assert optimizer.param_groups[0]["params"][0] is w
+    assert w.is_leaf
+
+
+def test_one_parameter_in_two_optimizers(store: pmstore.Store) -> None:
+    w = nn.Parameter(torch.ones(20_000))
+    first, second = optim.SGD([w], lr=1), optim.AdamW([w])
+    pmstore.torch.attach(store, optimizer=first)
+    for other in (second, torch.optim.AdamW([w])):
+        with pytest.raises(AttachError, match="is attached already, with another model or optimizer, as 'run'"):
+            pmstore.torch.attach(store, optimizer=other, name="second")
+    assert (w == 1).all()
+    assert "second" not in store
+
+
+def test_gradients_of_another_form(store: pmstore.Store) -> None:
+    """Expanded, transposed, nan: as torch takes them."""
+    w = nn.Parameter(torch.ones(200, 100))
+    optimizer = optim.SGD([w], lr=1)
+    run = pmstore.torch.attach(store, optimizer=optimizer)
+    w.grad = torch.tensor(0.5).expand(200, 100)
+    optimizer.step()
+    run.commit()
+    assert (w == 0.5).all()
+    w.grad = torch.arange(20_000.0).reshape(100, 200).t()
+    optimizer.step()
+    run.rollback()
+    assert (w == 0.5).all()
+    w.grad = torch.full_like(w, np.nan)
+    optimizer.step()
+    assert w.isnan().all()
+    run.rollback()
+    assert (w == 0.5).all()
