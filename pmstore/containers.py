@@ -115,8 +115,19 @@ class Group(MutableMapping[str, Any]):
                 ) from None
             if found is None:
                 return None
+            if create:
+                self._refuse_slots(directory, part)
             directory = found
         return directory
+
+    def _refuse_slots(self, directory: int, part: bytes) -> None:
+        """What is below slots is theirs: a pair with another array in it would be none."""
+        found = self._core.pool.find(directory, part)
+        if found is not None and found.kind == _ffi.GROUP and found.meta:
+            raise NameExistsError(
+                f"{self._core.path}: {part.decode()!r} is a pair of slots, and names below it are its own: write .next and "
+                "flip(), or del the pair first"
+            )
 
     def _directory(self) -> int:
         directory = self._walk([], create=False)
@@ -231,11 +242,15 @@ class Group(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> None:
         """Removes the object, or the group with all it holds. Room is free after the next commit; works when full.
 
-        Raises: KeyError.
+        Raises: KeyError; NameExistsError for a name below slots.
         """
         parts = split_name(name)
         with self._core.lock:
             directory = self._walk(parts[:-1], create=False)
+            if directory is not None and len(parts) > 1:
+                above = self._walk(parts[:-2], create=False)
+                assert above is not None
+                self._refuse_slots(above, parts[-2])
             self._core.removals += 1
             if directory is None or not self._core.pool.remove(directory, parts[-1]):
                 raise KeyError(name)
