@@ -14,7 +14,7 @@ MB = 1_000_000
 def mlp(state_bytes: int) -> tuple[nn.Module, torch.Tensor]:
     """A module of square layers without values, and a batch. Its state (parameters, two moments) has about those bytes."""
     parameters = state_bytes / 12
-    width = 512 if parameters < 4e6 else 2048 if parameters < 80e6 else 4096
+    width = 64 if parameters < 1e5 else 512 if parameters < 4e6 else 2048 if parameters < 80e6 else 4096
     layers = max(1, round(parameters / (width * width + width)))
     with torch.device("meta"):
         module = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))

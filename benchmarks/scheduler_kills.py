@@ -161,10 +161,8 @@ def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | No
 def main(quick: bool = False) -> None:
     from pmstore.demo import _write_data
 
-    steps = 300 if quick else 600
-    names = [
-        name for name in POLICIES if not quick or name in (PLAIN, "every step", "Young, true rate", "scheduler time, true rate")
-    ]
+    steps = 100 if quick else 600
+    names = [name for name in POLICIES if not quick or name in (PLAIN, "every step", "scheduler time, true rate")]
     tallies = {name: Tally() for name in names}
     with scratch("disk") as folder:
         _write_data(folder)

@@ -20,14 +20,32 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import pmstore
 import pmstore.torch
-from benchmarks.harness import KILL, NONE, POWER, TORN, Row, Target, find, report, room_bytes, scratch, size_text, summarize
+from benchmarks.harness import (
+    KILL,
+    NONE,
+    POWER,
+    TORN,
+    Row,
+    Target,
+    absent,
+    find,
+    missing,
+    report,
+    room_bytes,
+    scratch,
+    size_text,
+    summarize,
+)
 from benchmarks.models import MB, Trainer, initialize, mlp, publish, transformer
 
 NO_CHECKPOINT = "no checkpoint"
 DURABLE = "torch.save + fsync + rename"
+DCP_PROCESS = "DCP async_save (process)"
+HOT_MOST_BYTES = 112 << 10  # what pmstore captures ahead
 
 
 class Saver:
@@ -100,13 +118,35 @@ class DcpAsync(Dcp):
             self.running.result()
 
 
-SAVERS: dict[str, type[Saver]] = {
-    "torch.save": TorchSave,
-    DURABLE: TorchSaveDurable,
-    "safetensors + fsync + rename": Safetensors,
-    "DCP save": Dcp,
-    "DCP async_save (thread)": DcpAsync,
+class DcpAsyncProcess(DcpAsync):
+    """The same with a process, which takes ten seconds to start (not timed) and the group of one rank that it asks for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'group'}", rank=0, world_size=1)
+
+    def save(self, trainer: Trainer) -> None:
+        self.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.running = dcp.async_save(
+                trainer.tensors(),
+                storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True),
+                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            )
+
+
+SAVERS: dict[str, tuple[type[Saver], str, str]] = {
+    "torch.save": (TorchSave, "disk", ""),
+    "torch.save, tmpfs": (TorchSave, "memory", ""),
+    DURABLE: (TorchSaveDurable, "disk", ""),
+    "safetensors + fsync + rename": (Safetensors, "disk", "safetensors"),
+    "DCP save": (Dcp, "disk", ""),
+    "DCP async_save (thread)": (DcpAsync, "disk", ""),
+    DCP_PROCESS: (DcpAsyncProcess, "disk", ""),
 }
+"""Name to maker, place, module it needs."""
 
 
 class Attached:
@@ -126,9 +166,11 @@ class Attached:
 class Faulted:
     """The tensors put into the store by hand, and nothing declared: every write is noticed by page protection."""
 
+    hot = False
+
     def __init__(self, folder: Path, trainer: Trainer, size: int, domain: Any) -> None:
         self.trainer = trainer
-        self.store = pmstore.open(folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain)
+        self.store = pmstore.open(folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain, hot=self.hot)
         trainer.step()
         flat = {}
         for name, tensor in trainer.tensors().items():
@@ -142,13 +184,19 @@ class Faulted:
             self.trainer.step()
 
 
+class Hot(Faulted):
+    """What is written at every step is captured ahead, after a few steps: no page is protected any more."""
+
+    hot = True
+
+
 def _timed(run: Callable[[], Any]) -> float:
     start = time.perf_counter()
     run()
     return (time.perf_counter() - start) * 1e6
 
 
-def _case(title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], rounds: int) -> list[Row]:
+def _case(title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], rounds: int, quick: bool) -> list[Row]:
     def trainer() -> Trainer:
         module, batch = make()
         initialize(module)
@@ -159,6 +207,7 @@ def _case(title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], 
     size = plain.bytes()
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     ways: list[tuple[str, str, str, type[Attached] | type[Faulted]]] = [
+        *([("pmstore process, hot", KILL, "process", Hot)] if size <= HOT_MOST_BYTES else []),
         ("pmstore process, declared", KILL, "process", Attached),
         ("pmstore process, faulted", KILL, "process", Faulted),
         ("pmstore emulated, declared", KILL, "emulated", Attached),
@@ -171,7 +220,11 @@ def _case(title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], 
     written: dict[str, float] = {}
     durability = {"memcpy of the state, one core": NONE, NO_CHECKPOINT: NONE}
     with ExitStack() as stack:
-        savers = {name: make_saver(stack.enter_context(scratch("disk"))) for name, make_saver in SAVERS.items()}
+        savers = {
+            name: make_saver(stack.enter_context(scratch(where)))
+            for name, (make_saver, where, needs) in SAVERS.items()
+            if not absent(needs) and not (quick and name == DCP_PROCESS)
+        }
         ours: dict[str, Attached | Faulted] = {}
         for name, survives, domain, kind in ways:
             folder = stack.enter_context(scratch("disk" if domain == "file" else "memory"))
@@ -218,6 +271,7 @@ def _case(title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], 
         if name in written:
             extra["MB written or captured"] = written[name] / MB
         rows.append(replace(row, ratio=row.median_us / base, extra=extra))
+    rows += [missing(name, case, POWER, absent(needs)) for name, (_, _, needs) in SAVERS.items() if absent(needs)]
     return rows
 
 
@@ -239,6 +293,7 @@ def main(quick: bool = False) -> None:
     cases: list[tuple[str, Any, int, int]] = [("MLP", lambda: mlp(10 * MB), 10 * MB, 3 if quick else 15)]
     if not quick:
         cases += [
+            ("MLP", lambda: mlp(MB // 10), MB // 10, 40),
             ("transformer", transformer, 40 * MB, 8),
             ("MLP", lambda: mlp(100 * MB), 100 * MB, 6),
             ("MLP", lambda: mlp(450 * MB), 450 * MB, 4),
@@ -254,7 +309,7 @@ def main(quick: bool = False) -> None:
         if 12 * size > room_bytes("memory", 0.9):
             notes.append(f"{title} of {size_text(size)} left out: not enough memory is free")
             continue
-        rows += _case(title, make, rounds)
+        rows += _case(title, make, rounds, quick)
     report(
         "training",
         "A checkpoint on every training step (AdamW)",
