@@ -161,7 +161,7 @@ def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | No
 def main(quick: bool = False) -> None:
     from pmstore.demo import _write_data
 
-    steps = 100 if quick else 600
+    steps = 60 if quick else 600
     names = [name for name in POLICIES if not quick or name in (PLAIN, "every step", "scheduler time, true rate")]
     tallies = {name: Tally() for name in names}
     with scratch("disk") as folder:

@@ -45,6 +45,7 @@ from benchmarks.models import MB, Trainer, initialize, mlp, publish, transformer
 NO_CHECKPOINT = "no checkpoint"
 DURABLE = "torch.save + fsync + rename"
 DCP_PROCESS = "DCP async_save (process)"
+LEAST_ROUNDS, CASE_SECONDS = 2, 40  # a case has fewer rounds where the machine is slow
 HOT_MOST_BYTES = 112 << 10  # what pmstore captures ahead
 
 
@@ -231,9 +232,12 @@ def _case(title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], 
             ours[name] = kind(folder, trainer(), size, domain)
             stack.callback(ours[name].store.close)
             durability[name] = survives
+        began = time.monotonic()
         for i in range(-1, rounds):
             if i == 0:
                 times, added, blocking, beside = {}, {}, {}, {}
+            if i >= LEAST_ROUNDS and time.monotonic() - began > CASE_SECONDS:
+                break
             times.setdefault("memcpy of the state, one core", []).append(_timed(lambda: np.copyto(target, source)))
             times.setdefault(NO_CHECKPOINT, []).append(_timed(plain.step))
             for name, saver in savers.items():
