@@ -32,9 +32,11 @@ native-test:
 
 crashtest: $(STAMP)
 	$(PY) -m crashtests
+	$(PY) -m crashtests.tiers
 
 crashtest-long: $(STAMP)
 	$(PY) -m crashtests --images 1200000 --kill-step 1
+	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -1,0 +1,276 @@
+"""Storage tiers under power failure, and with system calls that fail.
+
+    python -m crashtests.tiers                     quick
+    python -m crashtests.tiers --images 20000 --fault-stride 1 --seed 7
+
+A recorder (native/recorder.c) writes down what flushes and restores do to files and names. From that record images are
+made of what a power failure may leave between any two operations: of each file any version of each sector since it was
+last synced, with noise, its size old or new; of each directory any of the changes of names since it was last synced. In
+every image the newest epoch that was acknowledged, or a later one, has to restore, whole, with nothing passed over; and
+a restored store that has its name has to be whole. Then each operation of a flush and of a restore fails with EIO and
+with ENOSPC.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import hashlib
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pmstore
+from crashtests import tier_driver
+from crashtests.jobs import BUILD, MEMORY, ROOT
+
+_HEAD = struct.Struct("<IIIIQ")
+CREATE, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK = range(1, 10)
+SECTOR = 512
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: int
+    path: str
+    rest: bytes
+    offset: int
+
+
+def events(data: bytes) -> Iterator[Event]:
+    at = 0
+    while at < len(data):
+        kind, path, rest, _, offset = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        yield Event(kind, data[at : at + path].decode(), data[at + path : at + path + rest], offset)
+        at += path + rest
+
+
+@dataclass
+class File:
+    """What is on the disk for sure, and what may be."""
+
+    durable: bytes = b""
+    size: int = 0
+    writes: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def now(self) -> bytearray:
+        content = bytearray(self.durable.ljust(self.size, b"\0"))
+        for offset, data in self.writes:
+            content[offset : offset + len(data)] = data
+        return content
+
+    def sync(self) -> None:
+        self.durable = bytes(self.now())
+        self.writes = []
+
+    def after(self, how: str, rng: random.Random) -> bytes:
+        """After a power failure."""
+        new = self.now()
+        if not self.writes and len(new) == len(self.durable):
+            return self.durable
+        if how == "none":
+            return self.durable
+        if how == "all":
+            return bytes(new)
+        content = bytearray(self.durable)
+        if rng.random() < 0.7:
+            content.extend(bytes(len(new) - len(content)))
+        for offset, data in self.writes:
+            for sector in range(offset // SECTOR, -(-(offset + len(data)) // SECTOR)):
+                start, end = max(offset, sector * SECTOR), min(offset + len(data), (sector + 1) * SECTOR, len(content))
+                if start < end and rng.random() < 0.7:
+                    content[start:end] = (
+                        rng.randbytes(end - start) if rng.random() < 0.1 else data[start - offset : end - offset]
+                    )
+        return bytes(content)
+
+
+class Disk:
+    """Files, and the names by which they can be reached: those that are there for sure, and changes that may be lost."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.file: list[File] = []
+        self.names: dict[str, int] = {}  # now
+        self.durable: dict[str, int] = {}  # -1: a directory
+        self.changes: dict[str, list[tuple[str, int | None]]] = {}  # of a directory since it was synced: name, file or none
+
+    def _change(self, path: str, file: int | None) -> None:
+        self.changes.setdefault(os.path.dirname(path), []).append((path, file))
+        if file is None:
+            del self.names[path]
+        else:
+            self.names[path] = file
+
+    def apply(self, event: Event) -> None:
+        path, other = event.path, event.rest.decode() if event.kind in (RENAME, LINK) else ""
+        if event.kind == CREATE:
+            self.file.append(File())
+            self._change(path, len(self.file) - 1)
+        elif event.kind == MKDIR:
+            self._change(path, -1)
+        elif event.kind in (RENAME, LINK):
+            file = self.names[path]
+            self._change(other, file)
+            if event.kind == RENAME:
+                self._change(path, None)
+        elif event.kind == UNLINK:
+            self._change(path, None)
+        elif event.kind == WRITE:
+            made = self.file[self.names[path]]
+            made.writes.append((event.offset, event.rest))
+            made.size = max(made.size, event.offset + len(event.rest))
+        elif event.kind == SIZE:
+            made = self.file[self.names[path]]
+            made.size = max(made.size, event.offset)
+        elif event.kind == SYNC and self.names.get(path, -1) >= 0:
+            self.file[self.names[path]].sync()
+        elif event.kind == SYNC:
+            for name, changed in self.changes.pop(path, []):
+                if changed is None:
+                    self.durable.pop(name, None)
+                else:
+                    self.durable[name] = changed
+
+    def after(self, how: str, rng: random.Random) -> dict[str, bytes | None]:
+        """Paths below the root and contents, after a power failure; None: a directory."""
+        names = dict(self.durable)
+        for changes in self.changes.values():
+            for name, changed in changes:
+                if how == "none" or (how == "some" and rng.random() < 0.5):
+                    continue
+                if changed is None:
+                    names.pop(name, None)
+                else:
+                    names[name] = changed
+        content = {"none": "none", "all": "all", "names": "none"}.get(how, "some")
+        found: dict[str, bytes | None] = {}
+        for name, number in sorted(names.items()):
+            above = os.path.dirname(name)
+            if above == self.root or (above in found and found[above] is None):
+                found[name] = None if number == -1 else self.file[number].after(content, rng)
+        return found
+
+
+def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tuple[int, int, dict[str, bytes | None]]]:
+    """(operations done, mark acknowledged, image), each different."""
+    rng = random.Random(seed)
+    variants = max(1, count // len(record))
+    disk, acknowledged, seen = Disk(root), 0, set()
+    for done, event in enumerate(record):
+        if event.kind == MARK:
+            acknowledged = event.offset
+        else:
+            disk.apply(event)
+        for how in ["none", "all", "names", *["some"] * max(1, variants - 3)][: max(variants, 1) + 3]:
+            image = disk.after(how, rng)
+            digest = hashlib.blake2b(repr((acknowledged, sorted(image))).encode(), digest_size=16)
+            for name in sorted(image):
+                digest.update(image[name] or b"")
+            if digest.digest() not in seen:
+                seen.add(digest.digest())
+                yield done, acknowledged, image
+
+
+def verify(folder: Path, root: str, image: dict[str, bytes | None], acknowledged: int, steps: int) -> None:
+    """Raises: AssertionError; what restore and open raise."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, content in image.items():
+        path = folder / os.path.relpath(name, root)
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content)
+    step = acknowledged % tier_driver.RESTORED
+    if (folder / "restored.pm").exists():
+        with pmstore.open(folder / "restored.pm") as store:
+            assert tier_driver.check(store) == steps
+    else:
+        assert acknowledged < tier_driver.RESTORED, "a restore was acknowledged, and the store is not there"
+    try:
+        report = pmstore.restore(folder / "again.pm", folder / "deep" / "tier")
+    except pmstore.errors.TierError:
+        if step > 0:
+            raise
+        return
+    assert report.skipped == (), str(report)
+    with pmstore.open(folder / "again.pm") as store:
+        found = tier_driver.check(store)
+        assert step <= found <= steps, f"step {found} was restored, {step} was acknowledged"
+        if acknowledged % 3 == 0:  # and it goes on
+            tier_driver.one_step(store, found + 1)
+            store.flush("t", wait=True)
+
+
+def build() -> Path:
+    """The recorder. Raises: CalledProcessError."""
+    target = BUILD / "recorder.so"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    source = ROOT / "crashtests" / "native" / "recorder.c"
+    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o", str(target), str(source)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return target
+
+
+def drive(recorder: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "crashtests.tier_driver", str(recorder), *words]
+    environment = {**os.environ, "LD_PRELOAD": str(recorder)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"the driver failed: {done.stderr}")
+    return done.stdout.strip()
+
+
+def power(recorder: Path, scratch: Path, count: int, seed: int, steps: int = 6) -> tuple[int, list[str]]:
+    """Checks images. Returns how many, and what failed."""
+    root = scratch / "trace"
+    drive(recorder, "trace", str(root), str(scratch / "record"), str(steps))
+    record = list(events((scratch / "record").read_bytes()))
+    checked, failures = 0, []
+    for done, acknowledged, image in images(record, str(root), count, seed):
+        checked += 1
+        # The directory has the name it had: a store remembers where its tiers are.
+        try:
+            verify(root, str(root), image, acknowledged, steps)
+        except (AssertionError, OSError, pmstore.PmstoreError) as error:
+            failures.append(f"after operation {done} of {len(record)} (seed {seed}): {error!r}")
+    return checked, failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m crashtests.tiers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--fault-stride", type=int, default=5, help="fail every nth operation; 0: none")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    recorder = build()
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="pmstore-tiers-", dir=MEMORY) as folder:
+        if arguments.images:
+            checked, failures = power(recorder, Path(folder), arguments.images, arguments.seed)
+            print(f"power failure: {checked:,} distinct images, {len(failures)} failures")
+        for error in (errno.EIO, errno.ENOSPC) if arguments.fault_stride else ():
+            where = str(Path(folder) / f"faults{error}")
+            try:
+                tried = drive(recorder, "faults", where, str(error), str(arguments.fault_stride))
+                print(f"{errno.errorcode[error]}: {tried} operations failed once each, 0 failures")
+            except AssertionError as problem:
+                failures.append(f"{errno.errorcode[error]}: {problem}")
+    for failure in failures[:20]:
+        print(f"FAILED {failure}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

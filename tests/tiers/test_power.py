@@ -1,0 +1,31 @@
+"""Power failure and failing system calls, with a small budget: `python -m crashtests.tiers` is the same with more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from crashtests import tiers  # noqa: E402
+
+MORE = int(os.environ.get("PMSTORE_TIER_KILLS", "1"))
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def test_every_image_of_a_power_failure_restores(shm: Path) -> None:
+    checked, failures = tiers.power(tiers.build(), shm, 150 * MORE, 1)
+    assert failures == []
+    assert checked > 100
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_each_system_call_that_fails(shm: Path, error: int) -> None:
+    tried = tiers.drive(tiers.build(), "faults", str(shm / "faults"), str(error), str(max(1, 7 // MORE)))
+    assert int(tried) > 5
