@@ -350,8 +350,9 @@ class Pool:
         self.handle = _block.Handle(os.fsencode(path), int(_ffi.cast("uintptr_t", options)), lock_timeout_seconds, fail, ranges)
         opened = True
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
-        self._errors: list[Any] = []
-        self._searches: list[tuple[Any, Any]] = []
+        # One of each from the start: a handler of IndexError that an interrupt ends may leave its traceback, and so this pool, alive.
+        self._errors: list[Any] = [_ffi.new("struct pms_error *")]
+        self._searches: list[tuple[Any, Any]] = [(_ffi.new("struct pms_error *"), _ffi.new("struct pms_object *"))]
         self.will_write: Callable[[Sequence[Any]], None] = self.handle.will_write
         self.info = self._read_info()
 
