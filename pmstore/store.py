@@ -385,19 +385,16 @@ class Store(Group):
     ) -> None:
         """Adds a place that committed state is flushed to, or changes one. The store remembers it (from the next commit on).
 
-        url: a local directory, or any URL of fsspec ("s3://bucket/run"; `pip install 'pmstore[s3]'`). storage_options: for
-        fsspec; not
-            remembered, they may hold credentials.
+        url: a local directory, or any URL of fsspec ("s3://bucket/run"; `pip install 'pmstore[s3]'`); "{rank}" in it is the
+            rank. storage_options: for fsspec; not remembered, they may hold credentials.
         keep: how many epochs stay; None: all. every: flushed by itself when so many commits have been made since the last time.
         max_rate: bytes a second; None: no limit.
-        memory: for content that commits change while a flush still needs it; None: a quarter of the state. A commit that
-        would need more
-            waits for the flush, at most max_wait_seconds (None: for ever); then the flush fails, not the commit.
+        memory: for content that commits change while a flush still needs it; None: a quarter of the state. A commit that would
+            need more waits for the flush, at most max_wait_seconds (None: for ever); then the flush fails, not the commit.
         stall_seconds: a flush to a remote place without progress for so long fails.
         on_error: what the next flush does about one that failed and that nobody was told of.
-        rank, world_size, run: of several ranks that flush to one place; run names what their epochs have in common.
-        replicated: patterns
-            of names ("run/model/*") of arrays that are the same at all ranks: each rank flushes its share of them.
+        rank, world_size, run: of several ranks whose epochs belong together; run names what they have in common.
+        replicated: patterns of names ("run/model/*") of arrays that are the same at all ranks: each rank flushes its share.
 
         Raises: TierError, ValueError, TypeError.
         """
@@ -432,8 +429,7 @@ class Store(Group):
         """Flushes the last commit to a tier, in the background; the store is used as before meanwhile.
 
         Only chunks that changed since this process's last flush to the tier are written; full: all of them. The epoch counts
-        when its
-        manifest is there, and then survives this machine as far as the tier does. wait: return when it counts.
+        when its manifest is there, and then survives this machine as far as the tier does. wait: return when it counts.
 
         Raises: TierError, OSError: of the flush before, if nobody was told; with wait of this one.
         """

@@ -80,14 +80,14 @@ def epochs(
     Example: pmstore epochs --verify /mnt/checkpoints/run
     """
     from pmstore import tiers
-    from pmstore.tiers.backend import open_backend
+    from pmstore.tiers.backend import open_places
     from pmstore.tiers.reading import verify as read_all
 
     with _told():
         found = tiers.epochs(url)
         problems = {(one.run, one.epoch): one.problem for one in found}
         if verify:
-            backend = open_backend(url)
+            backend = open_places(url)
             for one in found:
                 problems[one.run, one.epoch] = read_all(backend, one)
     if as_json:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import io
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from weakref import WeakSet
 from pmstore.errors import TierError
 from pmstore.tiers import engine
 
-__all__ = ["Backend", "FsspecBackend", "LocalBackend", "Lock", "open_backend"]
+__all__ = ["Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "open_backend", "open_places"]
 
 
 class Lock(Protocol):
@@ -67,6 +69,57 @@ def open_backend(url: str | os.PathLike[str], storage_options: dict[str, Any] | 
             raise ValueError(f"{text!r} names no directory")
         return LocalBackend(Path(path).absolute())
     return FsspecBackend(text, storage_options or {})
+
+
+# ---- a place for each rank --------------------------------------------------------------------------------------------------
+
+RANK = "{rank}"
+"""In a URL: each rank has a place of its own, such as a disk of its node."""
+
+
+class Places:
+    """The places of all ranks, read as one."""
+
+    def __init__(self, url: str, places: list[Backend]) -> None:
+        self.url = url
+        self._places = places
+        self._of: dict[str, Backend] = {}
+
+    def names(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for place in self._places:
+            for name, size in place.names().items():
+                if name not in found:
+                    found[name], self._of[name] = size, place
+        return found
+
+    def of(self, name: str) -> Backend:
+        """Where a file lies. Raises: FileNotFoundError."""
+        if name not in self._of and name not in self.names():
+            raise FileNotFoundError(errno.ENOENT, "at no rank's place", name)
+        return self._of[name]
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        return self.of(name).read(name, start, end)
+
+
+def open_places(url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Backend | Places:
+    """For reading: as `open_backend`, and where the URL has "{rank}" in it, all that are there.
+
+    Raises: TierError, ValueError.
+    """
+    text = os.fspath(url)
+    if RANK not in text:
+        return open_backend(text, storage_options)
+    there = open_backend(text.replace(RANK, "*"), storage_options)
+    if isinstance(there, LocalBackend):
+        found = glob.glob(str(there.path))
+        pattern = str(there.path)
+    else:
+        assert isinstance(there, FsspecBackend)
+        found, pattern = there.fs.glob(there.root), there.root
+    ranks = {int(match[1]) for one in found if (match := re.fullmatch(re.escape(pattern).replace(r"\*", r"(\d+)", 1), one))}
+    return Places(text, [open_backend(text.replace(RANK, str(rank)), storage_options) for rank in sorted(ranks)])
 
 
 # ---- local directories ---------------------------------------------------------------------------------------------------

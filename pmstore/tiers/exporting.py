@@ -17,7 +17,7 @@ import numpy as np
 from pmstore import array
 from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, TierError
-from pmstore.tiers.backend import open_backend
+from pmstore.tiers.backend import open_places
 from pmstore.tiers.image import Image, Stored
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, list_epochs
 from pmstore.tiers.restoring import choose
@@ -45,7 +45,7 @@ def export_safetensors(
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "give a path where nothing is", os.fspath(path))
-    backend = open_backend(url, storage_options)
+    backend = open_places(url, storage_options)
     reasons = []
     for info in choose(list_epochs(backend), backend.url, epoch, run):
         temporary = f"{os.fspath(path)}.{secrets.token_hex(4)}.new"

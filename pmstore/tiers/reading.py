@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pmstore.tiers import engine, sharding
-from pmstore.tiers.backend import Backend
+from pmstore.tiers.backend import Backend, Places
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 
 __all__ = ["BrokenEpochError", "EpochInfo", "list_epochs"]
@@ -51,7 +51,7 @@ class EpochInfo:
     """Name of each rank's manifest."""
 
 
-def list_epochs(backend: Backend) -> list[EpochInfo]:
+def list_epochs(backend: Backend | Places) -> list[EpochInfo]:
     """All of a tier's epochs, newest first."""
     names = backend.names()
     groups: dict[tuple[str, int, int], dict[int, ManifestName]] = {}
@@ -63,7 +63,7 @@ def list_epochs(backend: Backend) -> list[EpochInfo]:
     return sorted(found, key=lambda one: (one.generation, one.epoch), reverse=True)
 
 
-def _look(backend: Backend, names: dict[str, int], ranks: dict[int, ManifestName]) -> EpochInfo:
+def _look(backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName]) -> EpochInfo:
     first = next(iter(ranks.values()))
     problem: str | None = None
     if len(ranks) < first.world_size:  # which may be any number that fits into a name
@@ -100,7 +100,7 @@ def _look(backend: Backend, names: dict[str, int], ranks: dict[int, ManifestName
     )
 
 
-def load_manifest(backend: Backend, name: ManifestName | str) -> Manifest:
+def load_manifest(backend: Backend | Places, name: ManifestName | str) -> Manifest:
     """Raises: BrokenEpochError."""
     try:
         data = backend.read(str(name), 0, FIRST_BYTES)
@@ -125,12 +125,13 @@ class EpochBytes:
     """The bytes of one rank's store as of an epoch: its own chunks, and those that other ranks flushed for it. Every chunk is
     checked when it is read."""
 
-    def __init__(self, backend: Backend, info: EpochInfo, rank: int) -> None:
+    def __init__(self, backend: Backend | Places, info: EpochInfo, rank: int) -> None:
         """Raises: BrokenEpochError."""
         if rank not in info.manifests:
             raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
-        self.backend = backend
         self.manifest = load_manifest(backend, info.manifests[rank])
+        self._everywhere = backend
+        self.backend = backend.of(info.manifests[rank]) if isinstance(backend, Places) else backend
         self._info = info
         self._others: dict[int, EpochBytes] = {}
         self._lenders: dict[int, tuple[int, int, int]] = {}
@@ -178,7 +179,7 @@ class EpochBytes:
             raise BrokenEpochError("corrupt", f"chunk {index} is said to be another rank's, and is not")
         lender, number, start = self._lenders[index]
         if lender not in self._others:
-            self._others[lender] = EpochBytes(self.backend, self._info, lender)
+            self._others[lender] = EpochBytes(self._everywhere, self._info, lender)
         other, name = self._others[lender], self.manifest.shared[number].name
         offsets = {one.name: one for one in other.manifest.shared}
         if name not in offsets or offsets[name].nbytes != self.manifest.shared[number].nbytes:
@@ -207,7 +208,7 @@ class EpochBytes:
         return b"".join(parts)
 
 
-def verify(backend: Backend, info: EpochInfo, progress: Callable[[int], Any] | None = None) -> str | None:
+def verify(backend: Backend | Places, info: EpochInfo, progress: Callable[[int], Any] | None = None) -> str | None:
     """Reads every chunk of an epoch. Returns what is wrong, or None."""
     if info.problem is not None:
         return info.problem

@@ -18,7 +18,7 @@ import numpy as np
 
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.tiers import engine
-from pmstore.tiers.backend import Backend, LocalBackend, open_backend
+from pmstore.tiers.backend import Backend, LocalBackend, Places, open_places
 from pmstore.tiers.engine import Transfer
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
 
@@ -49,7 +49,7 @@ def epochs(url: str | os.PathLike[str], *, storage_options: dict[str, Any] | Non
 
     Raises: TierError, OSError.
     """
-    return list_epochs(open_backend(url, storage_options))
+    return list_epochs(open_places(url, storage_options))
 
 
 def choose(found: list[EpochInfo], url: str, epoch: int | None, run: str | None) -> list[EpochInfo]:
@@ -99,7 +99,7 @@ def restore(
         raise FileExistsError(
             errno.EEXIST, "restore makes a new store: give a path where nothing is, or remove it first", str(target)
         )
-    backend = open_backend(url, storage_options)
+    backend = open_places(url, storage_options)
     _clear_leavings(target)
     skipped: list[tuple[int, str]] = []
     candidates = choose(list_epochs(backend), backend.url, epoch, run)
@@ -130,7 +130,7 @@ def _clear_leavings(target: Path) -> None:
 
 
 def _restore_one(
-    backend: Backend, info: EpochInfo, rank: int, target: Path, domain: str, progress: Callable[[int, int], Any] | None
+    backend: Backend | Places, info: EpochInfo, rank: int, target: Path, domain: str, progress: Callable[[int, int], Any] | None
 ) -> int:
     source = EpochBytes(backend, info, rank)
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.restoring"

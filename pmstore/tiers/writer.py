@@ -19,7 +19,7 @@ from pmstore._ffi import Pool
 from pmstore.array import Array
 from pmstore.errors import PmstoreError, TierError
 from pmstore.tiers import engine, sharding
-from pmstore.tiers.backend import Backend, FsspecBackend, LocalBackend, Lock, open_backend
+from pmstore.tiers.backend import RANK, Backend, FsspecBackend, LocalBackend, Lock, open_backend, open_places
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.engine import Snapshot, SnapshotInfo, Transfer
 from pmstore.tiers.handle import Flush, FlushStats
@@ -65,7 +65,7 @@ class Writer:
 
     def __init__(self, name: str, config: TierConfig, pool: Pool) -> None:
         self.name, self.config, self.pool = name, config, pool
-        self.backend: Backend = open_backend(config.url, config.storage_options)
+        self.backend: Backend = open_backend(config.url.replace(RANK, str(config.rank)), config.storage_options)
         self.session = secrets.token_hex(4)
         self.last: Flush | None = None
         self._base: _Base | None = None
@@ -360,7 +360,8 @@ class Writer:
         if any(names.get(file, -1) < size for file, size in newest.files):
             raise TierError(f"{self.backend.url}: files of epoch {newest.epoch} disappeared after they were written")
         if self.config.keep is not None:
-            self._drop_epochs(names)
+            everywhere = RANK in self.config.url
+            self._drop_epochs(open_places(self.config.url, self.config.storage_options).names() if everywhere else names)
         self._drop_files()
 
     def _drop_epochs(self, names: dict[str, int]) -> None:
@@ -376,7 +377,7 @@ class Writer:
             if parsed.rank == own.rank:
                 mine.append(parsed)
         whole = sorted((p for p in mine if len(ranks[p.epoch]) == own.world_size), reverse=True)
-        if len(whole) <= self.config.keep:
+        if len(whole) < self.config.keep:
             return
         oldest_kept = whole[self.config.keep - 1]
         self._lock.check()

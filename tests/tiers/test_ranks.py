@@ -34,8 +34,9 @@ with pmstore.open(path, size="16MiB") as store:
 """
 
 
-def test_two_processes(shm: Path) -> None:
-    url = str(shm / "tier")
+@pytest.mark.parametrize("place", ["tier", "node{rank}/tier"])
+def test_two_processes(shm: Path, place: str) -> None:
+    url = str(shm / place)
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(rank), str(shm / f"{rank}.pm"), url], stdout=subprocess.PIPE, text=True
@@ -68,11 +69,11 @@ def test_two_processes(shm: Path) -> None:
                 with pytest.raises(TierError, match="no tier"):  # its epochs would not be that run's
                     store.flush("t")
             target.unlink()
-    damage(Path(url), "job.1-2.")
+    damage(Path(url.replace("{rank}", "1")), "job.1-2.")
     report = pmstore.restore(shm / "restored.pm", url, rank=1)
     assert report.epoch == 1
     assert report.skipped[0][1].startswith("corrupt")
-    damage(Path(url), "job.0-2.", first=True)  # what rank 1 borrows
+    damage(Path(url.replace("{rank}", "0")), "job.0-2.", first=True)  # what rank 1 borrows
     with pytest.raises(TierError, match="corrupt"):
         pmstore.restore(shm / "again.pm", url, rank=1)
 
@@ -86,8 +87,9 @@ def damage(folder: Path, prefix: str, first: bool = False) -> None:
     file.write_bytes(data)
 
 
-def test_an_epoch_counts_when_all_ranks_have_published(shm: Path) -> None:
-    url = str(shm / "tier")
+@pytest.mark.parametrize("place", ["tier", "node{rank}/tier"])
+def test_an_epoch_counts_when_all_ranks_have_published(shm: Path, place: str) -> None:
+    url = str(shm / place)
     stores = [pmstore.open(shm / f"{rank}.pm") for rank in range(2)]
     for rank, store in enumerate(stores):
         store["x"] = 1
@@ -105,6 +107,10 @@ def test_an_epoch_counts_when_all_ranks_have_published(shm: Path) -> None:
     assert report.skipped == ((2, "missing: rank 1 of 2 has not published"),)
     stores[1].flush("t", wait=True)
     assert pmstore.restore(shm / "b.pm", url, rank=1).epoch == 2
+    stores[0]["x"] = 3
+    stores[0].commit()
+    stores[0].flush("t", wait=True)  # keep=1 lets its first epoch go, now that the second is whole
+    assert [one.epoch for one in pmstore.epochs(url) if 0 in one.ranks] == [3, 2]
     for store in stores:
         store.close()
 
