@@ -350,7 +350,7 @@ class Pool:
         self.handle = _block.Handle(os.fsencode(path), int(_ffi.cast("uintptr_t", options)), lock_timeout_seconds, fail, ranges)
         opened = True
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
-        # One of each from the start: a handler of IndexError that an interrupt ends may leave its traceback, and so this pool, alive.
+        # One of each from the start: a handler of IndexError that an interrupt ends may keep its traceback, and this pool.
         self._errors: list[Any] = [_ffi.new("struct pms_error *")]
         self._searches: list[tuple[Any, Any]] = [(_ffi.new("struct pms_error *"), _ffi.new("struct pms_object *"))]
         self.will_write: Callable[[Sequence[Any]], None] = self.handle.will_write
