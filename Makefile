@@ -1,4 +1,4 @@
-# make demo | test | native-test | crashtest | crashtest-long | lint tidy | bench | instructions | clean
+# make demo | test | native-test | crashtest | crashtest-long | mutants | lint tidy | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
 # run starts at once; a change to the packaging or to the engine's sources installs (and so builds) again.
@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
 
-.PHONY: all demo test native-test crashtest crashtest-long lint tidy bench bench-quick instructions clean venv
+.PHONY: all demo test native-test crashtest crashtest-long mutants lint tidy bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -33,6 +33,9 @@ native-test:
 crashtest: $(STAMP)
 	$(PY) -m crashtests
 	$(PY) -m crashtests.tiers
+
+mutants: $(STAMP)
+	$(PY) -m crashtests.mutants
 
 crashtest-long: $(STAMP)
 	$(PY) -m crashtests --images 1200000 --kill-step 1

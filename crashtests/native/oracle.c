@@ -118,6 +118,7 @@ static struct verdict judge(const struct question *q)
     struct verdict v = {.ok = true, .digest = wl_digest(pool)};
     uint64_t epoch = pms_epoch(pool);
     int checked = pms_check(pool, &r, &e);
+    bool whole = wl_history_whole(pool);
     int closed = pms_pool_close(pool, 0, &e);
     pms_pool_release(pool);
     if (!is_allowed(q, v.digest)) {
@@ -128,6 +129,8 @@ static struct verdict judge(const struct question *q)
     }
     if (q->thorough && shown != v.digest)
         return bad("mode r shows another state than recovery makes", NULL);
+    if (!whole)
+        return bad("the history is a mixture of two records", NULL);
     if (checked != PMS_OK || r.problem_count)
         return bad(r.problem_count ? r.problem[0] : "check", checked == PMS_OK ? NULL : &e);
     if (closed != PMS_OK)

@@ -220,12 +220,21 @@ static void announce(uint32_t t, enum tr_kind kind, uintptr_t addr, uint64_t off
     memcpy(p->site, site, sizeof p->site);
 }
 
+static bool is_store_file(int other)
+{
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 static void on_primitive(uint32_t t, enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     uint64_t off = 0;
     void *site[TRACE_SITES];
     bool inside_copy = primitive == PMS_PRIM_FLUSH && pending[t].active && pending[t].kind == TR_COPY &&
                        addr >= pending[t].addr && addr < pending[t].addr + pending[t].bytes;
+    bool of_file = primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC || primitive == PMS_PRIM_ALLOCATE;
+    if ((of_file || primitive == PMS_PRIM_MAP) && !is_store_file(pms_persist_hook_fd))
+        return; /* a tier's */
     sites(site);
     if (inside_copy) { /* head or tail of a copy that is not aligned */
         take(TR_STORE, t, pending[t].off + (addr - pending[t].addr), bytes, site);

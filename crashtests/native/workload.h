@@ -47,7 +47,11 @@ uint32_t wl_digest_if_committed(struct pms_pool *pool); /* what it would be had 
 /* Opens (TR events begin), runs, closes. 0, or the exit code of a failed run. */
 void wl_run(const struct workload *w, const char *path, int domain, struct board *board, bool keep_states, struct wl *result);
 
+/* The record of failures, which no transaction holds: false if it is neither one record nor another. */
+bool wl_history_whole(struct pms_pool *pool);
+
 /* ---- operations ---- */
+void wl_done(struct wl *w, int status); /* notes an error */
 uint32_t *wl_data(struct wl *w, const char *name, uint64_t *count); /* the array, to be written; never NULL */
 uint64_t wl_array(struct wl *w, uint64_t dir, const char *name, uint32_t n, uint32_t fill);
 void wl_value(struct wl *w, uint64_t dir, const char *name, const char *value, uint32_t bytes);
@@ -60,5 +64,16 @@ void wl_end(struct wl *w, bool commit); /* leaves it; an outermost one with comm
 void wl_commit(struct wl *w);
 void wl_rollback(struct wl *w);
 void wl_reopen(struct wl *w, const char *path, int domain); /* closes and opens again */
+
+/* objects.c */
+void wl_list_edits(struct wl *w);
+void wl_list_splits(struct wl *w);
+void wl_slots_flip(struct wl *w);
+void wl_slots_back(struct wl *w);
+void wl_slots_beside(struct wl *w);
+void wl_slots_small(struct wl *w);
+void wl_slots_freed(struct wl *w);
+void wl_history(struct wl *w);
+void wl_snapshot(struct wl *w);
 
 #endif

@@ -12,6 +12,24 @@
 
 /* ---- the store as a number ---- */
 
+static uint32_t digest_list(struct pms_pool *pool, uint64_t list, uint32_t crc)
+{
+    struct pms_error e;
+    uint64_t count = 0;
+    if (pms_sequence_count(pool, list, &count, &e) != PMS_OK)
+        return crc ^ 0xbad;
+    crc = pms_crc32c(crc, &count, sizeof count);
+    for (uint64_t i = 0; i < count; i++) {
+        struct pms_object o;
+        if (pms_sequence_get(pool, list, i, &o, &e) != PMS_OK)
+            return crc ^ 0xbad;
+        crc = pms_crc32c(crc, o.meta, o.meta_bytes);
+        if (o.data)
+            crc = pms_crc32c(crc, pool->map.user + o.data, o.data_bytes);
+    }
+    return crc;
+}
+
 #define SLOTS_META "\x81\xa5slots" /* and the number of the current one */
 
 /* idle: of slots, the name of the array whose content is of no account; else 0. */
@@ -31,6 +49,8 @@ static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle,
         bool slots = o.meta_bytes == sizeof SLOTS_META && memcmp(o.meta, SLOTS_META, sizeof SLOTS_META - 1) == 0;
         if (o.kind == PMS_OBJECT_GROUP)
             crc = digest_directory(pool, o.data, slots ? (char)('1' - o.meta[o.meta_bytes - 1]) : 0, crc);
+        else if (o.kind == PMS_OBJECT_LIST)
+            crc = digest_list(pool, o.data, crc);
         else if (o.data && !(idle && o.name[0] == idle))
             crc = pms_crc32c(crc, pool->map.user + o.data, o.data_bytes);
     }
@@ -53,7 +73,7 @@ struct pms_pool *wl_open(const char *path, int domain, int mode, struct pms_erro
     return pms_pool_open(path, &o, &pool, error) == PMS_OK ? pool : NULL;
 }
 
-static void done(struct wl *w, int status)
+void wl_done(struct wl *w, int status)
 {
     if (status != PMS_OK)
         w->failed = true;
@@ -64,7 +84,7 @@ uint32_t *wl_data(struct wl *w, const char *name, uint64_t *count)
     static uint32_t nowhere[1 << 20]; /* where a workload writes after an error */
     struct pms_object o = {0};
     if (!w->failed)
-        done(w, pms_object_find(w->pool, 0, name, (uint32_t)strlen(name), &o, &w->error));
+        wl_done(w, pms_object_find(w->pool, 0, name, (uint32_t)strlen(name), &o, &w->error));
     if (count)
         *count = o.data_bytes / 4;
     return w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + o.data);
@@ -74,7 +94,7 @@ uint64_t wl_array(struct wl *w, uint64_t dir, const char *name, uint32_t n, uint
 {
     uint64_t data = 0;
     if (!w->failed)
-        done(w, pms_object_put_array(w->pool, dir, name, (uint32_t)strlen(name), "f", 1, 4ull * n, PMS_FILL_PATTERN, &fill, 4, 0,
+        wl_done(w, pms_object_put_array(w->pool, dir, name, (uint32_t)strlen(name), "f", 1, 4ull * n, PMS_FILL_PATTERN, &fill, 4, 0,
                                      &data, &w->error));
     return data;
 }
@@ -82,20 +102,20 @@ uint64_t wl_array(struct wl *w, uint64_t dir, const char *name, uint32_t n, uint
 void wl_value(struct wl *w, uint64_t dir, const char *name, const char *value, uint32_t bytes)
 {
     if (!w->failed)
-        done(w, pms_object_put_value(w->pool, dir, name, (uint32_t)strlen(name), value, bytes, &w->error));
+        wl_done(w, pms_object_put_value(w->pool, dir, name, (uint32_t)strlen(name), value, bytes, &w->error));
 }
 
 void wl_remove(struct wl *w, uint64_t dir, const char *name)
 {
     if (!w->failed)
-        done(w, pms_object_remove(w->pool, dir, name, (uint32_t)strlen(name), &w->error));
+        wl_done(w, pms_object_remove(w->pool, dir, name, (uint32_t)strlen(name), &w->error));
 }
 
 uint64_t wl_group(struct wl *w, uint64_t dir, const char *name)
 {
     uint64_t group = 0;
     if (!w->failed)
-        done(w, pms_object_group(w->pool, dir, name, (uint32_t)strlen(name), 1, &group, &w->error));
+        wl_done(w, pms_object_group(w->pool, dir, name, (uint32_t)strlen(name), 1, &group, &w->error));
     return group;
 }
 
@@ -108,14 +128,14 @@ void wl_declare(struct wl *w, const char *const *names, unsigned count)
         r[i].bytes = 4 * n;
     }
     if (!w->failed)
-        done(w, pms_will_write(w->pool, r, count, &w->error));
+        wl_done(w, pms_will_write(w->pool, r, count, &w->error));
 }
 
 void wl_write(struct wl *w, const char *name, uint32_t at, uint32_t value)
 {
     uint32_t *p = wl_data(w, name, NULL);
     if (!w->failed)
-        done(w, pms_write(w->pool, p + at, &value, sizeof value, &w->error));
+        wl_done(w, pms_write(w->pool, p + at, &value, sizeof value, &w->error));
 }
 
 /* ---- transactions: their marks are what the oracle goes by ---- */
@@ -129,7 +149,7 @@ static void commit_begins(struct wl *w)
 
 static void commit_ended(struct wl *w, int status)
 {
-    done(w, status);
+    wl_done(w, status);
     if (w->failed) {
         atomic_store(&w->board->failed_in_commit, 1);
         return;
@@ -162,7 +182,7 @@ void wl_begin(struct wl *w)
     if (commits)
         commit_ended(w, status);
     else
-        done(w, status);
+        wl_done(w, status);
 }
 
 void wl_end(struct wl *w, bool commit)
@@ -176,20 +196,20 @@ void wl_end(struct wl *w, bool commit)
     if (commits)
         commit_ended(w, status);
     else
-        done(w, status);
+        wl_done(w, status);
 }
 
 void wl_rollback(struct wl *w)
 {
     if (!w->failed)
-        done(w, pms_rollback(w->pool, &w->error));
+        wl_done(w, pms_rollback(w->pool, &w->error));
 }
 
 void wl_reopen(struct wl *w, const char *path, int domain)
 {
     if (w->failed)
         return;
-    done(w, pms_pool_close(w->pool, 0, &w->error));
+    wl_done(w, pms_pool_close(w->pool, 0, &w->error));
     pms_pool_release(w->pool);
     w->pool = wl_open(path, domain, PMS_MODE_READ_WRITE, &w->error);
     if (!w->pool)
@@ -248,7 +268,7 @@ void wl_run(const struct workload *workload, const char *path, int domain, struc
     bool failed_before = w->failed;
     int status = pms_pool_close(w->pool, 0, failed_before ? &ignored : &w->error);
     if (!failed_before)
-        done(w, status);
+        wl_done(w, status);
     running = NULL;
     pms_pool_release(w->pool);
     w->pool = NULL;
@@ -578,17 +598,17 @@ static void make_slots(struct wl *w, const char *name)
     wl_array(w, group, "0", SLOT_WORDS, 5);
     wl_array(w, group, "1", SLOT_WORDS, 6);
     if (!w->failed)
-        done(w, pms_object_describe_group(w->pool, 0, name, (uint32_t)strlen(name), SLOTS_META, sizeof SLOTS_META, &w->error));
+        wl_done(w, pms_object_describe_group(w->pool, 0, name, (uint32_t)strlen(name), SLOTS_META, sizeof SLOTS_META, &w->error));
 }
 
 static void fill_slot(struct wl *w, const char *name, bool idle, uint32_t value) /* the current one is captured, like anything */
 {
     struct pms_slot_pair pair = {0};
     if (!w->failed)
-        done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
+        wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
     uint64_t data = pair.data[pair.current ^ (uint32_t)idle];
     if (!w->failed && idle)
-        done(w, pms_slot_open(w->pool, data, &w->error));
+        wl_done(w, pms_slot_open(w->pool, data, &w->error));
     uint32_t *word = (uint32_t *)(void *)(w->pool->map.user + data);
     for (uint32_t i = 0; i < SLOT_WORDS && !w->failed; i += 61) /* every line, not every word */
         word[i] = value + i;
@@ -597,7 +617,7 @@ static void fill_slot(struct wl *w, const char *name, bool idle, uint32_t value)
 static void flip(struct wl *w, const char *name)
 {
     if (!w->failed)
-        done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), &w->error));
+        wl_done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), &w->error));
 }
 
 static void next_version(struct wl *w, const char *name, uint32_t value)
@@ -659,6 +679,15 @@ const struct workload wl_table[] = {
     {"many_commits", many_commits, false},
     {"long_log", long_log, false},
     {"slots", slots, false},
+    {"list_edits", wl_list_edits, false},
+    {"list_splits", wl_list_splits, false},
+    {"slots_flip", wl_slots_flip, false},
+    {"slots_back", wl_slots_back, false},
+    {"slots_beside", wl_slots_beside, false},
+    {"slots_small", wl_slots_small, false},
+    {"slots_freed", wl_slots_freed, false},
+    {"history", wl_history, false},
+    {"snapshot", wl_snapshot, false},
     {"mixture_1", mixture_1, false},
     {"mixture_2", mixture_2, false},
     {"mixture_3", mixture_3, false},

@@ -1,0 +1,272 @@
+/* Workloads of lists, slots, the history and snapshots. */
+#include "workload.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tier.h"
+
+/* ---- lists ---- */
+
+static uint64_t list_of(struct wl *w, const char *name)
+{
+    uint64_t list = 0;
+    if (!w->failed)
+        wl_done(w, pms_object_list(w->pool, 0, name, (uint32_t)strlen(name), 1, &list, &w->error));
+    return list;
+}
+
+static void edit(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64_t step, uint32_t add, uint32_t value)
+{
+    static uint32_t content[64][40];
+    struct pms_new_item item[64];
+    for (uint32_t i = 0; i < add && i < 64; i++) {
+        for (uint32_t k = 0; k < 40; k++)
+            content[i][k] = value + i;
+        bool array = (value + i) % 3 == 0;
+        item[i] = (struct pms_new_item){.meta = content[i], .meta_bytes = 4, .kind = array ? PMS_OBJECT_ARRAY : PMS_OBJECT_VALUE,
+                                        .fill = PMS_FILL_COPY, .src = content[i], .data_bytes = array ? sizeof content[i] : 0};
+    }
+    if (!w->failed)
+        wl_done(w, pms_sequence_splice(w->pool, list, at, remove, step, item, add, &w->error));
+}
+
+void wl_list_edits(struct wl *w)
+{
+    uint64_t list = list_of(w, "items");
+    edit(w, list, 0, 0, 1, 20, 1);
+    wl_commit(w);
+    edit(w, list, 20, 0, 1, 1, 50); /* append */
+    wl_commit(w);
+    edit(w, list, 3, 0, 1, 2, 60); /* insert */
+    edit(w, list, 10, 1, 1, 1, 70); /* replace */
+    wl_commit(w);
+    edit(w, list, 0, 5, 2, 0, 0); /* every other one of ten */
+    wl_commit(w);
+    edit(w, list, 2, 3, 1, 0, 0);
+    edit(w, list, 0, 0, 1, 4, 80);
+    wl_rollback(w);
+    list = list_of(w, "items");
+    edit(w, list, 1, 1, 1, 3, 90);
+    wl_commit(w);
+    wl_remove(w, 0, "items");
+    wl_commit(w);
+}
+
+void wl_list_splits(struct wl *w) /* nodes split, and join again */
+{
+    uint64_t list = list_of(w, "long");
+    for (uint32_t i = 0; i < 5; i++)
+        edit(w, list, i * 60, 0, 1, 60, i * 100);
+    wl_commit(w);
+    edit(w, list, 70, 0, 1, 60, 1000); /* splits a leaf in the middle */
+    wl_commit(w);
+    edit(w, list, 20, 200, 1, 0, 0); /* joins what is left */
+    wl_commit(w);
+    edit(w, list, 0, 0, 1, 50, 2000);
+    wl_commit(w);
+}
+
+/* ---- slots ---- */
+
+#define PAIR_WORDS 10000u /* a block with pages of its own */
+
+static void make_pair(struct wl *w, const char *name, uint32_t words)
+{
+    static const char meta[8] = "\x81\xa5slots";
+    uint64_t group = wl_group(w, 0, name);
+    wl_array(w, group, "0", words, 1);
+    wl_array(w, group, "1", words, 2);
+    if (!w->failed)
+        wl_done(w, pms_object_describe_group(w->pool, 0, name, (uint32_t)strlen(name), meta, sizeof meta, &w->error));
+}
+
+/* The idle one is filled with value; its data is returned. */
+static uint32_t *fill_next(struct wl *w, const char *name, uint32_t words, uint32_t value)
+{
+    static uint32_t nowhere[PAIR_WORDS];
+    struct pms_slot_pair pair = {0};
+    if (!w->failed)
+        wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
+    uint64_t next = pair.data[!pair.current];
+    if (!w->failed)
+        wl_done(w, pms_slot_open(w->pool, next, &w->error));
+    uint32_t *at = w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + next);
+    for (uint32_t i = 0; i < words; i++)
+        at[i] = value + i;
+    return at;
+}
+
+static void flip(struct wl *w, const char *name)
+{
+    if (!w->failed)
+        wl_done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), &w->error));
+}
+
+static uint32_t *current(struct wl *w, const char *name)
+{
+    static uint32_t nowhere[PAIR_WORDS];
+    struct pms_slot_pair pair = {0};
+    if (!w->failed)
+        wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
+    return w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + pair.data[pair.current]);
+}
+
+void wl_slots_flip(struct wl *w)
+{
+    make_pair(w, "pair", PAIR_WORDS);
+    wl_commit(w);
+    for (uint32_t step = 0; step < 4; step++) {
+        fill_next(w, "pair", PAIR_WORDS, step * 7);
+        flip(w, "pair");
+        wl_commit(w);
+    }
+    wl_data(w, "keep", NULL)[1] = 1; /* and a transaction that does not flip */
+    wl_commit(w);
+}
+
+void wl_slots_back(struct wl *w) /* flips that are rolled back; half an idle slot, left over commits */
+{
+    make_pair(w, "pair", PAIR_WORDS);
+    wl_commit(w);
+    fill_next(w, "pair", PAIR_WORDS, 5);
+    flip(w, "pair");
+    wl_rollback(w);
+    fill_next(w, "pair", PAIR_WORDS / 2, 6);
+    wl_data(w, "keep", NULL)[1] = 1;
+    wl_commit(w);
+    fill_next(w, "pair", PAIR_WORDS, 7);
+    wl_rollback(w);
+    wl_begin(w);
+    fill_next(w, "pair", PAIR_WORDS, 8);
+    flip(w, "pair");
+    wl_end(w, true);
+    fill_next(w, "pair", PAIR_WORDS, 9); /* never published */
+}
+
+void wl_slots_beside(struct wl *w) /* two pairs and other writes in one transaction; every third step in place */
+{
+    make_pair(w, "a", PAIR_WORDS);
+    make_pair(w, "b", PAIR_WORDS);
+    wl_commit(w);
+    for (uint32_t step = 0; step < 6; step++) {
+        if (step % 3 == 2) {
+            current(w, "a")[step] = step;
+            memset(current(w, "b") + 2000, (int)step, 9000);
+        } else {
+            fill_next(w, "a", PAIR_WORDS, step);
+            flip(w, "a");
+            fill_next(w, "b", PAIR_WORDS, step * 3);
+            flip(w, "b");
+        }
+        wl_data(w, "keep", NULL)[0] = step;
+        wl_array(w, 0, "born", 200 + 50 * step, step);
+        wl_commit(w);
+    }
+}
+
+void wl_slots_small(struct wl *w) /* share their pages: captured */
+{
+    make_pair(w, "small", 20);
+    wl_commit(w);
+    for (uint32_t step = 0; step < 5; step++) {
+        fill_next(w, "small", 20, step);
+        flip(w, "small");
+        if (step == 2)
+            wl_rollback(w);
+        wl_commit(w);
+    }
+}
+
+void wl_slots_freed(struct wl *w) /* with an idle one that is written; its space is used again */
+{
+    make_pair(w, "pair", PAIR_WORDS);
+    wl_commit(w);
+    fill_next(w, "pair", PAIR_WORDS, 5);
+    wl_remove(w, 0, "pair");
+    wl_rollback(w);
+    fill_next(w, "pair", PAIR_WORDS, 6);
+    flip(w, "pair");
+    wl_commit(w);
+    fill_next(w, "pair", PAIR_WORDS, 7);
+    wl_remove(w, 0, "pair");
+    wl_commit(w);
+    wl_array(w, 0, "after", PAIR_WORDS, 3);
+    wl_data(w, "after", NULL)[5] = 1;
+    wl_commit(w);
+    wl_data(w, "after", NULL)[6] = 1;
+    wl_rollback(w);
+}
+
+/* ---- the history ---- */
+
+bool wl_history_whole(struct pms_pool *pool)
+{
+    unsigned char record[PMS_HISTORY_BYTES];
+    struct pms_error e;
+    if (pms_history_read(pool, record, &e) != PMS_OK)
+        return false;
+    for (uint32_t i = 1; i < sizeof record; i++)
+        if (record[i] != record[0])
+            return false;
+    return true;
+}
+
+static void note(struct wl *w, int value)
+{
+    unsigned char record[PMS_HISTORY_BYTES];
+    memset(record, value, sizeof record);
+    if (!w->failed)
+        wl_done(w, pms_history_write(w->pool, record, sizeof record, &w->error));
+}
+
+void wl_history(struct wl *w) /* written outside transactions, beside them, and in one that is rolled back */
+{
+    note(w, 1);
+    wl_data(w, "keep", NULL)[1] = 1;
+    note(w, 2);
+    wl_commit(w);
+    note(w, 3);
+    note(w, 4);
+    wl_begin(w);
+    wl_data(w, "keep", NULL)[2] = 1;
+    note(w, 5);
+    wl_end(w, false);
+    wl_value(w, 0, "value", "after", 5);
+    wl_commit(w);
+    note(w, 6);
+}
+
+/* ---- snapshots ---- */
+
+void wl_snapshot(struct wl *w) /* transactions under a snapshot that is written out to another file */
+{
+    struct pms_snapshot *s = NULL;
+    struct pms_snapshot_info info = {0};
+    static uint8_t state[64];
+    uint64_t chunk = 0, chunk_bytes = 256 << 10;
+    uint32_t crc;
+    struct pms_transfer transfer = {0};
+    if (w->failed)
+        return;
+    int fd = memfd_create("tier", MFD_CLOEXEC);
+    wl_done(w, pms_snapshot_begin(w->pool, 0, -1, &s, &w->error));
+    if (s)
+        wl_done(w, pms_snapshot_info(s, &info, &w->error));
+    uint64_t chunks = (info.file_bytes + chunk_bytes - 1) / chunk_bytes;
+    if (s && chunks <= sizeof state)
+        wl_done(w, pms_snapshot_chunks(s, 0, chunk_bytes, state, chunks, &w->error));
+    for (uint32_t step = 0; step < 3; step++) {
+        memset(wl_data(w, "medium", NULL) + 100 * step, (int)step + 1, 3000);
+        wl_array(w, 0, "fresh", 3000, step);
+        wl_commit(w);
+        for (; !w->failed && chunk < chunks * (step + 1) / 3; chunk++)
+            wl_done(w, pms_snapshot_write(s, fd, chunk_bytes, &chunk, 1, chunk * chunk_bytes, &crc, &transfer, &w->error));
+    }
+    if (s)
+        pms_snapshot_end(w->pool, s);
+    close(fd);
+    wl_data(w, "keep", NULL)[1] = 1;
+    wl_commit(w);
+}
