@@ -80,6 +80,14 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
             return True
 
         report.outcomes = runner.run_all(planned, progress, done)
+    if "detect" in arguments.model:
+        outcomes = jobs.detect()
+        report.detector = {
+            "stores": sum(o.result.get("stores", 0) for o in outcomes),
+            "failures": sum(len(o.failures) for o in outcomes),
+        }
+        for failure in (failure for o in outcomes for failure in o.failures):
+            console.print(f"FAILED (detector): {json.dumps(failure)}", soft_wrap=True, markup=False, highlight=False)
     report.seconds = time.monotonic() - start
     return report
 
@@ -88,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m crashtests", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    every = [*MODEL_DOMAINS, "kill", "fault"]
+    every = [*MODEL_DOMAINS, "kill", "fault", "detect"]
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--images", type=int, default=64_000, help="images to check per model (some are the same)")
     parser.add_argument("--model", action="append", choices=every, help="default: all")
@@ -107,6 +115,8 @@ def main() -> int:
             print(f"model ({model}): {m['distinct']:,} distinct images, {m['failures']} failures")
     print(f"kills: {data['kills']['trials']:,}, {data['kills']['failures']} failures")
     print(f"faults: {data['faults']['trials']:,}, {data['faults']['failures']} failures")
+    if report.detector:
+        print(f"stores of the engine: {report.detector['stores']:,}, {report.detector['failures']} past the seam")
     print(f"{report.seconds:.0f} s; report: {path}")
     if report.failures:
         print(f"FAILED: {report.failures} failures; seed {report.seed}, commit {commit_id()}; images in {jobs.KEPT}")

@@ -50,15 +50,31 @@ class Outcome:
     failures: list[dict[str, Any]]
 
 
-def build(source: Path | None = None, target: Path = BUILD, *, flags: str = "-O2 -g", sanitize: str = "") -> Path:
+def build(source: Path | None = None, target: Path = BUILD, *, flags: str = "-O2 -g", detector: bool = False) -> Path:
     """Compiles the program over the engine in `source`. Raises CalledProcessError with the compiler's words."""
-    command = ["make", "-s", "-C", str(ROOT / "crashtests" / "native"), f"BUILD={target}", f"CFLAGS={flags}"]
+    command = [
+        "make",
+        "-s",
+        f"-j{os.cpu_count()}",
+        "-C",
+        str(ROOT / "crashtests" / "native"),
+        f"BUILD={target}",
+        f"CFLAGS={flags}",
+    ]
     if source is not None:
         command.append(f"SRC={source}")
-    if sanitize:
-        command.append(sanitize)
+    if detector:
+        command.append("DETECT=1")
     subprocess.run(command, check=True, capture_output=True, text=True)
     return target / "crash"
+
+
+def detect(source: Path | None = None, target: Path = BUILD / "detector", only: str = "") -> list[Outcome]:
+    """Runs every workload once on an engine whose stores are all seen: those into the pool have to go through the seam."""
+    program = build(source, target, flags="-O1 -g", detector=True)
+    with Runner(program) as runner:
+        planned = [Job("detect", name, "emulated") for name in workloads(program) if only in ("", name)]
+        return runner.run_all(planned, lambda job, n: None)
 
 
 def workloads(program: Path) -> list[str]:
@@ -128,6 +144,7 @@ class Runner:
                 outcome.failures.append(said["failure"])
             else:
                 outcome.result = said["result"]
+        child.stdout.close()
         code = child.wait()
         with self._lock:
             self._children.discard(child)

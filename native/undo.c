@@ -535,51 +535,100 @@ static bool target_allowed(const struct pms_superblock *super, uint64_t off, uin
 struct apply {
     const struct pms_undo *u;
     const struct pms_superblock *super;
+    uint64_t seen, from; /* entries walked over; the first one that is wanted */
     uint64_t count, bytes, room;
-    uint64_t *pos; /* of each entry's image, from u->log; anonymous memory, grown by doubling */
-    struct pms_entry *entry;
+    bool fixed;             /* room is all there is */
+    uint64_t *pos;          /* of each entry's image, from u->log */
+    struct pms_entry *entry; /* anonymous memory, grown by doubling, unless fixed */
 };
+enum { APPLY_BAD_TARGET = -1, APPLY_NO_MEMORY = -2, APPLY_ENOUGH = -3 };
+
+static int more_room(struct apply *a)
+{
+    uint64_t room = a->room ? a->room * 2 : 4096;
+    struct pms_entry *e = reserve(room * (sizeof *e + sizeof *a->pos));
+    if (!e)
+        return APPLY_NO_MEMORY;
+    uint64_t *pos = (uint64_t *)(e + room);
+    if (a->room) {
+        memcpy(e, a->entry, a->count * sizeof *e);
+        memcpy(pos, a->pos, a->count * sizeof *pos);
+        unreserve(a->entry, a->room * (sizeof *e + sizeof *pos));
+    }
+    a->entry = e;
+    a->pos = pos;
+    a->room = room;
+    return 0;
+}
 
 static int collect(void *ctx, const struct pms_entry *entry, const void *image)
 {
     struct apply *a = ctx;
     if (!target_allowed(a->super, entry->target, entry->len))
-        return -1;
-    if (a->count == a->room) {
-        uint64_t room = a->room ? a->room * 2 : 4096;
-        struct pms_entry *e = reserve(room * (sizeof *e + sizeof *a->pos));
-        if (!e)
-            return -2;
-        uint64_t *pos = (uint64_t *)(e + room);
-        if (a->room) {
-            memcpy(e, a->entry, a->count * sizeof *e);
-            memcpy(pos, a->pos, a->count * sizeof *pos);
-            unreserve(a->entry, a->room * (sizeof *e + sizeof *pos));
-        }
-        a->entry = e;
-        a->pos = pos;
-        a->room = room;
-    }
+        return APPLY_BAD_TARGET;
+    if (a->seen++ < a->from)
+        return 0;
+    int status = a->count < a->room ? 0 : a->fixed ? APPLY_ENOUGH : more_room(a);
+    if (status)
+        return status;
     a->entry[a->count] = *entry;
     a->pos[a->count++] = (uint64_t)((const unsigned char *)image - a->u->log);
     a->bytes += entry->len;
     return 0;
 }
 
+static int count_only(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    struct apply *a = ctx;
+    (void)image;
+    a->seen++;
+    return target_allowed(a->super, entry->target, entry->len) ? 0 : APPLY_BAD_TARGET;
+}
+
+static void put_back(struct pms_undo *u, const struct apply *a, unsigned char *dst_base)
+{
+    for (uint64_t i = a->count; i-- > 0;) { /* newest first: the oldest pre-image of a byte is the true one */
+        pms_undo_make_writable(u, a->entry[i].target, a->entry[i].len);
+        pms_persist_copy(u->persist, dst_base + a->entry[i].target, u->log + a->pos[i], a->entry[i].len);
+    }
+}
+
+/* A roll back may not fail for want of memory: walks the log again for each handful of entries. */
+static int64_t apply_by_handfuls(struct pms_undo *u, uint64_t tag, unsigned char *dst_base, const struct pms_superblock *super,
+                                 uint64_t *bytes)
+{
+    struct pms_entry entry[256];
+    uint64_t pos[256];
+    struct apply all = {.u = u, .super = super};
+    *bytes = 0;
+    if (pms_undo_scan(u, tag, count_only, &all))
+        return -1;
+    for (uint64_t end = all.seen; end > 0;) {
+        struct apply a = {.u = u, .super = super, .room = 256, .fixed = true, .entry = entry, .pos = pos};
+        a.from = end > a.room ? end - a.room : 0;
+        a.room = end - a.from;
+        pms_undo_scan(u, tag, collect, &a);
+        put_back(u, &a, dst_base);
+        *bytes += a.bytes;
+        end = a.from;
+    }
+    return (int64_t)all.seen;
+}
+
 int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base, const struct pms_superblock *super,
                        uint64_t *bytes)
 {
     struct apply a = {.u = u, .super = super};
+    uint64_t put = 0;
     int bad = pms_undo_scan(u, tag, collect, &a);
-    if (!bad) {
-        for (uint64_t i = a.count; i-- > 0;) { /* newest first: the oldest pre-image of a byte is the true one */
-            pms_undo_make_writable(u, a.entry[i].target, a.entry[i].len);
-            pms_persist_copy(u->persist, dst_base + a.entry[i].target, u->log + a.pos[i], a.entry[i].len);
-        }
-    }
+    if (!bad)
+        put_back(u, &a, dst_base);
+    int64_t count = bad ? -1 : (int64_t)a.count;
     if (a.room)
         unreserve(a.entry, a.room * (sizeof *a.entry + sizeof *a.pos));
+    if (bad == APPLY_NO_MEMORY)
+        count = apply_by_handfuls(u, tag, dst_base, super, &put);
     if (bytes)
-        *bytes = a.bytes;
-    return bad ? -1 : (int64_t)a.count;
+        *bytes = bad == APPLY_NO_MEMORY ? put : a.bytes;
+    return count;
 }

@@ -137,6 +137,25 @@ static bool record(struct campaign *c, const struct workload *w, const char *pat
     return false;
 }
 
+/* One recorded run of an engine that is built with the detector. */
+static void run_detector(struct options *o)
+{
+    struct campaign *c = &o->campaign;
+    char path[256];
+    uint64_t bytes;
+    snprintf(path, sizeof path, "%s-store", c->scratch);
+    free(make_base(path, c->domain, &bytes));
+    struct trace *t = trace_new();
+    if (record(c, find_workload(o->workload), path, t) && t->rogue) {
+        c->tally.failures++;
+        printf("{\"failure\": {\"workload\": \"%s\", \"how\": \"detector\", \"message\": \"%lu stores past the seam\", \"sites\": [\"%p\"]}}\n",
+               c->workload, (unsigned long)t->rogue, t->rogue_site);
+    }
+    unlink(path);
+    printf("{\"result\": {\"stores\": %lu, \"failures\": %lu}}\n", (unsigned long)t->engine_stores,
+           (unsigned long)c->tally.failures);
+}
+
 static void run_images(struct options *o)
 {
     struct campaign *c = &o->campaign;
@@ -382,6 +401,8 @@ int main(int argc, char **argv)
         run_images(&o);
     else if (strcmp(o.mode, "kill") == 0)
         run_kills(&o);
+    else if (strcmp(o.mode, "detect") == 0)
+        run_detector(&o);
     else if (strcmp(o.mode, "fault") == 0)
         run_faults(&o);
     else

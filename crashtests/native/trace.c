@@ -309,7 +309,7 @@ void trace_start(struct trace *t, const char *path, bool in_place)
     shadow = mmap(NULL, TRACE_MAX_FILE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     file_bytes = (uint64_t)st.st_size;
     memcpy(shadow, live, file_bytes);
-    t->events = t->data_bytes = t->rogue = 0;
+    t->events = t->data_bytes = t->rogue = t->engine_stores = 0;
     t->overflow = false;
     t->base_bytes = file_bytes;
     memory = in_place;
@@ -343,16 +343,21 @@ void trace_stop(void)
 
 bool trace_running(void) { return tr != NULL; }
 
-bool trace_announced(const void *addr, uint64_t bytes)
+static bool announced(uintptr_t addr, uint64_t bytes)
 {
     if (!me || !pending[me - 1].active)
         return false;
     const struct pending *p = &pending[me - 1];
-    return (uintptr_t)addr >= p->addr && (uintptr_t)addr + bytes <= p->addr + p->bytes;
+    return addr >= p->addr && addr + bytes <= p->addr + p->bytes;
 }
 
-bool trace_in_view(const void *addr)
+void trace_store(const void *at, uint64_t bytes, void *site)
 {
+    uintptr_t addr = (uintptr_t)at;
     uint64_t off;
-    return tr && !inside && offset_of((uintptr_t)addr, &off);
+    if (!tr || inside || !memory || !offset_of(addr, &off))
+        return;
+    atomic_fetch_add(&tr->engine_stores, 1);
+    if (!announced(addr, bytes) && atomic_fetch_add(&tr->rogue, 1) == 0)
+        tr->rogue_site = site;
 }

@@ -40,7 +40,8 @@ struct trace {
     uint64_t events, data_bytes;
     uint64_t base_bytes; /* size of the file at the start */
     bool overflow;
-    uint64_t rogue; /* stores through the engine's view that the seam did not announce */
+    _Atomic uint64_t engine_stores, rogue; /* into the store; those that the seam did not announce. With the detector only */
+    void *rogue_site;                      /* of the first */
     struct tr_event *event;
     unsigned char *data;
 };
@@ -58,8 +59,7 @@ bool trace_running(void);
 /* Holds a thread that is not the caller back until the other side wants it: set by workloads in domain file. */
 extern bool (*trace_may_run)(void);
 
-/* Is addr inside a range that this thread has announced to the seam and not finished? For the store detector. */
-bool trace_announced(const void *addr, uint64_t bytes);
-bool trace_in_view(const void *addr);
+/* The engine is about to store: in a build with the detector (detect.c). */
+void trace_store(const void *at, uint64_t bytes, void *site);
 
 #endif

@@ -449,6 +449,15 @@ static void roll_back(struct wl *w)
     wl_commit(w);
 }
 
+static void long_back(struct wl *w) /* more entries than a roll back without memory takes at a time */
+{
+    for (uint32_t i = 0; i < 300; i++)
+        wl_write(w, "large", i * 61, i);
+    wl_rollback(w);
+    wl_data(w, "keep", NULL)[2] = 77;
+    wl_commit(w);
+}
+
 static void nested(struct wl *w)
 {
     wl_data(w, "keep", NULL)[5] = 1; /* pending: entering the block commits it */
@@ -673,6 +682,7 @@ const struct workload wl_table[] = {
     {"many_names", many_names, false},
     {"grow", grow, false},
     {"roll_back", roll_back, false},
+    {"long_back", long_back, false},
     {"nested", nested, false},
     {"born_and_gone", born_and_gone, false},
     {"threads", threads, false},
