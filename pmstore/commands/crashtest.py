@@ -86,6 +86,10 @@ def crashtest(
     """Kills a training program again and again, resumes it, and says what was lost.
 
     The program is run in copies of the working directory. Exit code 1 if any trial was not a clean resume.
+
+    Example: pmstore crashtest --trials 50 -- python train.py --steps 200
+
+    Example: pmstore crashtest --model power --verify checks:sound -- python train.py
     """
     say = console(stderr=True)
     check = _function(verify) if verify else None

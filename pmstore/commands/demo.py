@@ -37,6 +37,7 @@ def demo(
     Exit code 1 if anything differs.
 
     Example: pmstore demo --quick
+
     Example: pmstore demo --domain file --dir . --keep
     """
     try:

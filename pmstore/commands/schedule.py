@@ -56,6 +56,7 @@ def simulate(
     rate. "expected" is exact for the schedule that a policy made; "simulated" is the mean of the jobs under failures.
 
     Example: pmstore schedule simulate --cost big --curve "power law" --mtbf llama3 --plot big.png
+
     Example: pmstore schedule simulate --iteration 0.2 --blocking 0.05 --background 0 --hours 2 --mtbf 0.5 --json
     """
     from pmstore.simulation.compare import compare

@@ -60,7 +60,9 @@ def restore(
 ) -> None:
     """Makes a store of an epoch in a tier: the newest that is whole, every byte checked.
 
-    Epochs that are damaged are passed over, and named. Example: pmstore restore run.pm s3://bucket/run --epoch 1200
+    Epochs that are damaged are passed over, and named.
+
+    Example: pmstore restore run.pm s3://bucket/run --epoch 1200
     """
     from pmstore import tiers
 
