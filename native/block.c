@@ -134,7 +134,7 @@ int pms_end(struct pms_pool *pool, int commit, struct pms_error *error)
     return status;
 }
 
-static int enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error)
+int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error)
 {
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK || !pool->block_owner)
@@ -149,7 +149,7 @@ static int enter_alone(struct pms_pool *pool, const char *what, struct pms_error
 
 int pms_commit(struct pms_pool *pool, struct pms_error *error)
 {
-    int status = enter_alone(pool, "commit()", error);
+    int status = pms_pool_enter_alone(pool, "commit()", error);
     if (status != PMS_OK)
         return status;
     if (pool->commits % LOOK_AT_HANDLER == 0)
@@ -161,7 +161,7 @@ int pms_commit(struct pms_pool *pool, struct pms_error *error)
 
 int pms_rollback(struct pms_pool *pool, struct pms_error *error)
 {
-    int status = enter_alone(pool, "rollback()", error);
+    int status = pms_pool_enter_alone(pool, "rollback()", error);
     if (status != PMS_OK)
         return status;
     status = pms_tx_rollback(pool, error);

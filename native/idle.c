@@ -19,13 +19,18 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_lock_release(&u->lock);
 }
 
-void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len)
+void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len)
 {
-    pms_lock_acquire(&u->lock);
     u->stored = true;
     pms_undo_set_changed(u, off, len);
     pms_undo_set_prepared(u, off, len);
     pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
+}
+
+void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    pms_lock_acquire(&u->lock);
+    pms_idle_publish_locked(u, off, len);
     pms_lock_release(&u->lock);
 }
 

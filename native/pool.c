@@ -13,6 +13,7 @@
 
 #include "debug.h"
 #include "filelock.h"
+#include "landing.h"
 #include "populate.h"
 #include "recover.h"
 #include "snapshot.h"
@@ -415,6 +416,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
     }
     pms_populate_stop(pool);
     int status = pool->read_only ? PMS_OK : finish_writing(pool, commit, error);
+    pms_landing_disarm(pool);
     pool->closed = true;
     pms_snapshot_detach_all(&pool->undo);
     release_views(pool); /* before the clean mark: from here on no thread stores into the file any more */

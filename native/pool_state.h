@@ -35,6 +35,7 @@ struct pms_pool {
     int block_depth;
     uint64_t refs;              /* the handle, and every pin */
     uint64_t commits, rollbacks;
+    struct pms_landing *landing; /* what the next commit waits for, or NULL: landing.h */
     pthread_t populate_thread;  /* if populating: populate.c */
     bool populating;
     _Atomic bool populate_stop, populate_done;
@@ -73,6 +74,8 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int fill, const voi
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error);
 /* As above, for changes. ERRORS: PMS_E_READONLY, PMS_E_BUSY if another thread's block is open and `alone` is asked for. */
 int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error);
+/* As pms_pool_enter_write, while no block is open. ERRORS also: PMS_E_STATE, PMS_E_BUSY. what: for the message. */
+int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error);
 void pms_pool_leave(struct pms_pool *pool);
 void pms_pool_unref(struct pms_pool *pool); /* gives up one of pool->refs; not under the operation lock */
 

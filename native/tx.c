@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "debug.h"
+#include "landing.h"
 #include "pool_state.h"
 #include "snapshot.h"
 
@@ -100,10 +101,15 @@ static void finish(struct pms_pool *pool)
     pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
 }
 
-static void commit_in_place(struct pms_pool *pool)
+static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
 {
     struct ahead ahead;
     pms_lock_acquire(&pool->undo.lock);
+    int status = landing ? pms_landing_land(pool, landing, error) : PMS_OK;
+    if (status != PMS_OK) {
+        pms_lock_release(&pool->undo.lock);
+        return status;
+    }
     pms_snapshot_keep_transaction(&pool->undo);
     count_commit(pool, 1);
     choose_ahead(pool, &ahead);
@@ -116,6 +122,7 @@ static void commit_in_place(struct pms_pool *pool)
     pms_persist_fence(&pool->persist); /* F3: the anchor, before commit returns; F1 of what was captured ahead */
     pool->undo.unfenced = false;
     pms_lock_release(&pool->undo.lock);
+    return PMS_OK;
 }
 
 /* ---- domain file ---- */
@@ -181,23 +188,30 @@ static uint32_t gather_runs(struct pms_pool *pool)
     return (uint32_t)merge_runs(pool->runs, n);
 }
 
-static int commit_journal(struct pms_pool *pool, struct pms_error *error)
+static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
 {
     struct ahead ahead;
     bool indeterminate = false;
     pms_lock_acquire(&pool->undo.lock);
+    int status = landing ? pms_landing_land(pool, landing, error) : PMS_OK;
+    if (status != PMS_OK) {
+        pms_lock_release(&pool->undo.lock);
+        return status;
+    }
     pms_snapshot_keep_transaction(&pool->undo);
     count_commit(pool, 1);
     choose_ahead(pool, &ahead);
     pms_capture_protect(&pool->capture);
     uint32_t runs = gather_runs(pool);
-    int status = pms_journal_commit(pool->journal, pool->tx + 1, pool->runs, runs, &indeterminate, error);
+    status = pms_journal_commit(pool->journal, pool->tx + 1, pool->runs, runs, &indeterminate, error);
     if (status == PMS_OK) {
         pool->tx++;
         capture_ahead(pool, pool->undo.tag + 1, &ahead);
         pms_undo_fence_locked(&pool->undo);
     } else {
         count_commit(pool, (uint64_t)-1); /* the transaction goes on, or is rolled back by the caller */
+        if (landing)
+            pms_landing_unflip(pool, landing);
     }
     pms_lock_release(&pool->undo.lock);
     if (indeterminate)
@@ -205,17 +219,17 @@ static int commit_journal(struct pms_pool *pool, struct pms_error *error)
     return status;
 }
 
-int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
+static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
 {
+    int status = PMS_OK;
     if (pool->failed)
         return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
-    if (!pms_tx_pending(pool))
+    if (landing)
+        status = pms_landing_open(pool, landing, error);
+    if (status == PMS_OK && !pms_landing_flips(landing) && !pms_tx_pending(pool))
         return PMS_OK;
-    int status = PMS_OK;
-    if (pool->journal)
-        status = commit_journal(pool, error);
-    else
-        commit_in_place(pool);
+    if (status == PMS_OK)
+        status = pool->journal ? commit_journal(pool, landing, error) : commit_in_place(pool, landing, error);
     if (status != PMS_OK)
         return status;
     pool->commits++;
@@ -223,6 +237,20 @@ int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
         pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->domain);
     pms_heap_committed(pool->heap);
     return PMS_OK;
+}
+
+int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
+{
+    struct pms_landing *landing = pool->landing;
+    struct pms_error own = {0};
+    if (!landing)
+        return commit(pool, NULL, error);
+    pool->landing = NULL;
+    int status = commit(pool, landing, &own);
+    if (status != PMS_OK && error)
+        *error = own;
+    pms_landing_finish(landing, status, &own);
+    return status;
 }
 
 /* ---- roll back ---- */
@@ -254,6 +282,7 @@ static void roll_back_private(struct pms_pool *pool)
 
 int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
 {
+    pms_landing_disarm(pool);
     if (!pms_tx_pending(pool))
         return PMS_OK;
     pms_lock_acquire(&pool->undo.lock);

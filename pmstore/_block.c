@@ -76,10 +76,15 @@ typedef struct {
     struct pms_pool *pool;
     PyObject *fail;   /* fail(address of a struct pms_error): raises */
     PyObject *ranges; /* ranges(object) -> [(address, bytes), ...], for what has no buffer: tensors */
+    PyObject *mirrors; /* NULL or mirrors(when): see enum when */
     PyObject *weak;
     pid_t process;
     char closed;
 } Handle;
+
+/* When a block asks the store's mirrors: before it commits what is pending, before it commits, after it was left without. What
+ * they raise in the first two is raised instead, and nothing is begun, or the block rolled back. */
+enum when { ENTERING, COMMITTING, ROLLED_BACK };
 
 static PyTypeObject *HandleType, *MemoryType, *TransactionType;
 
@@ -149,8 +154,19 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return NULL;
 }
 
+static int ask_mirrors(Handle *h, enum when when)
+{
+    if (!h->mirrors)
+        return 0;
+    PyObject *mirrors = Py_NewRef(h->mirrors), *result = PyObject_CallFunction(mirrors, "i", (int)when);
+    Py_DECREF(mirrors);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
 static int handle_traverse(Handle *h, visitproc visit, void *arg)
 {
+    Py_VISIT(h->mirrors);
     Py_VISIT(Py_TYPE(h));
     Py_VISIT(h->fail);
     Py_VISIT(h->ranges);
@@ -159,6 +175,7 @@ static int handle_traverse(Handle *h, visitproc visit, void *arg)
 
 static int handle_clear(Handle *h)
 {
+    Py_CLEAR(h->mirrors);
     Py_CLEAR(h->fail);
     Py_CLEAR(h->ranges);
     return 0;
@@ -479,6 +496,8 @@ static PyObject *transaction_enter(Transaction *t, PyObject *unused)
     ranges_init(&r);
     int status = t->writes ? ranges_add_all(&r, t->handle, t->writes) : 0;
     if (status == 0)
+        status = ask_mirrors(t->handle, ENTERING);
+    if (status == 0)
         status = begin_and_capture(t, &r);
     ranges_free(&r);
     if (status < 0)
@@ -508,10 +527,24 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
         return transaction_fault(t, PMS_E_STATE, "a transaction is left by the thread that entered it");
     int commit = args[0] == Py_None, status;
     struct pms_error error = {0};
+    PyObject *kind = NULL, *value = NULL, *trace = NULL;
+    if (commit && ask_mirrors(t->handle, COMMITTING) < 0) {
+        PyErr_Fetch(&kind, &value, &trace);
+        commit = 0;
+    }
     t->entered--; /* before the GIL is given up: another thread may enter as soon as the engine lets it */
     Py_BEGIN_ALLOW_THREADS
     status = engine.end(t->handle->pool, commit, &error);
     Py_END_ALLOW_THREADS
+    if (!commit || status != PMS_OK) {
+        if (kind) {
+            ask_mirrors(t->handle, ROLLED_BACK); /* what they raised first is what the user must see */
+            PyErr_Restore(kind, value, trace);
+            return NULL;
+        }
+        if (ask_mirrors(t->handle, ROLLED_BACK) < 0)
+            return NULL;
+    }
     /* If the block raised, its exception is what the user must see, not that the store is gone (which did roll back). */
     if (status == PMS_OK || (!commit && (status == PMS_E_CLOSED || status == PMS_E_FORKED)))
         Py_RETURN_FALSE;
@@ -592,6 +625,7 @@ static PyGetSetDef handle_getset[] = {
 };
 
 static PyMemberDef handle_members[] = {
+    {"mirrors", T_OBJECT, offsetof(Handle, mirrors), 0, "None, or called with 0, 1 and 2 before and after what a block commits."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Handle, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

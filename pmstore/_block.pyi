@@ -22,6 +22,7 @@ class Transaction:
 class Handle:
     pool: int
     closed: bool
+    mirrors: Callable[[int], None] | None
     def __new__(
         cls,
         path: bytes,

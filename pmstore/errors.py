@@ -16,6 +16,7 @@ __all__ = [
     "DomainError",
     "ForkedStoreError",
     "FormatVersionError",
+    "MirrorError",
     "NameExistsError",
     "NotAStoreError",
     "PmstoreError",
@@ -46,6 +47,13 @@ class StoreLockedError(PmstoreError, BlockingIOError):
     """
 
     pid: int | None = None
+
+
+class MirrorError(PmstoreError, RuntimeError):
+    """A copy from a device failed or came too late: the commit did not happen. What was pending before is pending still.
+
+    The copier's own error, if there is one, is the `__cause__`.
+    """
 
 
 class StoreFullError(PmstoreError, OSError):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakMethod, WeakSet
+from typing import TYPE_CHECKING, Any, Literal, overload
+from weakref import WeakMethod, WeakSet, ref
 
 from pmstore import _ffi, array, values
 from pmstore._block import Transaction
@@ -19,6 +19,11 @@ from pmstore.core import Core
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, TierError
 
 if TYPE_CHECKING:
+    import torch
+
+    from pmstore.mirror.mirror import Mirror
+    from pmstore.mirror.mirrors import Mirrors
+    from pmstore.mirror.pending import PendingCommit
     from pmstore.tiers.config import TierConfig
     from pmstore.tiers.handle import Flush
     from pmstore.tiers.manager import Tiers
@@ -226,7 +231,7 @@ class Store(Group):
     One process may have a file open for writing. In it, many threads may write; blocks of `transaction` take turns.
     """
 
-    __slots__ = ("__weakref__", "_guards", "_recovery", "_tiers")
+    __slots__ = ("__weakref__", "_guards", "_mirrors", "_recovery", "_tiers")
 
     def __init__(self, core: Core) -> None:
         super().__init__(core, ())
@@ -234,6 +239,7 @@ class Store(Group):
         self._recovery = Recovery(**{field.name: getattr(info, field.name) for field in fields(Recovery)})
         self._guards: list[WeakMethod[Callable[[], None]]] = []
         self._tiers: Tiers | None = None
+        self._mirrors: Mirrors | None = None
         _open_stores.add(self)
 
     # ---- transactions ----
@@ -285,14 +291,33 @@ class Store(Group):
         """
         self._core.pool.will_write(arrays)
 
-    def commit(self) -> None:
+    @overload
+    def commit(self, wait: Literal[True] = True) -> None: ...
+
+    @overload
+    def commit(self, wait: Literal[False]) -> PendingCommit: ...
+
+    def commit(self, wait: bool = True) -> PendingCommit | None:
         """Makes everything written since the last commit the state that survives. Durable on return.
 
+        With wait=False it is durable when the handle that is returned says so. What was written before is in the commit;
+        calls of
+        the store and first writes into its arrays wait from then on until it is over, and belong to the next transaction.
+        What the
+        commit copies from `mirror`ed tensors may be written again after `fence()` of the handle.
+
         Raises: TransactionError inside a block of `transaction`, while another thread is in one, or in the middle of a
-        training step (see `pmstore.torch.attach`); StoreFullError, OSError.
+        training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed.
         """
         self._ask_guards()
-        self._core.pool.commit()
+        if self._mirrors is None and wait:
+            self._core.pool.commit()
+            return None
+        pending = self._open_mirrors().commit()
+        if not wait:
+            return pending
+        pending.wait()
+        return None
 
     def rollback(self) -> None:
         """Back to the last commit, in memory too: arrays show what they held then.
@@ -301,7 +326,11 @@ class Store(Group):
 
         Raises: TransactionError inside a block, or while another thread is in one.
         """
+        if self._mirrors is not None:
+            self._mirrors.before_rollback()
         self._core.pool.rollback()
+        if self._mirrors is not None:
+            self._mirrors.restore()
 
     @property
     def in_transaction(self) -> bool:
@@ -330,6 +359,8 @@ class Store(Group):
             if self._tiers is not None and not self.closed:
                 self._tiers.close()
         finally:
+            if self._mirrors is not None and not self.closed:
+                self._mirrors.close()
             self._core.pool.handle.close(commit)
 
     def __enter__(self) -> Store:
@@ -343,10 +374,48 @@ class Store(Group):
         try:
             if commit and not self.closed:
                 self._ask_guards()
+                if self._mirrors is not None:
+                    self._mirrors.arm()
         except BaseException:
             self._close(False)
             raise
         self._close(commit)
+
+    # ---- mirrors ----
+
+    def mirror(self, name: str, tensor: torch.Tensor) -> Mirror:
+        """Mirrors a tensor that lives on an accelerator: every commit copies it into slots of the store (see `slots`).
+
+        It stays where it is. If the store holds slots of that name already, their current version is copied into the tensor,
+        once (`Mirror.resumed`). A commit, whatever its kind, holds all mirrored tensors as they are when it begins; it
+        takes effect as a
+        whole when their copies have landed. A roll back copies the last commit's version back. `commit(wait=False)` copies
+        while the
+        program goes on. Tensors in host memory can be mirrored too: they are then not in the heap, and cost no page faults.
+
+        tensor: on cuda or cpu, dense and contiguous.
+
+        Raises: MirrorError: a device that cannot be mirrored; NameExistsError: the name is something else, or of another
+        shape or
+        dtype; TypeError; StoreFullError.
+        """
+        from pmstore.mirror.mirror import add
+
+        return add(self, self._core, self._open_mirrors(), name, tensor)
+
+    def _open_mirrors(self) -> Mirrors:
+        if self._mirrors is None:
+            from pmstore.mirror.mirrors import Mirrors
+
+            self._mirrors = made = Mirrors(self._core)
+            reference = ref(made)
+
+            def hook(when: int) -> None:
+                if (mirrors := reference()) is not None:
+                    mirrors.hook(when)
+
+            self._core.pool.handle.mirrors = hook
+        return self._mirrors
 
     # ---- tiers ----
 

@@ -1,0 +1,193 @@
+"""The seam between a device and host memory, and its two implementations: host memory itself, and CUDA.
+
+A copier starts copies and says how the engine learns that they have landed. The engine waits in a thread of its own, which the
+interpreter's lock does not stop: so a copier that copies asynchronously gives it the address of a word in host memory, which
+becomes non-zero when the copies are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pmstore.errors import MirrorError
+from pmstore.mirror.engine import LandCopy
+from pmstore.mirror.pending import Batch
+
+__all__ = ["Copier", "CudaCopier", "HostCopier", "Piece", "copier_for"]
+
+_DIRECT_BYTES = 64 << 10  # smaller blocks share pages with others, and are never written by a device
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor, and where it goes."""
+
+    tensor: torch.Tensor
+    """Dense."""
+    data: int
+    """Offset of the block in the store,"""
+    at: int
+    """and where in it."""
+    block: torch.Tensor | None
+    """The whole block, as bytes, if a device may write it: it is the idle slot and has pages of its own."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+class Copier(Protocol):
+    """Copies tensors of one device to the host."""
+
+    def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
+        """Starts to copy what the tensors hold when all that the device was given to do until now is done."""
+        ...
+
+    def close(self) -> None:
+        """No copy is under way: gives back what it holds of the store's memory."""
+        ...
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's elements in the order in which they lie in memory, in one dimension, over its memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same as bytes."""
+    return flat(tensor).view(torch.uint8)
+
+
+class _HostBatch:
+    """The engine reads the tensors itself."""
+
+    __slots__ = ("_tensors",)
+    may_fail = False
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def fence(self) -> bool:
+        return not self._tensors
+
+    def check(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self._tensors = []
+
+
+class HostCopier:
+    """Tensors in host memory: the engine's thread copies them, past the caches, while the program goes on."""
+
+    def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
+        tensors = [piece.tensor.detach() for piece in pieces]
+        copies = [LandCopy(piece.data, piece.at, piece.nbytes, piece.tensor.data_ptr(), 0) for piece in pieces if piece.nbytes]
+        return copies, _HostBatch(tensors)
+
+    def close(self) -> None:
+        pass
+
+
+class _CudaBatch:
+    __slots__ = ("_copier", "_event", "_kept")
+    may_fail = True
+
+    def __init__(self, copier: CudaCopier, event: torch.cuda.Event, kept: list[torch.Tensor]) -> None:
+        self._copier = copier
+        self._event = event
+        self._kept = kept
+
+    def fence(self) -> bool:
+        torch.cuda.current_stream(self._copier.device).wait_event(self._event)
+        return True
+
+    def check(self) -> None:
+        self._event.query()  # type: ignore[no-untyped-call]  # raises what went wrong on the device
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+    def release(self) -> None:
+        self._kept = []
+
+
+class CudaCopier:
+    """CUDA: on a stream of its own, behind what the current stream was given so far, into the slots themselves where their
+    pages can be
+    pinned (cudaHostRegister), else through pinned staging memory, which the engine's thread copies on.
+
+    The word that the engine waits for is the last copy on the stream, and a stream's copies are made in order.
+    """
+
+    def __init__(self, device: torch.device, direct: bool) -> None:
+        """direct: whether the device may write the store's memory: pages of a shared mapping."""
+        self.device = device
+        self._direct = direct
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._one = torch.ones(1, dtype=torch.int64, device=device)
+        self._registered: dict[int, torch.Tensor] = {}
+        torch.cuda.current_stream(device).synchronize()  # the one is there
+
+    def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
+        word = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        kept, copies = [word], []
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            for piece in pieces:
+                if not piece.nbytes:
+                    continue
+                source, target, staged = flat(piece.tensor), self._target(piece), 0
+                if target is None:
+                    target = torch.empty_like(source, device="cpu", pin_memory=True)
+                    staged = target.data_ptr()
+                target.copy_(source, non_blocking=True)
+                source.record_stream(self._stream)
+                kept.append(target)
+                copies.append(LandCopy(piece.data, piece.at, piece.nbytes, staged, word.data_ptr()))
+            word.copy_(self._one, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return copies, _CudaBatch(self, event, kept)
+
+    def _target(self, piece: Piece) -> torch.Tensor | None:
+        """The place in the slot, pinned; None: it is not to be had."""
+        block = piece.block
+        if not self._direct or block is None or block.numel() < _DIRECT_BYTES or not self._register(block):
+            return None
+        return block[piece.at : piece.at + piece.nbytes].view(piece.tensor.dtype)
+
+    def _register(self, block: torch.Tensor) -> bool:
+        address = block.data_ptr()
+        if address in self._registered:
+            return True
+        status = torch.cuda.cudart().cudaHostRegister(address, block.numel(), 0)  # type: ignore[no-untyped-call]
+        if int(status) != 0:  # file systems whose pages cannot be pinned for long; too little memory that may be locked
+            self._direct = False
+            return False
+        self._registered[address] = block
+        return True
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        for address in list(self._registered):
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+            del self._registered[address]
+
+
+def copier_for(device: torch.device, direct: bool) -> Copier:
+    """Raises: MirrorError for a device that there is no copier for."""
+    if device.type == "cpu":
+        return HostCopier()
+    if device.type == "cuda":
+        return CudaCopier(device, direct)
+    if device.type == "meta":
+        raise MirrorError("a tensor on the meta device has no data to mirror: initialise it first, model.to_empty(device=...)")
+    raise MirrorError(f"tensors on {device} cannot be mirrored: there are copiers for cuda and cpu. Move it with .to('cpu')")

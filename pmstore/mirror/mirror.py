@@ -1,0 +1,77 @@
+"""One mirrored tensor, or several in one pair of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pmstore.core import Core
+from pmstore.errors import MirrorError
+from pmstore.mirror.copier import flat, flat_bytes
+from pmstore.mirror.mirrors import Mirrors
+from pmstore.slots import Slots
+
+if TYPE_CHECKING:
+    from pmstore.store import Store
+
+__all__ = ["Mirror", "add"]
+
+
+class Mirror:
+    """A tensor that every commit of the store copies into slots of the store. Made by `store.mirror(name, tensor)`.
+
+    The tensor stays where it is, on its device, and is used as if there were no store. `slots` is where its committed
+    versions are.
+    """
+
+    __slots__ = ("parts", "resumed", "settled", "slots")
+
+    def __init__(self, slots: Slots, parts: Sequence[tuple[torch.Tensor, int]], resumed: bool) -> None:
+        """parts: tensors, and where in the slots their bytes are."""
+        self.slots = slots
+        self.resumed = resumed
+        """Whether the store held a version, which the tensor holds now."""
+        self.parts = tuple(parts)
+        self.settled: set[int] = set()  # blocks known to be committed: only those may be written without capture
+
+    @property
+    def name(self) -> str:
+        """Of the slots."""
+        return self.slots.name
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self.parts[0][0]
+
+    def restore(self) -> None:
+        """Copies the current version back into the tensor."""
+        held = self.slots.current
+        whole = flat_bytes(held)
+        with torch.no_grad():
+            for tensor, at in self.parts:
+                nbytes = tensor.numel() * tensor.element_size()
+                if nbytes:
+                    flat(tensor).copy_(whole[at : at + nbytes].view(tensor.dtype))
+
+    def __repr__(self) -> str:
+        return f"<pmstore.Mirror of {self.slots!r}>"
+
+
+def add(store: Store, core: Core, mirrors: Mirrors, name: str, tensor: Any) -> Mirror:
+    """See `Store.mirror`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a mirror is of a torch tensor, not of {type(tensor).__name__}: an array is stored by store[name] = array"
+        )
+    mirrors.copier(tensor.device)
+    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.is_contiguous():
+        raise MirrorError(f"{name!r}: a mirror is of a dense, contiguous tensor: give the tensor that .contiguous() returns")
+    there = name in store
+    slots = store.slots(name, tuple(tensor.shape), tensor.dtype)
+    mirror = Mirror(slots, [(tensor, 0)], there)
+    if there:
+        mirror.restore()
+    mirrors.add(mirror)
+    return mirror

@@ -1,0 +1,203 @@
+"""What a store mirrors, and what happens to it at commit and roll back. torch is not imported for a store without mirrors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pmstore.core import Core
+from pmstore.errors import MirrorError, TransactionError
+from pmstore.mirror.engine import LandCopy, LandFlip, Landing
+from pmstore.mirror.pending import Batch, PendingCommit
+from pmstore.slots import pack
+
+if TYPE_CHECKING:
+    import torch
+
+    from pmstore.mirror.copier import Copier, Piece
+    from pmstore.mirror.mirror import Mirror
+
+__all__ = ["Mirrors"]
+
+_under_way: set[PendingCommit] = set()
+"""Commits that threads of the engine are at: what they read is kept, whatever becomes of their stores."""
+
+_IN_FLIGHT = -1  # in Turn.whole: known when the commit is over
+
+_ENTERING, _COMMITTING, _ROLLED_BACK = range(3)  # as enum when in _block.c
+
+
+class Mirrors:
+    """All mirrors of a store."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._mirrors: dict[str, Mirror] = {}
+        self._copiers: dict[torch.device, Copier] = {}
+        self._pending: PendingCommit | None = None
+        self._armed: PendingCommit | None = None
+        self.timeout_seconds: float | None = 300.0
+        """That copies may take: a commit whose copies do not come by then fails."""
+
+    # ---- which
+
+    def add(self, mirror: Mirror) -> None:
+        self._mirrors[mirror.name] = mirror
+
+    def get(self, name: str) -> Mirror | None:
+        return self._mirrors.get(name)
+
+    def remove(self, name: str) -> None:
+        self.join()
+        self._mirrors.pop(name, None)
+
+    def copier(self, device: torch.device) -> Copier:
+        """Raises: MirrorError."""
+        from pmstore.mirror.copier import copier_for
+
+        made = self._copiers.get(device)
+        if made is None:
+            direct = self._core.pool.info.domain in ("dax", "process", "emulated")
+            made = self._copiers[device] = copier_for(device, direct)
+        return made
+
+    # ---- commits
+
+    def commit(self) -> PendingCommit:
+        """Starts a commit. Everything that is pending is in it, and every mirrored tensor as it is now."""
+        self.join()
+        landing, batches, over = self._prepare()
+        made = PendingCommit(landing, batches, over)
+        _under_way.add(made)
+        self._pending = made
+        try:
+            made.start()
+        except BaseException:
+            if not made.started:
+                self._pending = None
+                _under_way.discard(made)
+            raise
+        return made
+
+    def arm(self) -> None:
+        """Copies everything, for the commit that follows."""
+        self.join()
+        if not self._mirrors:
+            return
+        landing, batches, over = self._prepare()
+        try:
+            for batch in batches:
+                batch.synchronize()
+        except Exception as error:
+            raise MirrorError(f"{self._core.path}: a copy from the device failed: {error}") from error
+        self._armed = PendingCommit(landing, batches, over)  # keeps the memory that the commit will read
+        landing.arm()
+
+    def join(self) -> None:
+        """Waits for a commit under way.
+
+        Raises: what it failed with, if nobody was told.
+        """
+        armed, self._armed = self._armed, None
+        if armed is not None and armed.done:
+            armed.join_quietly()  # the commit itself has told
+        for one in [one for one in _under_way if one.done]:
+            _under_way.discard(one)
+        pending = self._pending
+        if pending is not None:
+            try:
+                pending.join()
+            finally:
+                if pending.done:
+                    self._pending = None
+
+    def _prepare(self) -> tuple[Landing, list[Batch], Callable[[bool], None]]:
+        """Starts all copies."""
+        pieces: dict[torch.device, list[Piece]] = {}
+        flips: list[LandFlip] = []
+        done: list[tuple[Mirror, set[int]]] = []
+        with self._core.lock:
+            for mirror in self._mirrors.values():
+                blocks = self._place(mirror, pieces, flips)
+                if blocks:
+                    done.append((mirror, blocks))
+        copies: list[LandCopy] = []
+        batches: list[Batch] = []
+        try:
+            for device, some in pieces.items():
+                more, batch = self.copier(device).start(some)
+                copies += more
+                batches.append(batch)
+        except Exception as error:
+            for batch in batches:
+                batch.synchronize()  # nothing is written any more
+            raise MirrorError(f"{self._core.path}: copies from the device could not be started: {error}") from error
+
+        def over(committed: bool) -> None:
+            if not committed:
+                return
+            rollbacks = self._core.pool.rollbacks()
+            for mirror, blocks in done:
+                mirror.settled = blocks
+                turn = mirror.slots._turn()
+                if turn.whole == _IN_FLIGHT:  # else the program was at the slots meanwhile
+                    turn.whole = rollbacks
+
+        return Landing(self._core.pool, copies, flips, self.timeout_seconds), batches, over
+
+    def _place(self, mirror: Mirror, pieces: dict[torch.device, list[Piece]], flips: list[LandFlip]) -> set[int]:
+        """Where the next version goes. Returns the mirror's blocks; none if its slots are not in the store (any more)."""
+        from pmstore.mirror.copier import Piece, flat_bytes
+
+        slots, pool = mirror.slots, self._core.pool
+        try:
+            place = slots._find()
+        except KeyError:
+            return set()
+        turn = slots._turn()
+        if slots._flipped(turn):
+            raise TransactionError(f"{slots.name!r} is a mirror: its slots are flipped by commits alone")
+        idle = 1 - place.current
+        data = place.data[idle]
+        if not data:
+            return set(place.data)
+        turn.whole = _IN_FLIGHT
+        block = None
+        if data in mirror.settled:
+            pool.slot_open(data)
+            block = flat_bytes(slots._array(place, idle, turn))
+        for tensor, at in mirror.parts:
+            pieces.setdefault(tensor.device, []).append(Piece(tensor, data, at, block))
+        flips.append(LandFlip(place.directory, data, slots._parts[-1], pack(idle)))
+        return set(place.data)
+
+    # ---- blocks, roll backs, the end
+
+    def hook(self, when: int) -> None:
+        """Called by `_block.Transaction`."""
+        if when != _ROLLED_BACK:
+            self.join()
+        depth = self._core.pool.block_depth()
+        if when == _ROLLED_BACK:
+            if depth == 0 and not self._core.pool.handle.closed:
+                self.restore()
+        elif depth == (0 if when == _ENTERING else 1):
+            self.arm()
+
+    def before_rollback(self) -> None:
+        """A commit under way is finished first; if it fails, that is rolled back with the rest."""
+        if self._pending is not None:
+            self._pending.join_quietly()
+            self._pending = None
+
+    def restore(self) -> None:
+        """Every tensor is what the last commit holds; those whose mirror was made since then stay as they are."""
+        for mirror in self._mirrors.values():
+            with suppress(KeyError):
+                mirror.restore()
+
+    def close(self) -> None:
+        for copier in self._copiers.values():
+            copier.close()
+        self._copiers.clear()
