@@ -35,6 +35,9 @@ class Piece:
     block: torch.Tensor | None
     """The whole block, as bytes, if a device may write it: it is the idle slot and has pages of its own."""
 
+    live: bool = True
+    """The program goes on writing the tensor."""
+
     @property
     def nbytes(self) -> int:
         return self.tensor.numel() * self.tensor.element_size()
@@ -65,14 +68,15 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 class _HostBatch:
     """The engine reads the tensors itself."""
 
-    __slots__ = ("_tensors",)
+    __slots__ = ("_live", "_tensors")
     may_fail = False
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], live: bool) -> None:
         self._tensors = tensors
+        self._live = live
 
     def fence(self) -> bool:
-        return not self._tensors
+        return not self._live
 
     def check(self) -> None:
         pass
@@ -89,8 +93,9 @@ class HostCopier:
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
         tensors = [piece.tensor.detach() for piece in pieces]
+        live = any(piece.live for piece in pieces)
         copies = [LandCopy(piece.data, piece.at, piece.nbytes, piece.tensor.data_ptr(), 0) for piece in pieces if piece.nbytes]
-        return copies, _HostBatch(tensors)
+        return copies, _HostBatch(tensors, live)
 
     def close(self) -> None:
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,16 @@ from pmstore.slots import Slots
 if TYPE_CHECKING:
     from pmstore.store import Store
 
-__all__ = ["Mirror", "add"]
+__all__ = ["Mirror", "MirrorPart", "add"]
+
+
+class MirrorPart(NamedTuple):
+    """A tensor, and where its bytes are in the slots."""
+
+    tensor: torch.Tensor
+    at: int
+    live: bool = True
+    """The program goes on writing it: `PendingCommit.fence` is for it."""
 
 
 class Mirror:
@@ -28,8 +37,7 @@ class Mirror:
 
     __slots__ = ("parts", "resumed", "settled", "slots")
 
-    def __init__(self, slots: Slots, parts: Sequence[tuple[torch.Tensor, int]], resumed: bool) -> None:
-        """parts: tensors, and where in the slots their bytes are."""
+    def __init__(self, slots: Slots, parts: Sequence[MirrorPart], resumed: bool) -> None:
         self.slots = slots
         self.resumed = resumed
         """Whether the store held a version, which the tensor holds now."""
@@ -43,14 +51,14 @@ class Mirror:
 
     @property
     def tensor(self) -> torch.Tensor:
-        return self.parts[0][0]
+        return self.parts[0].tensor
 
     def restore(self) -> None:
         """Copies the current version back into the tensor."""
         held = self.slots.current
         whole = flat_bytes(held)
         with torch.no_grad():
-            for tensor, at in self.parts:
+            for tensor, at, _ in self.parts:
                 nbytes = tensor.numel() * tensor.element_size()
                 if nbytes:
                     flat(tensor).copy_(whole[at : at + nbytes].view(tensor.dtype))
@@ -70,7 +78,7 @@ def add(store: Store, core: Core, mirrors: Mirrors, name: str, tensor: Any) -> M
         raise MirrorError(f"{name!r}: a mirror is of a dense, contiguous tensor: give the tensor that .contiguous() returns")
     there = name in store
     slots = store.slots(name, tuple(tensor.shape), tensor.dtype)
-    mirror = Mirror(slots, [(tensor, 0)], there)
+    mirror = Mirror(slots, [MirrorPart(tensor, 0)], there)
     if there:
         mirror.restore()
     mirrors.add(mirror)

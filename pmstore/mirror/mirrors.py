@@ -94,6 +94,16 @@ class Mirrors:
         self._armed = PendingCommit(landing, batches, over)  # keeps the memory that the commit will read
         landing.arm()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a commit is."""
+        return self._pending is not None and not self._pending.done
+
+    def fence(self) -> None:
+        """See `PendingCommit.fence`, of the commit under way."""
+        if self._pending is not None:
+            self._pending.fence()
+
     def join(self) -> None:
         """Waits for a commit under way.
 
@@ -167,8 +177,8 @@ class Mirrors:
         if data in mirror.settled:
             pool.slot_open(data)
             block = flat_bytes(slots._array(place, idle, turn))
-        for tensor, at in mirror.parts:
-            pieces.setdefault(tensor.device, []).append(Piece(tensor, data, at, block))
+        for tensor, at, live in mirror.parts:
+            pieces.setdefault(tensor.device, []).append(Piece(tensor, data, at, block, live))
         flips.append(LandFlip(place.directory, data, slots._parts[-1], pack(idle)))
         return set(place.data)
 

@@ -17,6 +17,7 @@ from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.torch.errors import AttachError, MismatchError, TornStepError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import open_source
+from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack, wants_mirror
 from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
@@ -46,6 +47,7 @@ def attach(
     tiers: Sequence[str] = (),
     name: str = "run",
     rng: bool = True,
+    mirror: bool | None = None,
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
@@ -57,9 +59,17 @@ def attach(
     now on, for as long as the tensor lives (after the store is closed: a private copy of it). Tied parameters stay
     tied.
 
+    Tensors on an accelerator are mirrored instead: they stay where they are, a commit copies parameters, buffers and
+    optimizer state into
+    slots of the store (see `Store.mirror`), while the program goes on if it is `run.commit(wait=False)`; a resume and a
+    roll back copy
+    them back.
+
     Args:
         store: open for writing.
-        model: on the CPU. What its modules' `get_extra_state` returns is kept too.
+        mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap. None: if any parameter is on an
+            accelerator.
+        model: on the CPU or, mirrored, on cuda. What its modules' `get_extra_state` returns is kept too.
         optimizer: state that it makes later is moved in as it appears.
         lr_scheduler, scaler: anything with state_dict and load_state_dict whose state is data.
         stateful: what else the run depends on, under names of its own: generators, moving averages of weights, metrics,
@@ -105,13 +115,15 @@ def attach(
         "model_extra_state": extra_state(model),
         **{f"stateful/{encode_name(key)}": as_stateful(key, one) for key, one in (stateful or {}).items()},
     }
-    pieces = _pieces(store, name, model, optimizer, statefuls, loader, rng)
+    mirrored = wants_mirror(model, optimizer) if mirror is None else mirror
+    pieces = _pieces(store, name, model, optimizer, statefuls, loader, rng, mirrored)
     given = {
         "model": model is not None,
         "optimizer": optimizer is not None,
         **{key: stateful is not None for key, stateful in statefuls.items()},
         "loader": loader is not None,
         "rng": rng,
+        "mirror": mirrored,
     }
     run = (_resume if f"{name}/about" in store else _begin)(store, name, pieces, given)
     try:
@@ -134,36 +146,49 @@ def _pieces(
     statefuls: dict[str, Stateful | None],
     loader: Iterable[Any] | None,
     rng: bool,
+    mirrored: bool,
 ) -> Pieces:
     """What will be kept, without touching store or program."""
     try:
         source = open_source(loader) if loader is not None else None
     except TypeError as error:
         raise AttachError(str(error)) from None
-    slotted = isinstance(optimizer, NativeOptimizer)
-    kept = [one for group in optimizer.param_groups for one in group["params"]] if optimizer is not None and slotted else []
-    model_binding = ModelBinding(store, f"{name}/model", model, kept) if model is not None else None
+    pack = Pack(store, f"{name}/mirror") if mirrored else None
+    bindings = _bindings(store, name, model, optimizer) if pack is None else _mirrored(store, name, model, optimizer, pack)
     return Pieces(
         progress=np.zeros(4, np.int64),  # a stand-in for the stored one
-        model=model_binding,
-        optimizer=_bind_optimizer(store, f"{name}/optimizer", optimizer, model_binding, model),
+        model=bindings[0],
+        optimizer=bindings[1],
         statefuls=[StatefulPart(store, f"{name}/{key}", one) for key, one in statefuls.items() if one is not None],
         rng=RngParts(store, f"{name}/rng") if rng else None,
         gradients=GradientKeeper(store, f"{name}/gradients") if optimizer is not None else None,
         source=source,
         start=Part(store, f"{name}/loader/start") if source else None,
         generators=Part(store, f"{name}/loader/generators") if source else None,
+        pack=pack,
     )
 
 
-def _bind_optimizer(
-    store: Store, path: str, optimizer: Optimizer | None, binding: ModelBinding | None, model: nn.Module | None
-) -> OptimizerBinding | None:
+def _bindings(
+    store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None
+) -> tuple[ModelBinding | None, OptimizerBinding | None]:
+    slotted = isinstance(optimizer, NativeOptimizer)
+    kept = [one for group in optimizer.param_groups for one in group["params"]] if optimizer is not None and slotted else []
+    binding = ModelBinding(store, f"{name}/model", model, kept) if model is not None else None
+    path = f"{name}/optimizer"
     if optimizer is None:
-        return None
+        return binding, None
     if isinstance(optimizer, NativeOptimizer):
-        return SlottedBinding(store, path, optimizer, binding, model)
-    return OptimizerBinding(store, path, optimizer, binding)
+        return binding, SlottedBinding(store, path, optimizer, binding, model)
+    return binding, OptimizerBinding(store, path, optimizer, binding)
+
+
+def _mirrored(
+    store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None, pack: Pack
+) -> tuple[MirroredModel | None, MirroredOptimizer | None]:
+    binding = MirroredModel(store, f"{name}/model", model) if model is not None else None
+    path = f"{name}/optimizer"
+    return binding, MirroredOptimizer(store, path, optimizer, binding, pack) if optimizer is not None else None
 
 
 def _begin(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> Run:

@@ -70,16 +70,17 @@ def _memory(heap: torch.Tensor) -> Memory:
     return memory
 
 
-def check_movable(name: str, tensor: torch.Tensor) -> None:
-    """Raises AttachError if the tensor is of a kind whose bytes a store on the CPU cannot be."""
+def check_movable(name: str, tensor: torch.Tensor, devices: Sequence[str] = ("cpu",)) -> None:
+    """Raises AttachError if the tensor is of a kind whose bytes cannot be in a store, or on none of the devices."""
     if isinstance(tensor, UninitializedTensorMixin):
         raise AttachError(f"{name} has no shape yet (a lazy module): run one batch through the model before attach")
     if tensor.device.type == "meta":
         raise AttachError(f"{name} is on the meta device and has no data: initialise it first, model.to_empty(device='cpu')")
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in devices:
         raise AttachError(
-            f"{name} is on {tensor.device}: attach takes models on the CPU. Move it with model.cpu(), or keep a copy "
-            "on the CPU and commit that"
+            f"{name} is on {tensor.device}: attach takes tensors on {' and '.join(devices)}"
+            + ("" if "cuda" in devices else " (those of a model on cuda are mirrored)")
+            + ". Move it with .cpu(), or keep a copy on the CPU and commit that"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise AttachError(f"{name} is {tensor.layout}{' and quantized' * tensor.is_quantized}: only dense tensors can be moved")

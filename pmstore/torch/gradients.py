@@ -27,7 +27,7 @@ def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
     """Large ones in pages that the kernel gives at their first write: most loops drop them (`zero_grad`) before that, and a
     resume is not to take the longer the larger the model is."""
     data_bytes = parameter.numel() * parameter.element_size()
-    if data_bytes < _LARGE_BYTES or not parameter.is_contiguous():
+    if data_bytes < _LARGE_BYTES or not parameter.is_contiguous() or parameter.device.type != "cpu":
         return torch.zeros_like(parameter)
     raw = np.zeros(data_bytes + _ALIGNMENT, np.uint8)
     start = -array.address(raw) % _ALIGNMENT
@@ -55,11 +55,12 @@ class GradientKeeper:
             self._last = (present, spent)
 
     def _put(self, name: str, gradient: torch.Tensor) -> None:
-        if gradient.layout is not torch.strided or gradient.device.type != "cpu":
+        if gradient.layout is not torch.strided:
             raise AttachError(
-                f"the gradient of {name} is {gradient.layout} on {gradient.device}: commits in the middle of an "
-                "accumulation take dense gradients on the CPU. Commit after optimizer.step()"
+                f"the gradient of {name} is {gradient.layout}: commits in the middle of an accumulation take dense gradients. "
+                "Commit after optimizer.step()"
             )
+        gradient = gradient.cpu()
         path = f"{self._path}/{encode_name(name)}"
         held = self._store.get(path)
         if isinstance(held, torch.Tensor) and held.shape == gradient.shape and held.dtype == gradient.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from pmstore import Store
 from pmstore.torch.block import Block, check_movable, take_in
 from pmstore.torch.errors import MismatchError
 
-__all__ = ["ModelBinding", "encode_name"]
+__all__ = ["ModelBinding", "compare", "encode_name", "encode_place", "plan", "root_tensors"]
 
 
 def encode_name(name: str) -> str:
@@ -56,7 +56,7 @@ def _members(model: nn.Module, left_out: set[int]) -> Iterator[_Member]:
                     yield _Member(dot + key, kind, owner, key, tensor)
 
 
-def _plan(members: list[_Member]) -> dict[str, _Place]:
+def plan(members: list[_Member]) -> dict[str, _Place]:
     """How the members shall lie in the store: tied ones share a block, all others have their own."""
     places: dict[str, _Place] = {}
     roots: dict[int, list[_Member]] = {}  # storage -> members of which each lies apart from the others
@@ -125,11 +125,26 @@ def _span(tied: list[_Member]) -> torch.Tensor:
     return tensor.as_strided((end - first,), (1,), first)
 
 
+def root_tensors(members: list[_Member]) -> list[tuple[str, str, torch.Tensor]]:
+    """(name, kind, tensor) of the members without those that are tied to others: all memory, once."""
+    places = plan(members)
+    found = []
+    for member in members:
+        place = places[member.name]
+        if place.tied_to != member.name:
+            continue
+        tied = [other for other in members if places[other.name].tied_to == member.name]
+        found.append((member.name, member.kind, member.tensor if place.view is None else _span(tied)))
+    return found
+
+
 class ModelBinding:
     """Keeps a model's parameters and buffers (those that are not persistent too) in `<path>/<name>`.
 
     The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay tied.
     """
+
+    devices: Sequence[str] = ("cpu",)
 
     def __init__(self, store: Store, path: str, model: nn.Module, left_out: Iterable[torch.Tensor] = ()) -> None:
         """Changes nothing yet. left_out: parameters that something else keeps.
@@ -148,13 +163,13 @@ class ModelBinding:
         self._block_of: dict[int, Block] = {}  # id of a tensor -> its block
         self._scan()
         for member in self._members:
-            check_movable(f"{member.kind} {member.name}", member.tensor)
+            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
 
     # ---- attach
 
     def write(self) -> None:
         """Copies the model into the store. The model itself is untouched until `bind`."""
-        places = _plan(self._members)
+        places = plan(self._members)
         bases: dict[str, Block] = {}
         for member in self._members:
             place = places[member.name]
@@ -164,7 +179,7 @@ class ModelBinding:
                 value = member.tensor if place.view is None else _span(tied)
                 bases[place.tied_to] = Block.create(self._store, path, value)
             self._blocks[member.name] = self._block(place, bases[place.tied_to])
-        self._store[f"{self._path}_layout"] = {name: _encode(place) for name, place in places.items()}
+        self._store[f"{self._path}_layout"] = {name: encode_place(place) for name, place in places.items()}
 
     @staticmethod
     def _block(place: _Place, base: Block) -> Block:
@@ -176,7 +191,7 @@ class ModelBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        _compare(self._layout(), _plan(self._members), "the model is not the one whose state is stored")
+        compare(self._layout(), plan(self._members), "the model is not the one whose state is stored")
 
     def open(self) -> None:
         """Finds the stored blocks. Reads no data, and the model is untouched until `bind`."""
@@ -256,10 +271,10 @@ class ModelBinding:
         before = {member.name: member.tensor for member in self._members}
         members = list(_members(self._model, self._left_out))
         for member in members:
-            check_movable(f"{member.kind} {member.name}", member.tensor)
-        stored, now = self._layout(), _plan(members)
+            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
+        stored, now = self._layout(), plan(members)
         what = "the model was changed after attach, to one that does not fit its place in the store"
-        _compare(stored, now, what)
+        compare(stored, now, what)
         self._scan()
         replaced = {}
         for member in self._members:
@@ -278,7 +293,7 @@ class ModelBinding:
         return replaced
 
 
-def _encode(place: _Place) -> list[Any]:
+def encode_place(place: _Place) -> list[Any]:
     return [place.kind, place.shape, place.dtype, place.tied_to, place.view]
 
 
@@ -286,7 +301,7 @@ def _decode(raw: list[Any]) -> _Place:
     return _Place(*raw)
 
 
-def _compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> None:
+def compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> None:
     missing = [f"{stored[name].kind} {name} {_describe(stored[name])}" for name in stored if name not in given]
     unexpected = [f"{given[name].kind} {name} {_describe(given[name])}" for name in given if name not in stored]
     mismatched = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,8 @@ class OptimizerBinding:
     tensor objects stay, their `.data` becomes the store's memory.
     """
 
+    devices: Sequence[str] = ("cpu",)
+
     def __init__(self, store: Store, path: str, optimizer: Optimizer, model: ModelBinding | None) -> None:
         """Changes nothing yet.
 
@@ -44,7 +47,7 @@ class OptimizerBinding:
         self._own: dict[int, Block] = {}  # of parameters that are in no module
         self._layout: list[Any] | None = None  # as stored, if known
         for index, parameter in enumerate(self.parameters):
-            check_movable(f"parameter {index} of the optimizer", parameter)
+            check_movable(f"parameter {index} of the optimizer", parameter, self.devices)
 
     @property
     def optimizer(self) -> Optimizer:

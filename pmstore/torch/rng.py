@@ -17,10 +17,11 @@ __all__ = ["RngParts", "capture", "isolated", "restore"]
 
 
 class RngParts:
-    """Python's, numpy's and torch's default generators, each a part of its own: most steps use only one."""
+    """Python's, numpy's, torch's and (if it is used) CUDA's default generators, each a part of its own: most steps use only
+    one."""
 
     def __init__(self, store: Store, path: str) -> None:
-        self._parts = {name: Part(store, f"{path}/{name}") for name in ("python", "numpy", "torch")}
+        self._parts = {name: Part(store, f"{path}/{name}") for name in ("python", "numpy", "torch", "cuda")}
         self._last_python: tuple[Any, ...] | None = None
 
     def write(self) -> None:
@@ -31,12 +32,17 @@ class RngParts:
             self._last_python = python
         self._parts["numpy"].write(np.random.get_state(legacy=False))
         self._parts["torch"].write(torch.get_rng_state())
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._parts["cuda"].write(torch.cuda.get_rng_state_all())
 
     def restore(self) -> None:
         """Sets the generators to the stored states."""
         random.setstate(_raise_python(self._parts["python"].read()))
         np.random.set_state(self._parts["numpy"].read())
         torch.set_rng_state(self._parts["torch"].read())
+        if torch.cuda.is_available() and self._parts["cuda"].stored:
+            states = self._parts["cuda"].read()
+            torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
 
     def forget(self) -> None:
         """After a roll back."""

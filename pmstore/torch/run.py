@@ -12,10 +12,12 @@ import torch
 
 from pmstore import Store
 from pmstore.errors import TransactionError
+from pmstore.mirror.pending import PendingCommit
 from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTier, store_tiers
 from pmstore.torch.errors import AttachError
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import Position, Source
+from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
@@ -41,6 +43,7 @@ class Pieces:
     source: Source | None
     start: Part | None  # generators at the epoch's start
     generators: Part | None  # the loader's generators now
+    pack: Pack | None = None  # of a run whose tensors are mirrored
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Run:
         self._counts = {"steps": 0, "commits": 0, "rollbacks": 0}
         self._handles: list[Any] = []
         self._attached = True
+        self._pending: PendingCommit | None = None
 
     # ---- what a program asks
 
@@ -131,7 +135,7 @@ class Run:
 
     # ---- the end of a step
 
-    def commit(self, loss: float | torch.Tensor | None = None) -> bool:
+    def commit(self, loss: float | torch.Tensor | None = None, *, wait: bool = True) -> bool:
         """Ends a step: writes what Python holds into the store and, if the policy says so, commits the store.
 
         Everything pending in the store is part of the commit. Without a policy every step commits. A step that does not
@@ -139,6 +143,11 @@ class Run:
 
         Args:
             loss: of this step, for the policy.
+            wait: False: the commit is under way on return, and `pending` is its handle. The next step goes on meanwhile;
+                where it would write what is still being copied (optimizer.step() of a mirrored run) or into the store, it
+                waits.
+                The next commit waits for this one and raises its error. With a policy, which measures what commits cost,
+                commits are waited for.
 
         Returns: whether it committed; then the step is durable as far as the store's domain reaches.
 
@@ -150,7 +159,12 @@ class Run:
         """
         if self._block:
             raise TransactionError("commit() inside `with run.transaction()`: leaving the block commits")
-        return self._finish(loss)
+        return self._finish(loss, wait)
+
+    @property
+    def pending(self) -> PendingCommit | None:
+        """Of the last `commit(wait=False)`."""
+        return self._pending
 
     def rollback(self) -> None:
         """Takes everything back to the last commit: the store, and what Python holds.
@@ -185,11 +199,16 @@ class Run:
         self._handles.clear()
         if self._pieces.optimizer is not None:
             self._pieces.optimizer.release()
+        if self._pieces.pack is not None and not self._store.closed:
+            self._pieces.pack.release()
         self._attached = False
         self._loop = None
 
-    def _finish(self, loss: float | torch.Tensor | None) -> bool:
+    def _finish(self, loss: float | torch.Tensor | None, wait: bool = True) -> bool:
         self._require()
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.join()
         self._settle()
         done = self._done + 1
         self._write(done)
@@ -197,6 +216,10 @@ class Run:
         self._updating = False
         self._counts["steps"] += 1
         before = self._store.epoch
+        if self._scheduler is None and not wait:
+            self._pending = self._store.commit(wait=False)
+            self._counts["commits"] += 1
+            return True
         if self._scheduler is None:
             self._store.commit()
         else:
@@ -237,8 +260,13 @@ class Run:
         self._write_rest(done)
 
     def _write_rest(self, done: int) -> None:
-        """Everything but model and optimizer."""
+        """Everything but model and optimizer, and the tensors of those that are mirrored."""
         pieces = self._pieces
+        if pieces.pack is not None:
+            pieces.pack.write(
+                (pieces.model.tensors() if isinstance(pieces.model, MirroredModel) else [])
+                + (pieces.optimizer.tensors() if isinstance(pieces.optimizer, MirroredOptimizer) else [])
+            )
         if pieces.gradients is not None:
             pieces.gradients.write(self._parameters(), spent=self._spent)
         for stateful in pieces.statefuls:
@@ -274,7 +302,10 @@ class Run:
         if not self.attached:
             return
         self._require()
-        if self._store.in_transaction:
+        pack = self._pieces.pack
+        if pack is not None:
+            pack.fence()
+        if (pack is None or not pack.under_way) and self._store.in_transaction:
             raise TransactionError(
                 f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would commit the step without "
                 "what Python holds of it: use `with run.transaction()`"
@@ -282,8 +313,9 @@ class Run:
         pieces = self._pieces
         assert pieces.optimizer is not None
         self._take_in()
-        self._store.will_write(pieces.progress, *pieces.optimizer.writes())
-        pieces.progress[MIDSTEP] = 1
+        if pack is None:  # else the store holds nothing of a step before its commit
+            self._store.will_write(pieces.progress, *pieces.optimizer.writes())
+            pieces.progress[MIDSTEP] = 1
         self._updating = True
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -398,9 +430,15 @@ class Run:
     def _restore(self, *, opened: bool = False) -> None:
         """Makes the Python side what the store's last commit says. May be repeated."""
         self._stale = True
+        self._pending = None
         pieces = self._pieces
         if pieces.model is not None:
             pieces.model.bind()
+        if pieces.pack is not None:
+            held = pieces.pack.open()
+            for binding in (pieces.model, pieces.optimizer):
+                if isinstance(binding, (MirroredModel, MirroredOptimizer)):
+                    binding.load(held)
         if pieces.optimizer is not None:
             if not opened:
                 pieces.optimizer.open()

@@ -1,0 +1,255 @@
+"""A run whose tensors stay where they are, on an accelerator, and are mirrored: copied into slots of the store at each commit.
+
+They lie in one pair of slots of bytes: parameters, buffers, and the optimizer's state, one after another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pmstore import Store
+from pmstore.mirror.copier import flat_bytes
+from pmstore.mirror.mirror import Mirror, MirrorPart
+from pmstore.slots import Slots
+from pmstore.torch.block import check_movable
+from pmstore.torch.errors import AttachError
+from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
+from pmstore.torch.optim.base import NativeOptimizer
+from pmstore.torch.optimizer import OptimizerBinding
+
+__all__ = ["MirroredModel", "MirroredOptimizer", "Pack", "wants_mirror"]
+
+_ALIGN = 64
+_DEVICES = ("cpu", "cuda")
+
+
+def wants_mirror(model: nn.Module | None, optimizer: Optimizer | None) -> bool:
+    """Whether any parameter is on an accelerator."""
+    tensors = list(model.parameters()) if model is not None else []
+    tensors += [one for group in optimizer.param_groups for one in group["params"]] if optimizer is not None else []
+    return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
+
+
+class _RunMirror(Mirror):
+    """The run restores its tensors itself: after a roll back there may be other ones than before."""
+
+    __slots__ = ()
+
+    def restore(self) -> None:
+        pass
+
+
+class Pack:
+    """Tensors under one pair of slots, `<path>`; `<path>_layout` says which: [name, shape, strides, dtype, on the CPU, offset].
+
+    When the set of tensors changes (an optimizer makes its state in its first step), the slots are made anew, in the same
+    transaction.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._mirrors = store._open_mirrors()
+        self._layout: list[list[Any]] | None = None  # as stored, if known
+        self._mirror: Mirror | None = None
+
+    def write(self, tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
+        """These are copied by the next commit. (name, tensor, live): others than live ones are copied now, on their device:
+        what the
+        program writes before it asks for the fence.
+
+        Raises: AttachError: a tensor is not dense. StoreFullError.
+        """
+        layout, end = self._plan(tensors)
+        if layout != self._layout or self._mirror is None:
+            self._store.pop(self._path, None)
+            slots = self._store.slots(self._path, max(end, 1), torch.uint8)
+            self._store[f"{self._path}_layout"] = layout
+            self._layout = layout
+            self._use(slots)
+        assert self._mirror is not None
+        away = any(tensor.device.type != "cpu" for _, tensor, _ in tensors)
+        parts = []
+        for (_, tensor, live), row in zip(tensors, layout, strict=True):
+            live = live and not (away and tensor.device.type == "cpu")  # numbers of steps: nobody waits for those
+            held = tensor.detach()
+            parts.append(MirrorPart(held if live else held.clone(memory_format=torch.preserve_format), row[5], live))
+        self._mirror.parts = tuple(parts)
+
+    @staticmethod
+    def _plan(tensors: list[tuple[str, torch.Tensor, bool]]) -> tuple[list[list[Any]], int]:
+        layout, at = [], 0
+        for name, tensor, _ in tensors:
+            if tensor.numel() and torch.empty_like(tensor, device="meta").stride() != tensor.stride():
+                raise AttachError(f"{name} is not dense in memory: make it so, with .contiguous()")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            layout.append([name, list(tensor.shape), list(tensor.stride()), dtype, tensor.device.type == "cpu", at])
+            at += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+        return layout, at
+
+    def _use(self, slots: Slots) -> None:
+        self._mirror = _RunMirror(slots, (), False)
+        self._mirrors.add(self._mirror)
+
+    def open(self) -> dict[str, torch.Tensor]:
+        """What the store's last commit holds, by name: tensors over the current slot."""
+        slots = self._store[self._path]
+        layout = self._store[f"{self._path}_layout"]
+        if self._mirror is None or layout != self._layout:
+            self._layout = layout
+            self._use(slots)
+        whole = flat_bytes(slots.current)
+        held = {}
+        for name, shape, stride, dtype, _, at in layout:
+            kind = getattr(torch, dtype)
+            count = torch.Size(shape).numel()
+            held[name] = (
+                whole[at : at + count * kind.itemsize].view(kind).as_strided(shape, stride)
+                if count
+                else (torch.empty(shape, dtype=kind))
+            )
+        return held
+
+    @property
+    def on_cpu(self) -> dict[str, bool]:
+        """Of what is stored: whether it was on the CPU."""
+        return {row[0]: row[4] for row in self._layout or ()}
+
+    def fence(self) -> None:
+        """What the program does from now on does not touch what is being committed."""
+        self._mirrors.fence()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a commit is: then calls of the store wait for it."""
+        return self._mirrors.under_way
+
+    def join(self) -> None:
+        self._mirrors.join()
+
+    def release(self) -> None:
+        if self._mirror is not None:
+            self._mirrors.remove(self._mirror.name)
+
+
+class MirroredModel(ModelBinding):
+    """As `ModelBinding`; the parameters and buffers keep their memory."""
+
+    devices = _DEVICES
+
+    def write(self) -> None:
+        self._store[f"{self._path}_layout"] = {name: encode_place(place) for name, place in plan(self._members).items()}
+
+    def open(self) -> None:
+        pass
+
+    def bind(self) -> None:
+        pass
+
+    def tensors(self) -> list[tuple[str, torch.Tensor, bool]]:
+        """What is to be kept: tied ones once. Buffers are not live: the forward pass writes them."""
+        found = root_tensors(self._members)
+        return [(f"model/{name}", tensor, kind == "parameter") for name, kind, tensor in found]
+
+    def load(self, held: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor, _ in self.tensors():
+                tensor.copy_(held[name])
+
+    def take_in(self) -> dict[int, torch.Tensor]:
+        if not self._restructured():
+            return {}
+        before = {member.name: member.tensor for member in self._members if member.kind == "parameter"}
+        stored = self._layout()
+        self._scan()
+        for member in self._members:
+            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
+        compare(
+            stored, plan(self._members), "the model was changed after attach, to one that does not fit its place in the store"
+        )
+        now = {member.name: member.tensor for member in self._members}
+        return {id(old): now[name] for name, old in before.items() if now[name] is not old}
+
+
+class MirroredOptimizer(OptimizerBinding):
+    """As `OptimizerBinding`; parameters and state keep their memory."""
+
+    devices = _DEVICES
+
+    def __init__(self, store: Store, path: str, optimizer: Optimizer, model: MirroredModel | None, pack: Pack) -> None:
+        if isinstance(optimizer, NativeOptimizer):
+            raise AttachError(
+                f"pmstore.torch.optim.{type(optimizer).__name__} keeps its parameters in slots itself: mirror an optimizer of "
+                "torch.optim, or attach without mirror=True"
+            )
+        super().__init__(store, path, optimizer, model)
+        self._pack = pack
+
+    def write(self) -> None:
+        self._write_plain()
+
+    def open(self) -> None:
+        self._rest.forget()
+        self._groups.forget()
+        self._layout = self._store[f"{self._path}/layout"]
+
+    def tensors(self) -> list[tuple[str, torch.Tensor, bool]]:
+        """State, and parameters that are in no module."""
+        known = {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()
+        found = []
+        for index, parameter in enumerate(self.parameters):
+            if id(parameter) not in known:
+                found.append((f"parameter/{index}", parameter, True))
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    if not isinstance(key, str):
+                        raise AttachError(f"the optimizer keeps state under {key!r}: only names that are str can be stored")
+                    check_movable(f"optimizer state {key!r} of parameter {index}", value, self.devices)
+                    found.append((f"state/{index}/{key}", value, True))
+        return found
+
+    def load(self, held: dict[str, torch.Tensor]) -> None:
+        """State that is not stored vanishes, other state is made."""
+        on_cpu = self._pack.on_cpu
+        stored: dict[int, dict[str, torch.Tensor]] = {}
+        for name, value in held.items():
+            if name.startswith("state/"):
+                _, number, key = name.split("/", 2)
+                stored.setdefault(int(number), {})[key] = value
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters):
+                if f"parameter/{index}" in held:
+                    parameter.copy_(held[f"parameter/{index}"])
+                state = self._optimizer.state.get(parameter, {})
+                mine = stored.get(index, {})
+                for key in [key for key, value in state.items() if isinstance(value, torch.Tensor) and key not in mine]:
+                    del state[key]
+                for key, value in mine.items():
+                    device = "cpu" if on_cpu[f"state/{index}/{key}"] else parameter.device
+                    here = state.get(key)
+                    if not isinstance(here, torch.Tensor) or here.shape != value.shape or here.dtype != value.dtype:
+                        here = torch.empty_like(value, device=device)
+                        self._optimizer.state[parameter][key] = here
+                    here.copy_(value)
+
+    def bind(self) -> None:
+        pass
+
+    @property
+    def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        known = {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()
+        return [(f"optimizer.{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
+
+    def writes(self) -> list[Any]:
+        return []
+
+    @property
+    def behind(self) -> bool:
+        return False
+
+    def collect(self) -> None:
+        pass
