@@ -17,6 +17,7 @@ import pmstore.torch
 from pmstore.scheduler import CommitScheduler, EveryN
 from pmstore.torch import AttachError, MismatchError, TornStepError, attach
 from pmstore.torch.block import check_movable
+from pmstore.torch.mirrored import MirroredModel
 
 
 def in_heap(store: pmstore.Store, name: str, tensor: torch.Tensor) -> bool:
@@ -377,11 +378,17 @@ def test_another_device_is_refused(store: pmstore.Store) -> None:
     run.detach()
 
 
-def test_a_cuda_model_is_refused() -> None:
+def test_devices_that_are_refused() -> None:
     """Without such a device: a tensor's stand-in with what is asked of it."""
     tensor = SimpleNamespace(device=torch.device("cuda:0"), layout=torch.strided, is_quantized=False)
-    with pytest.raises(AttachError, match=r"weight is on cuda:0: attach takes models on the CPU\. Move it with model\.cpu"):
+    with pytest.raises(
+        AttachError, match=r"weight is on cuda:0: attach takes tensors on cpu \(those of a model on cuda are mirror"
+    ):
         check_movable("parameter weight", tensor)  # type: ignore[arg-type]
+    check_movable("parameter weight", tensor, MirroredModel.devices)  # type: ignore[arg-type]
+    tensor.device = torch.device("mps")
+    with pytest.raises(AttachError, match=r"weight is on mps: attach takes tensors on cpu and cuda\. Move it with \.cpu"):
+        check_movable("parameter weight", tensor, MirroredModel.devices)  # type: ignore[arg-type]
 
 
 def test_attaching_twice(store: pmstore.Store, tmp_path: Path) -> None:

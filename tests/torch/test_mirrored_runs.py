@@ -252,9 +252,7 @@ def test_kills(tmp_path: Path, server: ForkServer, domain: str) -> None:
     while True:
         how: dict[str, Any] = {}
         if kills < KILLS:
-            how = (
-                {"kill_at": chance.randrange(1, 900)} if chance.random() < 0.6 else {"delay_seconds": chance.uniform(0.02, 0.4)}
-            )
+            how = {"kill_at": chance.randrange(1, 900)} if chance.random() < 0.6 else {"delay_seconds": chance.random() / 3}
         run = server.run(workload, [str(path), domain, KINDS], **how)
         kills += run.killed
         if not run.killed:
