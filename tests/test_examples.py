@@ -21,7 +21,7 @@ from pmstore.testing import ForkServer
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-from examples import gmm, kmeans  # noqa: E402
+from examples import gmm, gpu, kmeans  # noqa: E402
 
 ITERATIONS = 25
 
@@ -118,3 +118,12 @@ def test_as_a_program(shm: Path, name: str) -> None:
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     assert first.stdout.startswith("a new run\niteration ")
     assert again.stdout.startswith("goes on after iteration ")
+
+
+def test_mirrored_training_goes_on(shm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In host memory; the bits of an interrupted run are those of one that was not."""
+    whole = gpu.train(str(shm / "whole.pm"), 12, "cpu")
+    gpu.train(str(shm / "parts.pm"), 5, "cpu")
+    parts = gpu.train(str(shm / "parts.pm"), 12, "cpu")
+    assert all(one.equal(other) for one, other in zip(whole, parts, strict=True))
+    assert "goes on after step 5 on cpu\nstep 12 committed" in capsys.readouterr().out

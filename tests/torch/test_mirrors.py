@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +18,9 @@ import pmstore
 from pmstore.errors import MirrorError, NameExistsError, TransactionError
 from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for
 from pmstore.mirror.engine import LandCopy
+from pmstore.testing import ForkServer
 
+KILLS = int(os.environ.get("PMSTORE_MIRROR_KILLS", "12"))
 LARGE, SMALL = 100_000, 5  # a block of its own; a part of a page
 
 
@@ -449,6 +453,62 @@ def test_other_threads(store: pmstore.Store) -> None:
     with store.transaction():
         assert pending.done
     assert (store.slots("w").current == 2).all()
+
+
+# ---- killed ----
+
+
+def work(ack: Callable[[int], None], path: str, domain: str) -> None:
+    """Commits that nobody waits for, each followed by writes that must not be in it. Runs in a child of the fork server."""
+    with pmstore.open(path, size="8MiB", domain=domain) as store:  # type: ignore[arg-type]
+        large, small = torch.zeros(LARGE), torch.zeros(SMALL)
+        store.mirror("large", large)
+        store.mirror("small", small)
+        array = store.require("array", 3, "float64")
+        for step in range(store.get("step", 0) + 1, 1_000_000):
+            fill((large, small, array), step)
+            store["step"] = step
+            pending = store.commit(wait=False)
+            pending.fence()
+            fill((large, small), -step)
+            if step % 3 == 0:
+                fill((array,), -step)
+            pending.wait()
+            ack(step)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([str(Path(__file__).parent)]) as made:
+        yield made
+
+
+def test_kills(server: ForkServer, shm: Path, disk: Path, domain: str) -> None:
+    """At any instruction, and at the engine's writes: never half a mirror, never without the rest of its commit."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # shown if it fails
+    chance = random.Random(seed)
+    path = (disk if domain == "file" else shm) / "killed.pm"
+    last = 0
+    for turn in range(KILLS):
+        how: dict[str, Any] = (
+            {"kill_at": chance.randrange(1, 1200)} if turn % 3 else {"delay_seconds": chance.uniform(0.01, 0.15)}
+        )
+        run = server.run("test_mirrors:work", [str(path), domain], **how)
+        assert run.killed
+        last = max(last, run.acknowledged)
+        if not path.exists():
+            continue
+        with pmstore.open(path, domain=domain) as store:  # type: ignore[arg-type]
+            assert store.check().problems == ()
+            step = store.get("step", 0)
+            assert step >= last
+            if step:
+                assert (store["array"] == step).all()
+                for name in ("large", "small"):
+                    assert (store.slots(name).current == step).all()
+            last = step
+    assert last > 0
 
 
 # ---- where there is a GPU ----
