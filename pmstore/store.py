@@ -310,7 +310,9 @@ class Store(Group):
         training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed.
         """
         self._ask_guards()
-        if self._mirrors is None and wait:
+        if self._mirrors is not None:
+            self._mirrors.join()
+        if wait and (self._mirrors is None or self._mirrors.empty):
             self._core.pool.commit()
             return None
         pending = self._open_mirrors().commit()

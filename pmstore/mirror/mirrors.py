@@ -95,6 +95,11 @@ class Mirrors:
         landing.arm()
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing is mirrored."""
+        return not self._mirrors
+
+    @property
     def under_way(self) -> bool:
         """Whether a commit is."""
         return self._pending is not None and not self._pending.done
