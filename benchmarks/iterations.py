@@ -98,7 +98,7 @@ FULL = (
     _kmeans("60,000 x 784", 2, "A", 5),
     *(_kmeans("60,000 x 784", 10, kind, 10) for kind in "ABC"),
     _gmm("60,000 x 784", 2, "A", GMM_WIDE_ITERATIONS, 3),
-    _gmm("60,000 x 784", 10, "A", GMM_WIDE_ITERATIONS, 2),
+    _gmm("60,000 x 784", 10, "A", GMM_WIDE_ITERATIONS, 1),
     _kmeans("70,000 x 784", 10, "A", 10),
 )
 COLD = ((_kmeans("digits", 10, "A")), (_gmm("MNIST-5k", 2, "A")))

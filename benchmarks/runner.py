@@ -36,11 +36,11 @@ QUESTIONS = {
     q.name: q
     for q in (
         Question("iterations", 900),
-        Question("kills", 600),
+        Question("kills", 750),
         Question("engine", 300),
-        Question("training", 450),
+        Question("training", 600),
         Question("slots", 300),
-        Question("restart", 450),
+        Question("restart", 900),
         Question("growth", 450),
         Question("key_value", 200),
         Question("containers", 200),

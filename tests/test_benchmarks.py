@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import algorithms, harness, key_value, kills, plots, results
+from benchmarks import algorithms, harness, iterations, key_value, kills, plots, results
 from benchmarks.harness import NONE, POWER, ROOT, SEED, TORN, Row, Target, summarize, with_ratios
 from benchmarks.peers import WAYS
 from benchmarks.runner import QUESTIONS
@@ -199,22 +201,32 @@ def _left(run: int) -> list[Path]:
     return [p for base in ("/dev/shm", tempfile.gettempdir()) for p in Path(base).glob(f"{harness.SCRATCH_PREFIX}{run}-*")]
 
 
-@pytest.mark.parametrize("question", ["iterations", "growth"])
-def test_a_quick_run_answers(question: str, tmp_path: Path) -> None:
-    process = _run(tmp_path, "", "--quick", question)
+def _sound(rows: list[dict[str, Any]]) -> None:
+    assert rows
+    for row in rows:
+        assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
+        assert row["durability"] in CLASSES
+
+
+def test_a_quick_run_answers(tmp_path: Path) -> None:
+    process = _run(tmp_path, "", "--quick", "growth")
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     assert not _left(process.pid)
-    data = json.loads((tmp_path / f"{question}.json").read_text())
+    data = json.loads((tmp_path / "growth.json").read_text())
     assert data["quick"]
-    assert data["rows"]
     assert not data["failure"]
-    for row in data["rows"]:
-        assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
-        assert row["durability"] in CLASSES
-    if question == "iterations":
-        peers = {r["method"].split()[0].rstrip(",") for r in data["rows"]} - {"pmstore", "the"}
-        assert len(peers) >= 6
+    _sound(data["rows"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning")
+def test_iterations_are_saved_by_every_method() -> None:
+    case = iterations.Case(algorithms.KMeans, "digits", 2, "C", 50, 2)
+    rows = iterations._run(case, algorithms.digits())
+    _sound([asdict(r) for r in rows])
+    assert {r.method for r in rows} == {*WAYS, *iterations.LIVING, "the update alone, in ordinary memory"}
+    peers = {r.method.split()[0].rstrip(",") for r in rows} - {"pmstore", "the"}
+    assert len(peers) >= 6
 
 
 def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(tmp_path: Path) -> None:
