@@ -19,7 +19,6 @@ from benchmarks.plots import slope
 MB, GB = 1_000_000, 1_000_000_000
 CHUNK = 1 << 18
 SOURCE = 256 * MB
-POPULATE = "a thread that maps what is allocated begins at open; the close that follows at once waits for its step"
 
 
 def _file_bytes(size: int) -> int:
@@ -181,7 +180,7 @@ def main(quick: bool = False) -> None:
     notes += [f"{size_text(s)} left out: not enough memory is free" for s in asked if s not in fitting]
     plain = max(1, *(value for _, method, value in slopes if method == "memcpy"))  # caches: no copy is linear
     targets = [
-        Target(f"slope of {method} over {group}", value, bound, reason=POPULATE if method == "open + bind" else "")
+        Target(f"slope of {method} over {group}", value, bound)
         for group, method, value in slopes
         for g, m, bound in (
             ("changed bytes", "pmstore process", plain + 0.1),

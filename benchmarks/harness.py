@@ -25,6 +25,7 @@ SEED = 12345
 RUN_VARIABLE = "PMSTORE_BENCH_RUN"
 """Environment: the name of the run (the runner's process id) that scratch directories are marked with."""
 SCRATCH_PREFIX = "pmstore-bench-"
+LOAD_BEFORE = os.getloadavg()
 
 NONE, TORN, KILL, POWER = "none", "torn", "kill-safe", "power-safe"
 """Durability classes: nothing survives; a crash in a save can leave neither the old nor the new state; the old or the new
@@ -268,6 +269,7 @@ def write_json(
         "machine": machine(),
         "commit": _git_commit(),
         "load": os.getloadavg(),
+        "load_before": LOAD_BEFORE,
         "targets": [{**asdict(t), "met": t.met} for t in targets],
         "notes": list(notes),
         "rows": [{k: None if v != v else v for k, v in asdict(r).items()} for r in rows],  # NaN is not JSON

@@ -16,14 +16,15 @@ Made by `make bench` from `build/bench/*.json`; [README.md](README.md) says what
 counts beside the others of its table only: they were measured in turn, in one run.
 """
 BUSY = """
-**The machine was busy with other work during this run** (load {load} on {cores} cores): absolute times, and every time that
-waits for a disk, are longer than on an idle one. Ratios of methods measured in turn suffer less; maxima say little.
+**The machine was busy with other work when this run began** (load {load:.1f} on {cores} cores): absolute times, and every time
+that waits for a disk, are longer than on an idle one. Ratios of methods measured in turn suffer less; maxima say little.
 """
 
 
 def _header(found: list[dict[str, Any]]) -> str:
     machine = found[0]["machine"]
     loads = [d["load"][0] for d in found]
+    before = min(found, key=lambda d: d["date"])["load_before"][0]
     lines = [
         HEAD,
         "| | |",
@@ -32,10 +33,10 @@ def _header(found: list[dict[str, Any]]) -> str:
         f"| machine | {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB |",
         f"| system | Linux {machine['kernel']}, Python {machine['python']} |",
         f"| commit | {', '.join(dict.fromkeys(d['commit'][:12] for d in found))} |",
-        f"| load (1 minute) | {min(loads):.1f} to {max(loads):.1f} |",
+        f"| load (1 minute) | {before:.1f} before; {min(loads):.1f} to {max(loads):.1f} at the ends of questions |",
     ]
-    if max(loads) > machine["cores"]:
-        lines.append(BUSY.format(load=f"{min(loads):.1f} to {max(loads):.1f}", cores=machine["cores"]))
+    if before > machine["cores"] / 2:
+        lines.append(BUSY.format(load=before, cores=machine["cores"]))
     if any(d["quick"] for d in found):
         lines.append(f"\nSmallest cases only (`--quick`): {', '.join(d['question'] for d in found if d['quick'])}.\n")
     lines += [f"\n**{d['question']} was not answered**: {d['failure']}" for d in found if d["failure"]]

@@ -67,7 +67,8 @@ def sweep(run_name: str) -> None:
 
 def _run_one(question: Question, quick: bool, tell: Tell) -> bool:
     limit = question.quick_limit_seconds if quick else question.limit_seconds
-    (harness.OUT / f"{question.name}.json").unlink(missing_ok=True)
+    for kind in ("json", "png"):
+        (harness.OUT / f"{question.name}.{kind}").unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks", "--here", *(["--quick"] if quick else []), question.name]
     start, busy = time.monotonic(), _cpu_seconds()
     with tempfile.TemporaryFile("w+") as words:
