@@ -144,10 +144,10 @@ def _make(folder: Path, size: int, domain: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.save(trainer.tensors(), storage_writer=dcp.FileSystemWriter(folder / "dcp"), no_dist=True)
+    trainer.optimizer.zero_grad()  # else its gradients are state too
     file_bytes = int(2.1 * size) + (64 << 20)
     with pmstore.open(folder / "run.pm", size=file_bytes, domain=domain) as store:  # type: ignore[arg-type]
         run = pmstore.torch.attach(store, model=trainer.model, optimizer=trainer.optimizer)
-        trainer.optimizer.zero_grad()  # else its gradients are state too
         run.commit()
         run.detach()
         del trainer, module
