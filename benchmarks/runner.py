@@ -88,11 +88,11 @@ def _run_one(question: Question, quick: bool, tell: Tell) -> bool:
             sweep(str(os.getpid()))
         words.seek(0)
         said = words.read()
-    print(said, end="", file=sys.stderr, flush=True)
     if status == 0:
         seconds, busy = time.monotonic() - start, _cpu_seconds() - busy
         print(f"  ({question.name}: {seconds:.0f} s, of which {busy:.0f} s of processor time)", flush=True)
         return True
+    print("".join(said.splitlines(keepends=True)[-30:]), file=sys.stderr, flush=True)
     last = said.strip().splitlines()[-1:] or ["no words"]
     print(f"\n== {question.name}: NOT ANSWERED: {why}: {last[0]}", flush=True)
     harness.write_json(question.name, question.name, failure=f"{why}: {last[0]}", quick=quick)
