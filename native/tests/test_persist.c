@@ -657,6 +657,37 @@ static void test_parallel_starts_in_any_thread(void)
     check_round(INDICES_MAX);
 }
 
+static void *run_rounds(void *arg)
+{
+    for (size_t round = 0; round < 500; round++)
+        check_round((round + (size_t)(uintptr_t)arg) % INDICES_MAX);
+    return NULL;
+}
+
+/* An optimizer's step and a capture, say: whoever finds the workers busy does it all alone. */
+static void test_parallel_callers_do_not_mix(void)
+{
+    pthread_t thread[3];
+    for (uintptr_t i = 0; i < 3; i++)
+        CHECK(pthread_create(&thread[i], NULL, run_rounds, (void *)(i * 100)) == 0);
+    for (int i = 0; i < 3; i++)
+        pthread_join(thread[i], NULL);
+}
+
+static void nest(void *ctx, size_t i)
+{
+    check_round(20);
+    hit(ctx, i);
+}
+
+static void test_parallel_may_nest(void) /* a store faults inside a job, and its capture is large */
+{
+    struct tally t = {{0}};
+    pms_parallel_for(nest, &t, 50);
+    for (size_t i = 0; i < 50; i++)
+        CHECK(t.hits[i] == 1);
+}
+
 struct pieces { struct pms_persist p[4]; unsigned char *dst; const unsigned char *src; size_t bytes; };
 
 static void copy_piece(void *ctx, size_t i) /* counters are plain: each piece has its own */
@@ -725,6 +756,8 @@ int main(void)
     TEST(test_parallel_is_parallel);
     TEST(test_parallel_waits_for_slow_workers);
     TEST(test_parallel_starts_in_any_thread);
+    TEST(test_parallel_callers_do_not_mix);
+    TEST(test_parallel_may_nest);
     TEST(test_parallel_copy);
     TEST(test_parallel_in_a_fork_child);
     return test_summary();
