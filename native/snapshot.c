@@ -43,10 +43,12 @@ struct pms_snapshot {
     int64_t max_wait_ns;
     uint64_t waits, wait_ns;
     bool lost;                 /* a writer waited too long: under the log lock */
+    bool listed;               /* under the log lock */
     struct pms_lock gate;      /* protects the next two, and outlives the store */
     bool detached;
     uint32_t inside;
     _Atomic uint32_t left;     /* +1 when a reader leaves */
+    _Atomic uint32_t let_go;   /* 1: who detached it will not look at it again */
 };
 
 static uint64_t now_ns(void)
@@ -334,6 +336,7 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
     }
     s->tag = u->tag;
     s->next = u->snapshots->first;
+    s->listed = true;
     u->snapshots->first = s;
     pms_lock_release(&u->lock);
     shared_free(all);
@@ -366,9 +369,12 @@ static void wake_writers(struct pms_snapshots *all)
         pms_futex_wake(&all->progress, 64);
 }
 
-/* Off the list. Returns what is shared if nobody needs it any more. REQUIRES: the log lock. */
+/* Off the list, if it is on it. Returns what is shared if nobody needs it any more. REQUIRES: the log lock. */
 static struct pms_snapshots *unlist(struct pms_undo *u, struct pms_snapshot *s)
 {
+    if (!s->listed)
+        return NULL;
+    s->listed = false;
     struct pms_snapshots *all = u->snapshots;
     struct pms_snapshot **at = &all->first;
     while (*at != s)
@@ -382,6 +388,16 @@ static struct pms_snapshots *unlist(struct pms_undo *u, struct pms_snapshot *s)
     return all;
 }
 
+static bool is_detached(struct pms_snapshot *s)
+{
+    pms_lock_acquire(&s->gate);
+    bool detached = s->detached;
+    pms_lock_release(&s->gate);
+    return detached;
+}
+
+/* The store may be closing in another thread. What that one has not picked from the list before it is off the list it never sees; what it
+ * has picked stays until it lets go. */
 void pms_snapshot_close(struct pms_snapshot *s)
 {
     if (enter(s)) {
@@ -391,6 +407,8 @@ void pms_snapshot_close(struct pms_snapshot *s)
         leave(s);
         shared_free(last);
     }
+    while (is_detached(s) && !atomic_load(&s->let_go))
+        pms_futex_wait(&s->let_go, 0, -1);
     snapshot_free(s);
 }
 
@@ -424,6 +442,8 @@ void pms_snapshot_detach_all(struct pms_undo *u)
         struct pms_snapshots *last = unlist(u, s);
         pms_lock_release(&u->lock);
         shared_free(last);
+        atomic_store(&s->let_go, 1); /* from here on it may be gone: the kernel looks at the address alone */
+        pms_futex_wake(&s->let_go, 1);
     }
 }
 
@@ -479,8 +499,8 @@ static void copy_now(struct stretch *x)
     }
 }
 
-/* Pages of the store become what they were when the transaction of the first n entries began. */
-static void lay_over(struct stretch *x, uint64_t n)
+/* Pages of the store become what they were when the transaction of the first n entries began. log_end: of the log's last extent. */
+static void lay_over(struct stretch *x, uint64_t n, uint64_t log_end)
 {
     const struct pms_undo *u = x->s->undo;
     uint64_t from = x->first * PMS_PAGE, to = from + x->count * PMS_PAGE;
@@ -495,6 +515,8 @@ static void lay_over(struct stretch *x, uint64_t n)
         if (end <= from)
             continue;
         uint64_t image = atomic_load_explicit(&u->taken[e].image, memory_order_relaxed);
+        if (image + (end - target) > log_end)
+            return; /* parts of two entries: the transaction ended meanwhile, and the caller will notice */
         for (uint64_t at = target > from ? target : from; at < end && at < to;) {
             uint64_t next = (at / PMS_PAGE + 1) * PMS_PAGE;
             next = next < end ? next : end;
@@ -503,6 +525,13 @@ static void lay_over(struct stretch *x, uint64_t n)
             at = next;
         }
     }
+}
+
+/* REQUIRES: the log lock. */
+static uint64_t log_end(const struct pms_undo *u)
+{
+    const struct pms_log_extent *last = &u->extent[u->extent_count - 1];
+    return last->off + last->bytes;
 }
 
 /* Entries are immutable while their transaction runs: laid over without the lock, and thrown away if it ended meanwhile. */
@@ -516,11 +545,11 @@ static bool try_stretch(struct stretch *x)
     pms_full_fence(); /* the copies, before the count of entries is read: I3 turned round */
     pms_lock_acquire(&u->lock);
     bool same = u->tag == tag;
-    uint64_t n = taken_count(u);
+    uint64_t n = taken_count(u), end = log_end(u);
     pms_lock_release(&u->lock);
     if (!same || n > u->taken_room)
         return false;
-    lay_over(x, n);
+    lay_over(x, n, end);
     pms_lock_acquire(&u->lock);
     same = u->tag == tag;
     pms_lock_release(&u->lock);
@@ -540,7 +569,7 @@ static void read_stretch(struct stretch *x)
         pms_lock_acquire(&x->s->undo->lock);
         copy_now(&part);
         if (taken_count(x->s->undo) <= x->s->undo->taken_room)
-            lay_over(&part, taken_count(x->s->undo));
+            lay_over(&part, taken_count(x->s->undo), log_end(x->s->undo));
         pms_lock_release(&x->s->undo->lock);
     }
 }

@@ -475,6 +475,41 @@ static void the_store_closes_under_a_snapshot(void)
     }
 }
 
+static void *end_it(void *snapshot)
+{
+    pms_snapshot_end(pool, snapshot);
+    return NULL;
+}
+
+static void *close_it(void *arg)
+{
+    struct pms_error e;
+    CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+    return arg;
+}
+
+/* Both wait for the log lock when it is given back: whoever comes first, the other must not look at what is gone. */
+static void a_snapshot_ends_while_the_store_closes(void)
+{
+    for (int round = 0; round < 60; round++) {
+        struct pms_error e;
+        struct pms_snapshot *s;
+        pthread_t ends, closes;
+        domain = PMS_DOMAIN_PROCESS;
+        pool = open_store(path, PMS_MODE_TRUNCATE, 1u << 20);
+        CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK);
+        pms_lock_acquire(&pool->undo.lock);
+        pthread_create(&ends, NULL, end_it, s);
+        usleep(500);
+        pthread_create(&closes, NULL, close_it, NULL);
+        usleep(500);
+        pms_lock_release(&pool->undo.lock);
+        pthread_join(ends, NULL);
+        pthread_join(closes, NULL);
+        pms_pool_release(pool);
+    }
+}
+
 static void a_fork_child_leaves_it_alone(void)
 {
     struct pms_error e;
@@ -687,6 +722,7 @@ int main(void)
     TEST(writers_wait_at_the_bound);
     TEST(a_slow_reader_loses_its_snapshot);
     TEST(the_store_closes_under_a_snapshot);
+    TEST(a_snapshot_ends_while_the_store_closes);
     TEST(a_fork_child_leaves_it_alone);
     TEST(a_snapshot_becomes_a_store_again);
     TEST(changed_chunks_are_known);
