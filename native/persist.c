@@ -9,6 +9,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #define LINE 64u
@@ -48,14 +51,16 @@ enum pms_flush pms_persist_best_flush(void)
 {
 #if defined(__x86_64__)
     return has_clwb ? PMS_FLUSH_CLWB : has_clflushopt ? PMS_FLUSH_CLFLUSHOPT : PMS_FLUSH_CLFLUSH;
+#elif defined(__aarch64__)
+    return getauxval(AT_HWCAP) & HWCAP_DCPOP ? PMS_FLUSH_CVAP : PMS_FLUSH_CVAC; /* as the kernel chooses for itself */
 #else
-    return PMS_FLUSH_CVAP;
+    return PMS_FLUSH_NONE;
 #endif
 }
 
 const char *pms_persist_flush_name(enum pms_flush flush)
 {
-    static const char *const name[] = {"none", "clflush", "clflushopt", "clwb", "dc cvap"};
+    static const char *const name[] = {"none", "clflush", "clflushopt", "clwb", "dc cvap", "dc cvac"};
     return (unsigned)flush < sizeof name / sizeof name[0] ? name[flush] : "?";
 }
 
@@ -70,8 +75,10 @@ static inline void flush_line(enum pms_flush flush, const void *line)
     else
         _mm_clflush(line);
 #elif defined(__aarch64__)
-    (void)flush;
-    __asm__ volatile("sys #3, C7, C12, #1, %0" : : "r"(line) : "memory"); /* dc cvap */
+    if (flush == PMS_FLUSH_CVAP)
+        __asm__ volatile("sys #3, C7, C12, #1, %0" : : "r"(line) : "memory"); /* dc cvap: older assemblers do not know the name */
+    else
+        __asm__ volatile("dc cvac, %0" : : "r"(line) : "memory");
 #else
     (void)flush, (void)line;
 #endif

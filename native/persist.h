@@ -17,7 +17,8 @@ enum pms_flush {
     PMS_FLUSH_CLFLUSH = 1,
     PMS_FLUSH_CLFLUSHOPT = 2,
     PMS_FLUSH_CLWB = 3,
-    PMS_FLUSH_CVAP = 4, /* aarch64: dc cvap */
+    PMS_FLUSH_CVAP = 4, /* aarch64: dc cvap, to the point of persistence */
+    PMS_FLUSH_CVAC = 5, /* aarch64 without it: dc cvac, to the point of coherence, which is then as far as a line can be told to go */
 };
 
 struct pms_persist {

@@ -39,6 +39,7 @@ FLUSHES: dict[int, str] = {
     _lib.PMS_FLUSH_CLFLUSHOPT: "clflushopt",
     _lib.PMS_FLUSH_CLWB: "clwb",
     _lib.PMS_FLUSH_CVAP: "dc cvap",
+    _lib.PMS_FLUSH_CVAC: "dc cvac",
 }
 VALUE: int = _lib.PMS_OBJECT_VALUE
 ARRAY: int = _lib.PMS_OBJECT_ARRAY
