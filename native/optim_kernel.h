@@ -8,7 +8,7 @@
 
 #include "optim.h"
 
-#define PMS_OPTIM_BLOCK 1024u
+#define PMS_OPTIM_BLOCK 128u /* small: the sources' streams stay close together, which the prefetchers like */
 #define INLINE static inline __attribute__((always_inline))
 
 struct pms_optim_block { /* of one tensor, as float32 */
@@ -107,35 +107,43 @@ INLINE void pms_optim_load(float *restrict out, const void *in, uint64_t at, uin
 
 typedef void pms_optim_store(void *out, const void *in, uint64_t bytes);
 
+/* Up to a block of elements from `at`. */
+INLINE void pms_optim_one(const struct pms_optim_tensor *t, const struct pms_optim_hyper *h, const struct pms_optim_numbers n,
+                          uint64_t at, uint64_t count, pms_optim_store *store)
+{
+    struct pms_optim_block b;
+    uint16_t narrow[PMS_OPTIM_BLOCK] __attribute__((aligned(64)));
+    pms_optim_load(b.param, t->param, at, count, t->bfloat16);
+    if (t->grad)
+        pms_optim_load(b.grad, t->grad, at, count, t->bfloat16);
+    for (int s = 0; s < 2 && t->state[s]; s++)
+        memcpy(b.state[s], t->state[s] + at, count * sizeof(float));
+    if (t->grad && h->kind == PMS_OPTIM_SGD && h->momentum != 0)
+        pms_optim_sgd(&b, count, n, true, h->nesterov);
+    else if (t->grad && h->kind == PMS_OPTIM_SGD)
+        pms_optim_sgd(&b, count, n, false, false);
+    else if (t->grad)
+        pms_optim_adam(&b, count, n, h->kind == PMS_OPTIM_ADAMW);
+    if (t->bfloat16) {
+        pms_optim_narrow(narrow, b.param, count);
+        store((uint16_t *)t->param_out + at, narrow, count * sizeof *narrow);
+    } else {
+        store((float *)t->param_out + at, b.param, count * sizeof(float));
+    }
+    for (int s = 0; s < 2 && t->state[s]; s++)
+        store(t->state_out[s] + at, b.state[s], count * sizeof(float));
+}
+
 /* Elements [at, at + count) of one tensor. */
 INLINE void pms_optim_range(const struct pms_optim_tensor *t, const struct pms_optim_hyper *h, uint64_t at, uint64_t count,
                             pms_optim_store *store)
 {
-    struct pms_optim_block b;
-    uint16_t narrow[PMS_OPTIM_BLOCK] __attribute__((aligned(64)));
     const struct pms_optim_numbers n = pms_optim_prepare(h, (double)*t->step + 1);
-    for (uint64_t end = at + count; at < end; at += count) {
-        count = end - at < PMS_OPTIM_BLOCK ? end - at : PMS_OPTIM_BLOCK;
-        pms_optim_load(b.param, t->param, at, count, t->bfloat16);
-        if (t->grad)
-            pms_optim_load(b.grad, t->grad, at, count, t->bfloat16);
-        for (int s = 0; s < 2 && t->state[s]; s++)
-            memcpy(b.state[s], t->state[s] + at, count * sizeof(float));
-        if (t->grad && h->kind == PMS_OPTIM_SGD && h->momentum != 0)
-            pms_optim_sgd(&b, count, n, true, h->nesterov);
-        else if (t->grad && h->kind == PMS_OPTIM_SGD)
-            pms_optim_sgd(&b, count, n, false, false);
-        else if (t->grad)
-            pms_optim_adam(&b, count, n, h->kind == PMS_OPTIM_ADAMW);
-        if (t->bfloat16) {
-            pms_optim_narrow(narrow, b.param, count);
-            store((uint16_t *)t->param_out + at, narrow, count * sizeof *narrow);
-        } else {
-            store((float *)t->param_out + at, b.param, count * sizeof(float));
-        }
-        for (int s = 0; s < 2 && t->state[s]; s++)
-            store(t->state_out[s] + at, b.state[s], count * sizeof(float));
-    }
+    uint64_t end = at + count;
+    for (; at + PMS_OPTIM_BLOCK <= end; at += PMS_OPTIM_BLOCK)
+        pms_optim_one(t, h, n, at, PMS_OPTIM_BLOCK, store); /* a constant number: loops without a rest */
+    if (at < end)
+        pms_optim_one(t, h, n, at, end - at, store);
 }
 
 #endif
