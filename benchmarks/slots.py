@@ -264,7 +264,7 @@ def main(quick: bool = False) -> None:
         ("emulated", parameters, 5 if quick else 11),
         ("file", 3_000_000, 3 if quick else 6),
     ):
-        if 12 * 14 * count > 3 * room_bytes("memory"):
+        if 12 * 14 * count > room_bytes("memory", 0.9):
             notes.append(f"{domain}, {size_text(12 * count)} left out: not enough memory is free")
             continue
         rows += _case(count, domain, rounds, everything=domain == "process")
