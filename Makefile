@@ -1,4 +1,4 @@
-# make demo | test | native-test | crashtest | crashtest-long | mutants | lint tidy | bench | instructions | clean
+# make demo | test | native-test | fuzz | asan-python | crashtest | crashtest-long | mutants | lint tidy | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
 # run starts at once; a change to the packaging or to the engine's sources installs (and so builds) again.
@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
 
-.PHONY: all demo test native-test crashtest crashtest-long mutants lint tidy bench bench-quick instructions clean venv
+.PHONY: all demo test native-test fuzz asan-python crashtest crashtest-long mutants lint tidy bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -29,6 +29,20 @@ test: $(STAMP)
 
 native-test:
 	$(MAKE) -C native test
+
+fuzz:
+	$(MAKE) -C native fuzz
+
+# The Python tests of lifetimes, threads, signals and all containers with an engine built under AddressSanitizer (gcc). Its allocator also
+# stands in for Python's, so that a view or a buffer that outlives its memory is seen. Leaks are not asked for: the interpreter has some.
+ASAN_TESTS ?= $(addprefix tests/test_,bad_input.py fork_threads.py interrupt.py lifetimes.py lists.py machine.py processes.py signals.py \
+    slots.py store.py values.py)
+asan-python: $(STAMP)
+	CC=gcc CFLAGS='-O1 -fsanitize=address -fno-omit-frame-pointer' LDFLAGS=-fsanitize=address \
+	    $(PY) setup.py -q build --build-lib build/asan --build-temp build/asan-objects
+	PYTHONPATH=build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libstdc++.so.6)" \
+	    ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:detect_stack_use_after_return=0 \
+	    $(VENV)/bin/pytest -p no:cacheprovider -k 'not gdb' $(ASAN_TESTS)
 
 crashtest: $(STAMP)
 	$(PY) -m crashtests

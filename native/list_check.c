@@ -13,11 +13,12 @@ static int check_item(const struct walk *w, uint64_t off)
 {
     struct pms_object o;
     int status = pms_list_item(w->ctx, off, &o, w->error);
+    if (status != PMS_OK) /* before the item's address is made of an offset that may be anything */
+        return status;
     const struct pms_item *item = pms_map_at(w->ctx->undo->map, off);
-    if (status == PMS_OK && item->reserved != 0)
-        status = pms_list_corrupt(w->error, off, "reserved bytes of an item are not zero");
-    if (status == PMS_OK)
-        status = w->fn(w->arg, off, &o);
+    if (item->reserved != 0)
+        return pms_list_corrupt(w->error, off, "reserved bytes of an item are not zero");
+    status = w->fn(w->arg, off, &o);
     if (status == PMS_OK && o.data)
         status = w->fn(w->arg, o.data, &o);
     return status;

@@ -28,7 +28,11 @@ static void range_portable(const struct pms_optim_tensor *t, const struct pms_op
 
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2,fma")))
+#if defined(__clang__) /* knows no prefer-vector-width in an attribute, and then ignores all of it */
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
+#else
 #define AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")))
+#endif
 
 AVX2 INLINE void store_stream_avx2(void *out, const void *in, uint64_t bytes)
 {

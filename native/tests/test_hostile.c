@@ -20,6 +20,7 @@
 
 #include "checksum.h"
 #include "pool_state.h"
+#include "seal.h"
 #include "test.h"
 
 #define SIZE (2u << 20) /* the least that holds some of everything */
@@ -272,64 +273,21 @@ static void choose_regions(void)
 
 /* ---- checksums made right again ---- */
 
-static void put32(unsigned char *image, uint64_t off, uint32_t v) { memcpy(image + off, &v, sizeof v); }
-
-static void seal_entry(unsigned char *image, uint64_t off)
-{
-    struct pms_entry e;
-    memcpy(&e, image + off, sizeof e);
-    uint64_t pre = off + (e.len <= 32 ? sizeof e : PMS_LINE);
-    uint32_t crc = pms_crc32c(0, &e, 28);
-    if (e.len <= now->bytes - pre)
-        crc = pms_crc32c(crc, image + pre, e.len);
-    put32(image, off + offsetof(struct pms_entry, crc), crc);
-}
-
-static void seal_record(unsigned char *image, uint64_t off)
-{
-    struct pms_record r;
-    memcpy(&r, image + off, sizeof r);
-    r.crc = 0;
-    uint32_t crc = pms_crc32c(0, &r, sizeof r);
-    uint64_t runs = (uint64_t)r.run_count * sizeof(struct pms_run), room = now->bytes - off - sizeof r;
-    crc = pms_crc32c(crc, image + off + sizeof r, runs < room ? runs : room);
-    put32(image, off + offsetof(struct pms_record, crc), crc);
-}
-
-static void seal_pte(unsigned char *image, uint64_t entry)
+static void seal(const struct region *r, unsigned char *image, uint64_t byte)
 {
     struct pms_superblock super;
-    uint64_t word;
-    memcpy(&super, now->image, sizeof super);
-    uint64_t page = (entry - super.segment[0].table_off) / sizeof(struct pms_pte) + super.segment[0].data_off / PMS_PAGE;
-    memcpy(&word, image + entry, sizeof word);
-    word &= PMS_TX_MASK;
-    word |= (uint64_t)pms_check16(page, word) << 48;
-    memcpy(image + entry, &word, sizeof word);
-}
-
-static void seal_anchor(unsigned char *image)
-{
-    uint64_t word;
-    memcpy(&word, image + PMS_OFF_ANCHOR, sizeof word);
-    word = pms_anchor_pack(word & PMS_TX_MASK);
-    memcpy(image + PMS_OFF_ANCHOR, &word, sizeof word);
-}
-
-static void seal(unsigned char *image, const struct region *r, uint64_t byte)
-{
     switch (r->seal) {
     case PLAIN: break;
-    case SEAL_SUPER: put32(image, r->off + offsetof(struct pms_superblock, crc),
-                           pms_crc32c(0, image + r->off, offsetof(struct pms_superblock, crc))); break;
-    case SEAL_SESSION: put32(image, r->off + offsetof(struct pms_session, crc),
-                             pms_crc32c(0, image + r->off, offsetof(struct pms_session, crc))); break;
-    case SEAL_JANCHOR: put32(image, r->off + offsetof(struct pms_janchor, crc),
-                             pms_crc32c(0, image + r->off, offsetof(struct pms_janchor, crc))); break;
+    case SEAL_SUPER: seal_super(image, r->off); break;
+    case SEAL_SESSION: seal_session(image, r->off); break;
+    case SEAL_JANCHOR: seal_janchor(image, r->off); break;
     case SEAL_ANCHOR: seal_anchor(image); break;
-    case SEAL_ENTRY: seal_entry(image, r->off); break;
-    case SEAL_PTE: seal_pte(image, r->off + byte / sizeof(struct pms_pte) * sizeof(struct pms_pte)); break;
-    case SEAL_RECORD: seal_record(image, r->off); break;
+    case SEAL_ENTRY: seal_entry(image, now->bytes, r->off); break;
+    case SEAL_RECORD: seal_record(image, now->bytes, r->off); break;
+    case SEAL_PTE:
+        memcpy(&super, now->image, sizeof super);
+        seal_pte(image, &super.segment[0], r->off + byte / sizeof(struct pms_pte) * sizeof(struct pms_pte));
+        break;
     }
 }
 
@@ -359,7 +317,7 @@ static void flip(const struct region *r, uint64_t n, struct trial *t)
         bit += (n * 7919 + r->off / 64) % stride(r);
     bit %= r->bytes * 8;
     image[r->off + bit / 8] ^= (unsigned char)(1u << bit % 8);
-    seal(image, r, bit / 8);
+    seal(r, image, bit / 8);
     *t = (struct trial){r->name, r->off + bit / 8, bit % 8 + (r->seal != PLAIN ? 100 : 0)};
 }
 
@@ -767,7 +725,7 @@ static void run_last(void)
     for (uint64_t copy = 0; copy < 2 && last[which].variant >= 2; copy++) {
         uint64_t off = PMS_OFF_JANCHOR(copy), bytes = offsetof(struct pms_janchor, crc);
         put_word(off + offsetof(struct pms_janchor, tx), last[which].tx);
-        put32(image, off + bytes, pms_crc32c(0, image + off, bytes));
+        seal_crc(image, off, bytes);
     }
     run_trial(&(struct trial){"last transaction", last[which].variant, last[which].tx}, which);
 }
