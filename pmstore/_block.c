@@ -77,6 +77,7 @@ typedef struct {
     PyObject *fail;   /* fail(address of a struct pms_error): raises */
     PyObject *ranges; /* ranges(object) -> [(address, bytes), ...], for what has no buffer: tensors */
     PyObject *mirrors; /* NULL or mirrors(when): see enum when */
+    PyObject *lock;    /* NULL or the store's: held while a block is rolled back, so that what another thread found is still there */
     PyObject *weak;
     pid_t process;
     char closed;
@@ -164,9 +165,33 @@ static int ask_mirrors(Handle *h, enum when when)
     return result ? 0 : -1;
 }
 
+/* The lock, taken, to be given to let_go; NULL if there is none, or with an exception set. Whoever holds it waits for no block. */
+static PyObject *take_lock(Handle *h)
+{
+    if (!h->lock)
+        return NULL;
+    PyObject *lock = Py_NewRef(h->lock), *taken = PyObject_CallMethod(lock, "acquire", NULL);
+    if (!taken)
+        Py_CLEAR(lock);
+    Py_XDECREF(taken);
+    return lock;
+}
+
+static void let_go(PyObject *lock)
+{
+    if (!lock)
+        return;
+    PyObject *done = PyObject_CallMethod(lock, "release", NULL);
+    if (!done)
+        PyErr_WriteUnraisable(lock);
+    Py_XDECREF(done);
+    Py_DECREF(lock);
+}
+
 static int handle_traverse(Handle *h, visitproc visit, void *arg)
 {
     Py_VISIT(h->mirrors);
+    Py_VISIT(h->lock);
     Py_VISIT(Py_TYPE(h));
     Py_VISIT(h->fail);
     Py_VISIT(h->ranges);
@@ -176,6 +201,7 @@ static int handle_traverse(Handle *h, visitproc visit, void *arg)
 static int handle_clear(Handle *h)
 {
     Py_CLEAR(h->mirrors);
+    Py_CLEAR(h->lock);
     Py_CLEAR(h->fail);
     Py_CLEAR(h->ranges);
     return 0;
@@ -532,10 +558,18 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
         PyErr_Fetch(&kind, &value, &trace);
         commit = 0;
     }
+    PyObject *lock = commit ? NULL : take_lock(t->handle);
+    if (PyErr_Occurred()) { /* interrupted while it waited: the block is rolled back all the same, and then it is raised */
+        Py_XDECREF(kind);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        PyErr_Fetch(&kind, &value, &trace);
+    }
     t->entered--; /* before the GIL is given up: another thread may enter as soon as the engine lets it */
     Py_BEGIN_ALLOW_THREADS
     status = engine.end(t->handle->pool, commit, &error);
     Py_END_ALLOW_THREADS
+    let_go(lock);
     if (!commit || status != PMS_OK) {
         if (kind) {
             ask_mirrors(t->handle, ROLLED_BACK); /* what they raised first is what the user must see */
@@ -626,6 +660,7 @@ static PyGetSetDef handle_getset[] = {
 
 static PyMemberDef handle_members[] = {
     {"mirrors", T_OBJECT, offsetof(Handle, mirrors), 0, "None, or called with 0, 1 and 2 before and after what a block commits."},
+    {"lock", T_OBJECT, offsetof(Handle, lock), 0, "None, or held while a block is rolled back."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Handle, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

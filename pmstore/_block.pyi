@@ -23,6 +23,7 @@ class Handle:
     pool: int
     closed: bool
     mirrors: Callable[[int], None] | None
+    lock: object
     def __new__(
         cls,
         path: bytes,

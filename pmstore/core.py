@@ -19,7 +19,8 @@ class Core:
     """What a store and its groups share.
 
     lock: taken around each operation on objects, because what the engine finds holds until the next change only, and for
-    the cache. It is never held while waiting for another thread's block (transactions do not take it).
+    the cache. A roll back and the end of the store take it too: they undo what another thread may just have found. It is
+    never held while waiting for another thread's block.
     objects: the arrays and tensors that are alive, by (block or, without bytes, node; descriptor): the same object is
     given out again. A block is not reused while its object lives, so an entry that is found is right, whatever was
     committed, rolled back or renamed since.
@@ -33,11 +34,15 @@ class Core:
     def __init__(self, pool: _ffi.Pool) -> None:
         self.pool = pool
         self.path = pool.path
-        self.lock = threading.RLock()
+        self._new_lock()
         self.objects: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
         self.removals = 0
         self.turns: dict[tuple[bytes, ...], Any] = {}
         _cores.add(self)
+
+    def _new_lock(self) -> None:
+        self.lock = threading.RLock()
+        self.pool.handle.lock = self.lock
 
     def load(self, found: _ffi.Found) -> Any:
         """A value, or the array or tensor over the object's block. REQUIRES: the lock."""
@@ -79,7 +84,7 @@ _cores: WeakSet[Core] = WeakSet()
 
 def _new_locks() -> None:
     for core in _cores:  # another thread may have held one at the fork; in the child it is not there to give it back
-        core.lock = threading.RLock()
+        core._new_lock()
 
 
 os.register_at_fork(after_in_child=_new_locks)

@@ -330,7 +330,8 @@ class Store(Group):
         """
         if self._mirrors is not None:
             self._mirrors.before_rollback()
-        self._core.pool.rollback()
+        with self._core.lock:
+            self._core.pool.rollback()
         if self._mirrors is not None:
             self._mirrors.restore()
 
@@ -363,7 +364,8 @@ class Store(Group):
         finally:
             if self._mirrors is not None and not self.closed:
                 self._mirrors.close()
-            self._core.pool.handle.close(commit)
+            with self._core.lock:  # nobody is reading what goes now
+                self._core.pool.handle.close(commit)
 
     def __enter__(self) -> Store:
         if self.closed:

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,91 @@ def test_readers_beside_blocks_that_roll_back(store: pmstore.Store) -> None:
     reader.join()
     assert failures == []
     assert store.check().problems == ()
+
+
+def _meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], None]) -> threading.Thread:
+    """Runs other in a thread between the moment at which this thread has found an array and that at which it has pinned it."""
+    from pmstore import array
+
+    thread = threading.Thread(target=other)
+    check = array.check_bytes
+
+    def between(*args: Any) -> None:
+        monkeypatch.undo()
+        thread.start()
+        thread.join(0.3)  # it has to wait for this look-up, or else be harmless
+        check(*args)
+
+    monkeypatch.setattr(array, "check_bytes", between)
+    return thread
+
+
+def _block_that_rolls_back(store: pmstore.Store, change: Callable[[], object]) -> Callable[[], None]:
+    """Another thread has made a change in a block; what is returned lets it roll back, and waits until it did."""
+    made, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with pytest.raises(ZeroDivisionError):
+            with store.transaction():
+                change()
+                made.set()
+                end.wait()
+                1 / 0
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    made.wait()
+
+    def roll_back() -> None:
+        end.set()
+        thread.join()
+
+    return roll_back
+
+
+def test_roll_back_between_finding_and_pinning(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store["w"] = np.zeros(50_000)
+    store.commit()
+    thread = _meanwhile(monkeypatch, _block_that_rolls_back(store, lambda: store.update(w=np.ones(50_000))))
+    found = store["w"]
+    thread.join()
+    assert store["w"] is not found
+    store["other"] = np.full(50_000, 7.0)  # not in the block that is still held
+    store.commit()
+    assert not (found == 7).any()
+    assert (store["w"] == 0).all()
+    assert store.check().problems == ()
+
+
+def test_roll_back_between_finding_and_opening_the_idle_slot(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = store.slots("w", 50_000)
+    slots.next[:] = 1
+    slots.flip()
+    store.commit()
+    ended = threading.Thread(target=_block_that_rolls_back(store, lambda: (slots.next.fill(2), slots.flip())))
+    find = type(slots)._find
+
+    def then_roll_back(self: pmstore.Slots) -> Any:
+        place = find(self)
+        monkeypatch.undo()
+        ended.start()
+        ended.join(0.3)
+        return place
+
+    monkeypatch.setattr(type(slots), "_find", then_roll_back)
+    with suppress(pmstore.TransactionError):  # it was found flipped, which was true then
+        slots.next[:] = 3
+    ended.join()
+    assert (slots.current == 1).all()
+    store.rollback()
+    assert (slots.current == 1).all()
+
+
+def test_close_between_finding_and_pinning(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store["w"] = np.arange(50_000)
+    store.commit()
+    thread = _meanwhile(monkeypatch, store.close)
+    found = store["w"]
+    thread.join()
+    assert store.closed
+    assert (found == np.arange(50_000)).all()
