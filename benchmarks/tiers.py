@@ -1,10 +1,8 @@
 """Flushing ~450 MB of AdamW training to a disk while it goes on: how long a flush blocks, how much it slows the steps beside
-it, what
-it writes, against DCP's async_save and torch.save in a thread; and against plain writing and reading of the same bytes.
+it, what it writes, against DCP's async_save and torch.save in a thread; and against plain writing and reading.
 
 Every round trains a few steps alone, then starts the save and trains until it is over. pmstore commits at every step, the
-others
-do not: each method's slowdown is over its own steps without a save.
+others do not: each method's slowdown is over its own steps without a save.
 """
 
 from __future__ import annotations

@@ -171,6 +171,7 @@ class List(MutableSequence[Any]):
             self._splice(max(0, at + length) if at < 0 else min(at, length), 0, [new])
 
     def append(self, value: Any) -> None:
+        """Adds the value behind the last item."""
         new = payload(value)
         with self._core.lock:
             self._splice(len(self), 0, [new])
@@ -182,6 +183,7 @@ class List(MutableSequence[Any]):
             self._splice(len(self), 0, new)
 
     def clear(self) -> None:
+        """Removes all items."""
         del self[:]
 
     def _splice(self, index: int, remove: int, new: list[Payload], step: int = 1) -> None:

@@ -225,6 +225,7 @@ class Slots:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of each version."""
         return self._description().shape
 
     def __eq__(self, other: object) -> bool:

@@ -36,7 +36,7 @@ def plot(cell: Cell, rows: Sequence[Row], path: Path) -> None:
             bars.text(
                 min(ratio, _LIMIT),
                 place + shift,
-                f" {ratio:.3g} ",
+                f" {ratio:.2f} " if ratio < 10.0 else f" {ratio:.3g} ",
                 ha="right" if far else "left",
                 va="center",
                 fontsize="x-small",

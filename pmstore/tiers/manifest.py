@@ -1,8 +1,7 @@
 """The record that makes an epoch: which chunks a store had, and where in the tier's files each of them lies.
 
 A manifest is published whole or not at all, and after everything it names: one that is there describes an epoch that was
-whole. Its
-file is `PMSTIER1`, a CRC-32C and the length of the rest, then msgpack. docs/TIERS.md has the fields.
+whole. Its file is `PMSTIER1`, a CRC-32C and the length of the rest, then msgpack. docs/TIERS.md has the fields.
 """
 
 from __future__ import annotations

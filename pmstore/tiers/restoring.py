@@ -83,10 +83,8 @@ def restore(
     """Makes a store at path of an epoch in a tier: the newest that is whole, or the one asked for.
 
     Every byte is checked. An epoch that is damaged is passed over for the one before it, and the report says why; one that
-    was asked
-    for is not replaced by another. The store is there, whole, or not at all; it has a uuid of its own, so that what it is
-    trained to
-    and flushed does not mix with the run it came from.
+    was asked for is not replaced by another. The store is there, whole, or not at all, durable on return; it has a uuid of
+    its own, so that what it is trained to and flushed does not mix with the run it came from.
 
     path: where nothing is. run: of those in the tier (its beginning will do); needed where several have that epoch. rank: whose
         store. domain: what `pmstore.open` will use by default. progress: called with (bytes done, bytes of all), on some

@@ -60,10 +60,8 @@ class Run:
 
     Between two commits the program trains as it would without a store: parameters, buffers and optimizer state are the
     same objects, whose memory is the heap. A commit makes everything the next step depends on the state that survives,
-    in one
-    transaction: the tensors, the optimizer's hyperparameters, scheduler, scaler, generators, place in the data, and
-        whatever
-    else was written to the store.
+    in one transaction: the tensors, the optimizer's hyperparameters, scheduler, scaler, generators, place in the data, and
+    whatever else was written to the store.
 
     Use it in one thread.
     """

@@ -26,8 +26,7 @@ def server() -> Iterator[ForkServer]:
 
 def verify(path: Path, url: str, acknowledged: int) -> int:
     """The newest epoch that restores is the acknowledged one or a later one, and all of it is of one step. Nothing in the
-    tier is
-    broken: what a kill leaves behind is never taken for an epoch."""
+    tier is broken: what a kill leaves behind is never taken for an epoch."""
     target = path.with_name("restored.pm")
     try:
         report = pmstore.restore(target, url)
