@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -73,16 +72,3 @@ def test_only_the_seam_stores_and_syncs() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if (found := forbidden.search(line)) and "fsync(dir)" not in line:
                 pytest.fail(f"{path.name}:{number}: {found.group(1)} outside the seam")
-
-
-def test_the_architecture_page_names_every_file() -> None:
-    """Its table of layers has each source of the engine and each module or package of pmstore, and nothing else."""
-    text = (NATIVE.parent / "docs" / "ARCHITECTURE.md").read_text()
-    rows = re.findall(r"^\|[^|]*\|([^|]*)\|", text.partition("## Layers")[2].partition("\n## ")[0], re.MULTILINE)
-    named = {word.removeprefix("pmstore/") for row in rows for names in re.findall(r"`([^`]*)`", row) for word in names.split()}
-    python = NATIVE.parent / "pmstore"
-    packages = {f"{path.parent.name}/" for path in python.glob("*/__init__.py")}
-    modules = {path.name for path in python.glob("*.py") if path.name not in ("__init__.py", "_build_ffi.py")}
-    files = {path.name for path in NATIVE.glob("*.c")} | modules | packages | {"_block.c"}
-    assert not [file for file in files if not any(fnmatch(file, pattern) for pattern in named)]
-    assert not [pattern for pattern in named if not any(fnmatch(file, pattern) for file in files)]

@@ -1,0 +1,44 @@
+"""The first program of README.md, killed and run again, as a newcomer does it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "train.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_the_training_loop_survives_kill_9(shm: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n# train.py\n(.*?)```", readme, re.DOTALL)
+    assert found is not None
+    program = found[1].replace("epochs=100", "epochs=60")
+    assert program != found[1]
+    folders = [shm / "killed", shm / "whole"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "train.py").write_text(program, encoding="utf-8")
+    whole = start(folders[1])
+    killed = start(folders[0])
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "step 0 - new store\n"
+    time.sleep(0.25)
+    killed.kill()
+    assert killed.communicate(timeout=60)[0] == ""  # it was not at its end
+    told = start(folders[0]).communicate(timeout=120)[0].splitlines()
+    assert re.match(r"step [1-9]\d* - the last writer was killed", told[0])
+    assert told[-1] == whole.communicate(timeout=120)[0].splitlines()[-1]
+    assert told[-1].startswith("step 1200 loss 0.")
