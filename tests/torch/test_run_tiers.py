@@ -28,11 +28,14 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     return loss.item()
 
 
-def train(store: pmstore.Store, until: int, **options: object) -> list[torch.Tensor]:
+def train(store: pmstore.Store, until: int, *, patient: bool = False, **options: object) -> list[torch.Tensor]:
+    """patient: each flush ends before the next step, so that none is left out because the tier is busy."""
     model, optimizer = make()
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, **options)  # type: ignore[arg-type]
     while run.step < until:
         run.commit(step(model, optimizer))
+        if patient:
+            store.drain()
     store.drain()
     run.detach()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -56,7 +59,7 @@ def test_a_restored_run_ends_as_one_that_was_not_interrupted(shm: Path) -> None:
 def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
     with pmstore.open(shm / "a.pm") as store:
         store.add_tier("disk", shm / "tier")
-        train(store, 12, tiers=["disk"], policy=EveryN(4))
+        train(store, 12, patient=True, tiers=["disk"], policy=EveryN(4))
     flushed = [info.epoch for info in pmstore.tiers.epochs(str(shm / "tier"))]
     assert len(flushed) == 3
     with pytest.raises(AttachError, match="no tier 'nope'"), pmstore.open(shm / "a.pm") as store:
