@@ -28,7 +28,7 @@ SOURCE = MUTANTS_BUILD / "source"  # as it was when the run began
 
 # Cheap and telling first. A mutant that survives runs through all of them.
 IMAGES = 1500
-QUICK = ("groups", "hot", "write_all", "roll_back", "long_log", "replace", "values", "many_commits", "grow")
+QUICK = ("groups", "hot", "write_all", "roll_back", "long_log", "replace", "born_beside", "values", "many_commits", "grow")
 REST = ("hot_and_back", "scattered", "allocate", "release", "declared", "threads", "born_and_gone", "mixture_1", "mixture_2")
 MODEL_OF = {"emulated": "ii", "file": "iii"}
 

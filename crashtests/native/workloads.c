@@ -479,6 +479,15 @@ static void born_and_gone(struct wl *w) /* born and freed in one transaction, ag
     wl_commit(w);
 }
 
+static void born_beside(struct wl *w) /* in a page with committed blocks, of which nothing else changes */
+{
+    for (uint32_t i = 0; i < 3; i++) {
+        char name[2] = {(char)('p' + i), 0};
+        wl_array(w, 0, name, 100, i);
+        wl_commit(w);
+    }
+}
+
 struct writer { struct wl *w; uint32_t *at; uint32_t n, value; };
 static void *write_range(void *arg)
 {
@@ -685,6 +694,7 @@ const struct workload wl_table[] = {
     {"long_back", long_back, false},
     {"nested", nested, false},
     {"born_and_gone", born_and_gone, false},
+    {"born_beside", born_beside, false},
     {"threads", threads, false},
     {"many_commits", many_commits, false},
     {"long_log", long_log, false},
