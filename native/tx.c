@@ -226,7 +226,7 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
         return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
     if (landing)
         status = pms_landing_open(pool, landing, error);
-    if (status == PMS_OK && !pms_landing_flips(landing) && !pms_tx_pending(pool))
+    if (status == PMS_OK && !pms_tx_pending(pool) && !(landing && pms_landing_flips(landing)))
         return PMS_OK;
     if (status == PMS_OK)
         status = pool->journal ? commit_journal(pool, landing, error) : commit_in_place(pool, landing, error);
@@ -239,18 +239,20 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
     return PMS_OK;
 }
 
-int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
+static int commit_landing(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
 {
-    struct pms_landing *landing = pool->landing;
     struct pms_error own = {0};
-    if (!landing)
-        return commit(pool, NULL, error);
     pool->landing = NULL;
     int status = commit(pool, landing, &own);
     if (status != PMS_OK && error)
         *error = own;
     pms_landing_finish(landing, status, &own);
     return status;
+}
+
+int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
+{
+    return pool->landing ? commit_landing(pool, pool->landing, error) : commit(pool, NULL, error);
 }
 
 /* ---- roll back ---- */
