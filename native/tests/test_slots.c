@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "debug.h"
 #include "idle.h"
 #include "pool_state.h"
 #include "test.h"
