@@ -10,9 +10,9 @@ from benchmarks.harness import OUT, time_text
 from benchmarks.runner import QUESTIONS
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-HEAD = """# Results of the last full run
+HEAD = """# Results
 
-Made by `make bench` from `build/bench/*.json`; [README.md](README.md) says what each question is and how to read it. A figure
+Written by `python -m benchmarks --results` from `build/bench/*.json`; [README.md](README.md) says what each question is and how to read it. A figure
 counts beside the others of its table only: they were measured in turn, in one run.
 """
 BUSY = """

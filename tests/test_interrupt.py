@@ -248,3 +248,32 @@ def test_a_signal_ends_the_wait_for_the_lock(store: pmstore.Store) -> None:
         timer.join()
         signal.signal(signal.SIGINT, before)
     store["x"] = 1
+
+
+def test_interrupted_while_a_roll_back_waits_for_a_look_up(store: pmstore.Store) -> None:
+    """It is rolled back all the same, then the interrupt is raised."""
+    store["x"] = 0
+    store.commit()
+    held, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def look_up() -> None:
+        with store._core.lock:
+            held.set()
+            time.sleep(0.2)
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=look_up)
+    with pytest.raises(KeyboardInterrupt):
+        with store.transaction():
+            store["x"] = 1
+            thread.start()
+            held.wait()
+            raise ZeroDivisionError
+    assert not store.in_transaction
+    thread.join()
+    assert store["x"] == 0
+    with store.transaction():
+        store["x"] = 2
+    assert store["x"] == 2

@@ -272,3 +272,20 @@ while True:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_clean_close_frees_the_lock_though_a_forked_child_has_the_file_still(path: Path) -> None:
+    store = pmstore.open(path)
+    store["x"] = 1
+    store.commit()
+    # What a child forked just now has: descriptors of the same open file.
+    fds = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(path.resolve())]
+    copies = [os.dup(fd) for fd in fds]
+    try:
+        store.close()
+        assert copies
+        with pmstore.open(path) as again:
+            assert again["x"] == 1
+    finally:
+        for fd in copies:
+            os.close(fd)
