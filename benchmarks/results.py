@@ -12,8 +12,8 @@ from benchmarks.runner import QUESTIONS
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = """# Results
 
-Written by `python -m benchmarks --results` from `build/bench/*.json`; [README.md](README.md) says what each question is and how to
-read it. A figure counts beside the others of its table only: they were measured in turn, in one run.
+Written by `python -m benchmarks --results` from `build/bench/*.json`; [README.md](README.md) says what each question is and how
+to read it. A figure counts beside the others of its table only: they were measured in turn, in one run.
 """
 BUSY = """
 **The machine was busy with other work when this run began** (load {load:.1f} on {cores} cores): absolute times, and every time
