@@ -101,7 +101,7 @@ static bool choose_span(struct pms_capture *c, uint64_t off, struct pms_span *sp
 static void warm(struct pms_capture *c, uint64_t off, uint64_t bytes)
 {
     for (uint64_t p = off / PMS_PAGE, end = (off + bytes) / PMS_PAGE; p < end; p++) {
-        bool again = atomic_load_explicit(&c->undo->page_tag[p], memory_order_relaxed) == c->undo->tag - 1;
+        bool again = pms_undo_page_tag(c->undo, p) == c->undo->tag - 1;
         c->heat[p] = !again ? 0 : c->heat[p] < 255 ? (uint8_t)(c->heat[p] + 1) : 255;
     }
 }

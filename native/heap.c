@@ -352,6 +352,7 @@ int pms_heap_free(struct pms_heap *h, uint64_t off, struct pms_error *error)
     bool pinned = e->pins && pms_pin_find(&h->index, off);
     if (e->state == PMS_EXTENT_LARGE) {
         pms_idle_close(h->undo, off, e->pages * PMS_PAGE);
+        pms_undo_part_block(h->undo, off);
         large_free(h, e, pinned);
     } else {
         PMS_ASSERT(pms_bit(pms_slab_busy(e), pms_heap_slot_at(e, off))); /* live on the medium, so busy in the index */

@@ -4,7 +4,7 @@
 
 bool pms_idle_is(const struct pms_undo *u, uint64_t off)
 {
-    return atomic_load_explicit(&u->page_tag[off / PMS_PAGE], memory_order_acquire) == PMS_TAG_IDLE;
+    return pms_undo_page_tag(u, off / PMS_PAGE) == PMS_TAG_IDLE;
 }
 
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
@@ -13,7 +13,7 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
         return;
     pms_snapshot_keep(u, off, len); /* I6 */
     pms_lock_acquire(&u->lock);
-    pms_undo_set_tags(u, off, len, PMS_TAG_IDLE);
+    pms_undo_tag_block(u, off, len, PMS_TAG_IDLE);
     /* Should the mappings have run out, the first store faults, finds its page prepared, and makes it writable then. */
     (void)pms_map_unprotect(u->map, off, len);
     pms_lock_release(&u->lock);
@@ -22,8 +22,8 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
 void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     u->stored = true;
-    pms_undo_set_changed(u, off, len);
-    pms_undo_set_prepared(u, off, len);
+    pms_undo_change_block(u, off, len);
+    pms_undo_tag_block(u, off, len, u->tag);
     pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
 }
 
@@ -43,6 +43,6 @@ void pms_idle_close(struct pms_undo *u, uint64_t off, uint64_t len)
     if (err)
         err = pms_map_protect(u->map, 0, u->map->bytes); /* one mapping of all: can not run out */
     PMS_ASSERT(err == 0);
-    pms_undo_set_tags(u, off, len, 0); /* after the protection: a page that needs a pre-image is never writable */
+    pms_undo_tag_block(u, off, len, 0); /* after the protection: a page that needs a pre-image is never writable */
     pms_lock_release(&u->lock);
 }

@@ -145,7 +145,9 @@ static void set_bits(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
     uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
     for (uint64_t w = first / 64; w <= last / 64; w++) {
         uint64_t mask = word_mask(first, last, w);
-        if (on)
+        if (mask == ~0ull)
+            atomic_store_explicit(&m->writable[w], on ? mask : 0, memory_order_release);
+        else if (on)
             atomic_fetch_or_explicit(&m->writable[w], mask, memory_order_release);
         else
             atomic_fetch_and_explicit(&m->writable[w], ~mask, memory_order_release);

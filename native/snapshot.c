@@ -653,7 +653,7 @@ void pms_snapshot_changed(const struct pms_snapshot *s, uint64_t since, uint64_t
         uint64_t end = (i + 1) * pages < s->pages ? (i + 1) * pages : s->pages;
         changed[i] = 0;
         for (uint64_t p = i * pages; p < end && !changed[i]; p++)
-            changed[i] = atomic_load_explicit(&s->undo->changed[p], memory_order_relaxed) >= since;
+            changed[i] = pms_undo_page_changed(s->undo, p) >= since;
     }
     leave((struct pms_snapshot *)(uintptr_t)s);
 }

@@ -54,8 +54,9 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->taken_room = u->dirty_room;
     u->taken = reserve(u->taken_room * sizeof *u->taken);
     u->changed = reserve(pages * sizeof *u->changed);
+    u->whole = reserve(pages * sizeof *u->whole);
     u->log = volatile_log ? reserve(map->reserve) : map->engine;
-    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->steady || !u->taken || !u->changed || !u->log) {
+    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->steady || !u->taken || !u->changed || !u->whole || !u->log) {
         int status = pms_fail_errno(error, "reserving memory for the undo log");
         pms_undo_close(u);
         return status;
@@ -75,6 +76,7 @@ void pms_undo_close(struct pms_undo *u)
     unreserve(u->steady, PMS_UNDO_STEADY);
     unreserve(u->taken, u->taken_room * sizeof *u->taken);
     unreserve((void *)u->changed, pages * sizeof *u->changed);
+    unreserve(u->whole, pages * sizeof *u->whole);
     if (u->volatile_log)
         unreserve(u->log, u->map->reserve);
     memset(u, 0, sizeof *u);
@@ -233,16 +235,73 @@ static void fill(_Atomic uint64_t *word, uint64_t count, uint64_t value)
         atomic_store_explicit(&word[i], value, memory_order_release);
 }
 
-void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len)
+static uint64_t look(const _Atomic uint64_t *word, const struct pms_undo *u, bool tag)
 {
-    uint64_t first = off / PMS_PAGE, last = (off + len - 1) / PMS_PAGE;
-    fill(&u->changed[first], last - first + 1, u->tag);
+    uint64_t value = atomic_load_explicit(word, memory_order_acquire);
+    if (!(value & PMS_MARK_WHOLE))
+        return value;
+    const struct pms_whole *w = &u->whole[value & ~PMS_MARK_WHOLE];
+    return atomic_load_explicit(tag ? &w->tag.value : &w->changed.value, memory_order_acquire);
 }
 
-void pms_undo_set_tags(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag)
+uint64_t pms_undo_page_tag(const struct pms_undo *u, uint64_t page) { return look(&u->page_tag[page], u, true); }
+
+uint64_t pms_undo_page_changed(const struct pms_undo *u, uint64_t page) { return look(&u->changed[page], u, false); }
+
+/* Of pages of one block: they leave its mark, if it has one. */
+static void set_pages(struct pms_undo *u, bool tag, uint64_t off, uint64_t len, uint64_t value)
 {
-    PMS_ASSERT(off % PMS_PAGE == 0 && len % PMS_PAGE == 0);
-    fill(&u->page_tag[off / PMS_PAGE], len / PMS_PAGE, tag);
+    _Atomic uint64_t *marks = tag ? u->page_tag : u->changed;
+    uint64_t first = off / PMS_PAGE, last = (off + len - 1) / PMS_PAGE;
+    for (uint64_t p = first; p <= last; p++) {
+        uint64_t old = atomic_load_explicit(&marks[p], memory_order_relaxed);
+        if (!(old & PMS_MARK_WHOLE))
+            continue;
+        struct pms_whole *w = &u->whole[old & ~PMS_MARK_WHOLE];
+        *(tag ? &w->tag.all : &w->changed.all) = false;
+        break;
+    }
+    fill(&marks[first], last - first + 1, value);
+}
+
+static void set_block(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t off, uint64_t len, uint64_t value)
+{
+    PMS_ASSERT(off % PMS_PAGE == 0 && len % PMS_PAGE == 0 && len > 0 && (m->pages == 0 || m->pages == len / PMS_PAGE));
+    atomic_store_explicit(&m->value, value, memory_order_release);
+    if (!m->all)
+        fill(&marks[off / PMS_PAGE], len / PMS_PAGE, PMS_MARK_WHOLE | off / PMS_PAGE);
+    m->pages = len / PMS_PAGE;
+    m->all = true;
+}
+
+static void part(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t first)
+{
+    uint64_t value = atomic_load_explicit(&m->value, memory_order_relaxed);
+    for (uint64_t p = first; p < first + m->pages; p++)
+        if (atomic_load_explicit(&marks[p], memory_order_relaxed) & PMS_MARK_WHOLE)
+            atomic_store_explicit(&marks[p], value, memory_order_release);
+    m->pages = 0;
+    m->all = false;
+}
+
+void pms_undo_part_block(struct pms_undo *u, uint64_t off)
+{
+    struct pms_whole *w = &u->whole[off / PMS_PAGE];
+    PMS_ASSERT(pms_undo_page_tag(u, off / PMS_PAGE) != PMS_TAG_IDLE);
+    part(u->page_tag, &w->tag, off / PMS_PAGE);
+    part(u->changed, &w->changed, off / PMS_PAGE);
+}
+
+void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len) { set_pages(u, false, off, len, u->tag); }
+
+void pms_undo_tag_block(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag)
+{
+    set_block(u->page_tag, &u->whole[off / PMS_PAGE].tag, off, len, tag);
+}
+
+void pms_undo_change_block(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    set_block(u->changed, &u->whole[off / PMS_PAGE].changed, off, len, u->tag);
 }
 
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
@@ -309,13 +368,14 @@ void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, u
 
 bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page)
 {
-    uint64_t tag = atomic_load_explicit(&u->page_tag[page], memory_order_acquire);
+    uint64_t tag = pms_undo_page_tag(u, page);
     return tag == u->tag || tag == PMS_TAG_IDLE;
 }
 
 void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len)
 {
-    pms_undo_set_tags(u, off, len, u->tag);
+    PMS_ASSERT(off % PMS_PAGE == 0 && len % PMS_PAGE == 0);
+    set_pages(u, true, off, len, u->tag);
 }
 
 /* ---- the engine's stores ---- */

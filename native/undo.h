@@ -37,6 +37,16 @@ struct pms_taken { /* an entry of the running transaction, for snapshots: read w
     _Atomic uint64_t len;
 };
 
+/* What all pages of a block have in common, kept in one place: a large block that changes as a whole (a slot) is marked by one store, not by
+ * one for each page. A page that goes its own way (captured alone) leaves it, until the block is marked as a whole again. */
+struct pms_mark {
+    _Atomic uint64_t value;
+    uint64_t pages; /* of the block; 0: it was never marked as a whole */
+    bool all;       /* none has left */
+};
+
+struct pms_whole { struct pms_mark tag, changed; };
+
 struct pms_snapshots;
 
 struct pms_undo {
@@ -56,7 +66,7 @@ struct pms_undo {
     bool unfenced;          /* entries appended since the last fence */
     bool stored;            /* the engine stored something in this transaction */
     struct pms_lock lock;   /* the log lock: taken by the fault handler */
-    _Atomic uint64_t *page_tag; /* page_tag[p] == tag: every live byte of page p is captured or fresh */
+    _Atomic uint64_t *page_tag; /* pms_undo_page_tag(p) == tag: every live byte of page p is captured or fresh */
     uint64_t (*granule)[2]; /* captured or born, for the engine's stores: 128 bits a page */
     uint64_t (*born)[2];    /* of these, born: not on the list of what commit writes back, so written back at every store */
     struct pms_dirty *dirty; /* this transaction's ranges, in order; address space reserved, never moved */
@@ -67,6 +77,7 @@ struct pms_undo {
     struct pms_taken *taken; /* by seq; address space reserved, never moved */
     uint64_t taken_room;
     _Atomic uint64_t *changed; /* page: tag of the last transaction that may have changed it, since open */
+    struct pms_whole *whole;   /* by a block's first page: what page_tag and changed refer to where they are a PMS_MARK_WHOLE */
     struct pms_snapshots *snapshots; /* open ones, or NULL; under the log lock */
 };
 
@@ -116,11 +127,19 @@ void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len); /* 
 void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
 void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len, uint64_t log_pos);
-#define PMS_TAG_IDLE UINT64_MAX /* in page_tag: see idle.h */
+#define PMS_TAG_IDLE (1ull << 62)   /* a page's tag: see idle.h */
+#define PMS_MARK_WHOLE (1ull << 63) /* in page_tag and changed: the block that begins at this page has the mark, in `whole` */
 bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page); /* needs no pre-image in this transaction (any more) */
+uint64_t pms_undo_page_tag(const struct pms_undo *u, uint64_t page);
+uint64_t pms_undo_page_changed(const struct pms_undo *u, uint64_t page);
 void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len); /* for incremental snapshots */
-void pms_undo_set_tags(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag); /* page_tag of whole pages */
 void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len); /* whole pages */
+
+/* Marks a whole block of the user's, of pages of its own. tag: of its pages; that it changed: by this transaction. */
+void pms_undo_tag_block(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag);
+void pms_undo_change_block(struct pms_undo *u, uint64_t off, uint64_t len);
+/* The block is about to be freed: its pages go their own ways, as it was marked. REQUIRES: it is not idle. */
+void pms_undo_part_block(struct pms_undo *u, uint64_t off);
 
 /* Walks the valid prefix of the log of transaction tag (I1), oldest first; fn gets each entry and its pre-image. Stops
  * with fn's non-zero result. Reads only. */

@@ -575,12 +575,14 @@ class Pool:
         self._errors.append(error)
         return None if status else (pair.group, pair.data[0], pair.data[1], pair.current)
 
-    def slot_flip(self, directory: int, name: bytes) -> None:
-        """The idle array becomes the current one, at the next commit."""
+    def slot_flip(self, directory: int, name: bytes) -> bool:
+        """The idle array becomes the current one, at the next commit. False: no slots are there."""
         error = self._error()
-        if _lib.pms_slot_flip(self._p, directory, name, len(name), error):
+        status = _lib.pms_slot_flip(self._p, directory, name, len(name), error)
+        if status and status != _NOT_FOUND:
             _fail(self.path, error)
         self._errors.append(error)
+        return not status
 
     def remove(self, directory: int, name: bytes) -> bool:
         """Removes the object, a group with all it holds. False if there is none."""

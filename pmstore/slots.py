@@ -12,7 +12,7 @@ import numpy as np
 from pmstore import _ffi
 from pmstore.array import Descriptor
 from pmstore.core import Core
-from pmstore.errors import CorruptStoreError, TransactionError
+from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
 
 _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
 
@@ -94,18 +94,25 @@ class Slots:
 
     # ---- finding ----
 
-    def _find(self) -> Place:
+    def _gone(self) -> KeyError:
+        return KeyError(f"the slots {self.name!r} are not in the store any more")
+
+    def _directory(self) -> int:
         """REQUIRES: the lock."""
-        pool = self._core.pool
         directory = _ffi.ROOT
         for part in self._parts[:-1]:
-            found = pool.find(directory, part)
+            found = self._core.pool.find(directory, part)
             if found is None or found.kind != _ffi.GROUP:
-                raise KeyError(f"the slots {self.name!r} are not in the store any more")
+                raise self._gone()
             directory = found.data
-        pair = pool.slot_find(directory, self._parts[-1])
+        return directory
+
+    def _find(self) -> Place:
+        """REQUIRES: the lock."""
+        directory = self._directory()
+        pair = self._core.pool.slot_find(directory, self._parts[-1])
         if pair is None:
-            raise KeyError(f"the slots {self.name!r} are not in the store any more")
+            raise self._gone()
         own, first, second, current = pair
         return Place(directory, own, (first, second), current)
 
@@ -125,7 +132,9 @@ class Slots:
         return made
 
     def _turn(self) -> Turn:
-        turn: Turn = self._core.turns.setdefault(self._parts, Turn())
+        turn: Turn | None = self._core.turns.get(self._parts)
+        if turn is None:
+            turn = self._core.turns.setdefault(self._parts, Turn())
         return turn
 
     def _flipped(self, turn: Turn) -> bool:
@@ -207,14 +216,22 @@ class Slots:
         Raises: TransactionError if it was flipped in this transaction already.
         """
         with self._core.lock:
-            place, turn, pool = self._find(), self._turn(), self._core.pool
-            if self._flipped(turn):
+            directory, turn, pool = self._directory(), self._turn(), self._core.pool
+            now = pool.epoch(), pool.rollbacks()
+            if turn.flipped == now:
                 raise TransactionError(f"{self.name!r} was flipped in this transaction already: commit first")
             # Known before it is done: whoever is interrupted here must not take the committed version for the idle slot.
-            turn.flipped = (pool.epoch(), pool.rollbacks())
+            turn.flipped = now
             turn.whole = None
-            pool.slot_flip(place.directory, self._parts[-1])
-            turn.whole = pool.rollbacks()
+            try:
+                there = pool.slot_flip(directory, self._parts[-1])
+            except PmstoreError:
+                turn.flipped = None  # it was not done
+                raise
+            if not there:
+                turn.flipped = None
+                raise self._gone()
+            turn.whole = now[1]
 
     # ---- looking at it ----
 

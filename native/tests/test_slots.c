@@ -222,12 +222,59 @@ static void freed_slots_are_ordinary_room(void)
     close_store();
 }
 
+/* A slot is marked as a whole; what is written into the current one afterwards is captured, and marked, page by page. */
+static void captured_pages_leave_the_mark(void)
+{
+    struct pms_stats before, after;
+    struct pair p;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    struct pms_undo *u = &pool->undo;
+    make_pair();
+    CHECK(find(&p));
+    for (int i = 1; i < 4; i++) {
+        flip(&p, i, true);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    uint64_t flipped = u->tag - 1, slot = p.slot[p.current], page = slot / PMS_PAGE + 16;
+    CHECK(pms_undo_page_changed(u, page) == flipped && pms_undo_page_tag(u, page) == flipped);
+    CHECK(ok(pms_pool_stats(pool, &before, &e)));
+    memory(slot)[16 * PMS_PAGE] = 0x77; /* of the current one: captured, a part of it */
+    CHECK(ok(pms_pool_stats(pool, &after, &e)));
+    CHECK(after.captured_bytes - before.captured_bytes >= PMS_PAGE && after.captured_bytes - before.captured_bytes < BYTES);
+    CHECK(pms_undo_page_changed(u, page) == u->tag && pms_undo_page_prepared(u, page));
+    CHECK(pms_undo_page_changed(u, slot / PMS_PAGE) == flipped && !pms_undo_page_prepared(u, slot / PMS_PAGE));
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(all(memory(slot), BYTES, 3));
+    memory(slot)[16 * PMS_PAGE] = 0x78;
+    CHECK(ok(pms_commit(pool, &e)));
+    for (int i = 4; i < 8; i++) { /* and back to one mark for all */
+        flip(&p, i, true);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    for (int i = 0; i < 2; i++)
+        for (uint64_t at = 0; at < BYTES; at += PMS_PAGE)
+            CHECK(pms_undo_page_changed(u, (p.slot[i] + at) / PMS_PAGE) == u->tag - (i == p.current ? 1 : 2));
+    CHECK(all(memory(p.slot[p.current]), BYTES, 7) && all(memory(p.slot[!p.current]), BYTES, 6));
+    CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
+    CHECK(ok(pms_object_remove(pool, 0, "w", 1, &e)));
+    for (int i = 0; i < 2; i++)
+        for (uint64_t at = 0; at < BYTES; at += PMS_PAGE)
+            CHECK((u->page_tag[(p.slot[i] + at) / PMS_PAGE] & PMS_MARK_WHOLE) == 0);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(all(memory(p.slot[p.current]), BYTES, 7));
+    memory(p.slot[p.current])[5] = 1; /* captured again, as the removal was taken back */
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(all(memory(p.slot[p.current]), BYTES, 7));
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-slots-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];
         TEST(nothing_is_logged_for_the_idle_slot);
+        TEST(captured_pages_leave_the_mark);
         TEST(freed_slots_are_ordinary_room);
         TEST(snapshots_keep_what_is_replaced);
         TEST(kills);
