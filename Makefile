@@ -17,7 +17,7 @@ venv: $(STAMP)
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml setup.py constraints.txt pmstore/_build_ffi.py pmstore/_block.c $(NATIVE) | $(PY)
+$(STAMP): pyproject.toml setup.py constraints.txt pmstore/_build_ffi.py pmstore/_block.c pmstore/_block.h pmstore/_objects.c $(NATIVE) | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
@@ -35,14 +35,17 @@ fuzz:
 
 # The Python tests of lifetimes, threads, signals and all containers with an engine built under AddressSanitizer (gcc). Its allocator also
 # stands in for Python's, so that a view or a buffer that outlives its memory is seen. Leaks are not asked for: the interpreter has some.
+# Left out: gdb (slow under ASan), and children that are forked beside running threads and allocate: they may wait for ever for a lock of ASan's
+# allocator that a thread held at the fork. (bin/pytest, not python -m pytest: that would import the source tree's engine.)
 ASAN_TESTS ?= $(addprefix tests/test_,bad_input.py fork_threads.py interrupt.py lifetimes.py lists.py machine.py processes.py signals.py \
-    slots.py store.py values.py)
+    slots.py store.py)
 asan-python: $(STAMP)
 	CC=gcc CFLAGS='-O1 -fsanitize=address -fno-omit-frame-pointer' LDFLAGS=-fsanitize=address \
 	    $(PY) setup.py -q build --build-lib build/asan --build-temp build/asan-objects
-	PYTHONPATH=build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libstdc++.so.6)" \
+	PYTHONPATH=build/asan PYTHONMALLOC=malloc PMSTORE_EXAMPLES=$${PMSTORE_EXAMPLES-10} \
+	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libstdc++.so.6)" \
 	    ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:detect_stack_use_after_return=0 \
-	    $(VENV)/bin/pytest -p no:cacheprovider -k 'not gdb' $(ASAN_TESTS)
+	    $(VENV)/bin/pytest -p no:cacheprovider -k 'not gdb and not data_loader' $(ASAN_TESTS)
 
 crashtest: $(STAMP)
 	$(PY) -m crashtests

@@ -139,6 +139,8 @@ struct pms_new_item {
 int pms_sequence_count(struct pms_pool *pool, uint64_t list, uint64_t *count, struct pms_error *error);
 int pms_sequence_get(struct pms_pool *pool, uint64_t list, uint64_t index, struct pms_object *object, struct pms_error *error);
 
+#define PMS_LIST_END UINT64_MAX /* the index behind the last item */
+
 /* Replaces `remove` items, at index, index + step, ..., by `count` new ones: append, insert, delete, assignment to an index or a slice, all
  * in one step. What is more than the removed ones goes behind the last (step 1 only).
  * ERRORS: PMS_E_INVALID (past the end); PMS_E_FULL: nothing changed. Without new items it needs no room. */

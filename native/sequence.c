@@ -98,6 +98,8 @@ static int checked_splice(struct pms_pool *pool, uint64_t list, uint64_t index, 
     int status = pms_list_count(&ctx, list, &length, error);
     if (status != PMS_OK)
         return status;
+    if (index == PMS_LIST_END)
+        index = length;
     if (index > length || (remove && (index == length || remove - 1 > (length - 1 - index) / step)))
         return pms_fail(error, PMS_E_INVALID, "the index is past the end of the list");
     if (step != 1 && count > remove)

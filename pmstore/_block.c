@@ -8,6 +8,8 @@
  *   Memory       pins a block and exports it as a buffer: the last reference unpins it
  *   Transaction  __enter__ begins (and captures what was declared), __exit__ ends: the with statement's two halves
  *
+ * _objects.c has the methods that look objects up and store values.
+ *
  * If an exception is raised between the two halves where Python does not call __exit__ (a tracing tool can do that), the
  * last reference to the Transaction rolls back.
  *
@@ -16,8 +18,8 @@
  *
  * The GIL is given up around every call of the engine that can wait, and the engine never takes it. Supported: the main
  * interpreter of a build with a GIL. A subinterpreter gets an ImportError; a free-threaded build takes its GIL back. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_block.h"
+
 #include <structmember.h>
 
 #include <math.h>
@@ -25,21 +27,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pool.h"
-
 /* Python runs its signal handlers between two of these waits. */
 #define SLICE_NS 50000000ll
 
-static struct {
-    int (*open)(const char *, const struct pms_options *, struct pms_pool **, struct pms_error *);
-    int (*close)(struct pms_pool *, int, struct pms_error *);
-    void (*release)(struct pms_pool *);
-    int (*begin)(struct pms_pool *, int64_t, struct pms_error *);
-    int (*end)(struct pms_pool *, int, struct pms_error *);
-    int (*will_write)(struct pms_pool *, const struct pms_range *, uint64_t, struct pms_error *);
-    int (*pin)(struct pms_pool *, uint64_t, struct pms_error *);
-    void (*unpin)(struct pms_pool *, uint64_t);
-} engine;
+struct block_engine block_engine;
 
 /* In a fork child the store is the parent's: destructors there must not touch it, not even its locks. */
 static pid_t this_process;
@@ -71,25 +62,13 @@ static int64_t timeout_ns(PyObject *seconds)
 
 /* ---- Handle ------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    PyObject_HEAD
-    struct pms_pool *pool;
-    PyObject *fail;   /* fail(address of a struct pms_error): raises */
-    PyObject *ranges; /* ranges(object) -> [(address, bytes), ...], for what has no buffer: tensors */
-    PyObject *mirrors; /* NULL or mirrors(when): see enum when */
-    PyObject *lock;    /* NULL or the store's: held while a block is rolled back, so that what another thread found is still there */
-    PyObject *weak;
-    pid_t process;
-    char closed;
-} Handle;
-
 /* When a block asks the store's mirrors: before it commits what is pending, before it commits, after it was left without. What
  * they raise in the first two is raised instead, and nothing is begun, or the block rolled back. */
 enum when { ENTERING, COMMITTING, ROLLED_BACK };
 
 static PyTypeObject *HandleType, *MemoryType, *TransactionType;
 
-static PyObject *raise_status(Handle *h, const struct pms_error *error)
+PyObject *block_raise(Handle *h, const struct pms_error *error)
 {
     PyObject *result = PyObject_CallFunction(h->fail, "K", (unsigned long long)(uintptr_t)error);
     if (result) { /* it always raises */
@@ -114,7 +93,7 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     int64_t timeout = timeout_ns(seconds);
     if (timeout == -2)
         return NULL;
-    if (!engine.open) {
+    if (!block_engine.open) {
         PyErr_SetString(PyExc_SystemError, "pmstore._block.bind was not called");
         return NULL;
     }
@@ -135,7 +114,7 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         struct pms_pool *pool = NULL;
         int status;
         Py_BEGIN_ALLOW_THREADS
-        status = engine.open(path, &options, &pool, &error);
+        status = block_engine.open(path, &options, &pool, &error);
         Py_END_ALLOW_THREADS
         if (status == PMS_OK) {
             h->pool = pool;
@@ -145,7 +124,7 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         bool again = (status == PMS_E_LOCKED && (timeout < 0 || left > 0)) ||
                      ((status == PMS_E_OS || status == PMS_E_STATE || status == PMS_E_LOCKED) && error.sys_errno == EINTR);
         if (!again) {
-            raise_status(h, &error);
+            block_raise(h, &error);
             break;
         }
         if (PyErr_CheckSignals() < 0)
@@ -218,8 +197,8 @@ static void handle_dealloc(Handle *h)
         struct pms_error error = {0};
         int status;
         Py_BEGIN_ALLOW_THREADS
-        status = was_open ? engine.close(h->pool, 0, &error) : PMS_OK;
-        engine.release(h->pool);
+        status = was_open ? block_engine.close(h->pool, 0, &error) : PMS_OK;
+        block_engine.release(h->pool);
         Py_END_ALLOW_THREADS
         if (was_open) { /* as the io module does for files */
             PyObject *type_, *value, *trace;
@@ -245,12 +224,12 @@ static PyObject *handle_close(Handle *h, PyObject *commit)
         Py_RETURN_NONE;
     struct pms_error error = {0};
     Py_BEGIN_ALLOW_THREADS
-    status = engine.close(h->pool, yes, &error);
+    status = block_engine.close(h->pool, yes, &error);
     Py_END_ALLOW_THREADS
     h->closed = 1; /* whatever it says: a close that fails has closed, and reports what could not be made durable */
     if (status == PMS_OK || status == PMS_E_CLOSED)
         Py_RETURN_NONE;
-    return raise_status(h, &error);
+    return block_raise(h, &error);
 }
 
 /* ---- declared writes ---------------------------------------------------------------------------------- */
@@ -370,9 +349,9 @@ static PyObject *handle_will_write(Handle *h, PyObject *writes)
         struct pms_error error = {0};
         int status;
         Py_BEGIN_ALLOW_THREADS
-        status = engine.will_write(h->pool, r.at, r.count, &error);
+        status = block_engine.will_write(h->pool, r.at, r.count, &error);
         Py_END_ALLOW_THREADS
-        result = status == PMS_OK ? Py_NewRef(Py_None) : raise_status(h, &error);
+        result = status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
     }
     ranges_free(&r);
     return result;
@@ -402,11 +381,11 @@ static PyObject *handle_pin(Handle *h, PyObject *args)
     struct pms_error error = {0};
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = engine.pin(h->pool, data, &error);
+    status = block_engine.pin(h->pool, data, &error);
     Py_END_ALLOW_THREADS
     if (status != PMS_OK) {
         Py_DECREF(m);
-        return raise_status(h, &error);
+        return block_raise(h, &error);
     }
     m->handle = (Handle *)Py_NewRef(h);
     m->data = data;
@@ -423,7 +402,7 @@ static void memory_dealloc(Memory *m)
     if (m->handle) {
         if (m->handle->process == this_process) {
             Py_BEGIN_ALLOW_THREADS
-            engine.unpin(m->handle->pool, m->data);
+            block_engine.unpin(m->handle->pool, m->data);
             Py_END_ALLOW_THREADS
         }
         Py_DECREF(m->handle);
@@ -491,11 +470,11 @@ static int begin_and_capture(Transaction *t, const struct ranges *r)
         int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left < 0 ? 0 : left;
         int status;
         Py_BEGIN_ALLOW_THREADS
-        status = engine.begin(h->pool, slice, &error);
+        status = block_engine.begin(h->pool, slice, &error);
         if (status == PMS_OK && r->count) {
-            status = engine.will_write(h->pool, r->at, r->count, &error);
+            status = block_engine.will_write(h->pool, r->at, r->count, &error);
             if (status != PMS_OK) /* leave what was just entered; nothing has been written in it */
-                engine.end(h->pool, 0, NULL);
+                block_engine.end(h->pool, 0, NULL);
         }
         Py_END_ALLOW_THREADS
         if (status == PMS_OK)
@@ -507,7 +486,7 @@ static int begin_and_capture(Transaction *t, const struct ranges *r)
             left = deadline - now_ns();
         }
         if (!interrupted && !(status == PMS_E_BUSY && (timeout < 0 || left > 0))) {
-            raise_status(h, &error);
+            block_raise(h, &error);
             return -1;
         }
         if (PyErr_CheckSignals() < 0)
@@ -538,7 +517,7 @@ static PyObject *transaction_fault(Transaction *t, int32_t status, const char *w
 {
     struct pms_error error = {.status = status};
     snprintf(error.what, sizeof error.what, "%s", what);
-    return raise_status(t->handle, &error);
+    return block_raise(t->handle, &error);
 }
 
 static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssize_t count)
@@ -567,7 +546,7 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
     }
     t->entered--; /* before the GIL is given up: another thread may enter as soon as the engine lets it */
     Py_BEGIN_ALLOW_THREADS
-    status = engine.end(t->handle->pool, commit, &error);
+    status = block_engine.end(t->handle->pool, commit, &error);
     Py_END_ALLOW_THREADS
     let_go(lock);
     if (!commit || status != PMS_OK) {
@@ -582,7 +561,7 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
     /* If the block raised, its exception is what the user must see, not that the store is gone (which did roll back). */
     if (status == PMS_OK || (!commit && (status == PMS_E_CLOSED || status == PMS_E_FORKED)))
         Py_RETURN_FALSE;
-    return raise_status(t->handle, &error);
+    return block_raise(t->handle, &error);
 }
 
 static int transaction_traverse(Transaction *t, visitproc visit, void *arg)
@@ -606,7 +585,7 @@ static void transaction_dealloc(Transaction *t)
     if (t->entered && t->handle->process == this_process && t->thread == PyThread_get_thread_ident()) {
         Py_BEGIN_ALLOW_THREADS
         while (t->entered--) /* entered, and the with statement was left without __exit__ */
-            engine.end(t->handle->pool, 0, NULL);
+            block_engine.end(t->handle->pool, 0, NULL);
         Py_END_ALLOW_THREADS
     }
     Py_CLEAR(t->writes);
@@ -671,6 +650,12 @@ static PyMethodDef handle_methods[] = {
     {"will_write", (PyCFunction)handle_will_write, METH_O, "will_write(arrays): captures them now."},
     {"transaction", (PyCFunction)(void (*)(void))handle_transaction, METH_FASTCALL,
      "transaction(writes, timeout) -> Transaction"},
+    {"rollbacks", (PyCFunction)block_rollbacks, METH_NOARGS, "Changes when what was found before is to be forgotten."},
+    {"find", (PyCFunction)(void (*)(void))block_find, METH_FASTCALL, "find(directory, name) -> Found or None"},
+    {"item", (PyCFunction)(void (*)(void))block_item, METH_FASTCALL, "item(list, index) -> Found or None"},
+    {"put_value", (PyCFunction)(void (*)(void))block_put_value, METH_FASTCALL, "put_value(directory, name, value)"},
+    {"splice", (PyCFunction)(void (*)(void))block_splice, METH_FASTCALL,
+     "splice(list, index, remove, step, new): replaces items by new ones; index -1 is the end."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -694,26 +679,33 @@ static PyType_Spec handle_spec = {
 
 /* ---- module --------------------------------------------------------------------------------------------- */
 
-/* bind(open, close, release, begin, end, will_write, pin, unpin): addresses of the engine's functions. */
+/* bind(addresses of the functions of struct block_engine, in its order) */
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    unsigned long long f[8];
-    if (!PyArg_ParseTuple(args, "KKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7]))
+    unsigned long long f[13];
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &f[12]))
         return NULL;
-    engine.open = (__typeof__(engine.open))(uintptr_t)f[0];
-    engine.close = (__typeof__(engine.close))(uintptr_t)f[1];
-    engine.release = (__typeof__(engine.release))(uintptr_t)f[2];
-    engine.begin = (__typeof__(engine.begin))(uintptr_t)f[3];
-    engine.end = (__typeof__(engine.end))(uintptr_t)f[4];
-    engine.will_write = (__typeof__(engine.will_write))(uintptr_t)f[5];
-    engine.pin = (__typeof__(engine.pin))(uintptr_t)f[6];
-    engine.unpin = (__typeof__(engine.unpin))(uintptr_t)f[7];
+    block_engine = (struct block_engine){
+        .open = (__typeof__(block_engine.open))(uintptr_t)f[0],
+        .close = (__typeof__(block_engine.close))(uintptr_t)f[1],
+        .release = (__typeof__(block_engine.release))(uintptr_t)f[2],
+        .begin = (__typeof__(block_engine.begin))(uintptr_t)f[3],
+        .end = (__typeof__(block_engine.end))(uintptr_t)f[4],
+        .will_write = (__typeof__(block_engine.will_write))(uintptr_t)f[5],
+        .pin = (__typeof__(block_engine.pin))(uintptr_t)f[6],
+        .unpin = (__typeof__(block_engine.unpin))(uintptr_t)f[7],
+        .rollbacks = (__typeof__(block_engine.rollbacks))(uintptr_t)f[8],
+        .find = (__typeof__(block_engine.find))(uintptr_t)f[9],
+        .item = (__typeof__(block_engine.item))(uintptr_t)f[10],
+        .put_value = (__typeof__(block_engine.put_value))(uintptr_t)f[11],
+        .splice = (__typeof__(block_engine.splice))(uintptr_t)f[12],
+    };
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
-    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, pin, unpin)"},
+    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, pin, unpin, rollbacks, find, item, put_value, splice)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -736,7 +728,7 @@ static int module_exec(PyObject *module)
         pthread_atfork(NULL, NULL, after_fork_in_child);
     }
     if (add_type(module, &handle_spec, &HandleType) < 0 || add_type(module, &memory_spec, &MemoryType) < 0 ||
-        add_type(module, &transaction_spec, &TransactionType) < 0)
+        add_type(module, &transaction_spec, &TransactionType) < 0 || block_add_found(module) < 0)
         return -1;
     return 0;
 }

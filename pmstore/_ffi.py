@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from pmstore import _block, errors
 from pmstore._native import ffi as _ffi
@@ -62,29 +62,11 @@ native, native_ffi = _lib, _ffi
 """For pmstore/tiers/engine.py, which is the binding of native/tier.h; `fail` makes its exceptions."""
 
 
-class Found(NamedTuple):
-    """One object of a directory, copied out of the engine."""
+Found = _block.Found
+"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta, node."""
 
-    kind: int
-    data: int
-    """Offset of its block (0: none), or the directory of a group."""
-    data_bytes: int
-    meta: bytes
-    node: int
-
-
-class NewItem(Protocol):
-    """What `Pool.list_splice` writes: a description, and for an array the bytes to copy."""
-
-    @property
-    def kind(self) -> int: ...
-    @property
-    def meta(self) -> bytes: ...
-    @property
-    def data_bytes(self) -> int: ...
-    @property
-    def address(self) -> int: ...
-
+LIST_END = -1
+"""The index behind the last item, for `Pool.splice`."""
 
 OPTIM_ADAM, OPTIM_ADAMW, OPTIM_SGD = 1, 2, 3
 
@@ -295,11 +277,6 @@ def _fail_open(path: str, mode: str, address: int) -> NoReturn:
     raise made
 
 
-def _copy(found: Any) -> Found:
-    """What the engine found, copied out of its memory."""
-    return Found(found.kind, found.data, found.data_bytes, _ffi.buffer(found.meta, found.meta_bytes)[:], found.node)
-
-
 # ---- a store ---------------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +286,7 @@ class Pool:
     Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back.
     """
 
-    __slots__ = ("_errors", "_p", "_searches", "handle", "info", "path", "will_write")
+    __slots__ = ("_errors", "_p", "find", "handle", "info", "item", "path", "put_value", "rollbacks", "splice", "will_write")
 
     def __init__(
         self,
@@ -353,8 +330,15 @@ class Pool:
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
         # One of each from the start: a handler of IndexError that an interrupt ends may keep its traceback, and this pool.
         self._errors: list[Any] = [_ffi.new("struct pms_error *")]
-        self._searches: list[tuple[Any, Any]] = [(_ffi.new("struct pms_error *"), _ffi.new("struct pms_object *"))]
-        self.will_write: Callable[[Sequence[Any]], None] = self.handle.will_write
+        # What look-ups call is functions of the handle itself: see _objects.c. The caller of `find` and `item` keeps other
+        # threads of this process from changing the directory or the list.
+        handle = self.handle
+        self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
+        self.rollbacks: Callable[[], int] = handle.rollbacks
+        self.find: Callable[[int, bytes], Found | None] = handle.find
+        self.item: Callable[[int, int], Found | None] = handle.item
+        self.put_value: Callable[[int, bytes, bytes], None] = handle.put_value
+        self.splice: Callable[[int, int, int, int, Sequence[tuple[Any, ...]]], None] = handle.splice
         self.info = self._read_info()
 
     @property
@@ -416,32 +400,7 @@ class Pool:
     def epoch(self) -> int:
         return int(_lib.pms_epoch(self._p))
 
-    def rollbacks(self) -> int:
-        return int(_lib.pms_rollbacks(self._p))
-
     # -- objects
-
-    def find(self, directory: int, name: bytes) -> Found | None:
-        """The object, or None. The caller keeps other threads of this process from changing the directory."""
-        pool, (error, found) = self._p, self._search()
-        while True:
-            before = _lib.pms_rollbacks(pool)
-            status = _lib.pms_object_find(pool, directory, name, len(name), found, error)
-            result = None if status else _copy(found)
-            # Another thread's block may have rolled back while the bytes were copied: then they are nobody's.
-            if _lib.pms_rollbacks(pool) == before:
-                break
-        if status and status != _NOT_FOUND:
-            _fail(self.path, error)
-        self._searches.append((error, found))
-        return result
-
-    def _search(self) -> tuple[Any, Any]:
-        """As `_error`, with a struct for what is found."""
-        try:
-            return self._searches.pop()
-        except IndexError:
-            return _ffi.new("struct pms_error *"), _ffi.new("struct pms_object *")
 
     def entries(self, directory: int) -> list[tuple[bytes, Found]]:
         """All names of a directory with their objects, in order of insertion."""
@@ -460,7 +419,7 @@ class Pool:
                 return
             meta = _ffi.buffer(found.meta, found.meta_bytes)[:]
             name = _ffi.buffer(found.name, found.name_bytes)[:]
-            yield name, Found(found.kind, found.data, found.data_bytes, meta, found.node)
+            yield name, Found((found.kind, found.data, found.data_bytes, meta, found.node))
 
     def names(self, directory: int, after: int, limit: int) -> list[bytes]:
         """At most `limit` names in order of insertion, from the one behind the node `after` on (0: from the first)."""
@@ -484,12 +443,6 @@ class Pool:
             _fail(self.path, error)
         self._errors.append(error)
         return int(count[0])
-
-    def put_value(self, directory: int, name: bytes, meta: bytes) -> None:
-        error = self._error()
-        if _lib.pms_object_put_value(self._p, directory, name, len(name), meta, len(meta), error):
-            _fail(self.path, error)
-        self._errors.append(error)
 
     def put_array(
         self,
@@ -602,36 +555,6 @@ class Pool:
             _fail(self.path, error)
         self._errors.append(error)
         return int(count[0])
-
-    def list_get(self, list_: int, index: int) -> Found | None:
-        """The item, or None past the end. The caller keeps other threads of this process from changing the list."""
-        pool, (error, found) = self._p, self._search()
-        while True:
-            before = _lib.pms_rollbacks(pool)
-            status = _lib.pms_sequence_get(pool, list_, index, found, error)
-            result = None if status else _copy(found)
-            if _lib.pms_rollbacks(pool) == before:  # as in `find`
-                break
-        if status and status != _NOT_FOUND:
-            _fail(self.path, error)
-        self._searches.append((error, found))
-        return result
-
-    def list_splice(self, list_: int, index: int, remove: int, new: Sequence[NewItem], step: int) -> None:
-        """Replaces `remove` items, at index, index + step, ..., by the new ones, in one step."""
-        error = self._error()
-        items = _ffi.new("struct pms_new_item[]", len(new))
-        metas = []  # what the items' pointers point to
-        for item, one in zip(items, new, strict=True):
-            meta = _ffi.from_buffer(one.meta)
-            metas.append(meta)
-            item.meta, item.meta_bytes = meta, len(one.meta)
-            item.kind = one.kind
-            if one.data_bytes:
-                item.data_bytes, item.src, item.fill = one.data_bytes, _ffi.cast("void *", one.address), FILL_COPY
-        if _lib.pms_sequence_splice(self._p, list_, index, remove, step, items, len(new), error):
-            _fail(self.path, error)
-        self._errors.append(error)
 
     # -- the record outside transactions
 
@@ -748,6 +671,11 @@ _block.bind(
             "pms_will_write",
             "pms_pin",
             "pms_unpin",
+            "pms_rollbacks",
+            "pms_object_find",
+            "pms_sequence_get",
+            "pms_object_put_value",
+            "pms_sequence_splice",
         ),
     )
 )

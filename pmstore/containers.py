@@ -93,13 +93,14 @@ class Group(MutableMapping[str, Any]):
         core = self._core
         if not self._parts:
             return self._step_down(_ffi.ROOT, parts, create) if parts else _ffi.ROOT
-        seen = (core.pool.rollbacks(), core.removals)
-        if self._seen[:2] == seen:  # where this group was found holds until a removal or a roll back
-            return self._step_down(self._seen[2], parts, create)
+        rollbacks, removals = core.pool.rollbacks(), core.removals
+        seen = self._seen
+        if seen[0] == rollbacks and seen[1] == removals:  # where this group was found holds until a removal or a roll back
+            return self._step_down(seen[2], parts, create) if parts else seen[2]
         here = self._step_down(_ffi.ROOT, self._parts, create)
         if here is None:
             return None
-        self._seen = (*seen, here)
+        self._seen = (rollbacks, removals, here)
         return self._step_down(here, parts, create)
 
     def _step_down(self, directory: int, parts: Sequence[bytes], create: bool) -> int | None:
@@ -135,16 +136,19 @@ class Group(MutableMapping[str, Any]):
             raise KeyError(f"the group {self.name!r} is not in the store any more")
         return directory
 
-    def _find(self, name: Any) -> tuple[list[bytes], _ffi.Found | None]:
+    def _find(self, name: Any) -> _ffi.Found | None:
+        """REQUIRES: the lock."""
         parts = split_name(name)
-        directory = self._walk(parts[:-1], create=False)
-        return parts, None if directory is None else self._core.pool.find(directory, parts[-1])
+        last = parts.pop()
+        directory = self._walk(parts, create=False)
+        return None if directory is None else self._core.pool.find(directory, last)
 
-    def _load(self, parts: list[bytes], found: _ffi.Found) -> Any:
+    def _load(self, name: str, found: _ffi.Found) -> Any:
+        """REQUIRES: the lock."""
         if found.kind == _ffi.GROUP:
-            return (Slots if found.meta else Group)(self._core, (*self._parts, *parts))
+            return (Slots if found.meta else Group)(self._core, (*self._parts, *split_name(name)))
         if found.kind == _ffi.LIST:
-            return List(self._core, (*self._parts, *parts))
+            return List(self._core, (*self._parts, *split_name(name)))
         return self._core.load(found)
 
     # ---- the mapping ----
@@ -156,15 +160,16 @@ class Group(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """Raises: KeyError."""
-        with self._core.lock:
-            parts, found = self._find(name)
+        core = self._core
+        with core.lock:
+            found = self._find(name)
             if found is None:
                 raise KeyError(name)
-            return self._load(parts, found)
+            return core.load(found) if found.kind == _ffi.VALUE else self._load(name, found)
 
     def __contains__(self, name: object) -> bool:
         with self._core.lock:
-            return self._find(name)[1] is not None
+            return self._find(name) is not None
 
     def __len__(self) -> int:
         with self._core.lock:
@@ -354,13 +359,13 @@ class Group(MutableMapping[str, Any]):
         is_torch = dtypes.is_torch_dtype(dtype)
         descriptor, itemsize = (_torch_descriptor if is_torch else _numpy_descriptor)(shape, dtype)
         with self._core.lock:
-            parts, found = self._find(name)
+            found = self._find(name)
             if found is None:
                 return self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
             if found.kind == _ffi.ARRAY:
                 there = Descriptor.unpack(found.meta)
                 if (there.torch, there.dtype, there.shape) == (descriptor.torch, descriptor.dtype, descriptor.shape):
-                    return self._load(parts, found)
+                    return self._load(name, found)
                 what = f"{'a tensor' if there.torch else 'an array'} of shape {there.shape}, dtype {there.dtype_name()}"
             else:
                 what = {_ffi.GROUP: "a group", _ffi.LIST: "a list"}.get(found.kind, "a plain value")
@@ -413,7 +418,7 @@ class Group(MutableMapping[str, Any]):
             describe: Any = _torch_descriptor if is_torch else _numpy_descriptor
             given = describe(shape, np.float64 if dtype is None else dtype)
         with self._core.lock:
-            _, found = self._find(name)
+            found = self._find(name)
             if found is None:
                 if given is None:
                     raise KeyError(name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
@@ -90,15 +89,14 @@ def _new_locks() -> None:
 os.register_at_fork(after_in_child=_new_locks)
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What is written for an object: its description, and for an array the bytes to copy."""
+class Payload(NamedTuple):
+    """What is written for an object: its description, and for an array the bytes to copy. `Pool.splice` takes these."""
 
     kind: int
     meta: bytes
     data_bytes: int = 0
     address: int = 0
-    source: Any = None
+    source: object = None
     """Keeps what the address points to."""
 
     def is_at(self, core: Core, found: _ffi.Found | None) -> bool:
@@ -118,6 +116,8 @@ def payload(value: Any) -> Payload:
     Raises: TypeError for what cannot be stored; ValueError.
     """
     source: Any
+    if type(value) in values.LEAVES:  # the usual case
+        return Payload(_ffi.VALUE, values.encode(value))
     if isinstance(value, np.ndarray):
         source, descriptor = array.describe(value)
         address, itemsize = array.address(source), source.dtype.itemsize

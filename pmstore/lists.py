@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
 
 from pmstore import _ffi, notebook
@@ -47,10 +47,10 @@ class List(MutableSequence[Any]):
     def _list(self) -> int:
         """The engine's list. REQUIRES: the lock."""
         core = self._core
-        rollbacks, removals, found = self._seen
-        if core.removals == removals and core.pool.rollbacks() == rollbacks:
-            return found
         rollbacks = core.pool.rollbacks()
+        seen = self._seen
+        if seen[0] == rollbacks and seen[1] == core.removals:
+            return seen[2]
         directory = _ffi.ROOT
         at: int | None = None
         try:
@@ -69,7 +69,7 @@ class List(MutableSequence[Any]):
         raise KeyError(f"the list {self.name!r} is not in the store any more")
 
     def _find(self, index: int) -> _ffi.Found:
-        found = self._core.pool.list_get(self._list(), index)
+        found = self._core.pool.item(self._list(), index)
         if found is None:
             raise CorruptStoreError(f"{self._core.path}: the list {self.name!r} is shorter than it says")
         return found
@@ -105,7 +105,7 @@ class List(MutableSequence[Any]):
         core = self._core
         with core.lock:
             if type(index) is int and 0 <= index < 1 << 62:
-                found = core.pool.list_get(self._list(), index)
+                found = core.pool.item(self._list(), index)
                 if found is not None:
                     return core.load(found)
             if isinstance(index, slice):
@@ -116,7 +116,7 @@ class List(MutableSequence[Any]):
         at = 0
         while True:
             with self._core.lock:
-                found = self._core.pool.list_get(self._list(), at)
+                found = self._core.pool.item(self._list(), at)
                 if found is None:
                     return
                 item = self._core.load(found)
@@ -174,20 +174,20 @@ class List(MutableSequence[Any]):
         """Adds the value behind the last item."""
         new = payload(value)
         with self._core.lock:
-            self._splice(len(self), 0, [new])
+            self._splice(_ffi.LIST_END, 0, (new,))
 
     def extend(self, values: Iterable[Any]) -> None:
         """Appends all of them, in one step."""
         new = [payload(value) for value in values]
         with self._core.lock:
-            self._splice(len(self), 0, new)
+            self._splice(_ffi.LIST_END, 0, new)
 
     def clear(self) -> None:
         """Removes all items."""
         del self[:]
 
-    def _splice(self, index: int, remove: int, new: list[Payload], step: int = 1) -> None:
-        self._core.pool.list_splice(self._list(), index, remove, new, step)
+    def _splice(self, index: int, remove: int, new: Sequence[Payload], step: int = 1) -> None:
+        self._core.pool.splice(self._list(), index, remove, step, new)
 
     # Comparing contents would compare arrays.
     def __eq__(self, other: object) -> bool:

@@ -82,7 +82,7 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
             elif found.kind == _ffi.LIST:
                 writer.record("list", path)
                 for at in range(pool.list_count(found.data)):
-                    item = pool.list_get(found.data, at)
+                    item = pool.item(found.data, at)
                     if item is None:
                         raise CorruptStoreError(f"{store.path}: the list {path!r} is shorter than it says")
                     _dump_object(writer, pool, "item", item)
@@ -202,7 +202,7 @@ def _load_objects(store: Store, reader: _Reader) -> None:
         what = record[0]
         if batch and (not what.startswith("item") or pending >= _BATCH_BYTES or len(batch) >= 1000):
             assert items is not None
-            pool.list_splice(items, pool.list_count(items), 0, batch, 1)
+            pool.splice(items, _ffi.LIST_END, 0, 1, batch)
             batch = []
         if pending >= _BATCH_BYTES:
             store.commit()

@@ -616,7 +616,7 @@ class Store(Group):
 
     def _check_items(self, items: int) -> None:
         for at in range(self._core.pool.list_count(items)):
-            found = self._core.pool.list_get(items, at)
+            found = self._core.pool.item(items, at)
             if found is None:
                 raise CorruptStoreError("a list is shorter than it says")
             self._check_object(found)

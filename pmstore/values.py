@@ -107,6 +107,9 @@ _LOWER: dict[type, Callable[[Any], Any]] = {
     dt.timedelta: lambda value: msgpack.ExtType(_TIMEDELTA, _DELTA.pack(value.days, value.seconds, value.microseconds)),
 }
 
+LEAVES = _LOWER.keys()
+"""Types of values that hold no others."""
+
 
 def _lower(value: Any, depth: int) -> Any:
     """The value in terms of msgpack's own types and extension types."""

@@ -237,3 +237,34 @@ def test_reading(path: Path) -> None:
     with pytest.raises(pmstore.ClosedStoreError):
         len(items)
     assert "closed" in repr(items)
+
+
+def test_the_binding_refuses_what_it_does_not_take(store: pmstore.Store) -> None:
+    """The calls of `_objects.c`: a mistake of their caller is an exception, not a crash."""
+    pool = store._core.pool
+    store.list("l").extend([1, 2])
+    at = pool.open_list(0, b"l", create=False)
+    assert at is not None
+    wrong: list[tuple[Any, tuple[Any, ...], type[Exception]]] = [
+        (pool.find, (0,), TypeError),
+        (pool.find, (0, "l"), TypeError),
+        (pool.find, ("0", b"l"), TypeError),
+        (pool.find, (1, b"l"), pmstore.CorruptStoreError),
+        (pool.item, (at, None), TypeError),
+        (pool.item, (at + 1, 0), pmstore.CorruptStoreError),
+        (pool.put_value, (0, b"", b"\xc0"), ValueError),
+        (pool.put_value, (0, b"x", 7), TypeError),
+        (pool.splice, (at, -1, 1, 1, ()), ValueError),
+        (pool.splice, (at, 0, 1, 0, ()), ValueError),
+        (pool.splice, (at, 0, 0, 1, 5), TypeError),
+        (pool.splice, (at, 0, 0, 1, [()]), TypeError),
+        (pool.splice, (at, 0, 0, 1, [(1, "meta", 0, 0)]), TypeError),
+        (pool.splice, (at, 0, 0, 1, [(1, b"\xc0", 0, 0)] * 100 + [(1, b"", None, 0)]), TypeError),
+    ]
+    for call, arguments, error in wrong:
+        with pytest.raises(error):
+            call(*arguments)
+    assert pool.find(0, b"nothing") is None
+    assert pool.item(at, 2) is None
+    assert store.list("l")[:] == [1, 2]
+    assert store.check().problems == ()

@@ -1,0 +1,213 @@
+/* The calls that every look-up and every assignment of a value makes, without cffi's price for structs: names and items to objects,
+ * values to names and lists. Each is one call of the engine, the GIL given up around it. */
+#include "_block.h"
+
+#define FEW 16
+
+static PyTypeObject *FoundType;
+
+static PyStructSequence_Field found_fields[] = {
+    {"kind", "of object: enum pms_object_kind"},
+    {"data", "offset of its block (0: none), or the directory of a group, or the list"},
+    {"data_bytes", "of the block"},
+    {"meta", "the value, or the description of an array"},
+    {"node", "offset of what holds the name, or the item"},
+    {NULL, NULL},
+};
+static PyStructSequence_Desc found_desc = {
+    "pmstore._block.Found", "One object of a directory or a list, copied out of the engine.", found_fields, 5,
+};
+
+int block_add_found(PyObject *module)
+{
+    if (!FoundType)
+        FoundType = PyStructSequence_NewType(&found_desc);
+    return FoundType ? PyModule_AddType(module, FoundType) : -1;
+}
+
+static PyObject *new_found(const struct pms_object *object)
+{
+    PyObject *result = PyStructSequence_New(FoundType);
+    if (!result)
+        return NULL;
+    PyObject *field[] = {
+        PyLong_FromUnsignedLong(object->kind),
+        PyLong_FromUnsignedLongLong(object->data),
+        PyLong_FromUnsignedLongLong(object->data_bytes),
+        PyBytes_FromStringAndSize((const char *)object->meta, object->meta_bytes),
+        PyLong_FromUnsignedLongLong(object->node),
+    };
+    int whole = 1;
+    for (int i = 0; i < 5; i++) {
+        whole = whole && field[i];
+        PyStructSequence_SetItem(result, i, field[i]);
+    }
+    if (!whole)
+        Py_CLEAR(result);
+    return result;
+}
+
+PyObject *block_rollbacks(Handle *h, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(block_engine.rollbacks(h->pool));
+}
+
+/* ---- arguments ---- */
+
+static int count_is(Py_ssize_t count, Py_ssize_t expected, const char *signature)
+{
+    if (count == expected)
+        return 1;
+    PyErr_SetString(PyExc_TypeError, signature);
+    return 0;
+}
+
+/* Numbers that the engine gave out: any 64 bits, which it checks. -1 is all ones. */
+static int number(PyObject *object, uint64_t *out)
+{
+    *out = PyLong_AsUnsignedLongLongMask(object);
+    return !PyErr_Occurred();
+}
+
+static int bytes(PyObject *object, const char **at, uint32_t *length)
+{
+    char *start;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(object, &start, &size) < 0)
+        return 0;
+    if ((uint64_t)size > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "a name or a value of more than 4 GiB");
+        return 0;
+    }
+    *at = start;
+    *length = (uint32_t)size;
+    return 1;
+}
+
+/* ---- finding ---- */
+
+/* The object, None if there is none, or NULL with what the status means raised. */
+static PyObject *result_of(Handle *h, int status, const struct pms_object *object, const struct pms_error *error)
+{
+    if (status == PMS_OK)
+        return new_found(object);
+    return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : block_raise(h, error);
+}
+
+/* find(directory, name) */
+PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t directory, before;
+    const char *name;
+    uint32_t name_bytes;
+    if (!count_is(count, 2, "find(directory, name)") || !number(args[0], &directory) || !bytes(args[1], &name, &name_bytes))
+        return NULL;
+    PyObject *result = NULL;
+    do {
+        struct pms_object object;
+        struct pms_error error = {0};
+        int status;
+        Py_XDECREF(result);
+        before = block_engine.rollbacks(h->pool);
+        Py_BEGIN_ALLOW_THREADS
+        status = block_engine.find(h->pool, directory, name, name_bytes, &object, &error);
+        Py_END_ALLOW_THREADS
+        result = result_of(h, status, &object, &error);
+        /* Another thread's block may have rolled back while the bytes were copied: then they are nobody's. */
+    } while (result && block_engine.rollbacks(h->pool) != before);
+    return result;
+}
+
+/* item(list, index) */
+PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t list, index, before;
+    if (!count_is(count, 2, "item(list, index)") || !number(args[0], &list) || !number(args[1], &index))
+        return NULL;
+    PyObject *result = NULL;
+    do {
+        struct pms_object object;
+        struct pms_error error = {0};
+        int status;
+        Py_XDECREF(result);
+        before = block_engine.rollbacks(h->pool);
+        Py_BEGIN_ALLOW_THREADS
+        status = block_engine.item(h->pool, list, index, &object, &error);
+        Py_END_ALLOW_THREADS
+        result = result_of(h, status, &object, &error);
+    } while (result && block_engine.rollbacks(h->pool) != before); /* as in block_find */
+    return result;
+}
+
+/* ---- writing ---- */
+
+/* put_value(directory, name, value) */
+PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t directory;
+    const char *name, *value;
+    uint32_t name_bytes, value_bytes;
+    if (!count_is(count, 3, "put_value(directory, name, value)") || !number(args[0], &directory) ||
+        !bytes(args[1], &name, &name_bytes) || !bytes(args[2], &value, &value_bytes))
+        return NULL;
+    struct pms_error error = {0};
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = block_engine.put_value(h->pool, directory, name, name_bytes, value, value_bytes, &error);
+    Py_END_ALLOW_THREADS
+    return status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
+}
+
+/* One of (kind, meta, data_bytes, address, ...). */
+static int new_item(PyObject *from, struct pms_new_item *item)
+{
+    uint64_t kind, address;
+    const char *meta;
+    uint32_t meta_bytes;
+    if (!PyTuple_Check(from) || PyTuple_GET_SIZE(from) < 4) {
+        PyErr_SetString(PyExc_TypeError, "an item is (kind, meta, data_bytes, address)");
+        return 0;
+    }
+    if (!number(PyTuple_GET_ITEM(from, 0), &kind) || !bytes(PyTuple_GET_ITEM(from, 1), &meta, &meta_bytes) ||
+        !number(PyTuple_GET_ITEM(from, 2), &item->data_bytes) || !number(PyTuple_GET_ITEM(from, 3), &address))
+        return 0;
+    item->kind = (uint32_t)kind;
+    item->meta = meta;
+    item->meta_bytes = meta_bytes;
+    item->src = (const void *)(uintptr_t)address;
+    item->fill = item->data_bytes ? PMS_FILL_COPY : PMS_FILL_NONE;
+    return 1;
+}
+
+/* splice(list, index, remove, step, new): index -1 is the end. */
+PyObject *block_splice(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t list, index, remove, step;
+    if (!count_is(count, 5, "splice(list, index, remove, step, new)") || !number(args[0], &list) || !number(args[1], &index) ||
+        !number(args[2], &remove) || !number(args[3], &step))
+        return NULL;
+    PyObject *new = PySequence_Tuple(args[4]); /* the items stay what they are while the GIL is given up */
+    if (!new)
+        return NULL;
+    struct pms_new_item few[FEW], *item = few;
+    uint64_t n = (uint64_t)PyTuple_GET_SIZE(new), i = 0;
+    PyObject *result = NULL;
+    if (n > FEW && !(item = PyMem_New(struct pms_new_item, n)))
+        PyErr_NoMemory();
+    else
+        while (i < n && new_item(PyTuple_GET_ITEM(new, i), &item[i]))
+            i++;
+    if (item && i == n) {
+        struct pms_error error = {0};
+        int status;
+        Py_BEGIN_ALLOW_THREADS
+        status = block_engine.splice(h->pool, list, index, remove, step, item, n, &error);
+        Py_END_ALLOW_THREADS
+        result = status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
+    }
+    if (item != few)
+        PyMem_Free(item);
+    Py_DECREF(new);
+    return result;
+}
