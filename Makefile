@@ -1,4 +1,5 @@
-# make demo | test | native-test | fuzz | asan-python | crashtest | crashtest-long | mutants | lint tidy | bench | instructions | clean
+# make demo | test | native-test | fuzz | asan-python | crashtest | crashtest-long | crashtest-peers | mutants
+#      lint tidy | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
 # run starts at once; a change to the packaging or to the engine's sources installs (and so builds) again.
@@ -9,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
 
-.PHONY: all demo test native-test fuzz asan-python crashtest crashtest-long mutants lint tidy bench bench-quick instructions clean venv
+.PHONY: all demo test native-test fuzz asan-python crashtest crashtest-long crashtest-peers mutants lint tidy bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -57,6 +58,9 @@ mutants: $(STAMP)
 crashtest-long: $(STAMP)
 	$(PY) -m crashtests --images 1200000 --kill-step 1
 	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
+
+crashtest-peers: $(STAMP)
+	$(PY) -m crashtests.peers
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

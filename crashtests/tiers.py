@@ -19,148 +19,19 @@ import hashlib
 import os
 import random
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pmstore
 from crashtests import tier_driver
+from crashtests.disk import MARK, Disk, Event, Image, events
 from crashtests.jobs import BUILD, MEMORY, ROOT
 
-_HEAD = struct.Struct("<IIIIQ")
-CREATE, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK = range(1, 10)
-SECTOR = 512
 
-
-@dataclass(frozen=True)
-class Event:
-    kind: int
-    path: str
-    rest: bytes
-    offset: int
-
-
-def events(data: bytes) -> Iterator[Event]:
-    at = 0
-    while at < len(data):
-        kind, path, rest, _, offset = _HEAD.unpack_from(data, at)
-        at += _HEAD.size
-        yield Event(kind, data[at : at + path].decode(), data[at + path : at + path + rest], offset)
-        at += path + rest
-
-
-@dataclass
-class File:
-    """What is on the disk for sure, and what may be."""
-
-    durable: bytes = b""
-    size: int = 0
-    writes: list[tuple[int, bytes]] = field(default_factory=list)
-
-    def now(self) -> bytearray:
-        content = bytearray(self.durable.ljust(self.size, b"\0"))
-        for offset, data in self.writes:
-            content[offset : offset + len(data)] = data
-        return content
-
-    def sync(self) -> None:
-        self.durable = bytes(self.now())
-        self.writes = []
-
-    def after(self, how: str, rng: random.Random) -> bytes:
-        """After a power failure."""
-        new = self.now()
-        if not self.writes and len(new) == len(self.durable):
-            return self.durable
-        if how == "none":
-            return self.durable
-        if how == "all":
-            return bytes(new)
-        content = bytearray(self.durable)
-        if rng.random() < 0.7:
-            content.extend(bytes(len(new) - len(content)))
-        for offset, data in self.writes:
-            for sector in range(offset // SECTOR, -(-(offset + len(data)) // SECTOR)):
-                start, end = max(offset, sector * SECTOR), min(offset + len(data), (sector + 1) * SECTOR, len(content))
-                if start < end and rng.random() < 0.7:
-                    content[start:end] = (
-                        rng.randbytes(end - start) if rng.random() < 0.1 else data[start - offset : end - offset]
-                    )
-        return bytes(content)
-
-
-class Disk:
-    """Files, and the names by which they can be reached: those that are there for sure, and changes that may be lost."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.file: list[File] = []
-        self.names: dict[str, int] = {}  # now
-        self.durable: dict[str, int] = {}  # -1: a directory
-        self.changes: dict[str, list[tuple[str, int | None]]] = {}  # of a directory since it was synced: name, file or none
-
-    def _change(self, path: str, file: int | None) -> None:
-        self.changes.setdefault(os.path.dirname(path), []).append((path, file))
-        if file is None:
-            del self.names[path]
-        else:
-            self.names[path] = file
-
-    def apply(self, event: Event) -> None:
-        path, other = event.path, event.rest.decode() if event.kind in (RENAME, LINK) else ""
-        if event.kind == CREATE:
-            self.file.append(File())
-            self._change(path, len(self.file) - 1)
-        elif event.kind == MKDIR:
-            self._change(path, -1)
-        elif event.kind in (RENAME, LINK):
-            file = self.names[path]
-            self._change(other, file)
-            if event.kind == RENAME:
-                self._change(path, None)
-        elif event.kind == UNLINK:
-            self._change(path, None)
-        elif event.kind == WRITE:
-            made = self.file[self.names[path]]
-            made.writes.append((event.offset, event.rest))
-            made.size = max(made.size, event.offset + len(event.rest))
-        elif event.kind == SIZE:
-            made = self.file[self.names[path]]
-            made.size = max(made.size, event.offset)
-        elif event.kind == SYNC and self.names.get(path, -1) >= 0:
-            self.file[self.names[path]].sync()
-        elif event.kind == SYNC:
-            for name, changed in self.changes.pop(path, []):
-                if changed is None:
-                    self.durable.pop(name, None)
-                else:
-                    self.durable[name] = changed
-
-    def after(self, how: str, rng: random.Random) -> dict[str, bytes | None]:
-        """Paths below the root and contents, after a power failure; None: a directory."""
-        names = dict(self.durable)
-        for changes in self.changes.values():
-            for name, changed in changes:
-                if how == "none" or (how == "some" and rng.random() < 0.5):
-                    continue
-                if changed is None:
-                    names.pop(name, None)
-                else:
-                    names[name] = changed
-        content = {"none": "none", "all": "all", "names": "none"}.get(how, "some")
-        found: dict[str, bytes | None] = {}
-        for name, number in sorted(names.items()):
-            above = os.path.dirname(name)
-            if above == self.root or (above in found and found[above] is None):
-                found[name] = None if number == -1 else self.file[number].after(content, rng)
-        return found
-
-
-def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tuple[int, int, dict[str, bytes | None]]]:
+def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tuple[int, int, Image]]:
     """(operations done, mark acknowledged, image), each different."""
     rng = random.Random(seed)
     variants = max(1, count // len(record))
@@ -180,7 +51,7 @@ def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tu
                 yield done, acknowledged, image
 
 
-def verify(folder: Path, root: str, image: dict[str, bytes | None], acknowledged: int, steps: int) -> None:
+def verify(folder: Path, root: str, image: Image, acknowledged: int, steps: int) -> None:
     """Raises: AssertionError; what restore and open raise."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

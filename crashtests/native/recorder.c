@@ -21,7 +21,7 @@
 
 #define FDS 4096
 enum kind { CREATE = 1, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK };
-struct head { uint32_t kind, path, rest, reserved; uint64_t off; };
+struct head { uint32_t kind, path, rest, more; uint64_t off; };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
