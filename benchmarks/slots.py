@@ -41,7 +41,7 @@ from benchmarks.harness import (
 
 MEMCPY, FUSED, DEFAULT = "memcpy of the state", "torch fused", "torch default"
 IN_PLACE, SLOTS, COMMIT, UNDO = "pmstore, in place", "pmstore, slots + commit", "  of it the commit", "torch fused + undo log"
-FLIP = "pmstore process, flip and commit"
+FLIP, COLD = "pmstore process, flip and commit", "  the same block without a flip"
 
 
 # ---- optimizers ----
@@ -172,6 +172,13 @@ class Flipped:
                 one.flip()
         return time.perf_counter() - start
 
+    def nothing(self) -> float:
+        """The same writes and no flip: what leaving a block costs when they have filled the caches."""
+        with self.store.transaction():
+            self.update()
+            start = time.perf_counter()
+        return time.perf_counter() - start
+
 
 def _states(quick: bool) -> dict[str, dict[str, tuple[int, ...]]]:
     """Centres and inertia of KMeans; weights, means, covariances and likelihood of a Gaussian mixture."""
@@ -214,6 +221,7 @@ def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int) -> list[
                 Method(MEMCPY, NONE, memcpy),
                 Method("memcpy into the other of two, one core", NONE, copy_and_flip),
                 Method(FLIP, KILL, slots.commit),
+                Method(COLD, NONE, slots.nothing),
                 Method("pmstore process, undo log: write and commit", KILL, undo),
             ],
             rounds,

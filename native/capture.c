@@ -303,6 +303,13 @@ static uint64_t gather_protectable(struct pms_undo *u)
     return n;
 }
 
+/* What was written as a whole is protected as a whole: to the end of its block, where that has room behind its array. */
+static uint64_t block_end(const struct pms_undo *u, uint64_t end)
+{
+    uint64_t mark = atomic_load_explicit(&u->page_tag[end / PMS_PAGE - 1], memory_order_relaxed), first = mark & ~PMS_MARK_WHOLE;
+    return mark & PMS_MARK_WHOLE ? (first + u->whole[first].tag.pages) * PMS_PAGE : end;
+}
+
 void pms_capture_protect(struct pms_capture *c)
 {
     struct pms_undo *u = c->undo;
@@ -312,6 +319,7 @@ void pms_capture_protect(struct pms_capture *c)
         for (i++; i < n && page_down(u->dirty[i].off) <= to; i++)
             if (page_up(u->dirty[i].off + u->dirty[i].len) > to)
                 to = page_up(u->dirty[i].off + u->dirty[i].len);
+        to = block_end(u, to);
         if (pms_map_protect(c->map, from, to - from) != 0) {
             int err = pms_map_protect(c->map, 0, c->map->bytes); /* one mapping of all: can not run out */
             PMS_ASSERT(err == 0);

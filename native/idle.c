@@ -19,18 +19,19 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_lock_release(&u->lock);
 }
 
-void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len)
+void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
 {
+    PMS_ASSERT(used > 0 && used <= len && used % PMS_PAGE == 0);
     u->stored = true;
     pms_undo_change_block(u, off, len);
     pms_undo_tag_block(u, off, len, u->tag);
-    pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
+    pms_undo_note(u, PMS_DIRTY_FRESH, off, used, 0);
 }
 
-void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len)
+void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
 {
     pms_lock_acquire(&u->lock);
-    pms_idle_publish_locked(u, off, len);
+    pms_idle_publish_locked(u, off, len, used);
     pms_lock_release(&u->lock);
 }
 

@@ -13,9 +13,10 @@
  * REQUIRES: the operation lock; the last commit does not need what is there; the block was not born in this transaction. */
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len);
 
-/* All of it is part of this transaction: written back at its commit, read-only after it. A roll back leaves undefined content. */
-void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len);
-void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len); /* REQUIRES: the log lock */
+/* Its first `used` bytes (whole pages) are part of this transaction: written back at its commit; all of it is read-only after it. A roll back
+ * leaves undefined content. */
+void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used);
+void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used); /* REQUIRES: the log lock */
 
 /* An idle block is about to be freed: its pages are captured again like all others. Nothing happens if it is not idle. */
 void pms_idle_close(struct pms_undo *u, uint64_t off, uint64_t len);

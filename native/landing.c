@@ -16,6 +16,7 @@
 struct flip {
     struct pms_land_flip ask;
     struct pms_block block;
+    uint64_t used;  /* whole pages of it that its array takes */
     bool alone;     /* the block's pages are its own, and it was live at the last commit: idle, else captured */
     uint64_t where; /* of the description in the heap */
     unsigned char old[META_MAX];
@@ -201,6 +202,19 @@ static int open_block(struct pms_pool *pool, struct flip *f, struct pms_error *e
     return PMS_OK;
 }
 
+/* How much of the block its array takes. */
+static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, struct flip *f, struct pms_error *error)
+{
+    struct pms_object o;
+    for (int i = 0; i < 2; i++)
+        if (pms_dir_find(dirs, group, i ? "1" : "0", 1, &o, NULL) == PMS_OK && o.kind == PMS_OBJECT_ARRAY && o.data == f->ask.data) {
+            uint64_t used = (o.data_bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+            f->used = used < f->block.extent_bytes ? used : f->block.extent_bytes;
+            return PMS_OK;
+        }
+    return pms_fail(error, PMS_E_INVALID, "the block is none of those slots'");
+}
+
 static int find_description(struct pms_pool *pool, struct flip *f, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
@@ -213,7 +227,7 @@ static int find_description(struct pms_pool *pool, struct flip *f, struct pms_er
         return pms_fail(error, PMS_E_INVALID, "the slots' description is not what it was");
     f->where = (uint64_t)(o.meta - pool->map.engine);
     memcpy(f->old, o.meta, o.meta_bytes);
-    return PMS_OK;
+    return find_used(&dirs, o.data, f, error);
 }
 
 static int await(struct pms_landing *l, const uint64_t *word, struct pms_error *error)
@@ -311,7 +325,7 @@ int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_er
     for (uint64_t i = 0; i < l->flips; i++) {
         const struct flip *f = &l->flip[i];
         if (f->alone)
-            pms_idle_publish_locked(&pool->undo, f->block.extent_off, f->block.extent_bytes);
+            pms_idle_publish_locked(&pool->undo, f->block.extent_off, f->block.extent_bytes, f->used);
         describe(pool, f, f->ask.meta);
     }
     return PMS_OK;

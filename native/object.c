@@ -105,7 +105,7 @@ static void fill_pattern(const struct filler *f)
 
 static void fill(const struct filler *f)
 {
-    if (f->fill == PMS_FILL_ZERO)
+    if (f->fill == PMS_FILL_ZERO || f->fill == PMS_FILL_SLOT)
         pms_persist_zero(f->persist, f->dst, f->bytes);
     else if (f->fill == PMS_FILL_COPY)
         pms_persist_copy(f->persist, f->dst, f->src, f->bytes);
@@ -132,11 +132,11 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
 }
 
 /* A tail of small pages costs more than all huge ones before it whenever the block's protection changes: it is filled up where that takes
- * no more than a 20th. */
-static uint64_t whole_huge_pages(uint64_t bytes)
+ * no more than a 20th; of a slot, whose protection changes twice in every transaction, no more than half as much again. */
+static uint64_t whole_huge_pages(uint64_t bytes, int how)
 {
     uint64_t whole = (bytes + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
-    return bytes < 1ull << 60 && whole - bytes <= bytes / 20 ? whole : bytes;
+    return bytes < 1ull << 60 && whole - bytes <= bytes / (how == PMS_FILL_SLOT ? 2 : 20) ? whole : bytes;
 }
 
 int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void *src, uint64_t src_bytes, uint64_t *data,
@@ -145,7 +145,7 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void
     *data = 0;
     if (!bytes)
         return PMS_OK;
-    uint64_t room = whole_huge_pages(bytes);
+    uint64_t room = pool->map.shared ? whole_huge_pages(bytes, how) : bytes; /* no huge pages in a private view */
     int status = pms_pool_allocate(pool, room, PMS_OWNER_USER, data, room == bytes ? error : NULL);
     if (status == PMS_E_FULL && room != bytes)
         status = pms_pool_allocate(pool, room = bytes, PMS_OWNER_USER, data, error);

@@ -62,7 +62,7 @@ struct pms_stats {
     uint64_t journal_bytes, home_bytes, straight_bytes, home_syncs, journal_waits;
 };
 
-enum pms_fill { PMS_FILL_NONE = 0, PMS_FILL_ZERO = 1, PMS_FILL_COPY = 2, PMS_FILL_PATTERN = 3 };
+enum pms_fill { PMS_FILL_NONE = 0, PMS_FILL_ZERO = 1, PMS_FILL_COPY = 2, PMS_FILL_PATTERN = 3, PMS_FILL_SLOT = 4 };
 
 /* ---- life ---- */
 int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **pool, struct pms_error *error);
@@ -109,7 +109,8 @@ int pms_object_count(struct pms_pool *pool, uint64_t dir, uint64_t *count, struc
 int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
                          uint32_t meta_bytes, struct pms_error *error);
 
-/* Allocates, fills and publishes in one step. fill: see enum; src has src_bytes (COPY: data_bytes of them; PATTERN: repeated).
+/* Allocates, fills and publishes in one step. fill: see enum; src has src_bytes (COPY: data_bytes of them; PATTERN: repeated). SLOT: zeros, in a
+ * block that will often change its protection as a whole.
  * must_be_new: PMS_E_EXISTS if the name is taken. *data = offset of the block (0 if data_bytes is 0). */
 int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
                          uint32_t meta_bytes, uint64_t data_bytes, int fill, const void *src, uint64_t src_bytes,
@@ -149,7 +150,7 @@ int pms_sequence_splice(struct pms_pool *pool, uint64_t list, uint64_t index, ui
 
 /* ---- slots: a group of two arrays, "0" and "1", with a description that says which one is current ---- */
 
-struct pms_slot_pair { uint64_t group, data[2]; uint32_t current; };
+struct pms_slot_pair { uint64_t group, data[2], bytes; uint32_t current; };
 
 /* ERRORS: PMS_E_NOT_FOUND: no slots have that name in the directory (0: the root); PMS_E_CORRUPT. */
 int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,

@@ -57,6 +57,7 @@ static int find_pair(struct pms_pool *pool, uint64_t dir, const char *name, uint
         if (status != PMS_OK || o.kind != PMS_OBJECT_ARRAY)
             return pms_fail(error, PMS_E_CORRUPT, "slots lack an array");
         pair->data[i] = o.data;
+        pair->bytes = o.data_bytes;
     }
     return PMS_OK;
 }
@@ -70,6 +71,12 @@ int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     status = find_pair(pool, dir, name, name_bytes, pair, error);
     pms_pool_leave(pool);
     return status;
+}
+
+static uint64_t used_pages(const struct pms_slot_pair *pair, const struct pms_block *b) /* what is behind them fills a huge page up */
+{
+    uint64_t used = (pair->bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+    return used < b->extent_bytes ? used : b->extent_bytes;
 }
 
 int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error)
@@ -93,7 +100,7 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
                              pair.group, PMS_LINE, error);
     }
     if (status == PMS_OK && data && stands_alone(pool, &b))
-        pms_idle_publish(&pool->undo, b.extent_off, b.extent_bytes);
+        pms_idle_publish(&pool->undo, b.extent_off, b.extent_bytes, used_pages(&pair, &b));
     pms_pool_leave(pool);
     return status;
 }

@@ -446,7 +446,7 @@ class Group(MutableMapping[str, Any]):
             if data_bytes > array.LARGEST_BYTES:
                 raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
             for slot in (b"0", b"1"):
-                pool.put_array(own, slot, descriptor.pack(), data_bytes, fill=_ffi.FILL_ZERO)
+                pool.put_array(own, slot, descriptor.pack(), data_bytes, fill=_ffi.FILL_SLOT)
             pool.describe_group(directory, parts[-1], pack_slots(0))
         except BaseException:
             self._core.removals += 1

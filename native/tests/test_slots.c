@@ -268,6 +268,45 @@ static void captured_pages_leave_the_mark(void)
     close_store();
 }
 
+/* A slot's last huge page is filled up: it changes its protection with the rest, and nobody writes it back. */
+static void what_fills_a_huge_page_up_is_not_written_back(void)
+{
+    const uint64_t bytes = PMS_HUGE + PMS_HUGE / 2 + PMS_PAGE;
+    struct pms_stats before, after;
+    struct pms_slot_pair pair;
+    struct pms_block b;
+    uint64_t group, data;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    CHECK(ok(pms_object_group(pool, 0, "big", 3, 1, &group, &e)));
+    for (int i = 0; i < 2; i++)
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, bytes, PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_describe_group(pool, 0, "big", 3, "\x81\xa5slots", 8, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(pms_heap_find(pool->heap, data, &b));
+    CHECK(b.bytes == (pool->map.shared ? 2 * PMS_HUGE : bytes));
+    for (int i = 1; i < 4; i++) {
+        CHECK(ok(pms_slot_find(pool, 0, "big", 3, &pair, &e)));
+        CHECK(pair.bytes == bytes);
+        CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
+        memset(memory(pair.data[!pair.current]), i, bytes);
+        CHECK(ok(pms_pool_stats(pool, &before, &e)));
+        CHECK(ok(pms_slot_flip(pool, 0, "big", 3, &e)));
+        CHECK(ok(pms_commit(pool, &e)));
+        CHECK(ok(pms_pool_stats(pool, &after, &e)));
+        CHECK(domain != PMS_DOMAIN_EMULATED || after.lines - before.lines < bytes / PMS_LINE + 64);
+        uint64_t written = after.straight_bytes + after.journal_bytes - before.straight_bytes - before.journal_bytes;
+        CHECK(domain != PMS_DOMAIN_FILE || (written >= bytes && written < bytes + 16 * PMS_PAGE));
+        for (uint64_t at = 0; at < b.bytes; at += PMS_PAGE)
+            CHECK(!pms_map_all_writable(&pool->map, pair.data[!pair.current] + at, PMS_PAGE));
+        CHECK(all(memory(pair.data[!pair.current]), bytes, i));
+    }
+    close_store();
+    CHECK(open_store(PMS_MODE_READ_WRITE));
+    CHECK(ok(pms_slot_find(pool, 0, "big", 3, &pair, &e)));
+    CHECK(all(memory(pair.data[pair.current]), bytes, 3));
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-slots-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -275,6 +314,7 @@ int main(void)
         domain = domains[i];
         TEST(nothing_is_logged_for_the_idle_slot);
         TEST(captured_pages_leave_the_mark);
+        TEST(what_fills_a_huge_page_up_is_not_written_back);
         TEST(freed_slots_are_ordinary_room);
         TEST(snapshots_keep_what_is_replaced);
         TEST(kills);
