@@ -22,8 +22,6 @@
 #include "images.h"
 #include "faults.h"
 
-extern uint64_t wl_mixture_seed;
-
 struct options {
     const char *mode, *workload, *seen;
     uint64_t step;
@@ -98,8 +96,10 @@ static unsigned char *make_base(const char *path, int domain, uint64_t *bytes)
 static const struct workload *find_workload(const char *name)
 {
     for (unsigned i = 0; i < wl_count; i++)
-        if (strcmp(wl_table[i].name, name) == 0)
+        if (strcmp(wl_table[i].name, name) == 0) {
+            oracle_allows_leaks = wl_table[i].leaks;
             return &wl_table[i];
+        }
     fprintf(stderr, "no workload %s\n", name);
     exit(2);
 }
@@ -371,6 +371,7 @@ static void parse(struct options *o, int argc, char **argv)
         else if (strcmp(key, "--seen") == 0) o->seen = value;
         else if (strcmp(key, "--scratch") == 0) snprintf(c->scratch, sizeof c->scratch, "%s", value);
         else if (strcmp(key, "--keep") == 0) c->keep = value;
+        else if (strcmp(key, "--script") == 0) wl_script_text = value;
         else if (strcmp(key, "--step") == 0) o->step = number(value);
         else if (strcmp(key, "--stop-after") == 0) c->stop_after = number(value);
         else if (strcmp(key, "--nested-every") == 0) c->nested_every = (uint32_t)number(value);
@@ -394,7 +395,8 @@ int main(int argc, char **argv)
     board = shared_memory(sizeof *board);
     if (strcmp(o.mode, "list") == 0) {
         for (unsigned i = 0; i < wl_count; i++)
-            printf("%s\n", wl_table[i].name);
+            if (strcmp(wl_table[i].name, "script") != 0) /* it is given */
+                printf("%s\n", wl_table[i].name);
         return 0;
     }
     if (strcmp(o.mode, "images") == 0)

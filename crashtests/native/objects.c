@@ -1,15 +1,11 @@
-/* Workloads of lists, slots, the history and snapshots. */
-#include "workload.h"
-
+/* Workloads of lists, slots and the history. */
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "tier.h"
+#include "workload.h"
 
 /* ---- lists ---- */
 
-static uint64_t list_of(struct wl *w, const char *name)
+uint64_t wl_list(struct wl *w, const char *name)
 {
     uint64_t list = 0;
     if (!w->failed)
@@ -17,7 +13,7 @@ static uint64_t list_of(struct wl *w, const char *name)
     return list;
 }
 
-static void edit(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64_t step, uint32_t add, uint32_t value)
+void wl_splice(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64_t step, uint32_t add, uint32_t value)
 {
     static uint32_t content[64][40];
     struct pms_new_item item[64];
@@ -34,21 +30,21 @@ static void edit(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint
 
 void wl_list_edits(struct wl *w)
 {
-    uint64_t list = list_of(w, "items");
-    edit(w, list, 0, 0, 1, 20, 1);
+    uint64_t list = wl_list(w, "items");
+    wl_splice(w, list, 0, 0, 1, 20, 1);
     wl_commit(w);
-    edit(w, list, 20, 0, 1, 1, 50); /* append */
+    wl_splice(w, list, 20, 0, 1, 1, 50); /* append */
     wl_commit(w);
-    edit(w, list, 3, 0, 1, 2, 60); /* insert */
-    edit(w, list, 10, 1, 1, 1, 70); /* replace */
+    wl_splice(w, list, 3, 0, 1, 2, 60); /* insert */
+    wl_splice(w, list, 10, 1, 1, 1, 70); /* replace */
     wl_commit(w);
-    edit(w, list, 0, 5, 2, 0, 0); /* every other one of ten */
+    wl_splice(w, list, 0, 5, 2, 0, 0); /* every other one of ten */
     wl_commit(w);
-    edit(w, list, 2, 3, 1, 0, 0);
-    edit(w, list, 0, 0, 1, 4, 80);
+    wl_splice(w, list, 2, 3, 1, 0, 0);
+    wl_splice(w, list, 0, 0, 1, 4, 80);
     wl_rollback(w);
-    list = list_of(w, "items");
-    edit(w, list, 1, 1, 1, 3, 90);
+    list = wl_list(w, "items");
+    wl_splice(w, list, 1, 1, 1, 3, 90);
     wl_commit(w);
     wl_remove(w, 0, "items");
     wl_commit(w);
@@ -56,23 +52,21 @@ void wl_list_edits(struct wl *w)
 
 void wl_list_splits(struct wl *w) /* nodes split, and join again */
 {
-    uint64_t list = list_of(w, "long");
+    uint64_t list = wl_list(w, "long");
     for (uint32_t i = 0; i < 5; i++)
-        edit(w, list, i * 60, 0, 1, 60, i * 100);
+        wl_splice(w, list, i * 60, 0, 1, 60, i * 100);
     wl_commit(w);
-    edit(w, list, 70, 0, 1, 60, 1000); /* splits a leaf in the middle */
+    wl_splice(w, list, 70, 0, 1, 60, 1000); /* splits a leaf in the middle */
     wl_commit(w);
-    edit(w, list, 20, 200, 1, 0, 0); /* joins what is left */
+    wl_splice(w, list, 20, 200, 1, 0, 0); /* joins what is left */
     wl_commit(w);
-    edit(w, list, 0, 0, 1, 50, 2000);
+    wl_splice(w, list, 0, 0, 1, 50, 2000);
     wl_commit(w);
 }
 
 /* ---- slots ---- */
 
-#define PAIR_WORDS 10000u /* a block with pages of its own */
-
-static void make_pair(struct wl *w, const char *name, uint32_t words)
+void wl_make_pair(struct wl *w, const char *name, uint32_t words)
 {
     static const char meta[8] = "\x81\xa5slots";
     uint64_t group = wl_group(w, 0, name);
@@ -83,7 +77,7 @@ static void make_pair(struct wl *w, const char *name, uint32_t words)
 }
 
 /* The idle one is filled with value; its data is returned. */
-static uint32_t *fill_next(struct wl *w, const char *name, uint32_t words, uint32_t value)
+uint32_t *wl_fill_next(struct wl *w, const char *name, uint32_t words, uint32_t value)
 {
     static uint32_t nowhere[PAIR_WORDS];
     struct pms_slot_pair pair = {0};
@@ -98,13 +92,13 @@ static uint32_t *fill_next(struct wl *w, const char *name, uint32_t words, uint3
     return at;
 }
 
-static void flip(struct wl *w, const char *name)
+void wl_flip(struct wl *w, const char *name)
 {
     if (!w->failed)
         wl_done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), &w->error));
 }
 
-static uint32_t *current(struct wl *w, const char *name)
+uint32_t *wl_current(struct wl *w, const char *name)
 {
     static uint32_t nowhere[PAIR_WORDS];
     struct pms_slot_pair pair = {0};
@@ -113,13 +107,55 @@ static uint32_t *current(struct wl *w, const char *name)
     return w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + pair.data[pair.current]);
 }
 
+static void next_version(struct wl *w, const char *name, uint32_t value)
+{
+    wl_fill_next(w, name, PAIR_WORDS, value);
+    wl_flip(w, name);
+}
+
+static void in_place(struct wl *w, const char *name, uint32_t value) /* captured, like anything */
+{
+    uint32_t *at = wl_current(w, name);
+    for (uint32_t i = 0; i < PAIR_WORDS; i += 61)
+        at[i] = value + i;
+}
+
+/* Flips of several objects and captured writes take effect together; steps in place after a flip; versions that are taken back, or
+ * scribbled and never named; a flip back to the version before. */
+void wl_slots(struct wl *w)
+{
+    wl_make_pair(w, "p", PAIR_WORDS);
+    wl_make_pair(w, "q", PAIR_WORDS);
+    wl_commit(w);
+    for (uint32_t step = 1; step <= 3; step++) {
+        next_version(w, "p", step * 1000);
+        next_version(w, "q", step * 2000);
+        wl_data(w, "keep", NULL)[step] = step;
+        wl_commit(w);
+        wl_fill_next(w, "p", PAIR_WORDS, 0xdead0000);
+    }
+    next_version(w, "q", 77);
+    wl_rollback(w);
+    next_version(w, "p", 5000);
+    in_place(w, "p", 6000);
+    wl_data(w, "medium", NULL)[5] = 6;
+    wl_commit(w);
+    wl_flip(w, "p");
+    in_place(w, "q", 7000);
+    wl_commit(w);
+    next_version(w, "q", 8000);
+    wl_remove(w, 0, "p");
+    wl_commit(w);
+    next_version(w, "q", 9000); /* never committed */
+}
+
 void wl_slots_flip(struct wl *w)
 {
-    make_pair(w, "pair", PAIR_WORDS);
+    wl_make_pair(w, "pair", PAIR_WORDS);
     wl_commit(w);
     for (uint32_t step = 0; step < 4; step++) {
-        fill_next(w, "pair", PAIR_WORDS, step * 7);
-        flip(w, "pair");
+        wl_fill_next(w, "pair", PAIR_WORDS, step * 7);
+        wl_flip(w, "pair");
         wl_commit(w);
     }
     wl_data(w, "keep", NULL)[1] = 1; /* and a transaction that does not flip */
@@ -128,37 +164,37 @@ void wl_slots_flip(struct wl *w)
 
 void wl_slots_back(struct wl *w) /* flips that are rolled back; half an idle slot, left over commits */
 {
-    make_pair(w, "pair", PAIR_WORDS);
+    wl_make_pair(w, "pair", PAIR_WORDS);
     wl_commit(w);
-    fill_next(w, "pair", PAIR_WORDS, 5);
-    flip(w, "pair");
+    wl_fill_next(w, "pair", PAIR_WORDS, 5);
+    wl_flip(w, "pair");
     wl_rollback(w);
-    fill_next(w, "pair", PAIR_WORDS / 2, 6);
+    wl_fill_next(w, "pair", PAIR_WORDS / 2, 6);
     wl_data(w, "keep", NULL)[1] = 1;
     wl_commit(w);
-    fill_next(w, "pair", PAIR_WORDS, 7);
+    wl_fill_next(w, "pair", PAIR_WORDS, 7);
     wl_rollback(w);
     wl_begin(w);
-    fill_next(w, "pair", PAIR_WORDS, 8);
-    flip(w, "pair");
+    wl_fill_next(w, "pair", PAIR_WORDS, 8);
+    wl_flip(w, "pair");
     wl_end(w, true);
-    fill_next(w, "pair", PAIR_WORDS, 9); /* never published */
+    wl_fill_next(w, "pair", PAIR_WORDS, 9); /* never published */
 }
 
 void wl_slots_beside(struct wl *w) /* two pairs and other writes in one transaction; every third step in place */
 {
-    make_pair(w, "a", PAIR_WORDS);
-    make_pair(w, "b", PAIR_WORDS);
+    wl_make_pair(w, "a", PAIR_WORDS);
+    wl_make_pair(w, "b", PAIR_WORDS);
     wl_commit(w);
     for (uint32_t step = 0; step < 6; step++) {
         if (step % 3 == 2) {
-            current(w, "a")[step] = step;
-            memset(current(w, "b") + 2000, (int)step, 9000);
+            wl_current(w, "a")[step] = step;
+            memset(wl_current(w, "b") + 2000, (int)step, 9000);
         } else {
-            fill_next(w, "a", PAIR_WORDS, step);
-            flip(w, "a");
-            fill_next(w, "b", PAIR_WORDS, step * 3);
-            flip(w, "b");
+            wl_fill_next(w, "a", PAIR_WORDS, step);
+            wl_flip(w, "a");
+            wl_fill_next(w, "b", PAIR_WORDS, step * 3);
+            wl_flip(w, "b");
         }
         wl_data(w, "keep", NULL)[0] = step;
         wl_array(w, 0, "born", 200 + 50 * step, step);
@@ -168,11 +204,11 @@ void wl_slots_beside(struct wl *w) /* two pairs and other writes in one transact
 
 void wl_slots_small(struct wl *w) /* share their pages: captured */
 {
-    make_pair(w, "small", 20);
+    wl_make_pair(w, "small", 20);
     wl_commit(w);
     for (uint32_t step = 0; step < 5; step++) {
-        fill_next(w, "small", 20, step);
-        flip(w, "small");
+        wl_fill_next(w, "small", 20, step);
+        wl_flip(w, "small");
         if (step == 2)
             wl_rollback(w);
         wl_commit(w);
@@ -181,15 +217,15 @@ void wl_slots_small(struct wl *w) /* share their pages: captured */
 
 void wl_slots_freed(struct wl *w) /* with an idle one that is written; its space is used again */
 {
-    make_pair(w, "pair", PAIR_WORDS);
+    wl_make_pair(w, "pair", PAIR_WORDS);
     wl_commit(w);
-    fill_next(w, "pair", PAIR_WORDS, 5);
+    wl_fill_next(w, "pair", PAIR_WORDS, 5);
     wl_remove(w, 0, "pair");
     wl_rollback(w);
-    fill_next(w, "pair", PAIR_WORDS, 6);
-    flip(w, "pair");
+    wl_fill_next(w, "pair", PAIR_WORDS, 6);
+    wl_flip(w, "pair");
     wl_commit(w);
-    fill_next(w, "pair", PAIR_WORDS, 7);
+    wl_fill_next(w, "pair", PAIR_WORDS, 7);
     wl_remove(w, 0, "pair");
     wl_commit(w);
     wl_array(w, 0, "after", PAIR_WORDS, 3);
@@ -236,37 +272,4 @@ void wl_history(struct wl *w) /* written outside transactions, beside them, and 
     wl_value(w, 0, "value", "after", 5);
     wl_commit(w);
     note(w, 6);
-}
-
-/* ---- snapshots ---- */
-
-void wl_snapshot(struct wl *w) /* transactions under a snapshot that is written out to another file */
-{
-    struct pms_snapshot *s = NULL;
-    struct pms_snapshot_info info = {0};
-    static uint8_t state[64];
-    uint64_t chunk = 0, chunk_bytes = 256 << 10;
-    uint32_t crc;
-    struct pms_transfer transfer = {0};
-    if (w->failed)
-        return;
-    int fd = memfd_create("tier", MFD_CLOEXEC);
-    wl_done(w, pms_snapshot_begin(w->pool, 0, -1, &s, &w->error));
-    if (s)
-        wl_done(w, pms_snapshot_info(s, &info, &w->error));
-    uint64_t chunks = (info.file_bytes + chunk_bytes - 1) / chunk_bytes;
-    if (s && chunks <= sizeof state)
-        wl_done(w, pms_snapshot_chunks(s, 0, chunk_bytes, state, chunks, &w->error));
-    for (uint32_t step = 0; step < 3; step++) {
-        memset(wl_data(w, "medium", NULL) + 100 * step, (int)step + 1, 3000);
-        wl_array(w, 0, "fresh", 3000, step);
-        wl_commit(w);
-        for (; !w->failed && chunk < chunks * (step + 1) / 3; chunk++)
-            wl_done(w, pms_snapshot_write(s, fd, chunk_bytes, &chunk, 1, chunk * chunk_bytes, &crc, &transfer, &w->error));
-    }
-    if (s)
-        pms_snapshot_end(w->pool, s);
-    close(fd);
-    wl_data(w, "keep", NULL)[1] = 1;
-    wl_commit(w);
 }

@@ -20,6 +20,8 @@ struct question {
     bool thorough; /* mode r too, and the commit after recovery is read back */
 };
 
+extern bool oracle_allows_leaks; /* of the workload: set before the first question */
+
 struct oracle;
 struct oracle *oracle_new(void);
 /* Recovers the file at q->path, which changes it. A death or a hang of the child is a verdict too. */

@@ -2,6 +2,7 @@
 
 #include <execinfo.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -295,8 +296,11 @@ static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
     return 0;
 }
 
+static void forget(void) { pms_persist_hook = NULL; } /* a child's doings are not the store's */
+
 void trace_start(struct trace *t, const char *path, bool in_place)
 {
+    pthread_atfork(NULL, NULL, forget); /* before the engine's own */
     void *warm[2];
     backtrace(warm, 2); /* loads the unwinder: not in a signal handler */
     struct stat st;

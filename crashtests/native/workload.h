@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 
 #include "pool_state.h"
+#include "tier.h"
 
 #define STATES_MAX 128u
 
@@ -29,12 +30,13 @@ struct wl {
     bool failed;      /* an operation gave an error */
     bool keep_states; /* fill board->state */
     struct pms_error error;
+    uint32_t *fork_data; /* what a child looks at */
 };
 
 struct workload {
     const char *name;
     void (*run)(struct wl *w);
-    bool creates; /* begins without a file */
+    bool leaks; /* blocks may belong to nobody for a while */
 };
 extern const struct workload wl_table[];
 extern const unsigned wl_count;
@@ -63,17 +65,56 @@ void wl_begin(struct wl *w);         /* enters a block; commits what is pending 
 void wl_end(struct wl *w, bool commit); /* leaves it; an outermost one with commit is a commit */
 void wl_commit(struct wl *w);
 void wl_rollback(struct wl *w);
-void wl_reopen(struct wl *w, const char *path, int domain); /* closes and opens again */
+void wl_commit_by(struct wl *w, int (*commit)(struct wl *w, void *arg), void *arg); /* commit: a function that does so */
+void wl_reopen(struct wl *w); /* closes, what is pending rolled back, and opens again */
 
 /* objects.c */
+#define PAIR_WORDS 10000u /* a block with pages of its own */
+uint64_t wl_list(struct wl *w, const char *name);
+void wl_splice(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64_t step, uint32_t add, uint32_t value);
+void wl_make_pair(struct wl *w, const char *name, uint32_t words);
+uint32_t *wl_fill_next(struct wl *w, const char *name, uint32_t words, uint32_t value); /* the idle slot, at most PAIR_WORDS */
+void wl_flip(struct wl *w, const char *name);
+uint32_t *wl_current(struct wl *w, const char *name);
 void wl_list_edits(struct wl *w);
 void wl_list_splits(struct wl *w);
+void wl_slots(struct wl *w);
 void wl_slots_flip(struct wl *w);
 void wl_slots_back(struct wl *w);
 void wl_slots_beside(struct wl *w);
 void wl_slots_small(struct wl *w);
 void wl_slots_freed(struct wl *w);
 void wl_history(struct wl *w);
-void wl_snapshot(struct wl *w);
+
+/* beside.c */
+#define FLUSH_PAGES 4096u
+struct wl_flush { /* of one snapshot after another into a file */
+    char path[300];
+    int fd; /* 0: none yet */
+    struct pms_snapshot *snapshot;
+    struct pms_snapshot_info info; /* of the last one */
+    bool complete;
+    uint8_t state[FLUSH_PAGES];
+    uint64_t pages, next;
+    uint32_t promised; /* digest */
+};
+void wl_flush_begin(struct wl *w, struct wl_flush *f);
+void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of); /* up to that part of all pages */
+void wl_flush_end(struct wl *w, struct wl_flush *f);   /* the rest; what was written has to be the commit that it began at */
+void wl_flush_close(struct wl *w, struct wl_flush *f); /* and the file is removed */
+void wl_flush(struct wl *w);
+void wl_slots_flush(struct wl *w);
+void wl_grow_beside(struct wl *w);
+void wl_mirrors(struct wl *w);
+void wl_fork(struct wl *w);
+void wl_repair(struct wl *w);
+
+/* script.c */
+extern uint64_t wl_mixture_seed;
+extern const char *wl_script_text;
+void wl_mixture_1(struct wl *w);
+void wl_mixture_2(struct wl *w);
+void wl_mixture_3(struct wl *w);
+void wl_script(struct wl *w);
 
 #endif

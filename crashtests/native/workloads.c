@@ -68,7 +68,7 @@ uint32_t wl_digest_if_committed(struct pms_pool *pool) { return digest_at(pool, 
 
 struct pms_pool *wl_open(const char *path, int domain, int mode, struct pms_error *error)
 {
-    struct pms_options o = {.size = 1792 << 10, .mode = mode, .domain = domain, .hot = 1};
+    struct pms_options o = {.size = 1792 << 10, .max_size = TRACE_MAX_FILE, .mode = mode, .domain = domain, .hot = 1};
     struct pms_pool *pool = NULL;
     return pms_pool_open(path, &o, &pool, error) == PMS_OK ? pool : NULL;
 }
@@ -163,13 +163,21 @@ static void commit_ended(struct wl *w, int status)
     trace_mark(TR_ACK, n);
 }
 
-void wl_commit(struct wl *w)
+void wl_commit_by(struct wl *w, int (*commit)(struct wl *w, void *arg), void *arg)
 {
     if (w->failed)
         return;
     commit_begins(w);
-    commit_ended(w, pms_commit(w->pool, &w->error));
+    commit_ended(w, commit(w, arg));
 }
+
+static int plain_commit(struct wl *w, void *arg)
+{
+    (void)arg;
+    return pms_commit(w->pool, &w->error);
+}
+
+void wl_commit(struct wl *w) { wl_commit_by(w, plain_commit, NULL); }
 
 void wl_begin(struct wl *w)
 {
@@ -205,10 +213,13 @@ void wl_rollback(struct wl *w)
         wl_done(w, pms_rollback(w->pool, &w->error));
 }
 
-void wl_reopen(struct wl *w, const char *path, int domain)
+void wl_reopen(struct wl *w)
 {
+    char path[300];
     if (w->failed)
         return;
+    int domain = (int)w->pool->domain;
+    snprintf(path, sizeof path, "%s", w->pool->path);
     wl_done(w, pms_pool_close(w->pool, 0, &w->error));
     pms_pool_release(w->pool);
     w->pool = wl_open(path, domain, PMS_MODE_READ_WRITE, &w->error);
@@ -266,11 +277,12 @@ void wl_run(const struct workload *workload, const char *path, int domain, struc
     workload->run(w);
     struct pms_error ignored;
     bool failed_before = w->failed;
-    int status = pms_pool_close(w->pool, 0, failed_before ? &ignored : &w->error);
+    int status = w->pool ? pms_pool_close(w->pool, 0, failed_before ? &ignored : &w->error) : PMS_OK;
     if (!failed_before)
         wl_done(w, status);
     running = NULL;
-    pms_pool_release(w->pool);
+    if (w->pool)
+        pms_pool_release(w->pool);
     w->pool = NULL;
 }
 
@@ -470,6 +482,17 @@ static void nested(struct wl *w)
     wl_end(w, true);
 }
 
+static void reopen(struct wl *w) /* closed with something pending, and opened again */
+{
+    for (uint32_t i = 0; i < 3; i++) {
+        wl_data(w, "keep", NULL)[i] = i + 7;
+        wl_array(w, 0, "again", 200 + i, i);
+        wl_commit(w);
+        memset(wl_data(w, "medium", NULL), 9, 4000);
+        wl_reopen(w);
+    }
+}
+
 static void born_and_gone(struct wl *w) /* born and freed in one transaction, again and again */
 {
     for (uint32_t i = 0; i < 8; i++)
@@ -547,132 +570,6 @@ static void long_log(struct wl *w)
     wl_commit(w);
 }
 
-/* Random mixtures of everything, from a seed: see wl_mixture_seed. */
-uint64_t wl_mixture_seed = 1;
-static uint64_t draw(uint64_t *s, uint64_t n)
-{
-    *s ^= *s << 13;
-    *s ^= *s >> 7;
-    *s ^= *s << 17;
-    return (*s >> 11) % n;
-}
-
-static void mixture_of(struct wl *w, uint64_t s)
-{
-    char name[16], text[200];
-    memset(text, 't', sizeof text);
-    s = s * 0x9e3779b97f4a7c15ull | 1;
-    bool there[6] = {0};
-    for (uint32_t step = 0; step < 40 && !w->failed; step++) {
-        uint32_t k = (uint32_t)draw(&s, 6);
-        snprintf(name, sizeof name, "m%u", k);
-        switch (draw(&s, 11)) {
-        case 0: case 1:
-            wl_array(w, 0, name, 1 + (uint32_t)draw(&s, 2500), step);
-            there[k] = true;
-            break;
-        case 2:
-            if (there[k])
-                wl_remove(w, 0, name);
-            there[k] = false;
-            break;
-        case 3:
-            wl_value(w, 0, "value", text, (uint32_t)draw(&s, sizeof text));
-            break;
-        case 4:
-            wl_data(w, "large", NULL)[draw(&s, 20000)] = step;
-            break;
-        case 5:
-            memset(wl_data(w, "medium", NULL) + draw(&s, 2000), (int)step, draw(&s, 4000));
-            break;
-        case 6:
-            wl_write(w, "large", (uint32_t)draw(&s, 20000), step);
-            break;
-        case 7:
-            wl_declare(w, (const char *const[]){"medium"}, 1);
-            wl_data(w, "medium", NULL)[draw(&s, 3000)] = step;
-            break;
-        case 8:
-            wl_data(w, "keep", NULL)[draw(&s, 14)] = step;
-            break;
-        default:
-            wl_commit(w);
-        }
-    }
-    wl_commit(w);
-}
-
-static void mixture_1(struct wl *w) { mixture_of(w, wl_mixture_seed); }
-static void mixture_2(struct wl *w) { mixture_of(w, wl_mixture_seed + 1000003); }
-static void mixture_3(struct wl *w) { mixture_of(w, wl_mixture_seed + 2000003); }
-
-/* ---- slots ---- */
-
-#define SLOT_WORDS 9216u /* 36 KiB: an extent of its own */
-
-static void make_slots(struct wl *w, const char *name)
-{
-    uint64_t group = wl_group(w, 0, name);
-    wl_array(w, group, "0", SLOT_WORDS, 5);
-    wl_array(w, group, "1", SLOT_WORDS, 6);
-    if (!w->failed)
-        wl_done(w, pms_object_describe_group(w->pool, 0, name, (uint32_t)strlen(name), SLOTS_META, sizeof SLOTS_META, &w->error));
-}
-
-static void fill_slot(struct wl *w, const char *name, bool idle, uint32_t value) /* the current one is captured, like anything */
-{
-    struct pms_slot_pair pair = {0};
-    if (!w->failed)
-        wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
-    uint64_t data = pair.data[pair.current ^ (uint32_t)idle];
-    if (!w->failed && idle)
-        wl_done(w, pms_slot_open(w->pool, data, &w->error));
-    uint32_t *word = (uint32_t *)(void *)(w->pool->map.user + data);
-    for (uint32_t i = 0; i < SLOT_WORDS && !w->failed; i += 61) /* every line, not every word */
-        word[i] = value + i;
-}
-
-static void flip(struct wl *w, const char *name)
-{
-    if (!w->failed)
-        wl_done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), &w->error));
-}
-
-static void next_version(struct wl *w, const char *name, uint32_t value)
-{
-    fill_slot(w, name, true, value);
-    flip(w, name);
-}
-
-/* Flips of several objects and captured writes take effect together; steps in place after a flip; versions that are taken back, or
- * scribbled and never named; a flip back to the version before. */
-static void slots(struct wl *w)
-{
-    make_slots(w, "p");
-    make_slots(w, "q");
-    wl_commit(w);
-    for (uint32_t step = 1; step <= 3; step++) {
-        next_version(w, "p", step * 1000);
-        next_version(w, "q", step * 2000);
-        wl_data(w, "keep", NULL)[step] = step;
-        wl_commit(w);
-        fill_slot(w, "p", true, 0xdead0000);
-    }
-    next_version(w, "q", 77);
-    wl_rollback(w);
-    next_version(w, "p", 5000);
-    fill_slot(w, "p", false, 6000);
-    wl_data(w, "medium", NULL)[5] = 6;
-    wl_commit(w);
-    flip(w, "p");
-    fill_slot(w, "q", false, 7000);
-    wl_commit(w);
-    next_version(w, "q", 8000);
-    wl_remove(w, 0, "p");
-    wl_commit(w);
-    next_version(w, "q", 9000); /* never committed */
-}
-
 const struct workload wl_table[] = {
     {"write_small", write_small, false},
     {"write_twice", write_twice, false},
@@ -698,7 +595,7 @@ const struct workload wl_table[] = {
     {"threads", threads, false},
     {"many_commits", many_commits, false},
     {"long_log", long_log, false},
-    {"slots", slots, false},
+    {"slots", wl_slots, false},
     {"list_edits", wl_list_edits, false},
     {"list_splits", wl_list_splits, false},
     {"slots_flip", wl_slots_flip, false},
@@ -707,9 +604,16 @@ const struct workload wl_table[] = {
     {"slots_small", wl_slots_small, false},
     {"slots_freed", wl_slots_freed, false},
     {"history", wl_history, false},
-    {"snapshot", wl_snapshot, false},
-    {"mixture_1", mixture_1, false},
-    {"mixture_2", mixture_2, false},
-    {"mixture_3", mixture_3, false},
+    {"flush", wl_flush, false},
+    {"slots_flush", wl_slots_flush, false},
+    {"grow_beside", wl_grow_beside, false},
+    {"mirrors", wl_mirrors, false},
+    {"fork", wl_fork, false},
+    {"repair", wl_repair, true},
+    {"reopen", reopen, false},
+    {"mixture_1", wl_mixture_1, false},
+    {"mixture_2", wl_mixture_2, false},
+    {"mixture_3", wl_mixture_3, false},
+    {"script", wl_script, false},
 };
 const unsigned wl_count = sizeof wl_table / sizeof wl_table[0];
