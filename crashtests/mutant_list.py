@@ -15,6 +15,8 @@ class Mutant:
     domains: tuple[str, ...] = ("emulated",)
     equivalent: str = ""
     """Why nothing can tell it from the engine; empty: it must be killed."""
+    first: tuple[str, ...] = ()
+    """Workloads to try before all others."""
 
 
 FILE = ("file",)
@@ -186,7 +188,7 @@ _DIRECTORY = [
     Mutant("dir_range_unlogged", "directory.c", "    for (uint32_t i = 0; i < e->ranges; i++)\n        pms_undo_prepare(",
            "    for (uint32_t i = 1; i < e->ranges; i++)\n        pms_undo_prepare(", "the first range of a directory edit is stored without a pre-image", BOTH),
     Mutant("object_not_born", "object.c", "        pms_undo_note_born(&pool->undo, data, bytes);", "        ;",
-           "a small array's first content is not on the list of what commit writes back", FILE),
+           "flushes do not learn of a new array in a page with others", first=("flush",)),
     Mutant("object_fill_not_flushed", "object.c", "        pms_persist_copy(f->persist, f->dst, f->src, f->bytes);",
            "        pms_persist_store(f->persist, f->dst, f->src, f->bytes);", "an array's first content is never written back",
            equivalent="no workload fills by a copy of its own bytes; the same mutant of patterns is pattern_not_flushed"),
@@ -227,16 +229,55 @@ _JOURNAL = [
            "only the first page of a run goes home", FILE),
 ]  # fmt: skip
 
+_BESIDE = [
+    Mutant("born_unkept", "undo.c", "void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)\n{\n    pms_snapshot_keep(u, off, len); /* I6 */",
+           "void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)\n{", "a new block overwrites what a flush has still to read", BOTH,
+           first=("flush",)),
+    Mutant("fresh_unkept", "undo.c", "void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)\n{\n    pms_snapshot_keep(u, off, len); /* I6 */",
+           "void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)\n{", "fresh pages are overwritten before a flush has read what was there",
+           BOTH, first=("flush",)),
+    Mutant("idle_unkept", "idle.c", "    pms_snapshot_keep(u, off, len); /* I6 */", "", "a step of slots overwrites what a flush has still to read", BOTH,
+           first=("slots_flush",)),
+    Mutant("transaction_unkept", "tx.c", "    pms_snapshot_keep_transaction(&pool->undo);\n    count_commit(pool, 1);\n    choose_ahead(pool, &ahead);\n    pms_capture_protect(&pool->capture); /*",
+           "    count_commit(pool, 1);\n    choose_ahead(pool, &ahead);\n    pms_capture_protect(&pool->capture); /*",
+           "the log is used again while a flush needs its pre-images", first=("flush",)),
+    Mutant("transaction_unkept_file", "tx.c", "    pms_snapshot_keep_transaction(&pool->undo);\n    count_commit(pool, 1);\n    choose_ahead(pool, &ahead);\n    pms_capture_protect(&pool->capture);\n",
+           "    count_commit(pool, 1);\n    choose_ahead(pool, &ahead);\n    pms_capture_protect(&pool->capture);\n",
+           "the log is used again while a flush needs its pre-images", FILE, first=("flush",)),
+    Mutant("append_unnoted", "undo.c", "void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)\n{\n    pms_undo_set_changed(u, off, len);",
+           "void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)\n{", "flushes do not learn of captured pages", BOTH, first=("flush",)),
+    Mutant("fresh_unnoted", "undo.c", "    pms_undo_set_changed(u, off, len);\n    if (!all_prepared", "    if (!all_prepared",
+           "flushes do not learn of fresh pages", BOTH, first=("flush",)),
+    Mutant("publish_unnoted", "idle.c", "    pms_undo_change_block(u, off, len);\n", "", "flushes do not learn of a flip", BOTH, first=("slots_flush",)),
+    Mutant("publish_not_listed", "idle.c", "    pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);", "", "a published slot is not on the list of what commit writes back",
+           BOTH, first=("slots_flip",)),
+    Mutant("flip_unpublished", "slot.c", "        pms_idle_publish(&pool->undo, b.extent_off, b.extent_bytes);", "        ;", "a flip does not publish the slot",
+           BOTH, first=("slots_flip",)),
+    Mutant("landing_unpublished", "landing.c", "            pms_idle_publish_locked(&pool->undo, f->block.extent_off, f->block.extent_bytes);", "            ;",
+           "a mirror's slot is not published", BOTH, first=("mirrors",)),
+    Mutant("landing_not_described", "landing.c", "        describe(pool, f, f->ask.meta);", "        ;", "a landing does not flip", BOTH, first=("mirrors",)),
+    Mutant("landing_copies_nothing", "landing.c", "        copy_in(pool, c);", "        ;", "a mirror's bytes are not copied", BOTH, first=("mirrors",)),
+    Mutant("landing_never_fails", "landing.c", "    if (status == PMS_OK && atomic_load(&l->failed))", "    if (false)", "a copy that failed counts as made",
+           BOTH, first=("mirrors",)),
+    Mutant("list_unlogged", "list_edit.c", "            pms_undo_prepare(undo, range[i].off, range[i].len);", "            ;",
+           "nodes of lists are stored without pre-images", BOTH, first=("list_edits",)),
+    Mutant("list_unfenced", "list_edit.c", "    pms_undo_fence(undo); /* F1", "    /* F1", "nodes of lists are stored before their entries are durable",
+           first=("list_edits",)),
+    Mutant("list_range_lost", "list_edit.c", "            pms_undo_write(undo, range[i].off, range[i].src, range[i].len);",
+           "            if (i % 3 != 1) pms_undo_write(undo, range[i].off, range[i].src, range[i].len);", "some nodes of an edit are not stored", BOTH,
+           first=("list_edits", "list_splits")),
+]  # fmt: skip
+
 _HEAD = [
     Mutant("session_one_copy", "super.c", "PMS_OFF_SESSION(session->generation & 1));", "PMS_OFF_SESSION(0));", "one copy of the session record is used", BOTH),
     Mutant("super_one_copy", "super.c", "    errno = pms_persist_pwrite(p, fd, super, sizeof *super, PMS_OFF_SUPER(super->generation & 1));\n    if (!errno)\n        errno = pms_persist_sync(p, fd); /* this copy",
            "    errno = pms_persist_pwrite(p, fd, super, sizeof *super, PMS_OFF_SUPER(0));\n    if (!errno)\n        errno = pms_persist_sync(p, fd); /* this copy",
-           "one copy of the superblock is used", BOTH),
+           "one copy of the superblock is used", BOTH, first=("grow",)),
     Mutant("super_no_sync", "super.c", "        errno = pms_persist_sync(p, fd); /* this copy, before anything", "        errno = 0; /* this copy, before anything",
-           "a superblock is relied on before it is durable", BOTH),
+           "a superblock is relied on before it is durable", BOTH, first=("grow",)),
     Mutant("grow_no_sync", "super.c", "    errno = pms_persist_sync(p, fd); /* page tables before the superblock that refers to them */", "    errno = 0;",
-           "a superblock refers to page tables that are not durable", BOTH),
-    Mutant("super_crc_unchecked", "super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a torn superblock counts", BOTH),
+           "a superblock refers to page tables that are not durable", BOTH, first=("grow",)),
+    Mutant("super_crc_unchecked", "super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a torn superblock counts", BOTH, first=("grow",)),
 ]  # fmt: skip
 
-MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_RECOVER, *_CAPTURE, *_HEAP, *_DIRECTORY, *_JOURNAL, *_HEAD]
+MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_RECOVER, *_CAPTURE, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD]

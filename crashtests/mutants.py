@@ -29,7 +29,23 @@ SOURCE = MUTANTS_BUILD / "source"  # as it was when the run began
 # Cheap and telling first. A mutant that survives runs through all of them.
 IMAGES = 1500
 QUICK = ("groups", "hot", "write_all", "roll_back", "long_log", "replace", "born_beside", "values", "many_commits", "grow")
-REST = ("hot_and_back", "scattered", "allocate", "release", "declared", "threads", "born_and_gone", "mixture_1", "mixture_2")
+REST = (
+    "hot_and_back",
+    "scattered",
+    "allocate",
+    "release",
+    "declared",
+    "threads",
+    "born_and_gone",
+    "flush",
+    "slots_flush",
+    "slots",
+    "mirrors",
+    "list_edits",
+    "grow_beside",
+    "mixture_1",
+    "mixture_2",
+)
 MODEL_OF = {"emulated": "ii", "file": "iii"}
 
 
@@ -57,12 +73,12 @@ def apply(mutant: Mutant, target: Path) -> None:
 
 def plan(mutant: Mutant) -> list[jobs.Job]:
     planned = []
-    for names in (QUICK, REST):
+    for names in (mutant.first, QUICK, REST):
         for domain in mutant.domains:
             for name in names:
                 options = {"seed": 1, "budget": IMAGES, "stop-after": 1, "nested-every": 40}
                 planned.append(jobs.Job("images", name, domain, MODEL_OF[domain], options))
-                if names is QUICK:
+                if names is not REST:
                     planned.append(jobs.Job("images", name, domain, "i", options | {"budget": 300}))
     planned += [
         jobs.Job("kill", name, domain, "", {"step": 5, "stop-after": 1}) for domain in mutant.domains for name in QUICK[:4]

@@ -86,10 +86,13 @@ void wl_flush(struct wl *w) /* transactions of all kinds under a flush; then of 
 {
     struct wl_flush f = {0};
     wl_array(w, 0, "beside", 40, 1);
+    wl_array(w, 0, "spare", 3000, 1);
     wl_commit(w);
     wl_flush_begin(w, &f);
     for (uint32_t step = 0; step < 3; step++) {
         char name[2] = {(char)('p' + step), 0};
+        wl_array(w, 0, "beside", 40, step); /* what these were at first is free at the next commit, used again, and flushed yet */
+        wl_array(w, 0, "spare", 3000, step);
         memset(wl_data(w, "medium", NULL) + 100 * step, (int)step + 1, 3000);
         wl_array(w, 0, "fresh", 3000, step);
         wl_array(w, 0, name, 40, step); /* born in a page with others */
@@ -207,6 +210,11 @@ static void land(struct wl *w, const char *const *name, const uint32_t *words, u
     }
     if (l)
         pms_landing_free(l);
+    for (uint32_t i = 0; i < count && !w->failed; i++) {
+        bool same = memcmp(wl_current(w, name[i]), device[i], 4ull * words[i]) == 0;
+        if (same != (how == ARMED || how == STARTED))
+            wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "a commit did not bring a mirror along, or a failed one did"));
+    }
 }
 
 void wl_mirrors(struct wl *w) /* in one commit with captured writes; one that fails, and one that is rolled back, between */
