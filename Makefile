@@ -56,6 +56,7 @@ mutants: $(STAMP)
 	$(PY) -m crashtests.mutants
 
 crashtest-long: $(STAMP)
+	$(PY) -m crashtests.coverage
 	$(PY) -m crashtests --images 1200000 --kill-step 1
 	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
 

@@ -72,11 +72,13 @@ def apply(mutant: Mutant, target: Path) -> None:
 
 
 def plan(mutant: Mutant) -> list[jobs.Job]:
+    """Of one that is argued to be equivalent only so much that the argument is put to the test."""
     planned = []
-    for names in (mutant.first, QUICK, REST):
+    for names in (mutant.first, QUICK[:5]) if mutant.equivalent else (mutant.first, QUICK, REST):
         for domain in mutant.domains:
             for name in names:
-                options = {"seed": 1, "budget": IMAGES, "stop-after": 1, "nested-every": 40}
+                budget = IMAGES // 5 if mutant.equivalent else IMAGES
+                options = {"seed": 1, "budget": budget, "stop-after": 1, "nested-every": 40}
                 planned.append(jobs.Job("images", name, domain, MODEL_OF[domain], options))
                 if names is not REST:
                     planned.append(jobs.Job("images", name, domain, "i", options | {"budget": 300}))

@@ -35,9 +35,7 @@ class Report:
     seed: int
     seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
-    mutants: dict[str, int] | None = None
     detector: dict[str, int] | None = None
-    coverage: dict[str, float] | None = None
 
     @property
     def failures(self) -> int:
@@ -64,14 +62,14 @@ class Report:
             "kills": self._sum(by_mode["kill"], "trials", "nested")
             | {"failures": sum(len(o.failures) for o in by_mode["kill"])},
             "faults": self._sum(by_mode["fault"], "trials") | {"failures": sum(len(o.failures) for o in by_mode["fault"])},
-            "mutants": self.mutants or saved_mutants(),
+            "mutants": saved_mutants(),
             "workloads": self._by_workload(),
             "failures": [failure for o in self.outcomes for failure in o.failures],
         }
         if self.detector is not None:
             answer["unlogged_stores"] = self.detector
-        if self.coverage is not None:
-            answer["branch_coverage"] = self.coverage
+        if (coverage := _saved("coverage.json")) is not None:
+            answer["branch_coverage"] = {key: coverage[key] for key in ("commit", "parts", "files")}
         return answer
 
     def _by_workload(self) -> dict[str, dict[str, int]]:
@@ -116,16 +114,25 @@ class Report:
             f"SIGKILL at a persistence primitive: {killed}.",
             f"Failing system calls: {faults['trials']:,} trials, {faults['failures']} failures.",
         ]
-        if data["mutants"]:
-            m = data["mutants"]
+        if (m := data["mutants"])["total"]:
             lines.append(f"Mutants of the engine: {m['total']}, killed {m['killed']}, equivalent {m['equivalent']}.")
         if self.detector is not None:
             lines.append(
                 f"Stores of the engine into the pool: {self.detector['stores']:,}, past the seam {self.detector['failures']}."
             )
-        if self.coverage is not None:
-            lines += ["", "| file | branches taken |", "|---|---|"]
-            lines += [f"| {name} | {share:.1f} % |" for name, share in sorted(self.coverage.items())]
+        if coverage := data.get("branch_coverage"):
+            lines += [
+                "",
+                f"At commit {coverage['commit']}:",
+                "",
+                "| part of the engine | branches taken | of |",
+                "|---|---|---|",
+            ]
+            rows = coverage["parts"] | coverage["files"]
+            lines += [
+                f"| {name} | {b['taken']:,} ({100 * b['taken'] / b['total']:.1f} %) | {b['total']:,} |"
+                for name, b in rows.items()
+            ]
         lines += ["", "| workload | (i) | (ii) | (iii) | (iv) | kills | faults |", "|---|---|---|---|---|---|---|"]
         for name, row in data["workloads"].items():
             cells = " | ".join(f"{row.get(key, 0):,}" for key in ("i", "ii", "iii", "iv", "kill", "fault"))
@@ -136,10 +143,13 @@ class Report:
         return "\n".join(lines) + "\n"
 
 
-def saved_mutants() -> dict[str, int] | None:
-    """Of the last `make mutants`, which takes its own time."""
-    path = BUILD / "mutants.json"
-    if not path.exists():
-        return None
-    found = json.loads(path.read_text())
-    return {key: found[key] for key in ("total", "killed", "equivalent")}
+def _saved(name: str) -> Any:
+    """What a run of its own has left, or None."""
+    path = BUILD / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def saved_mutants() -> dict[str, int]:
+    """Of the last `make mutants`, which takes its own time; zeros: it was not run."""
+    found = _saved("mutants.json") or {}
+    return {key: found.get(key, 0) for key in ("total", "killed", "equivalent")}

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "landing.h"
+#include "trace.h"
 #include "workload.h"
 
 /* ---- flushes: the snapshot of a commit goes to a file, page by page, and is a store there that holds just that commit ---- */
@@ -244,7 +245,7 @@ static int child_of(struct wl *w, void (*run)(struct wl *w))
         struct rlimit none = {0, 0};
         setrlimit(RLIMIT_CORE, &none);
         run(w);
-        _exit(0);
+        leave(0);
     }
     waitpid(child, &status, 0);
     return status;
@@ -257,7 +258,7 @@ static void reads(struct wl *w)
     const uint32_t *keep = w->fork_data;
     bool refused = pms_commit(w->pool, &e) == PMS_E_FORKED && pms_object_find(w->pool, 0, "keep", 4, &o, &e) == PMS_E_FORKED;
     if (!refused || keep[1] != 1)
-        _exit(1);
+        leave(1);
     pms_pool_release(w->pool);
 }
 

@@ -271,7 +271,7 @@ static void crash_recovery(struct explorer *x, uint64_t bytes, uint32_t digest)
         trace_start(t, x->scratch_path, c->domain != PMS_DOMAIN_FILE);
         struct pms_pool *pool = wl_open(x->scratch_path, c->domain, PMS_MODE_READ_WRITE, &e);
         trace_stop();
-        _exit(pool ? 0 : 1);
+        leave(pool ? 0 : 1);
     }
     int status;
     waitpid(child, &status, 0);

@@ -82,7 +82,7 @@ static unsigned char *make_base(const char *path, int domain, uint64_t *bytes)
         in_child();
         wl_make_base(path, domain);
         fflush(stdout);
-        _exit(0);
+        leave(0);
     }
     int status;
     waitpid(child, &status, 0);
@@ -126,7 +126,7 @@ static bool record(struct campaign *c, const struct workload *w, const char *pat
         trace_stop();
         if (result.failed)
             fprintf(stderr, "%s: %s\n", w->name, result.error.what);
-        _exit(result.failed);
+        leave(result.failed);
     }
     waitpid(child, &status, 0);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0 && !t->overflow)
@@ -207,7 +207,7 @@ static bool killed_run(struct campaign *c, const struct workload *w, const char 
             result.failed = wl_open(path, c->domain, PMS_MODE_READ_WRITE, &e) == NULL;
         else
             wl_run(w, path, c->domain, board, false, &result);
-        _exit(result.failed);
+        leave(result.failed);
     }
     waitpid(child, &status, 0);
     if (WIFSIGNALED(status) ? WTERMSIG(status) != SIGKILL : WEXITSTATUS(status) != 0)
@@ -279,7 +279,7 @@ static bool faulty_run(struct campaign *c, const struct workload *w, const char 
         int null = open("/dev/null", O_WRONLY);
         dup2(null, STDERR_FILENO);
         faults_run(w, path, c->domain, board, n, result);
-        _exit(0);
+        leave(0);
     }
     waitpid(child, &status, 0);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)

@@ -218,7 +218,7 @@ static void serve(struct shared *s, int in, int out)
         if (write(out, &byte, 1) != 1)
             break;
     }
-    _exit(0);
+    leave(0);
 }
 
 /* ---- in the parent ---- */

@@ -307,7 +307,7 @@ void trace_start(struct trace *t, const char *path, bool in_place)
     fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) != 0 || (uint64_t)st.st_size > TRACE_MAX_FILE) {
         perror(path);
-        _exit(2);
+        leave(2);
     }
     live = mmap(NULL, TRACE_MAX_FILE, PROT_READ, MAP_SHARED, fd, 0);
     shadow = mmap(NULL, TRACE_MAX_FILE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -11,8 +11,19 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <unistd.h>
 
 #define TRACE_SITES 4
+
+extern void __gcov_dump(void) __attribute__((weak)); /* where branches are counted */
+
+/* A child's end. */
+static inline _Noreturn void leave(int code)
+{
+    if (__gcov_dump)
+        __gcov_dump();
+    _exit(code);
+}
 
 enum tr_kind {
     TR_STORE = 1, /* changed bytes [off, off+bytes), through the seam */
