@@ -41,7 +41,7 @@ QUESTIONS = {
         Question("training", 600),
         Question("slots", 300),
         Question("restart", 900),
-        Question("growth", 450),
+        Question("growth", 600),
         Question("key_value", 200),
         Question("containers", 200),
         Question("instructions", 120),

@@ -201,25 +201,54 @@ static bool span_of_pages(const struct pms_capture *c, struct pms_span *span, st
     return false;
 }
 
-int pms_capture_spans(struct pms_capture *c, const struct pms_span *span, uint64_t count, struct pms_error *error)
+/* Sorted neighbours become writable by one system call: the first and the last page of two blocks are often one, or side by side. */
+static void unprotect_spans(struct pms_capture *c, const struct pms_span *span, uint64_t count)
 {
+    for (uint64_t i = 0; i < count;) {
+        uint64_t from = span[i].off, to = from + span[i].bytes;
+        for (i++; i < count && span[i].off >= from && span[i].off <= to; i++)
+            if (span[i].off + span[i].bytes > to)
+                to = span[i].off + span[i].bytes;
+        if (to > from)
+            unprotect(c, (struct pms_span){from, to - from});
+    }
+}
+
+static void sort_by_offset(struct pms_span *span, uint64_t n) /* shell sort: no memory, and cheap where they are in order */
+{
+    for (uint64_t gap = n / 2; gap > 0; gap /= 2) {
+        for (uint64_t i = gap; i < n; i++) {
+            struct pms_span x = span[i];
+            uint64_t j = i;
+            for (; j >= gap && span[j - gap].off > x.off; j -= gap)
+                span[j] = span[j - gap];
+            span[j] = x;
+        }
+    }
+}
+
+int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, struct pms_error *error)
+{
+    uint64_t bytes = 0, kept = 0;
     for (uint64_t i = 0; i < count; i++) { /* all valid, or nothing done */
-        struct pms_span s = span[i];
-        if (s.bytes && !span_of_pages(c, &s, error))
+        if (!span[i].bytes)
+            continue;
+        span[kept] = span[i];
+        if (!span_of_pages(c, &span[kept], error))
             return PMS_E_INVALID;
+        bytes += span[kept++].bytes;
     }
+    sort_by_offset(span, kept);
     pms_lock_acquire(&c->undo->lock);
-    for (uint64_t i = 0; i < count; i++) {
-        struct pms_span s = span[i];
-        if (s.bytes && span_of_pages(c, &s, NULL))
-            append_span(c, s);
-    }
+    bool by_all_cores = bytes >= PMS_UNDO_PARALLEL;
+    if (by_all_cores)
+        pms_undo_gather(c->undo);
+    for (uint64_t i = 0; i < kept; i++)
+        append_span(c, span[i]);
+    if (by_all_cores)
+        pms_undo_gathered(c->undo);
     pms_undo_fence_locked(c->undo); /* F1: all entries, before any of their targets becomes writable (I2) */
-    for (uint64_t i = 0; i < count; i++) {
-        struct pms_span s = span[i];
-        if (s.bytes && span_of_pages(c, &s, NULL))
-            unprotect(c, s);
-    }
+    unprotect_spans(c, span, kept);
     pms_lock_release(&c->undo->lock);
     return PMS_OK;
 }

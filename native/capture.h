@@ -35,11 +35,11 @@ int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_he
                      bool read_only, bool hot, struct pms_error *error);
 void pms_capture_close(struct pms_capture *c); /* no handler is inside afterwards */
 
-/* Captures whole pages around the ranges (offsets) and makes them writable. One fence for all.
+/* Captures whole pages around the ranges (offsets) and makes them writable. One fence for all. The ranges come back in another order.
  * ERRORS: PMS_E_INVALID: a range is not in a user's block. */
 struct pms_span { uint64_t off, bytes; };
 bool pms_capture_is_users(const struct pms_capture *c, struct pms_span span); /* inside one block where users write */
-int pms_capture_spans(struct pms_capture *c, const struct pms_span *span, uint64_t count, struct pms_error *error);
+int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, struct pms_error *error);
 
 /* Ends writing: protects what the transaction made writable, but for hot ranges. REQUIRES: the log lock. */
 void pms_capture_protect(struct pms_capture *c);

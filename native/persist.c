@@ -19,7 +19,6 @@
 #define NT_MIN_FLUSH LINE
 /* Without write-back a copy that fits the caches is better off in them. */
 #define NT_MIN_PLAIN (256u << 10)
-#define CRC_BLOCK 4096u /* checksummed, then copied, while it is in the first-level cache */
 
 pms_persist_hook_fn *_Atomic pms_persist_hook;
 
@@ -220,18 +219,25 @@ void pms_persist_copy(struct pms_persist *p, void *dst, const void *src, size_t 
     after_nt(p);
 }
 
-uint32_t pms_persist_copy_crc(struct pms_persist *p, void *dst, const void *src, size_t n, uint32_t crc)
+uint32_t pms_persist_copy_crc(struct pms_persist *p, void *dst, const void *src, size_t n, uint32_t crc, void *steady)
 {
     bool nt = use_nt(p, n);
     hook(nt ? PMS_PRIM_COPY : PMS_PRIM_STORE, dst, n);
-    for (size_t at = 0; at < n; at += CRC_BLOCK) {
-        size_t block = n - at < CRC_BLOCK ? n - at : CRC_BLOCK;
+    for (size_t at = 0; at < n; at += PMS_CRC_BLOCK) {
+        size_t block = n - at < PMS_CRC_BLOCK ? n - at : PMS_CRC_BLOCK;
         const char *from = (const char *)src + at;
-        crc = pms_crc32c(crc, from, block);
-        if (nt)
+        if (nt && steady) {
+            pms_quiet_copy(steady, from, block);
+            from = steady;
+        }
+        if (nt) {
+            crc = pms_crc32c(crc, from, block);
             copy_nt(p, (char *)dst + at, from, block);
-        else
-            plain(p, (char *)dst + at, from, block);
+        } else {
+            pms_quiet_copy((char *)dst + at, from, block);
+            crc = pms_crc32c(crc, (char *)dst + at, block);
+            pms_persist_flush(p, (char *)dst + at, block);
+        }
     }
     if (nt)
         after_nt(p);

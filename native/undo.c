@@ -9,9 +9,8 @@
 
 #define ENTRY_INLINE 32u              /* a pre-image of at most this size shares its header's line */
 #define ENTRY_MAX (2u << 20)          /* bytes of pre-image in one entry */
-#define PARALLEL_MIN (4u << 20)       /* from here on all cores copy */
 #define PARALLEL_PIECES 512u          /* entries of one parallel batch */
-#define SMALL_RANGE PMS_UNDO_STEADY   /* PMS_HOT_RANGE_MAX */
+#define SMALL_RANGE (64u << 10)       /* PMS_HOT_RANGE_MAX */
 #define DIRTY_SPACING PMS_LINE        /* ranges are merged, and blocks are a line at least */
 #define DIRTY_ROOM_MAX (1ull << 27)   /* ranges; address space only, memory as they come */
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
@@ -50,7 +49,7 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->granule = reserve(pages * sizeof *u->granule);
     u->born = reserve(pages * sizeof *u->born);
     u->dirty = reserve(u->dirty_room * sizeof *u->dirty);
-    u->steady = reserve(PMS_UNDO_STEADY);
+    u->steady = reserve(PMS_CRC_BLOCK);
     u->taken_room = u->dirty_room;
     u->taken = reserve(u->taken_room * sizeof *u->taken);
     u->changed = reserve(pages * sizeof *u->changed);
@@ -73,7 +72,7 @@ void pms_undo_close(struct pms_undo *u)
     unreserve(u->granule, pages * sizeof *u->granule);
     unreserve(u->born, pages * sizeof *u->born);
     unreserve(u->dirty, u->dirty_room * sizeof *u->dirty);
-    unreserve(u->steady, PMS_UNDO_STEADY);
+    unreserve(u->steady, PMS_CRC_BLOCK);
     unreserve(u->taken, u->taken_room * sizeof *u->taken);
     unreserve((void *)u->changed, pages * sizeof *u->changed);
     unreserve(u->whole, pages * sizeof *u->whole);
@@ -160,8 +159,10 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
     return p;
 }
 
-/* Runs on any thread and in the fault handler. Nobody stores to the source: what is copied is what is checksummed. */
-static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e, const unsigned char *src)
+/* Runs on any thread and in the fault handler. What is copied is what is checksummed: nobody stores to the source, or else steady is
+ * where a block at a time is copied first. */
+static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e, const unsigned char *src,
+                        void *steady)
 {
     unsigned char *dst = u->log + e->pos;
     struct {
@@ -173,51 +174,65 @@ static void write_entry(const struct pms_undo *u, struct pms_persist *p, const s
         pms_quiet_copy(line.image, src, e->len);
         line.head.crc = pms_crc32c(crc, line.image, e->len);
     } else {
-        line.head.crc = pms_persist_copy_crc(p, dst + PMS_LINE, src, e->len, crc);
+        line.head.crc = pms_persist_copy_crc(p, dst + PMS_LINE, src, e->len, crc, steady);
     }
     pms_persist_copy(p, dst, &line, sizeof line);
 }
 
 struct batch {
     const struct pms_undo *u;
-    const struct piece *piece;
-    struct pms_persist *counters; /* one for each piece: workers do not share */
+    size_t count;
+    struct piece piece[PARALLEL_PIECES];
+    struct pms_persist counters[PARALLEL_PIECES]; /* one for each piece: workers do not share */
 };
 
 static void write_piece(void *ctx, size_t i)
 {
-    const struct batch *b = ctx;
-    write_entry(b->u, &b->counters[i], &b->piece[i], b->u->map->user + b->piece[i].target);
+    struct batch *b = ctx;
+    write_entry(b->u, &b->counters[i], &b->piece[i], b->u->map->user + b->piece[i].target, NULL);
     /* This core's copies before whatever the caller lets happen next: an sfence orders one core's stores only. */
     pms_persist_fence(&b->counters[i]);
 }
 
-static struct pms_lock parallel_lock; /* two stores may capture at once */
+/* Too large for the handler's stack. Two stores may capture at once: the lock is held from gather to gathered. */
+static struct batch batch;
+static struct pms_lock parallel_lock;
 
 void pms_undo_after_fork_in_child(void) { atomic_store(&parallel_lock.word, 0); } /* who held it did not come with us */
 
-static void append_parallel(struct pms_undo *u, uint64_t off, uint64_t len)
+static void copy_batch(struct pms_undo *u)
 {
-    /* The log lock makes these buffers ours; the handler's stack is too small for them. */
-    static struct piece piece[PARALLEL_PIECES];
-    static struct pms_persist counters[PARALLEL_PIECES];
-    pms_lock_acquire(&parallel_lock);
-    while (len) {
-        size_t n = 0;
-        for (; n < PARALLEL_PIECES && len; n++) {
-            piece[n] = take_place(u, off, len);
-            counters[n] = (struct pms_persist){.flush = u->log_persist->flush};
-            off += piece[n].len;
-            len -= piece[n].len;
-        }
-        struct batch b = {u, piece, counters};
-        pms_parallel_for(write_piece, &b, n);
-        for (size_t i = 0; i < n; i++) {
-            u->log_persist->lines += counters[i].lines;
-            u->log_persist->fences += counters[i].fences;
-        }
+    pms_parallel_for(write_piece, &batch, batch.count);
+    for (size_t i = 0; i < batch.count; i++) {
+        u->log_persist->lines += batch.counters[i].lines;
+        u->log_persist->fences += batch.counters[i].fences;
     }
+    batch.count = 0;
+}
+
+void pms_undo_gather(struct pms_undo *u)
+{
+    PMS_ASSERT(!u->gathering);
+    pms_lock_acquire(&parallel_lock);
+    u->gathering = true;
+    batch.u = u;
+    batch.count = 0;
+}
+
+void pms_undo_gathered(struct pms_undo *u)
+{
+    PMS_ASSERT(u->gathering);
+    copy_batch(u);
+    u->gathering = false;
     pms_lock_release(&parallel_lock);
+}
+
+static void gather_entry(struct pms_undo *u, const struct piece *p)
+{
+    if (batch.count == PARALLEL_PIECES)
+        copy_batch(u);
+    batch.counters[batch.count] = (struct pms_persist){.flush = u->log_persist->flush};
+    batch.piece[batch.count++] = *p;
 }
 
 #define FILL_MIN 64u /* words */
@@ -306,35 +321,39 @@ void pms_undo_change_block(struct pms_undo *u, uint64_t off, uint64_t len)
 
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
 {
+    bool alone = !u->gathering && len >= PMS_UNDO_PARALLEL;
     pms_undo_set_changed(u, off, len);
     u->captured_bytes += len;
     u->unfenced = true;
-    if (len >= PARALLEL_MIN) {
-        append_parallel(u, off, len);
-        return;
-    }
+    if (alone)
+        pms_undo_gather(u);
     while (len) {
         struct piece p = take_place(u, off, len);
-        write_entry(u, u->log_persist, &p, u->map->user + off);
+        if (u->gathering)
+            gather_entry(u, &p);
+        else
+            write_entry(u, u->log_persist, &p, u->map->user + off, NULL);
         off += p.len;
         len -= p.len;
     }
+    if (alone)
+        pms_undo_gathered(u);
 }
 
 void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len)
 {
-    PMS_ASSERT(len <= PMS_UNDO_STEADY);
+    PMS_ASSERT(len <= SMALL_RANGE);
     struct piece p = take_place(u, off, len);
     PMS_ASSERT(p.len == len);
     pms_undo_set_changed(u, off, len);
     u->captured_bytes += len;
     u->unfenced = true;
-    pms_quiet_copy(u->steady, u->map->user + off, len);
-    write_entry(u, u->log_persist, &p, u->steady);
+    write_entry(u, u->log_persist, &p, u->map->user + off, u->steady);
 }
 
 void pms_undo_fence_locked(struct pms_undo *u)
 {
+    PMS_ASSERT(!u->gathering);
     if (!u->unfenced)
         return;
     pms_persist_fence(u->log_persist); /* F1: entries appended so far, before any store to their targets (I2) */

@@ -65,6 +65,7 @@ struct pms_undo {
     uint64_t scattered;     /* log lines that granules of the user's pages took: see pms_write */
     bool unfenced;          /* entries appended since the last fence */
     bool stored;            /* the engine stored something in this transaction */
+    bool gathering;         /* between pms_undo_gather and pms_undo_gathered */
     struct pms_lock lock;   /* the log lock: taken by the fault handler */
     _Atomic uint64_t *page_tag; /* pms_undo_page_tag(p) == tag: every live byte of page p is captured or fresh */
     uint64_t (*granule)[2]; /* captured or born, for the engine's stores: 128 bits a page */
@@ -73,7 +74,7 @@ struct pms_undo {
     uint64_t dirty_count;
     uint64_t dirty_room;
     uint64_t captured_bytes; /* pre-image bytes appended, since open */
-    unsigned char *steady;   /* PMS_UNDO_STEADY bytes: a pre-image of pages that somebody may be storing to */
+    unsigned char *steady;   /* PMS_CRC_BLOCK bytes of a pre-image of pages that somebody may be storing to */
     struct pms_taken *taken; /* by seq; address space reserved, never moved */
     uint64_t taken_room;
     _Atomic uint64_t *changed; /* page: tag of the last transaction that may have changed it, since open */
@@ -118,9 +119,14 @@ void pms_undo_after_fork_in_child(void);
  * REQUIRES: the log lock. Async-signal-safe. */
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
 
-/* The same for pages that are writable and may be stored to meanwhile (hot ranges; at most PMS_UNDO_STEADY bytes): copied first, so
- * that checksum and pre-image agree whatever the copy holds. A torn entry would hide every later one (I1, I2). */
-#define PMS_UNDO_STEADY (64u << 10)
+/* Between the two, pre-images of what is appended are not copied yet: gathered copies all of them, by all cores. Worth it from
+ * PMS_UNDO_PARALLEL bytes on. REQUIRES: the log lock, held from one to the other; no fence and no store to a target between them (I2). */
+#define PMS_UNDO_PARALLEL (4u << 20)
+void pms_undo_gather(struct pms_undo *u);
+void pms_undo_gathered(struct pms_undo *u);
+
+/* The same for pages that are writable and may be stored to meanwhile (hot ranges): copied, then checksummed, so that checksum and
+ * pre-image agree whatever the copy holds. A torn entry would hide every later one (I1, I2). */
 void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_fence_locked(struct pms_undo *u);
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len); /* private views; no-op in shared ones */

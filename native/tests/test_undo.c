@@ -345,6 +345,35 @@ static void ranges_cross_extents(void)
     bench_close(&b);
 }
 
+/* Gathered entries are copied together, in more batches than one; the log is the same as without. */
+static void gathered_entries_are_all_there(void)
+{
+    static const struct { uint64_t ranges, len; } shape[] = {{1, 64}, {3, MIB}, {1300, 4096 - 64}, {2, 5 * MIB}};
+    struct bench b;
+    bench_open(&b, 24 * MIB, 0);
+    uint64_t data = data_of(&b);
+    pms_parallel_start();
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++) {
+        uint64_t step = (shape[i].len + PMS_PAGE - 1) / PMS_PAGE * PMS_PAGE, all = shape[i].ranges * step, bytes;
+        pms_undo_begin(&b.undo, b.undo.tag + 1);
+        scramble(at(&b, data), all);
+        unsigned char *before = copy_of(&b, data, all);
+        pms_undo_gather(&b.undo);
+        for (uint64_t r = 0; r < shape[i].ranges; r++)
+            pms_undo_append(&b.undo, data + r * step, shape[i].len);
+        pms_undo_gathered(&b.undo);
+        pms_undo_fence_locked(&b.undo);
+        const struct taken *t = scan(&b, b.undo.tag);
+        CHECK(t->count == b.undo.seq && t->bytes == shape[i].ranges * shape[i].len);
+        for (uint64_t r = 0; r < shape[i].ranges; r++)
+            memset(at(&b, data + r * step), 0x11, shape[i].len);
+        CHECK(pms_undo_apply(&b.undo, b.undo.tag, b.map.engine, &b.super, &bytes) == (int64_t)b.undo.seq);
+        CHECK(memcmp(at(&b, data), before, all) == 0);
+        free(before);
+    }
+    bench_close(&b);
+}
+
 /* The oldest pre-image of a byte is the true one. */
 static void newest_goes_back_first(void)
 {
@@ -889,6 +918,7 @@ int main(void)
     TEST(broken_order_is_fatal);
     TEST(every_length_comes_back);
     TEST(ranges_cross_extents);
+    TEST(gathered_entries_are_all_there);
     TEST(newest_goes_back_first);
     TEST(targets_are_checked);
     TEST(a_store_comes_after_its_entry);

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from pmstore import Store
 from pmstore.torch.errors import AttachError, MismatchError
 
-__all__ = ["Block", "check_movable", "take_in"]
+__all__ = ["Block", "Places", "check_movable", "take_in"]
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -59,6 +59,30 @@ class Block:
             and tensor.shape == self.shape
             and tensor.dtype is self.dtype
             and tensor.stride() == self.stride
+        )
+
+
+class Places:
+    """Tensors and the blocks in which they should lie: whether all still do is looked at in every step, so all at once."""
+
+    __slots__ = ("_dtypes", "_pointers", "_shapes", "_strides", "_tensors")
+
+    def __init__(self, pairs: Iterable[tuple[torch.Tensor, Block]]) -> None:
+        pairs = list(pairs)
+        self._tensors = [tensor for tensor, _ in pairs]
+        self._pointers = [block.pointer for _, block in pairs]
+        self._shapes = [block.shape for _, block in pairs]
+        self._strides = [block.stride for _, block in pairs]
+        self._dtypes = [block.dtype for _, block in pairs]
+
+    def hold(self) -> bool:
+        """Whether `Block.holds` is true of each pair."""
+        tensors = self._tensors
+        return (
+            [tensor.data_ptr() for tensor in tensors] == self._pointers
+            and [tensor.shape for tensor in tensors] == self._shapes
+            and [tensor.dtype for tensor in tensors] == self._dtypes
+            and [tensor.stride() for tensor in tensors] == self._strides
         )
 
 

@@ -160,9 +160,10 @@ class MirroredModel(ModelBinding):
             for name, tensor, _ in self.tensors():
                 tensor.copy_(held[name])
 
-    def take_in(self) -> dict[int, torch.Tensor]:
-        if not self._restructured():
-            return {}
+    def take_in(self) -> None:
+        """They lie where the program put them."""
+
+    def _follow(self) -> dict[int, torch.Tensor]:
         before = {member.name: member.tensor for member in self._members if member.kind == "parameter"}
         stored = self._layout()
         self._scan()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.torch.block import Block, check_movable, take_in
+from pmstore.torch.block import Block, Places, check_movable, take_in
 from pmstore.torch.errors import MismatchError
 
 __all__ = ["ModelBinding", "compare", "encode_name", "encode_place", "plan", "root_tensors"]
@@ -157,8 +158,10 @@ class ModelBinding:
         self._model = model
         self._left_out = {id(parameter) for parameter in left_out}
         self._members: list[_Member] = []
-        self._links: list[tuple[dict[str, Any], str, object]] = []
-        self._sizes: list[tuple[dict[str, Any], int]] = []
+        self._tables: list[dict[str, Any]] = []  # where modules keep parameters, buffers and modules
+        self._linked: list[object] = []  # what is in the tables: names and objects
+        self._parameters: list[tuple[str, torch.Tensor]] = []
+        self._places: Places | None = None  # of the members; None: to be made
         self._blocks: dict[str, Block] = {}
         self._block_of: dict[int, Block] = {}  # id of a tensor -> its block
         self._scan()
@@ -204,6 +207,7 @@ class ModelBinding:
 
     def bind(self) -> None:
         """Makes every parameter and buffer the stored tensor. What they held is dropped."""
+        self._places = None
         for member in self._members:
             block = self._blocks[member.name]
             self._block_of[id(member.tensor)] = block
@@ -217,12 +221,8 @@ class ModelBinding:
 
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Each parameter once, with its first name."""
-        first: dict[int, tuple[str, torch.Tensor]] = {}
-        for member in self._members:
-            if member.kind == "parameter":
-                first.setdefault(id(member.tensor), (member.name, member.tensor))
-        return list(first.values())
+        """Each parameter once, with its first name. Not to be changed."""
+        return self._parameters
 
     def block(self, tensor: torch.Tensor) -> Block | None:
         """The block of one of the model's tensors."""
@@ -233,38 +233,57 @@ class ModelBinding:
         self._left_out -= replaced.keys()
         self._left_out |= {id(parameter) for parameter in replaced.values()}
 
-    def take_in(self) -> dict[int, torch.Tensor]:
-        """Brings back what left the heap: `param.data = ...`, replaced buffers, `load_state_dict(assign=True)`.
+    def follow(self) -> dict[int, torch.Tensor]:
+        """Notices parameters and buffers that are other objects now, as after `load_state_dict(assign=True)`. They are brought
+        back by `take_in`.
 
-        Returns: for parameters that are other objects now, the new one by id of the old (for the optimizer's groups).
+        Returns: for parameters, the new one by id of the old (for the optimizer's groups).
 
         Raises:
             MismatchError: names, shapes, dtypes or ties are no longer those of the store.
         """
-        replaced = self._follow() if self._restructured() else {}
-        pairs = [
-            (member.name, member.tensor, self._blocks[member.name])
-            for member in self._members
-            if not self._blocks[member.name].holds(member.tensor)
-        ]
-        if pairs:
-            take_in(pairs)
-        return replaced
+        return self._follow() if self._restructured() else {}
+
+    def take_in(self) -> None:
+        """Brings back what left the heap: `param.data = ...`, and what `follow` noticed.
+
+        Raises:
+            MismatchError: a tensor does not fit its place in the store.
+        """
+        if self._places is None:
+            self._places = Places((member.tensor, self._blocks[member.name]) for member in self._members)
+        if not self._places.hold():
+            take_in(
+                (member.name, member.tensor, self._blocks[member.name])
+                for member in self._members
+                if not self._blocks[member.name].holds(member.tensor)
+            )
 
     def _scan(self) -> None:
         self._members = list(_members(self._model, self._left_out))
-        self._links.clear()
-        self._sizes.clear()
-        for module in self._model.modules():
-            for table in (module._parameters, module._buffers, module._modules):
-                self._sizes.append((table, len(table)))
-                self._links.extend((table, key, item) for key, item in table.items())
+        self._places = None
+        first: dict[int, tuple[str, torch.Tensor]] = {}
+        for member in self._members:
+            if member.kind == "parameter":
+                first.setdefault(id(member.tensor), (member.name, member.tensor))
+        self._parameters = list(first.values())
+        self._tables = [
+            table for module in self._model.modules() for table in (module._parameters, module._buffers, module._modules)
+        ]
+        self._linked = self._look()
+
+    def _look(self) -> list[object]:
+        found: list[object] = []
+        for table in self._tables:
+            found.append(table)
+            found += table
+            found += table.values()
+        return found
 
     def _restructured(self) -> bool:
         """Whether a module, parameter or buffer is another object than at the last look."""
-        return any(len(table) != size for table, size in self._sizes) or any(
-            table.get(key) is not item for table, key, item in self._links
-        )
+        now = self._look()
+        return len(now) != len(self._linked) or not all(map(is_, now, self._linked))
 
     def _follow(self) -> dict[int, torch.Tensor]:
         """Looks at the model anew; its names, shapes and dtypes must be those of the store."""

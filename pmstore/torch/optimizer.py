@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import is_
 from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.torch.block import Block, check_movable, take_in
+from pmstore.torch.block import Block, Memory, Places, check_movable, take_in
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.part import Part
 
 __all__ = ["OptimizerBinding"]
+
+
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Synced:
+    """What an optimizer held when all of it was in the store. While it holds the same objects, and these are where they were,
+    there is nothing to write: most steps change what is in the heap only."""
+
+    objects: list[object]  # see `OptimizerBinding._objects`
+    places: Places
+    writes: list[tuple[torch.Tensor, list[Memory]]]  # a parameter, and what is written when it has a gradient
+
+
+def _constant(item: object) -> bool:
+    """Whether the object is data that cannot change."""
+    return type(item) in _IMMUTABLE or (type(item) is tuple and all(map(_constant, item)))
 
 
 class OptimizerBinding:
@@ -46,6 +66,7 @@ class OptimizerBinding:
         self._blocks: dict[int, dict[str, Block]] = {}
         self._own: dict[int, Block] = {}  # of parameters that are in no module
         self._layout: list[Any] | None = None  # as stored, if known
+        self._synced: _Synced | None = None
         for index, parameter in enumerate(self.parameters):
             check_movable(f"parameter {index} of the optimizer", parameter, self.devices)
 
@@ -136,6 +157,7 @@ class OptimizerBinding:
 
     def restore(self) -> None:
         """`bind`, and hyperparameters and plain state from the store too: when resuming, and after a roll back."""
+        self._synced = None
         self.bind()
         parameters = self.parameters
         rest = self._rest.read()
@@ -175,14 +197,16 @@ class OptimizerBinding:
 
     def writes(self) -> list[Any]:
         """The memory that the optimizer's next step writes: parameters with a gradient, and their state."""
-        memory = []
+        pairs = self._synced.writes if self._synced is not None else self._written()
+        return [memory for parameter, written in pairs if parameter.grad is not None for memory in written]
+
+    def _written(self) -> list[tuple[torch.Tensor, list[Memory]]]:
+        found = []
         for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                block = self._own.get(index) or (self._model.block(parameter) if self._model else None)
-                if block is not None:
-                    memory.append(block.memory)
-                memory.extend(block.memory for block in self._blocks.get(index, {}).values())
-        return memory
+            block = self._own.get(index) or (self._model.block(parameter) if self._model else None)
+            memory = [block.memory] if block is not None else []
+            found.append((parameter, memory + [one.memory for one in self._blocks.get(index, {}).values()]))
+        return found
 
     @property
     def behind(self) -> bool:
@@ -191,6 +215,7 @@ class OptimizerBinding:
 
     def replace(self, replaced: dict[int, torch.Tensor]) -> None:
         """Puts parameters that are other objects now, by id of the old, into groups and state."""
+        self._synced = None
         for group in self._optimizer.param_groups:
             parameters = group["params"]
             for place, old in enumerate(parameters):
@@ -228,8 +253,56 @@ class OptimizerBinding:
 
     def sync(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next commit."""
-        self.collect()
-        self._write_plain()
+        synced, objects = self._synced, self._objects()
+        if (
+            synced is None
+            or len(objects) != len(synced.objects)
+            or not all(map(is_, objects, synced.objects))
+            or not synced.places.hold()
+        ):
+            self._synced = None
+            self.collect()
+            self._write_plain()
+            self._synced = self._describe()
+
+    def _objects(self) -> list[object]:
+        """All that the optimizer holds: groups, their keys, values and parameters; state, its keys and values."""
+        found: list[object] = []
+        for group in self._optimizer.param_groups:
+            found.append(group)
+            found += group
+            found += group.values()
+            found += group["params"]
+        state = cast(dict[Any, Any], self._optimizer.state)
+        found += state
+        for held in state.values():
+            found.append(held)
+            if type(held) is dict:
+                found += held
+                found += held.values()
+        return found
+
+    def _describe(self) -> _Synced | None:
+        """None if it holds something, beside the tensors that are in blocks, that can change and stay the same object."""
+        for group in self._optimizer.param_groups:
+            if not all(_constant(value) for key, value in group.items() if key != "params"):
+                return None
+        for key, held in cast(dict[Any, Any], self._optimizer.state).items():
+            if not isinstance(key, torch.Tensor) or type(held) is not dict:
+                return None
+            if not all(isinstance(value, torch.Tensor) or _constant(value) for value in held.values()):
+                return None
+        return _Synced(self._objects(), Places(self._pairs()), self._written())
+
+    def _pairs(self) -> list[tuple[torch.Tensor, Block]]:
+        """What has to lie in the blocks of this binding."""
+        pairs = []
+        for index, parameter in enumerate(self.parameters):
+            if index in self._own:
+                pairs.append((parameter, self._own[index]))
+            state = self._optimizer.state.get(parameter, {})
+            pairs += [(state[key], block) for key, block in self._blocks.get(index, {}).items()]
+        return pairs
 
     def _collect_parameter(self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Block]]) -> bool:
         """Moves a parameter in that is in no module. True if it is new (`add_param_group`)."""

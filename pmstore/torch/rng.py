@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,22 @@ import torch
 
 from pmstore import Store
 from pmstore.torch.part import Part
+from pmstore.torch.rng_memory import numpy_state, python_state
 
 __all__ = ["RngParts", "capture", "isolated", "restore"]
+
+
+def torch_state() -> bytes:
+    """The bits of `torch.get_rng_state()`."""
+    return torch.default_generator.get_state().numpy().tobytes()
+
+
+_GENERATORS: dict[str, tuple[Callable[[], bytes | None], Callable[[], Any]]] = {
+    "python": (python_state, lambda: _lower_python(random.getstate())),
+    "numpy": (numpy_state, lambda: np.random.get_state(legacy=False)),
+    "torch": (torch_state, torch.get_rng_state),
+}
+"""Bits that are other ones when the state is (None: nobody knows), and the state."""
 
 
 class RngParts:
@@ -21,17 +35,16 @@ class RngParts:
     one."""
 
     def __init__(self, store: Store, path: str) -> None:
-        self._parts = {name: Part(store, f"{path}/{name}") for name in ("python", "numpy", "torch", "cuda")}
-        self._last_python: tuple[Any, ...] | None = None
+        self._parts = {name: Part(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
+        self._written: dict[str, bytes | None] = {}
 
     def write(self) -> None:
         """Writes what changed; pending until the next commit."""
-        python = random.getstate()
-        if python != self._last_python:  # the one whose state is dear to convert
-            self._parts["python"].write(_lower_python(python))
-            self._last_python = python
-        self._parts["numpy"].write(np.random.get_state(legacy=False))
-        self._parts["torch"].write(torch.get_rng_state())
+        for name, (look, state) in _GENERATORS.items():
+            bits = look()
+            if bits is None or bits != self._written.get(name):
+                self._parts[name].write(state())
+                self._written[name] = bits  # after the write: an interrupt between the two only costs a second write
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._parts["cuda"].write(torch.cuda.get_rng_state_all())
 
@@ -46,7 +59,7 @@ class RngParts:
 
     def forget(self) -> None:
         """After a roll back."""
-        self._last_python = None
+        self._written.clear()
         for part in self._parts.values():
             part.forget()
 

@@ -77,6 +77,7 @@ class Run:
         self._tiers: tuple[str, ...] = ()  # flushed after each commit if they are idle
         self._position = Position()
         self._start_written: object = self  # what `pieces.start` holds; nothing known yet
+        self._drawn: list[bytes] | None = None  # what `pieces.generators` holds, if known
         self._done = 0  # steps finished, committed or not
         self._committed = 0
         self._epoch = store.epoch  # of the store, when _committed was last brought up to date
@@ -252,7 +253,9 @@ class Run:
 
     def _write(self, done: int) -> None:
         """Brings the store up to date with what Python holds; pending."""
-        self._take_in()
+        self._follow()
+        if self._pieces.model is not None:
+            self._pieces.model.take_in()
         if self._pieces.optimizer is not None:
             self._pieces.optimizer.sync()
         self._write_rest(done)
@@ -276,7 +279,11 @@ class Run:
             if self._start_written is not position.start:  # once an epoch
                 pieces.start.write(position.start)
                 self._start_written = position.start
-            pieces.generators.write([generator.get_state() for generator in pieces.source.generators])
+            states = [generator.get_state() for generator in pieces.source.generators]
+            drawn = [state.numpy().tobytes() for state in states]
+            if drawn != self._drawn:  # once an epoch
+                pieces.generators.write(states)
+                self._drawn = drawn
         pieces.progress[:] = (done, position.epoch, position.batch, 0)
         self._spent = pieces.optimizer is None
 
@@ -284,12 +291,13 @@ class Run:
         named = self._pieces.model.parameters if self._pieces.model is not None else []
         return named + (self._pieces.optimizer.extra_parameters if self._pieces.optimizer is not None else [])
 
-    def _take_in(self) -> None:
+    def _follow(self) -> None:
+        """Notices parameters that are other objects now."""
         pieces = self._pieces
         if pieces.optimizer is not None:
             pieces.optimizer.take_in()
         if pieces.model is not None:
-            replaced = pieces.model.take_in()
+            replaced = pieces.model.follow()
             if replaced and pieces.optimizer is not None:
                 pieces.optimizer.replace(replaced)
 
@@ -310,7 +318,7 @@ class Run:
             )
         pieces = self._pieces
         assert pieces.optimizer is not None
-        self._take_in()
+        self._follow()  # so that the step updates what the model computes with; what left the heap is taken in by the commit
         if pack is None:  # else the store holds nothing of a step before its commit
             self._store.will_write(pieces.progress, *pieces.optimizer.writes())
             pieces.progress[MIDSTEP] = 1
@@ -451,6 +459,7 @@ class Run:
         if pieces.source is not None and pieces.start is not None and pieces.generators is not None:
             pieces.start.forget()
             pieces.generators.forget()
+            self._drawn = None
             self._position.start = self._start_written = pieces.start.read()
             for generator, state in zip(pieces.source.generators, pieces.generators.read(), strict=True):
                 generator.set_state(state)

@@ -15,7 +15,7 @@ from torch import nn
 
 from pmstore import Store
 from pmstore.slots import Slots
-from pmstore.torch.block import check_movable
+from pmstore.torch.block import Block, check_movable
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import TABLE, NativeOptimizer
@@ -245,6 +245,14 @@ class SlottedBinding(OptimizerBinding):
                         if complete[name] is not place:
                             place.copy_(complete[name])
                     self._native.state[parameter] = dict(views.state[index])
+
+    def _objects(self) -> list[object]:
+        """State is never plain here, and its tensors change with every step: `collect` sees to them."""
+        self.collect()
+        return [item for group in self._native.param_groups for item in (group, *group, *group.values(), *group["params"])]
+
+    def _pairs(self) -> list[tuple[torch.Tensor, Block]]:
+        return []
 
     def take_in(self) -> dict[int, torch.Tensor]:
         """Follows parameters of the module that are other objects now (`load_state_dict(assign=True)`). Old id to new one."""

@@ -1,0 +1,216 @@
+"""A commit looks at what the last one wrote, and writes what is not the same: whatever a step changes, however little of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+from pmstore.torch import attach, rng_memory
+
+Optimizer = torch.optim.Optimizer
+
+
+@pytest.fixture(autouse=True)
+def generators() -> Iterator[None]:
+    python, numpy, bits = random.getstate(), np.random.get_state(), np.random.get_bit_generator()
+    random.seed(1)
+    np.random.seed(1)
+    yield
+    np.random.set_bit_generator(bits)
+    np.random.set_state(numpy)
+    random.setstate(python)
+
+
+def describe(item: Any) -> Any:
+    """Type and bits."""
+    if isinstance(item, (np.ndarray, torch.Tensor)):
+        array = item.detach().contiguous().numpy() if isinstance(item, torch.Tensor) else item
+        return array.shape, str(array.dtype), array.tobytes()
+    if isinstance(item, dict):
+        return {key: describe(value) for key, value in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item).__name__, [describe(value) for value in item]
+    return type(item).__name__, item.hex() if isinstance(item, float) else item
+
+
+def everything(model: nn.Module, optimizer: Optimizer) -> Any:
+    state = optimizer.state_dict()
+    return describe(
+        [
+            {key: tuple(value.stride()) for key, value in model.named_parameters()},
+            dict(model.state_dict()),
+            state["state"],
+            [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]],
+            random.getstate(),
+            np.random.get_state(legacy=False),
+            torch.get_rng_state(),
+        ]
+    )
+
+
+def set_group(**values: Any) -> Callable[[nn.Module, Optimizer], None]:
+    return lambda model, optimizer: optimizer.param_groups[0].update(values)
+
+
+def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    held: dict[str, Any] = optimizer.state[next(model.parameters())]
+    return held
+
+
+def draw_gauss(model: nn.Module, optimizer: Optimizer) -> None:
+    random.gauss(0, 1)  # the next one takes the number that this one left
+
+
+def draw_normal(model: nn.Module, optimizer: Optimizer) -> None:
+    np.random.standard_normal()
+
+
+def swap_bits(model: nn.Module, optimizer: Optimizer) -> None:
+    generator = np.random.MT19937(5)
+    np.random.set_bit_generator(generator)
+    np.random.random()
+
+
+def replace_state(model: nn.Module, optimizer: Optimizer) -> None:
+    state_of(model, optimizer)["exp_avg"] = torch.full((4, 4), 7.0)
+
+
+def move_state(model: nn.Module, optimizer: Optimizer) -> None:
+    state_of(model, optimizer)["exp_avg"].data = torch.full((4, 4), 8.0)
+
+
+def change_in_place(model: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.param_groups[0].setdefault("list", []).append(1)
+
+
+def change_state_in_place(model: nn.Module, optimizer: Optimizer) -> None:
+    state_of(model, optimizer).setdefault("list", []).append(1)
+
+
+def load_state(model: nn.Module, optimizer: Optimizer) -> None:
+    state = optimizer.state_dict()
+    state["state"] = {
+        key: {name: value + 1 if isinstance(value, torch.Tensor) else value for name, value in held.items()}
+        for key, held in state["state"].items()
+    }
+    optimizer.load_state_dict(state)
+
+
+def move_parameter(model: nn.Module, optimizer: Optimizer) -> None:
+    weight = next(model.parameters())
+    weight.data = weight.data.clone() + 1
+
+
+CHANGES: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
+    "python random": lambda model, optimizer: random.random(),
+    "python gauss": draw_gauss,
+    "numpy random": lambda model, optimizer: np.random.random(),
+    "numpy normal": draw_normal,
+    "numpy bit generator": swap_bits,
+    "torch random": lambda model, optimizer: torch.rand(1),
+    "learning rate": set_group(lr=0.5),
+    "an int for a float": set_group(lr=1),
+    "a float for an int": set_group(weight_decay=0.0),
+    "minus zero": set_group(weight_decay=-0.0),
+    "a tuple": set_group(betas=(0.5, 0.6)),
+    "a new key": set_group(mine="text"),
+    "a list in place": change_in_place,
+    "a list in the state": change_state_in_place,
+    "a plain value in the state": lambda model, optimizer: state_of(model, optimizer).update(count=3),
+    "a state tensor": replace_state,
+    "a state tensor's memory": move_state,
+    "a state loaded": load_state,
+    "a parameter's memory": move_parameter,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_what_changed_is_in_the_commit(store: pmstore.Store, change: Callable[[nn.Module, Optimizer], Any]) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0)
+    run = attach(store, model=model, optimizer=optimizer)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    for times in range(1, 4):  # every change once more: a second draw only takes what the first one left
+        step()
+        run.commit()
+        run.commit()  # nothing changed since
+        for _ in range(times):
+            change(model, optimizer)
+        run.commit()
+        held = everything(model, optimizer)
+        step()
+        for other in CHANGES.values():
+            other(model, optimizer)
+        assert everything(model, optimizer) != held
+        run.rollback()
+        assert everything(model, optimizer) == held
+
+
+def test_a_state_that_is_set_back_is_another_state(store: pmstore.Store) -> None:
+    """numpy's and Python's generators leave a number for the next call, which then draws nothing: only that differs."""
+    run = attach(store, model=nn.Linear(2, 2))
+    np.random.standard_normal()
+    random.gauss(0, 1)
+    numpy, python = np.random.get_state(), random.getstate()
+    following = np.random.standard_normal(), random.gauss(0, 1)
+    run.commit()
+    np.random.set_state(numpy)
+    random.setstate(python)
+    run.commit()
+    np.random.seed(3)
+    random.seed(3)
+    run.rollback()
+    assert (np.random.standard_normal(), random.gauss(0, 1)) == following
+
+
+def test_equal_bits_are_an_equal_state() -> None:
+    for look, draw, state in (
+        (rng_memory.python_state, lambda: random.gauss(0, 1), random.getstate),
+        (rng_memory.numpy_state, np.random.standard_normal, lambda: describe(np.random.get_state(legacy=False))),
+    ):
+        seen: dict[Any, Any] = {}
+        for _ in range(700):  # once around the generator's words
+            bits = look()
+            assert bits is not None, "this interpreter's or numpy's generators lie elsewhere: slower, but no error for users"
+            assert bits not in seen
+            assert look() == bits
+            seen[bits] = str(state())
+            draw()
+        assert len(set(seen.values())) == len(seen)
+
+
+@pytest.mark.parametrize("way", ["data", "assign", "transposed"])
+def test_a_step_after_a_parameter_left_the_heap(store: pmstore.Store, way: str) -> None:
+    """It is taken in by the commit: the step is that of a model that was never attached."""
+    torch.manual_seed(0)
+    models = nn.Linear(4, 4), nn.Linear(4, 4)
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]
+    run = attach(store, model=models[0], optimizer=optimizers[0])
+    for _ in range(3):
+        new = torch.randn(4, 4)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            if way == "assign" and model is models[0]:
+                model.load_state_dict({"weight": new.clone(), "bias": model.bias.detach().clone()}, assign=True)
+            elif way == "transposed":
+                model.weight.data = model.weight.data.t()
+            else:
+                model.weight.data = new.clone()
+            model(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+        run.commit()
+        assert describe(dict(models[0].state_dict())) == describe(dict(models[1].state_dict()))
+        assert describe(store["run/model/weight"]) == describe(models[1].weight)
