@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import pmstore
 
@@ -313,6 +312,7 @@ def test_shapes(store: pmstore.Store, shape: Any) -> None:
 
 
 def test_tensors(store: pmstore.Store) -> None:
+    torch = pytest.importorskip("torch")
     t = torch.ones(3, requires_grad=True)
     (t * 2).sum().backward()
     store["t"] = t

@@ -130,6 +130,7 @@ def test_a_store_cannot_be_pickled_but_its_arrays_can(store: pmstore.Store) -> N
 
 
 def test_data_loader_workers_read_the_parents_arrays(path: Path) -> None:
+    pytest.importorskip("torch")
     code = f"""
 import numpy as np, torch, pmstore
 class Data(torch.utils.data.Dataset):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import pmstore
 
@@ -194,6 +193,7 @@ def test_groups_are_paths(store: pmstore.Store) -> None:
 
 
 def test_creating_arrays(store: pmstore.Store) -> None:
+    torch = pytest.importorskip("torch")
     assert store.zeros("z", (2, 3), "i4").tolist() == [[0] * 3] * 2
     assert store.empty("e", 4).shape == (4,)
     assert store.full("f", (2,), 7).dtype == np.asarray(7).dtype
@@ -213,6 +213,7 @@ def test_creating_arrays(store: pmstore.Store) -> None:
 
 
 def test_assigning_an_object_to_its_own_name_keeps_its_place(store: pmstore.Store) -> None:
+    pytest.importorskip("torch")
     w = store.zeros("w", 1000)
     t = store.tensor("t", 1000)
     address, blocks = w.ctypes.data, store.stats().blocks
@@ -255,6 +256,7 @@ def test_views_keep_their_block_and_die_with_it(store: pmstore.Store) -> None:
 
 
 def test_views_outlive_the_store(path: Path, domain: Any) -> None:
+    pytest.importorskip("torch")
     with pmstore.open(path, domain=domain) as store:
         a = store.zeros("a", 1000)
         t = store.tensor("t", 1000)
@@ -328,6 +330,7 @@ def test_what_it_says_of_itself(store: pmstore.Store) -> None:
 
 
 def test_declared_writes_of_all_sorts(store: pmstore.Store) -> None:
+    torch = pytest.importorskip("torch")
     a = store.zeros("a", (100, 100))
     f = store.group("g")
     f["f"] = np.asfortranarray(np.zeros((10, 10)))

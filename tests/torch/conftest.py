@@ -4,9 +4,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import pmstore
+
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None  # type: ignore[assignment]
+
+
+class NeedsTorch(pytest.Module):
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip("needs torch: pip install 'pmstore[torch]'", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Without torch the tests of this folder cannot be imported: each file is one skip."""
+    return None if torch else NeedsTorch.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(autouse=True)
