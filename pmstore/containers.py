@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from pmstore.slots import pack as pack_slots
 
 if TYPE_CHECKING:
     import torch
+
+_Made = list[tuple[int, bytes]]
+"""Groups that were created on the way to a name: of each the directory and the name in it."""
 
 NAME_MAX_BYTES = 4096
 _BATCH = 1000
@@ -88,50 +91,63 @@ class Group(MutableMapping[str, Any]):
 
     # ---- finding ----
 
-    def _walk(self, parts: list[bytes], create: bool) -> int | None:
-        """The directory of a path below this group. REQUIRES: the lock. None: a group on the way is not there."""
+    def _walk(self, parts: Sequence[bytes], made: _Made | None = None) -> int | None:
+        """The directory of a path below this group. REQUIRES: the lock. None: a group on the way is not there.
+
+        made: missing groups are created, and noted there for `_unmake`.
+        """
         core = self._core
         if not self._parts:
-            return self._step_down(_ffi.ROOT, parts, create) if parts else _ffi.ROOT
+            return self._step_down(_ffi.ROOT, parts, made) if parts else _ffi.ROOT
         rollbacks, removals = core.pool.rollbacks(), core.removals
         seen = self._seen
         if seen[0] == rollbacks and seen[1] == removals:  # where this group was found holds until a removal or a roll back
-            return self._step_down(seen[2], parts, create) if parts else seen[2]
-        here = self._step_down(_ffi.ROOT, self._parts, create)
+            return self._step_down(seen[2], parts, made) if parts else seen[2]
+        here = self._step_down(_ffi.ROOT, self._parts, made)
         if here is None:
             return None
         self._seen = (rollbacks, removals, here)
-        return self._step_down(here, parts, create)
+        return self._step_down(here, parts, made)
 
-    def _step_down(self, directory: int, parts: Sequence[bytes], create: bool) -> int | None:
+    def _step_down(self, directory: int, parts: Sequence[bytes], made: _Made | None) -> int | None:
+        pool = self._core.pool
         for part in parts:
-            try:
-                found = self._core.pool.group(directory, part, create=create)
-            except NameExistsError:
-                if not create:
+            found = pool.find(directory, part)
+            if found is None:
+                if made is None:
                     return None
+                made.append((directory, part))
+                new = pool.group(directory, part, create=True)
+                assert new is not None
+                directory = new
+            elif found.kind == _ffi.GROUP:
+                if found.meta and made is not None:
+                    self._refuse_slots(part)
+                directory = found.data
+            elif made is None:
+                return None
+            else:
                 raise NameExistsError(
                     f"{self._core.path}: {part.decode()!r} is no group, so nothing can be stored under it: "
                     "choose another name, or del it first"
-                ) from None
-            if found is None:
-                return None
-            if create:
-                self._refuse_slots(directory, part)
-            directory = found
+                )
         return directory
 
-    def _refuse_slots(self, directory: int, part: bytes) -> None:
+    def _unmake(self, made: _Made) -> None:
+        """Takes back the groups that were created on the way to what then failed."""
+        if made and self._core.pool.find(*made[0]) is not None:
+            self._core.removals += 1
+            self._core.pool.remove(*made[0])
+
+    def _refuse_slots(self, part: bytes) -> NoReturn:
         """What is below slots is theirs: a pair with another array in it would be none."""
-        found = self._core.pool.find(directory, part)
-        if found is not None and found.kind == _ffi.GROUP and found.meta:
-            raise NameExistsError(
-                f"{self._core.path}: {part.decode()!r} is a pair of slots, and names below it are its own: write .next and "
-                "flip(), or del the pair first"
-            )
+        raise NameExistsError(
+            f"{self._core.path}: {part.decode()!r} is a pair of slots, and names below it are its own: write .next and "
+            "flip(), or del the pair first"
+        )
 
     def _directory(self) -> int:
-        directory = self._walk([], create=False)
+        directory = self._walk(())
         if directory is None:
             raise KeyError(f"the group {self.name!r} is not in the store any more")
         return directory
@@ -140,7 +156,7 @@ class Group(MutableMapping[str, Any]):
         """REQUIRES: the lock."""
         parts = split_name(name)
         last = parts.pop()
-        directory = self._walk(parts, create=False)
+        directory = self._walk(parts)
         return None if directory is None else self._core.pool.find(directory, last)
 
     def _load(self, name: str, found: _ffi.Found) -> Any:
@@ -192,7 +208,7 @@ class Group(MutableMapping[str, Any]):
             if following is None or left <= 0:
                 return
             with self._core.lock:
-                directory = self._walk([], create=False)
+                directory = self._walk(())
                 found = None if directory is None else self._core.pool.find(directory, following)
                 if directory is None or found is None:
                     raise RuntimeError(f"the group {self.name!r} changed while it was iterated: iterate over list(group)")
@@ -215,25 +231,30 @@ class Group(MutableMapping[str, Any]):
             kind = "group" if isinstance(value, Group) else "list"
             raise TypeError(f"a {kind} of a store is not a value: open one with {kind}(name), and assign its items")
         new = payload(value)
+        made: _Made = []
         with self._core.lock:
-            directory, old = self._make_way(parts)
-            pool = self._core.pool
-            if new.kind == _ffi.VALUE:
-                pool.put_value(directory, parts[-1], new.meta)
-            elif not new.is_at(self._core, old):
-                pool.put_array(
-                    directory,
-                    parts[-1],
-                    new.meta,
-                    new.data_bytes,
-                    fill=_ffi.FILL_COPY,
-                    source=new.address,
-                    source_bytes=new.data_bytes,
-                )
+            try:
+                directory, old = self._make_way(parts, made)
+                pool = self._core.pool
+                if new.kind == _ffi.VALUE:
+                    pool.put_value(directory, parts[-1], new.meta)
+                elif not new.is_at(self._core, old):
+                    pool.put_array(
+                        directory,
+                        parts[-1],
+                        new.meta,
+                        new.data_bytes,
+                        fill=_ffi.FILL_COPY,
+                        source=new.address,
+                        source_bytes=new.data_bytes,
+                    )
+            except BaseException:
+                self._unmake(made)
+                raise
 
-    def _make_way(self, parts: list[bytes]) -> tuple[int, _ffi.Found | None]:
+    def _make_way(self, parts: builtins.list[bytes], made: _Made) -> tuple[int, _ffi.Found | None]:
         """The directory for an assignment to the path, and what has the name. REQUIRES: the lock."""
-        directory = self._walk(parts[:-1], create=True)
+        directory = self._walk(parts[:-1], made)
         assert directory is not None
         found = self._core.pool.find(directory, parts[-1])
         if found is not None and found.kind in (_ffi.GROUP, _ffi.LIST):
@@ -251,11 +272,13 @@ class Group(MutableMapping[str, Any]):
         """
         parts = split_name(name)
         with self._core.lock:
-            directory = self._walk(parts[:-1], create=False)
+            directory = self._walk(parts[:-1])
             if directory is not None and len(parts) > 1:
-                above = self._walk(parts[:-2], create=False)
+                above = self._walk(parts[:-2])
                 assert above is not None
-                self._refuse_slots(above, parts[-2])
+                group = self._core.pool.find(above, parts[-2])
+                if group is not None and group.meta:
+                    self._refuse_slots(parts[-2])
             self._core.removals += 1
             if directory is None or not self._core.pool.remove(directory, parts[-1]):
                 raise KeyError(name)
@@ -287,10 +310,16 @@ class Group(MutableMapping[str, Any]):
         core = self._core
         meta = descriptor.pack()
         source = np.frombuffer(pattern, np.uint8) if pattern else np.empty(0, np.uint8)
+        made: _Made = []
         with core.lock:
-            directory = self._walk(parts[:-1], create=True)
-            assert directory is not None
             try:
+                directory = self._walk(parts[:-1], made)
+                assert directory is not None
+                if core.pool.find(directory, parts[-1]) is not None:
+                    raise NameExistsError(
+                        f"{core.path}: {name!r} is in the store already: use store.require(name, shape, dtype), which returns "
+                        f"what is there or creates it, or store[name] = array to replace it"
+                    )
                 core.pool.put_array(
                     directory,
                     parts[-1],
@@ -301,11 +330,9 @@ class Group(MutableMapping[str, Any]):
                     source_bytes=len(pattern),
                     must_be_new=True,
                 )
-            except NameExistsError:
-                raise NameExistsError(
-                    f"{core.path}: {name!r} is in the store already: use store.require(name, shape, dtype), which returns "
-                    f"what is there or creates it, or store[name] = array to replace it"
-                ) from None
+            except BaseException:
+                self._unmake(made)
+                raise
             found = core.pool.find(directory, parts[-1])
             if found is None:
                 raise KeyError(name)  # another thread's block rolled back in this very moment
@@ -380,9 +407,14 @@ class Group(MutableMapping[str, Any]):
         Raises: NameExistsError if the name is no group.
         """
         parts = split_name(name)
+        made: _Made = []
         with self._core.lock:
-            if self._walk(parts, create=not self._core.pool.info.read_only) is None:
-                raise KeyError(name)
+            try:
+                if self._walk(parts, None if self._core.pool.info.read_only else made) is None:
+                    raise KeyError(name)
+            except BaseException:
+                self._unmake(made)
+                raise
         return Group(self._core, (*self._parts, *parts))
 
     def list(self, name: str) -> List:
@@ -392,13 +424,18 @@ class Group(MutableMapping[str, Any]):
         """
         parts = split_name(name)
         create = not self._core.pool.info.read_only
+        made: _Made = []
         with self._core.lock:
-            directory = self._walk(parts[:-1], create=create)
             try:
+                directory = self._walk(parts[:-1], made if create else None)
+                found = None if directory is None else self._core.pool.find(directory, parts[-1])
+                if found is not None and found.kind != _ffi.LIST:
+                    raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name")
                 if directory is None or self._core.pool.open_list(directory, parts[-1], create=create) is None:
                     raise KeyError(name)
-            except NameExistsError:
-                raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name") from None
+            except BaseException:
+                self._unmake(made)
+                raise
         return List(self._core, (*self._parts, *parts))
 
     def slots(self, name: str, shape: Any = None, dtype: Any = None) -> Slots:
@@ -437,20 +474,18 @@ class Group(MutableMapping[str, Any]):
     def _make_slots(self, parts: builtins.list[bytes], descriptor: Descriptor, itemsize: int) -> None:
         """REQUIRES: the lock; nothing has the name."""
         pool = self._core.pool
-        directory = self._walk(parts[:-1], create=True)
-        assert directory is not None
-        own = pool.group(directory, parts[-1], create=True)
-        assert own is not None
+        data_bytes = array.bytes_of(descriptor.shape, itemsize)
+        if data_bytes > array.LARGEST_BYTES:
+            raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
+        made: _Made = []
         try:
-            data_bytes = array.bytes_of(descriptor.shape, itemsize)
-            if data_bytes > array.LARGEST_BYTES:
-                raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
+            own = self._walk(parts, made)
+            assert own is not None
             for slot in (b"0", b"1"):
                 pool.put_array(own, slot, descriptor.pack(), data_bytes, fill=_ffi.FILL_SLOT)
-            pool.describe_group(directory, parts[-1], pack_slots(0))
+            pool.describe_group(made[-1][0], parts[-1], pack_slots(0))
         except BaseException:
-            self._core.removals += 1
-            pool.remove(directory, parts[-1])
+            self._unmake(made)
             raise
         self._core.turns.pop((*self._parts, *parts), None)
 

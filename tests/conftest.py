@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import pmstore
 
 pytest_plugins = ["pytester"]
+
+settings.register_profile("any machine", settings(deadline=None))  # a busy one is no failure; else what it would be, in CI too
+settings.load_profile("any machine")
 
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way

@@ -18,7 +18,7 @@ import pmstore
 
 
 def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=300, check=False)
 
 
 # A library that puts its own handler over ours, or had one before: in C it would be sigaction; ctypes does the same.

@@ -1,0 +1,91 @@
+"""Full: StoreFullError before anything changes, all else goes on, deleting works, and what was deleted is room again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+SIZES = [1 << 20, 40_000, 700, 20, 1]  # bytes: when no more large blocks fit, smaller ones may
+
+
+def contents(store: pmstore.Store) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in store["g"]:
+        item = store["g"][name]
+        found[name] = item.tobytes() if isinstance(item, np.ndarray) else item
+    return found
+
+
+def fill(store: pmstore.Store, kind: Callable[[int], Any]) -> int:
+    """Stores items under g until nothing fits, and tells how many there are."""
+    made = 0
+    for size in SIZES:
+        while True:
+            try:
+                store[f"g/{made}"] = kind(size)
+            except pmstore.StoreFullError:
+                break
+            made += 1
+            assert made < 100_000
+    return made
+
+
+@pytest.mark.parametrize("kind", [lambda n: np.full(n, 7, "u1"), lambda n: b"v" * n], ids=["arrays", "values"])
+def test_a_full_store_goes_on(path: Path, domain: Any, kind: Callable[[int], Any]) -> None:
+    with pmstore.open(path, size="4MiB", max_size="4MiB", domain=domain) as store:
+        w = store.zeros("w", 20_000)
+        store["step"] = 0
+        store.list("items").extend(range(10))
+        store.commit()
+        free = store.stats().free_bytes
+        made = fill(store, kind)
+        store.commit()
+        before, blocks = contents(store), store.stats().blocks
+        assert len(before) == made
+        for more in (
+            lambda: store.__setitem__("new", kind(1 << 20)),
+            lambda: store.zeros("a/b/c/new", 1 << 20),
+            lambda: store.require("new", 1 << 20),
+            lambda: store.list("items").extend([kind(40_000)] * 100),
+            lambda: store.slots("pair", 1 << 20),
+            lambda: store.update({"g/0": kind(2 << 20)}),
+        ):
+            with pytest.raises(pmstore.StoreFullError, match="Nothing was changed"):
+                more()
+            with pytest.raises(pmstore.StoreFullError):
+                with store.transaction():
+                    w[:] = 99
+                    more()
+            assert (w == 0).all()
+        store.rollback()
+        assert contents(store) == before
+        assert "new" not in store
+        assert store.list("items")[:] == list(range(10))
+        assert store.stats().blocks == blocks
+        for step in range(1, 4):  # what is there can be written, rolled back and committed: its log is reserved
+            with store.transaction():
+                w += 1
+                store["step"] = step
+            w += 1
+            store.rollback()
+        assert (w == 3).all()
+        assert store.check().problems == ()
+        for name in list(store["g"])[::2]:
+            del store["g"][name]
+        store.rollback()
+        assert contents(store) == before
+        del store["g"]
+        store.commit()
+        assert store.stats().free_bytes == free
+        assert fill(store, kind) == made
+    with pmstore.open(path, domain=domain) as store:
+        assert len(store["g"]) == made
+        assert (store["w"] == 3).all()
+        assert store["step"] == 3
+        assert store.check().problems == ()
