@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,10 @@ pytest_plugins = ["pytester"]
 
 settings.register_profile("any machine", settings(deadline=None))  # a busy one is no failure; else what it would be, in CI too
 settings.load_profile("any machine")
+
+spec = importlib.util.find_spec("torch")
+if spec is not None and spec.origin is None:
+    sys.modules["torch"] = None  # type: ignore[assignment] # torch is not installed: what was found is the folder tests/torch
 
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way

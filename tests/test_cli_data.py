@@ -87,6 +87,7 @@ def contents(path: Path) -> list[Any]:
 # ---- show, info ----
 
 
+@needs_torch
 def test_show(path: Path) -> None:
     shown = run("show", path, "losses").stdout
     assert "array of float64, 200" in shown
@@ -241,6 +242,7 @@ def test_a_store_in_use(path: Path, tmp_path: Path) -> None:
 # ---- dump and load ----
 
 
+@needs_torch
 def test_dump_and_load(path: Path, shm: Path) -> None:
     with pmstore.open(path) as store:
         store["rest/rec"] = np.zeros(2, [("a", "i4"), ("b", "U3")])
@@ -342,6 +344,7 @@ def test_slots(shm: Path) -> None:
 # ---- notebooks ----
 
 
+@needs_torch
 def test_notebooks(path: Path) -> None:
     with pmstore.open(path) as store:
         store["<b>"] = 1
