@@ -1,4 +1,4 @@
-# make demo | test | native-test | fuzz | asan-python | crashtest | crashtest-long | crashtest-peers | mutants
+# make demo | test | native-test | fuzz | asan-python | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants
 #      lint tidy | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
 
-.PHONY: all demo test native-test fuzz asan-python crashtest crashtest-long crashtest-peers mutants lint tidy bench bench-quick instructions clean venv
+.PHONY: all demo test native-test fuzz asan-python crashtest crashtest-long crashtest-peers crashtest-vm mutants lint tidy bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -62,6 +62,10 @@ crashtest-long: $(STAMP)
 
 crashtest-peers: $(STAMP)
 	$(PY) -m crashtests.peers
+
+# As root: installs Debian's QEMU and kernel, and takes minutes.
+crashtest-vm: $(STAMP)
+	$(PY) -m crashtests.vm
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
