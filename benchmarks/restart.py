@@ -38,7 +38,8 @@ MB = 1_000_000
 FIRST_STEP = (
     "the first step writes all of the state, and pmstore keeps every byte's pre-image before: one copy more than a peer that "
     "loads into memory of its own; in domain file the kernel also copies each page of the private mapping at its first write; "
-    "of a small state, open and attach are the larger part"
+    "of a small state, open and attach are the larger part; cold, a store is read page by page where it is touched, as "
+    "torch.load(mmap=True), while torch.load and safetensors read their file from its first byte to its last"
 )
 ALL_SECONDS = 150  # a size that would begin later is left out
 ATTACH = "open and attach alone"

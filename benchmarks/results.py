@@ -88,3 +88,7 @@ def write() -> Path:
         raise FileNotFoundError(f"{OUT}: no results: run `python -m benchmarks` first")
     RESULTS.write_text("\n".join([_header(found), _targets(found), *(_section(d) for d in found if d["rows"])]) + "\n")
     return RESULTS
+
+
+if __name__ == "__main__":
+    print(f"wrote {write()}")

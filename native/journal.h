@@ -35,8 +35,10 @@ int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superbloc
  * journal empty. into != NULL: copies the images to into + offset instead and changes nothing in the file (mode r).
  * The last record, if not whole, is dropped (torn); one that is damaged although a later commit is there is an error. into must be writable.
  * Checks every length and offset. ERRORS: PMS_E_CORRUPT (no valid anchor, a damaged record in the middle, a run outside the
- * file's engine and data pages), PMS_E_OS. */
-int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super, unsigned char *into,
+ * file's engine and data pages), PMS_E_OS.
+ * closed: the session record says that the last writer closed the store. All its commits are home then: if the anchors say so too, nothing
+ * is looked for behind them (8 MiB to read, which is most of a cold open). */
+int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super, bool closed, unsigned char *into,
                         struct pms_journal_recovery *result, struct pms_error *error);
 
 /* Starts the writer thread, which opens the file once more through /proc/self/fd. The journal is empty at tx (pms_journal_recover has run). */

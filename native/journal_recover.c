@@ -22,6 +22,7 @@ struct recovery {
     uint64_t tx;
     uint64_t end; /* position after it */
     uint32_t chain;
+    bool closed; /* the last writer closed the store, and both anchors hold */
     struct pms_journal_recovery *result;
 };
 
@@ -224,7 +225,8 @@ static int scan(struct recovery *r, struct pms_error *error)
     }
     r->end = begin;
     r->result->torn = !match || verdict == PMS_RECORD_TORN;
-    return check_nothing_after(r, error);
+    bool all_home = r->closed && tx == r->anchor.tx && !r->result->torn;
+    return all_home ? PMS_OK : check_nothing_after(r, error);
 }
 
 /* ---- replay ------------------------------------------------------------------------------------------------------- */
@@ -297,7 +299,7 @@ static int reset(struct recovery *r, struct pms_error *error)
     return pms_fail_errno(error, "syncing the journal's anchor");
 }
 
-int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super, unsigned char *into,
+int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super, bool closed, unsigned char *into,
                         struct pms_journal_recovery *result, struct pms_error *error)
 {
     struct recovery r = {.super = super, .persist = p, .into = into, .result = result};
@@ -307,6 +309,7 @@ int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblo
     int status = pms_anchor_read(&r.ring, &r.anchor, &twins, error);
     if (status)
         return status;
+    r.closed = closed && twins;
     r.chunk = malloc(PMS_JOURNAL_CHUNK);
     if (!r.chunk)
         return pms_fail_errno(error, "memory for recovery");

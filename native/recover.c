@@ -155,7 +155,8 @@ static int hand_over(struct pms_pool *pool, struct pms_error *error)
 static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *error)
 {
     struct pms_journal_recovery r = {0};
-    int status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, into, &r, error);
+    bool closed = pool->session.state == PMS_SESSION_CLEAN;
+    int status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, closed, into, &r, error);
     pool->tx = r.tx;
     pool->info.replayed_records = r.records;
     pool->info.replayed_bytes = r.bytes;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 import warnings
@@ -427,3 +428,25 @@ def test_iteration_streams(store: pmstore.Store) -> None:
     for i in range(10):
         store[f"few/{i}"] = i
     assert [name for name in store["few"] if store["few"].pop(name) is None] == []
+
+
+def _read_calls() -> int:
+    io = Path("/proc/self/io")
+    if not io.exists():
+        pytest.skip("the kernel does not count reads (CONFIG_TASK_IO_ACCOUNTING)")
+    return int(re.search(r"syscr: (\d+)", io.read_text())[1])  # type: ignore[index]
+
+
+def test_an_open_after_a_close_does_not_search_the_journal(disk: Path) -> None:
+    """All commits are home then. After a kill the open looks through 8 MiB for what a damaged record hides: 2,000 reads."""
+    path = disk / "run.pm"
+    with pmstore.open(path, size="32MiB", domain="file") as store:
+        for number in range(3):
+            store["a"] = number
+            store.commit()
+    for mode in ("r+", "r"):
+        before = _read_calls()
+        with pmstore.open(path, mode) as store:
+            assert store["a"] == 2
+            assert store.recovery.clean
+            assert _read_calls() - before < 200

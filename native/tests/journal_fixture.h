@@ -187,7 +187,7 @@ static inline int recover_status(int fd, unsigned char *into, struct pms_journal
     struct pms_superblock super = fixture_super();
     struct pms_persist p = {0};
     struct pms_error error;
-    return pms_journal_recover(fd, &p, &super, into, result, &error);
+    return pms_journal_recover(fd, &p, &super, false, into, result, &error);
 }
 
 static inline uint64_t recover_tx(int fd, unsigned char *into)
