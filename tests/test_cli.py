@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
         store["w"] = np.zeros((3, 4), np.float32)
         store["group/inner/x"] = np.arange(5)
         store["group/note"] = "hello"
-        store.tensor("t", (2,))
+        store.zeros("t", (2,), "f4")
     return path
 
 
@@ -52,12 +52,19 @@ def test_ls(path: Path) -> None:
     rows = json.loads(run("ls", "-r", "--json", path, "group").stdout)
     assert [row["name"] for row in rows] == ["group/inner", "group/inner/x", "group/note"]
     assert rows[1] == {"name": "group/inner/x", "kind": "array", "dtype": "int64", "shape": [5], "bytes": 40}
-    tensor = json.loads(run("ls", path, "--json").stdout)[2]
-    assert (tensor["kind"], tensor["dtype"], tensor["bytes"]) == ("tensor", "float32", 8)
     missing = run("ls", path, "nothing")
     assert missing.exit_code == 2
     assert "there is no 'nothing'" in missing.stderr
     assert "is no group" in run("ls", path, "w").stderr
+
+
+def test_ls_of_a_tensor(path: Path) -> None:
+    pytest.importorskip("torch")
+    with pmstore.open(path) as store:
+        del store["t"]
+        store.tensor("t", (2,))
+    tensor = json.loads(run("ls", path, "--json").stdout)[2]
+    assert (tensor["kind"], tensor["dtype"], tensor["bytes"]) == ("tensor", "float32", 8)
 
 
 def test_check(path: Path) -> None:
@@ -105,6 +112,7 @@ def test_help_has_examples() -> None:
 
 
 def test_bad_options_of_the_demo(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     result = run("demo", "--domain", "moon")
     assert result.exit_code == 2
     assert "unknown domain 'moon'" in result.stderr

@@ -159,8 +159,9 @@ def _show_array(name: str, value: Any, limit: int) -> None:
     found = _statistics(value)
     if found is not None and found.elements:
         rows += _facts(found)
-        what, lines = picture.picture(value, found)
-        rows += [(what if number == 0 else "", line) for number, line in enumerate(lines)]
+        if found.minimum != found.maximum:  # else there is nothing to see
+            what, lines = picture.picture(value, found)
+            rows += [(what if number == 0 else "", line) for number, line in enumerate(lines)]
     first = _first(value, limit)
     if first:
         more = " ..." if math.prod(about["shape"]) > len(first) else ""
