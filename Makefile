@@ -50,6 +50,7 @@ asan-python: $(STAMP)
 
 crashtest: $(STAMP)
 	$(PY) -m crashtests
+	$(PY) -m crashtests.mixtures
 	$(PY) -m crashtests.tiers
 
 mutants: $(STAMP)
@@ -58,6 +59,7 @@ mutants: $(STAMP)
 crashtest-long: $(STAMP)
 	$(PY) -m crashtests.coverage
 	$(PY) -m crashtests --images 1200000 --kill-step 1
+	$(PY) -m crashtests.mixtures --examples 300
 	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
 
 crashtest-peers: $(STAMP)

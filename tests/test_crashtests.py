@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crashtests import jobs
+from crashtests import jobs, mixtures
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = int(os.environ.get("PMS_CRASH_IMAGES", "2000"))
@@ -34,6 +34,13 @@ def test_every_image_recovers(model: str) -> None:
     found = report["models"][model]  # type: ignore[index]
     assert found["failures"] == 0
     assert found["distinct"] >= IMAGES // 2
+
+
+def test_mixtures_recover() -> None:
+    tally = mixtures.run(examples=3, budget=40, number=1)
+    assert tally.failure == ""
+    assert tally.examples >= 3
+    assert tally.images > 3 * 40
 
 
 def test_every_kill_recovers() -> None:

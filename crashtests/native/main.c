@@ -299,7 +299,12 @@ static void run_faults(struct options *o)
     uint64_t bytes, trials = 0, step = o->step ? o->step : 1;
     snprintf(path, sizeof path, "%s-store", c->scratch);
     unsigned char *base = make_base(path, c->domain, &bytes);
+    struct trace *t = trace_new();
+    struct board *undisturbed = shared_memory(sizeof *undisturbed);
     c->oracle = oracle_new();
+    if (!record(c, w, path, t))
+        c->stop_after = 0;
+    *undisturbed = *board;
     for (uint64_t n = 1 + c->seed % step; c->tally.failures < c->stop_after; n += step) {
         memset(board, 0, sizeof *board);
         memset(result, 0, sizeof *result);
@@ -313,9 +318,12 @@ static void run_faults(struct options *o)
         if (atomic_load(&board->opened)) {
             uint32_t acked = board->acked;
             struct question q = {.domain = c->domain, .allowed = {board->state[acked]}, .allowed_count = 1, .thorough = true};
-            /* A commit that failed at its sync, or died, may have become durable all the same. */
-            if (result->in_flight)
+            /* A commit that failed at its sync, or died, may have become durable all the same: as it is shown now, or as it would have been with
+             * what is taken back when a commit fails (the flips of a landing). */
+            if (result->in_flight) {
                 q.allowed[q.allowed_count++] = result->in_flight;
+                q.allowed[q.allowed_count++] = undisturbed->state[board->begun];
+            }
             snprintf(q.path, sizeof q.path, "%s", path);
             struct verdict v = oracle_ask(c->oracle, &q);
             if (!v.ok)

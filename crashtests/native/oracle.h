@@ -14,7 +14,7 @@ struct verdict {
 struct question {
     char path[256];
     int domain;
-    uint32_t allowed[2]; /* digests */
+    uint32_t allowed[3]; /* digests */
     uint32_t allowed_count;
     bool hostile;  /* damaged on purpose: any answer but a crash, a hang or a corrupted walk */
     bool thorough; /* mode r too, and the commit after recovery is read back */
