@@ -92,8 +92,8 @@ void wl_flush(struct wl *w) /* transactions of all kinds under a flush; then of 
     wl_flush_begin(w, &f);
     for (uint32_t step = 0; step < 3; step++) {
         char name[2] = {(char)('p' + step), 0};
-        wl_array(w, 0, "beside", 40, step); /* what these were at first is free at the next commit, used again, and flushed yet */
-        wl_array(w, 0, "spare", 3000, step);
+        wl_array(w, 0, "beside", 40, 100 + step); /* what these were at first is free at the next commit, used again, and flushed yet */
+        wl_array(w, 0, "spare", 3000, 100 + step);
         memset(wl_data(w, "medium", NULL) + 100 * step, (int)step + 1, 3000);
         wl_array(w, 0, "fresh", 3000, step);
         wl_array(w, 0, name, 40, step); /* born in a page with others */
