@@ -10,6 +10,7 @@ import ctypes
 import os
 import shutil
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -83,9 +84,11 @@ def faults(recorder: ctypes.CDLL, folder: Path, error: int, stride: int) -> int:
         step += 1
         one_step(store, step)
         recorder.recorder_fail(ctypes.c_long(operation), ctypes.c_int(error))
-        with suppress(OSError):
+        with suppress(OSError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old epochs that could not be deleted
             store.flush("t", wait=True)
             acknowledged = step
+            store.drain()
             pmstore.restore(scratch, url)
         used = recorder.recorder_fail(ctypes.c_long(0), ctypes.c_int(0))
         scratch.unlink(missing_ok=True)
@@ -100,6 +103,7 @@ def faults(recorder: ctypes.CDLL, folder: Path, error: int, stride: int) -> int:
         tried += 1
         operation += stride
     store.flush("t", wait=True)
+    store.drain()
     named = {name for one in url.glob("*.manifest") for name, _ in Manifest.unpack(one.read_bytes()).files}
     assert {one.name for one in url.glob("*.chunks")} == named, "half-written files stay"
     assert not list(url.glob(".*.new")), "half-written manifests stay"

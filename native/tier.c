@@ -4,15 +4,11 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "checksum.h"
 #include "pool_state.h"
 #include "snapshot.h"
 
-#define BATCH_BYTES (4ull << 20)   /* of one write */
-#define BATCHES_A_SECOND 16u       /* at least, where the rate is limited: an even stream */
 #define WINDOW_PAGES 16u           /* of a page table, read at once */
 #define ALLOCATE_BYTES (16ull << 20)
 #define BOUND_SHARE 4u
@@ -152,113 +148,6 @@ int pms_snapshot_chunks(struct pms_snapshot *s, uint64_t since, uint64_t chunk_b
     return status;
 }
 
-/* ---- transfers ---- */
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
-}
-
-/* Counts, keeps to the rate, and stops when told to. */
-static int proceed(struct pms_transfer *t, uint64_t bytes, struct pms_error *error)
-{
-    uint64_t zero = 0;
-    __atomic_compare_exchange_n(&t->started_ns, &zero, now_ns(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    uint64_t done = __atomic_add_fetch(&t->done_bytes, bytes, __ATOMIC_RELAXED);
-    while (!__atomic_load_n(&t->cancel, __ATOMIC_RELAXED)) {
-        uint64_t rate = __atomic_load_n(&t->bytes_per_second, __ATOMIC_RELAXED);
-        uint64_t due = rate ? (uint64_t)((double)done / (double)rate * 1e9) : 0;
-        uint64_t spent = now_ns() - __atomic_load_n(&t->started_ns, __ATOMIC_RELAXED);
-        if (spent >= due)
-            return PMS_OK;
-        uint64_t rest = due - spent < 50000000 ? due - spent : 50000000;
-        struct timespec nap = {0, (long)rest};
-        nanosleep(&nap, NULL);
-    }
-    return pms_fail(error, PMS_E_STATE, "cancelled");
-}
-
-int pms_snapshot_take(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, int release, struct pms_error *error)
-{
-    int status = pms_snapshot_read(s, off, bytes, dst, error);
-    if (status == PMS_OK && release)
-        pms_snapshot_release(s, off, bytes);
-    return status;
-}
-
-int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count, uint64_t at,
-                       uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error)
-{
-    uint64_t rate = __atomic_load_n(&transfer->bytes_per_second, __ATOMIC_RELAXED);
-    uint64_t most = rate && rate / BATCHES_A_SECOND < BATCH_BYTES ? rate / BATCHES_A_SECOND : BATCH_BYTES;
-    uint64_t batch = chunk_bytes < most ? most / chunk_bytes : 1;
-    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    unsigned char *buffer = aligned_alloc(PMS_PAGE, batch * chunk_bytes);
-    int status = buffer ? PMS_OK : pms_fail_errno(error, "allocating memory");
-    for (uint64_t i = 0, n; status == PMS_OK && i < count; i += n) {
-        n = count - i < batch ? count - i : batch;
-        for (uint64_t k = 0; status == PMS_OK && k < n; k++) {
-            status = pms_snapshot_take(s, chunk[i + k] * chunk_bytes, chunk_bytes, buffer + k * chunk_bytes, 1, error);
-            crc[i + k] = pms_crc32c(0, buffer + k * chunk_bytes, chunk_bytes);
-        }
-        if (status == PMS_OK)
-            status = proceed(transfer, n * chunk_bytes, error);
-        if (status != PMS_OK)
-            break;
-        errno = pms_persist_pwrite(&p, fd, buffer, n * chunk_bytes, at + i * chunk_bytes);
-        if (errno)
-            status = pms_fail_errno(error, "writing chunks to a tier");
-    }
-    free(buffer);
-    return status;
-}
-
-static int read_all(int fd, unsigned char *to, uint64_t bytes, uint64_t off, uint64_t *got, struct pms_error *error)
-{
-    for (*got = 0; *got < bytes;) {
-        ssize_t n = pread(fd, to + *got, bytes - *got, (off_t)(off + *got));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return pms_fail_errno(error, "reading chunks of a tier");
-        if (n == 0)
-            break;
-        *got += (uint64_t)n;
-    }
-    return PMS_OK;
-}
-
-int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_t *to, const uint32_t *crc, uint64_t count,
-                      uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer, struct pms_error *error)
-{
-    uint64_t batch = piece_bytes < BATCH_BYTES ? BATCH_BYTES / piece_bytes : 1;
-    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    unsigned char *buffer = aligned_alloc(PMS_PAGE, batch * piece_bytes);
-    int status = buffer ? PMS_OK : pms_fail_errno(error, "allocating memory");
-    for (uint64_t i = 0, n; status == PMS_OK && i < count; i += n) {
-        uint64_t got;
-        for (n = 1; n < batch && i + n < count && from[i + n] == from[i] + n * piece_bytes; n++) {}
-        status = read_all(in_fd, buffer, n * piece_bytes, from[i], &got, error);
-        for (uint64_t k = 0; status == PMS_OK && k < n; k++) {
-            unsigned char *piece = buffer + k * piece_bytes;
-            uint64_t bytes = to[i + k] >= out_end ? 0 : out_end - to[i + k] < piece_bytes ? out_end - to[i + k] : piece_bytes;
-            *bad = i + k;
-            if (got < (k + 1) * piece_bytes)
-                status = pms_fail(error, PMS_E_CORRUPT, "the file of the chunk is too short");
-            else if (pms_crc32c(0, piece, piece_bytes) != crc[i + k])
-                status = pms_fail(error, PMS_E_CORRUPT, "the chunk's checksum is wrong");
-            else if ((errno = pms_persist_pwrite(&p, out_fd, piece, bytes, to[i + k])) != 0)
-                status = pms_fail_errno(error, "writing the restored store");
-        }
-        if (status == PMS_OK)
-            status = proceed(transfer, n * piece_bytes, error);
-    }
-    free(buffer);
-    return status;
-}
-
 /* ---- a new store ---- */
 
 int pms_restore_begin(const uint8_t *raw, uint64_t *file_bytes, struct pms_error *error)
@@ -296,12 +185,3 @@ int pms_restore_seal(int fd, const uint8_t *raw, int domain, struct pms_error *e
         return pms_fail(error, PMS_E_INVALID, "no such domain");
     return pms_super_adopt(fd, &p, &super, (enum pms_domain)domain, error);
 }
-
-int pms_transfer_sync(int fd, struct pms_error *error)
-{
-    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    errno = pms_persist_sync(&p, fd);
-    return errno ? pms_fail_errno(error, "syncing a tier's file") : PMS_OK;
-}
-
-uint32_t pms_checksum(uint32_t crc, const void *data, uint64_t bytes) { return pms_crc32c(crc, data, bytes); }

@@ -5,6 +5,7 @@
 #define PMS_TIER_H
 
 #include "pool.h"
+#include "transfer.h"
 
 struct pms_snapshot;
 
@@ -31,35 +32,10 @@ int pms_snapshot_info(struct pms_snapshot *snapshot, struct pms_snapshot_info *i
 int pms_snapshot_chunks(struct pms_snapshot *snapshot, uint64_t since, uint64_t chunk_bytes, uint8_t *state, uint64_t count,
                         struct pms_error *error);
 
-/* Copies whole pages as of the snapshot (see native/snapshot.h). release: and gives them up. */
-int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst, int release, struct pms_error *error);
-
-/* Shared by the threads of one transfer. Written by any; read with care for nothing but progress. */
-struct pms_transfer {
-    uint64_t done_bytes;
-    uint64_t bytes_per_second; /* of all threads together; 0: no limit */
-    uint64_t started_ns;       /* 0: set by the first thread */
-    int32_t cancel;            /* not 0: threads stop, PMS_E_STATE */
-    int32_t reserved;
-};
-
-/* Writes chunks, as of the snapshot, one after another into fd from `at` on, and gives them up. crc[i] = CRC-32C of chunk i. fd may be open
- * with O_DIRECT.  ERRORS: PMS_E_OS, PMS_E_FULL: of the file; PMS_E_STATE: cancelled, or given up; PMS_E_CLOSED. */
-int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count,
-                       uint64_t at, uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error);
-
-/* Copies `count` pieces of at most piece_bytes from in_fd to out_fd, each checked against its CRC-32C (of piece_bytes in the source; the last
- * bytes may lie past out_end and are dropped). A piece that fails its check, or is not all there: PMS_E_CORRUPT, *bad = its index. */
-int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_t *to, const uint32_t *crc, uint64_t count,
-                      uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer, struct pms_error *error);
-
 /* A new store in an empty file: room (all of it reads as zeros) and the chunks, in any order or at once, then the head, which makes it a
  * store. super: from struct pms_snapshot_info, maybe from an enemy: _begin checks it. Durable after _seal. transfer: only to cancel. */
 int pms_restore_begin(const uint8_t *super, uint64_t *file_bytes, struct pms_error *error);
 int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer, struct pms_error *error);
 int pms_restore_seal(int fd, const uint8_t *super, int domain, struct pms_error *error);
-int pms_transfer_sync(int fd, struct pms_error *error); /* fdatasync */
-
-uint32_t pms_checksum(uint32_t crc, const void *data, uint64_t bytes); /* CRC-32C */
 
 #endif

@@ -498,15 +498,19 @@ class Store(Group):
         """
         self._open_tiers().remove(self, name)
 
-    def flush(self, tier: str, *, wait: bool = False, full: bool = False) -> Flush:
+    def flush(
+        self, tier: str, *, wait: bool = False, full: bool = False, progress: Callable[[int, int], object] | None = None
+    ) -> Flush:
         """Flushes the last commit to a tier, in the background; the store is used as before meanwhile.
 
         Only chunks that changed since this process's last flush to the tier are written; full: all of them. The epoch counts
-        when its manifest is there, and then survives this machine as far as the tier does. wait: return when it counts.
+        when its manifest is there, and then survives this machine as far as the tier does; epochs beyond `keep` are deleted
+        after that (`drain` waits for it). wait: return when it counts. progress: called with (bytes written, bytes to write)
+        ten times a second and at the end, on some thread.
 
         Raises: TierError, OSError: of the flush before, if nobody was told; with wait of this one.
         """
-        handle = self._open_tiers().flush(tier, full)
+        handle = self._open_tiers().flush(tier, full, progress)
         return handle.wait() if wait else handle
 
     def flush_if_idle(self, tier: str) -> Flush | None:
@@ -518,7 +522,7 @@ class Store(Group):
         return tiers.flush(tier, False) if tiers.idle(tier) else None
 
     def drain(self, timeout: float | None = None) -> None:
-        """Waits for all flushes under way.
+        """Waits for all flushes under way, and until old epochs are deleted.
 
         Raises: TimeoutError after timeout seconds; TierError, OSError: of a flush that nobody was told of.
         """

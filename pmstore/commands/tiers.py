@@ -1,8 +1,9 @@
-"""restore, epochs: from a storage tier."""
+"""flush, restore, epochs: to a storage tier and from it."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail, size
+from pmstore.commands.app import Json, app, console, fail, reading, size
 from pmstore.errors import PmstoreError
 
-__all__ = ["epochs", "export_tier", "restore"]
+__all__ = ["epochs", "export_tier", "flush", "restore"]
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="The tier: a directory, or a URL such as s3://bucket/run.", show_default=False)
@@ -43,9 +44,47 @@ def _told() -> Iterator[None]:
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, where that is a terminal."""
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    shown = Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with shown as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@app.command()
+def flush(
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="A store that nobody writes to now.", show_default=False)],
+    tier: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="TIER", help="One that the store remembers, or a URL; default: all it remembers.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Flushes the last commit to a tier, all of it, and returns when it is durable there. The store is not changed.
+
+    Example: pmstore flush run.pm s3://bucket/run
+    """
+    from pmstore.tiers.handle import FlushStats
+
+    ended: list[tuple[str, int, FlushStats]] = []
+    with reading(path) as store:
+        names = list(store.tiers) if tier is None else [tier]
+        if tier is not None and tier not in store.tiers and "/" in tier:
+            store.add_tier("url", tier)  # open for reading, it does not remember it
+            names = ["url"]
+        if not names:
+            raise fail(f"{path}: the store remembers no tier: give a URL", 2)
+        for name in names:
+            with _bar(f"flushing to {name}") as bar:
+                handle = store.flush(name, wait=True, progress=bar)
+            assert handle.stats is not None
+            ended.append((store.tiers[name].url, handle.epoch, handle.stats))
+    if as_json:
+        typer.echo(json.dumps([{"url": url, "epoch": epoch, **asdict(stats)} for url, epoch, stats in ended], indent=2))
+        return
+    for url, epoch, stats in ended:
+        typer.echo(f"epoch {epoch} flushed to {url}: {size(stats.written_bytes)} in {stats.seconds:.1f} s")
 
 
 @app.command()

@@ -227,8 +227,8 @@ class LocalBackend:
         return _FileLock(self.path / f".{prefix}lock")
 
     @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[int]:
-        """A new file for chunks: its descriptor. Synced, with its name, on leaving; gone if that fails."""
+    def create(self, name: str, nbytes: int) -> Iterator[int]:
+        """A new file with room for nbytes of chunks: its descriptor. Synced, with its name, on leaving; gone if that fails."""
         path = self.path / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -239,6 +239,7 @@ class LocalBackend:
             self.delete(name)  # the file may have been made before the flag was refused
             fd = os.open(path, flags, 0o644)
         try:
+            engine.reserve(fd, nbytes, str(path))
             yield fd
             engine.sync(fd, str(path))
         except BaseException:

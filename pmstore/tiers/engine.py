@@ -179,6 +179,16 @@ class Snapshot:
         self.close()
 
 
+def reserve(fd: int, nbytes: int, path: str) -> None:
+    """Room for a file about to be written, where the file system can.
+
+    Raises: StoreFullError, OSError.
+    """
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_transfer_reserve(fd, nbytes, error):
+        fail(path, error)
+
+
 def sync(fd: int, path: str) -> None:
     """fdatasync, seen by crash tests."""
     error = native_ffi.new("struct pms_error *")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from pmstore.errors import TierError
@@ -30,11 +32,37 @@ class FlushStats:
     peak_kept_bytes: int
 
 
+TELL_SECONDS = 0.1
+
+
+@contextmanager
+def telling(progress: Callable[[int, int], object] | None, transfer: Transfer, total: int) -> Iterator[None]:
+    """Calls progress(bytes done, bytes of all) on a thread of its own every now and then, and at the end."""
+    if progress is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def tell() -> None:
+        while not stop.wait(TELL_SECONDS):
+            progress(transfer.done_bytes, total)
+        progress(transfer.done_bytes, total)
+
+    teller = threading.Thread(target=tell, name="pmstore progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        teller.join()
+
+
 class Flush:
     """A flush under way: `Store.flush` returns it. `wait` says how it ended."""
 
-    def __init__(self, tier: str, epoch: int, transfer: Transfer) -> None:
+    def __init__(self, tier: str, epoch: int, transfer: Transfer, progress: Callable[[int, int], object] | None = None) -> None:
         self.tier = tier
+        self._progress = progress
         self.epoch = epoch
         """The commit that is being flushed."""
         self.error: BaseException | None = None
@@ -46,6 +74,7 @@ class Flush:
         """`cancel` was called."""
         self._transfer = transfer
         self._done = threading.Event()
+        self._over = threading.Event()
         self.told = False
         """Somebody has seen the error."""
         self._callbacks: list[Callable[[Flush], None]] = []
@@ -54,6 +83,15 @@ class Flush:
     @property
     def done(self) -> bool:
         return self._done.is_set()
+
+    @property
+    def over(self) -> bool:
+        """Done, and old epochs are deleted, too."""
+        return self._over.is_set()
+
+    def wait_over(self, timeout: float | None) -> bool:
+        """Waits until it is over; False: it is not yet. Raises nothing."""
+        return self._over.wait(timeout)
 
     @property
     def written_bytes(self) -> int:
@@ -102,6 +140,10 @@ class Flush:
         """It failed, nobody has been told, and nobody asked for it."""
         return self.error is not None and not self.told and not self.cancelled
 
+    def telling(self) -> AbstractContextManager[None]:
+        """For the thread that flushes, while it writes."""
+        return telling(self._progress, self._transfer, self.total_bytes)
+
     def finish(self, error: BaseException | None, stats: FlushStats | None) -> None:
         """For the thread that flushes."""
         if error is not None and not isinstance(error, (TierError, OSError)):
@@ -115,7 +157,14 @@ class Flush:
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # the thread has other flushes to do
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+    def finish_over(self) -> None:
+        """For the thread that flushes."""
+        self._over.set()
 
     def __repr__(self) -> str:
         state = f"{self.progress:.0%}" if not self.done else "failed" if self.error else "done"

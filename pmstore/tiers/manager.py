@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -63,7 +63,7 @@ class Tiers:
                 config = TierConfig.from_value(value)
                 if config.run is not None and value.get("uuid") != self._pool.info.uuid.hex():
                     continue  # a restored store: its epochs are not that run's; it has to be added anew
-            except (ValueError, TypeError) as error:
+            except (KeyError, ValueError, TypeError) as error:
                 raise TierError(f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}") from error
             self._seen[name] = self._pool.epoch()
             self._configs[name] = config
@@ -119,9 +119,9 @@ class Tiers:
         last = self.writer(name).last
         return last is None or last.done
 
-    def flush(self, name: str, full: bool) -> Flush:
+    def flush(self, name: str, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
         with self._lock:
-            return self.writer(name).flush(full)
+            return self.writer(name).flush(full, progress)
 
     def _watch(self) -> None:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,6 +19,8 @@ __all__ = ["BrokenEpochError", "EpochInfo", "list_epochs"]
 
 FIRST_BYTES = 1 << 20
 """Of a manifest, read at once: a state of 10 GB in one request."""
+LISTINGS = 5
+"""Of a tier whose epochs are being deleted meanwhile, before one is told as missing."""
 
 
 class BrokenEpochError(Exception):
@@ -26,6 +29,10 @@ class BrokenEpochError(Exception):
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(f"{kind}: {what}")
         self.kind = kind
+
+
+class _GoneError(Exception):
+    """A manifest was deleted since it was listed: a writer lets old epochs go."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +60,25 @@ class EpochInfo:
 
 def list_epochs(backend: Backend | Places) -> list[EpochInfo]:
     """All of a tier's epochs, newest first."""
+    for _ in range(LISTINGS - 1):
+        with suppress(_GoneError):
+            return _list(backend, strict=True)
+    return _list(backend, strict=False)
+
+
+def _list(backend: Backend | Places, strict: bool) -> list[EpochInfo]:
+    """Raises: _GoneError, if it is strict."""
     names = backend.names()
     groups: dict[tuple[str, int, int], dict[int, ManifestName]] = {}
     for parsed in filter(None, map(ManifestName.parse, names)):
         ranks = groups.setdefault((parsed.run, parsed.epoch, parsed.world_size), {})
         if parsed.rank not in ranks or ranks[parsed.rank] < parsed:
             ranks[parsed.rank] = parsed
-    found = [_look(backend, names, ranks) for ranks in groups.values()]
+    found = [_look(backend, names, ranks, strict) for ranks in groups.values()]
     return sorted(found, key=lambda one: (one.generation, one.epoch), reverse=True)
 
 
-def _look(backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName]) -> EpochInfo:
+def _look(backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName], strict: bool) -> EpochInfo:
     first = next(iter(ranks.values()))
     problem: str | None = None
     if len(ranks) < first.world_size:  # which may be any number that fits into a name
@@ -76,6 +91,8 @@ def _look(backend: Backend | Places, names: dict[str, int], ranks: dict[int, Man
         try:
             manifest = load_manifest(backend, ranks[rank])
         except BrokenEpochError as error:
+            if strict and error.kind == "missing":
+                raise _GoneError from None
             problem = problem or str(error)
             continue
         state += manifest.state_bytes

@@ -20,6 +20,7 @@ from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError
 from pmstore.tiers import engine
 from pmstore.tiers.backend import Backend, LocalBackend, Places, open_places
 from pmstore.tiers.engine import Transfer
+from pmstore.tiers.handle import telling
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
 
 __all__ = ["RestoreReport", "choose", "epochs", "restore"]
@@ -232,25 +233,8 @@ def _fill_local(fd: int, source: EpochBytes, size: int, progress: Callable[[int,
 def _in_parallel(
     count: int, work: Callable[[int], None], transfer: Transfer, total: int, progress: Callable[[int, int], Any] | None
 ) -> None:
-    stop = threading.Event()
-
-    def tell() -> None:
-        while not stop.wait(0.1):
-            assert progress is not None
-            progress(transfer.done_bytes, total)
-
-    teller = threading.Thread(target=tell, daemon=True) if progress else None
-    if teller:
-        teller.start()
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            errors = [job.exception() for job in [pool.submit(work, i) for i in range(count)]]
-    finally:
-        stop.set()
-        if teller:
-            teller.join()
-    if progress:
-        progress(transfer.done_bytes, total)
+    with telling(progress, transfer, total), ThreadPoolExecutor(count) as pool:
+        errors = [job.exception() for job in [pool.submit(work, i) for i in range(count)]]
     broken = [error for error in errors if isinstance(error, BrokenEpochError)]
     for error in broken or filter(None, errors):
         raise error

@@ -1,4 +1,4 @@
-"""Flushing one store to one tier: what to write, writing it, publishing the epoch, forgetting old ones."""
+"""Flushing one store to one tier: what to write, writing it, publishing the epoch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ import numpy as np
 
 from pmstore._ffi import Pool
 from pmstore.array import Array
-from pmstore.errors import PmstoreError, TierError
+from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.tiers import engine, sharding
-from pmstore.tiers.backend import RANK, Backend, FsspecBackend, LocalBackend, Lock, open_backend, open_places
+from pmstore.tiers.backend import RANK, Backend, FsspecBackend, LocalBackend, Lock, open_backend
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.engine import Snapshot, SnapshotInfo, Transfer
+from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import CHUNK, CHUNKS_SUFFIX, Manifest, ManifestName, Shared
 
 __all__ = ["Writer"]
 
-THREADS = 2
-"""One reads and checksums while the other writes."""
 SPACE = 2.0
 """Files may hold so many times the state before chunks of the emptiest ones are written anew."""
 PENDING_MOST = 8
@@ -58,6 +57,8 @@ class _Job:
     full: bool
     began: float
     blocked: float = 0.0
+    replaced: list[ManifestName] | None = None
+    """Manifests of the same commit, once the new one is there."""
 
 
 class Writer:
@@ -76,26 +77,27 @@ class Writer:
         self._closed = threading.Event()
         self._pending: list[_Job] = []
         finalize(self, self._jobs.put, None)
-        self._files: dict[str, frozenset[str]] = {}  # of manifests that were read: they do not change
+        self._retention = Retention(self.backend, config, self._name(0, 0))
+        self._leavings: BaseException | None = None  # why old epochs are still there, if nobody has been told
 
     # ---- starting ----
 
-    def flush(self, full: bool) -> Flush:
+    def flush(self, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
         """Pins the last commit and returns; the rest happens on a thread. A flush still under way goes first.
 
         Raises: what the flush before raised, if nobody has been told.
         """
         if self.last is not None and self.last.done:
             self._tell(self.last)
-        self._pending = [one for one in self._pending if not one.flush.done]
+        self._pending = [one for one in self._pending if not one.flush.over]
         if len(self._pending) >= PENDING_MOST:
-            self._pending[0].flush._done.wait()
+            self._pending[0].flush.wait_over(None)
         self._start()
         began = time.perf_counter()
         snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
         try:
             transfer = Transfer(self.config.max_bytes_per_second)
-            job = _Job(Flush(self.name, snapshot.epoch, transfer), snapshot, transfer, full, began)
+            job = _Job(Flush(self.name, snapshot.epoch, transfer, progress), snapshot, transfer, full, began)
             self._pending.append(job)
             job.blocked = time.perf_counter() - began
             self._jobs.put(partial(self._run, job))
@@ -119,6 +121,7 @@ class Writer:
             thread.start()
 
     def _tell(self, last: Flush) -> None:
+        self._warn_of_leavings()
         try:
             last.raise_once()
         except OSError as error:
@@ -127,6 +130,7 @@ class Writer:
             warnings.warn(f"the flush of epoch {last.epoch} to {self.name!r} failed: {error}", stacklevel=5)
 
     def _run(self, job: _Job) -> None:
+        """The handle is done when the epoch counts; old ones go afterwards, before the next flush."""
         error: BaseException | None = None
         stats = None
         try:
@@ -138,10 +142,23 @@ class Writer:
         finally:
             job.snapshot.close()
             job.flush.finish(error, stats)
+            try:
+                if job.replaced is not None and self._lock is not None:
+                    self._retention.forget(self._lock, job.replaced)
+            except Exception as raised:  # an epoch too many does no harm; the next flush tries again
+                self._leavings = raised
+            finally:
+                job.flush.finish_over()
 
     def _explain(self, flush: Flush, error: PmstoreError) -> TierError:
         if flush.cancelled:
             made = TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
+        elif isinstance(error, StoreFullError):
+            made = TierError(
+                f"the flush of epoch {flush.epoch} to {self.name!r} failed: no room at {self.backend.url}, or a limit was "
+                "reached. Earlier epochs are as they were: free space there, or keep fewer epochs (keep=)"
+            )
+            made.errno = error.errno
         else:
             made = TierError(
                 f"the flush of epoch {flush.epoch} to {self.name!r} failed: {error}. If commits come faster than the tier "
@@ -157,9 +174,9 @@ class Writer:
         if transfer.cancelled:  # before its turn came
             raise TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
         if self._lock is None:
-            self._refuse_another_lineage()
+            self._retention.refuse_another_lineage(self.pool.info.uuid.hex())
             self._lock = self.backend.lock(self._name(0, 0).data_prefix, self.session)
-            self._clean()
+            self._retention.clean(self._lock)
         self._lock.check()
         names = self.backend.names()
         base = None if job.full else self._base
@@ -177,7 +194,8 @@ class Writer:
         if len(write):
             self._count += 1
             position = np.arange(len(write), dtype=np.uint64) * np.uint64(self.config.chunk_bytes)
-            crc = self._write(data, snapshot, write, transfer)
+            with flush.telling():
+                crc = self._write(data, snapshot, write, transfer)
             at = np.searchsorted(chunks["index"], write)
             chunks["position"][at], chunks["file"][at], chunks["crc"][at] = position, len(files), crc
             files.append((data, len(write) * self.config.chunk_bytes))
@@ -189,10 +207,10 @@ class Writer:
         self._lock.check()
         self.backend.publish(str(name), manifest.pack())
         self._base = _Base(snapshot.tag, str(name), manifest)
-        for found in taken:
-            if found[1:] == name[1:]:
-                self.backend.delete(str(found))  # the same commit, flushed before: replaced now that this one is there
-        self._forget(manifest)
+        names = self.backend.names()
+        if any(names.get(file, -1) < size for file, size in manifest.files):
+            raise TierError(f"{self.backend.url}: files of epoch {flush.epoch} disappeared after they were written")
+        job.replaced = [found for found in taken if found[1:] == name[1:]]
         return _stats(info, job, flush.total_bytes, manifest, base is None)
 
     def _name(self, generation: int, epoch: int) -> ManifestName:
@@ -272,8 +290,8 @@ class Writer:
 
     def _write(self, name: str, snapshot: Snapshot, chunks: Array, transfer: Transfer) -> Array:
         if isinstance(self.backend, LocalBackend):
-            with self.backend.create(name) as fd:
-                return _write_parallel(fd, snapshot, chunks, self.config.chunk_bytes, transfer)
+            with self.backend.create(name, len(chunks) * self.config.chunk_bytes) as fd:
+                return snapshot.write(fd, self.config.chunk_bytes, chunks, 0, transfer)
         assert isinstance(self.backend, FsspecBackend)
         return self._write_stream(self.backend, name, snapshot, chunks, transfer)
 
@@ -297,117 +315,25 @@ class Writer:
                     raise TierError(f"the flush to {self.name!r} was cancelled")
         return crc
 
-    # ---- forgetting ----
-
-    def _clean(self) -> None:
-        """Files of this run and rank that no epoch names: left by a writer that was killed."""
-        assert self._lock is not None
-        names = self.backend.names()
-        prefix = self._name(0, 0).data_prefix
-        named = self._named(names)
-        if named is None:
-            return
-        self._lock.check()
-        for name in names:
-            half_written = name.startswith(prefix) and name.endswith(CHUNKS_SUFFIX) and name not in named
-            if half_written or (name.startswith(".") and f".{prefix}" in name and name.endswith(".new")):
-                self.backend.delete(name)
-
-    def _named(self, names: dict[str, int]) -> set[str] | None:
-        """The files that manifests of this run and rank name; None if one of them cannot be read, and nothing is known."""
-        own = self._own(names)
-        self._files = {name: files for name, files in self._files.items() if name in own}
-        for name in own:
-            if name in self._files:
-                continue
-            try:
-                self._files[name] = frozenset(file for file, _ in Manifest.unpack(self.backend.read(name)).files)
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError):
-                return None
-        return {file for files in self._files.values() for file in files}
-
-    def _own(self, names: dict[str, int]) -> dict[str, ManifestName]:
-        """Manifests of this run and rank."""
-        prefix = self._name(0, 0)[2:]
-        parsed = ((name, ManifestName.parse(name)) for name in names)
-        return {name: one for name, one in parsed if one is not None and one[2:] == prefix}
-
-    def _refuse_another_lineage(self) -> None:
-        """Epochs of one run are commits of one store. One that was restored, and trained on, went another way: under the same
-        name its epochs would stand beside those of the way it left, and with several ranks an epoch could be put together
-        of both.
-
-        Raises: TierError.
-        """
-        for name in sorted(self._own(self.backend.names()), reverse=True):
-            try:
-                lineage = Manifest.unpack(self.backend.read(name)).lineage
-            except (FileNotFoundError, ValueError):
-                continue
-            if lineage != self.pool.info.uuid.hex():
-                raise TierError(
-                    f"{self.backend.url}: epochs of run {self._name(0, 0).run!r} here were flushed by another store (this one "
-                    "was restored, or is new): give it another run= or URL"
-                )
-            return
-
-    def _forget(self, newest: Manifest) -> None:
-        """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch of several ranks counts
-        when all of their manifests are there. Nothing goes while the newest one's files are not all there."""
-        names = self.backend.names()
-        if any(names.get(file, -1) < size for file, size in newest.files):
-            raise TierError(f"{self.backend.url}: files of epoch {newest.epoch} disappeared after they were written")
-        if self.config.keep is not None:
-            everywhere = RANK in self.config.url
-            self._drop_epochs(open_places(self.config.url, self.config.storage_options).names() if everywhere else names)
-        self._drop_files()
-
-    def _drop_epochs(self, names: dict[str, int]) -> None:
-        assert self._lock is not None
-        assert self.config.keep is not None
-        own = self._name(0, 0)
-        ranks: dict[int, set[int]] = {}
-        mine: list[ManifestName] = []
-        for parsed in filter(None, map(ManifestName.parse, names)):
-            if (parsed.run, parsed.world_size) != (own.run, own.world_size):
-                continue
-            ranks.setdefault(parsed.epoch, set()).add(parsed.rank)
-            if parsed.rank == own.rank:
-                mine.append(parsed)
-        whole = sorted((p for p in mine if len(ranks[p.epoch]) == own.world_size), reverse=True)
-        if len(whole) < self.config.keep:
-            return
-        oldest_kept = whole[self.config.keep - 1]
-        self._lock.check()
-        for parsed in sorted(mine):
-            if parsed < oldest_kept:
-                self.backend.delete(str(parsed))
-
-    def _drop_files(self) -> None:
-        assert self._lock is not None
-        names = self.backend.names()
-        named = self._named(names)
-        prefix = self._name(0, 0).data_prefix
-        if named is None or all(n in named or not n.endswith(CHUNKS_SUFFIX) or not n.startswith(prefix) for n in names):
-            return
-        self._lock.check()
-        for name in names:
-            if name.startswith(prefix) and name.endswith(CHUNKS_SUFFIX) and name not in named:
-                self.backend.delete(name)
-
     # ---- ending ----
 
     def drain(self, timeout: float | None) -> bool:
-        """Waits for the last flush. False: it is still under way."""
-        return self.last is None or self.last._done.wait(timeout)
+        """Waits for the last flush, and for what it deletes. False: it is still under way."""
+        return self.last is None or self.last.wait_over(timeout)
 
     def warn_untold(self) -> None:
         """A failed flush that nobody was told of, and that nobody will ask for any more."""
+        self._warn_of_leavings()
         if self.last is not None and self.last.done and self.last.untold:
             self.last.told = True
             warnings.warn(f"the flush of epoch {self.last.epoch} to {self.name!r} failed: {self.last.error}", stacklevel=2)
+
+    def _warn_of_leavings(self) -> None:
+        error, self._leavings = self._leavings, None
+        if error is not None:
+            warnings.warn(
+                f"old epochs in {self.name!r} could not be deleted ({error}): the next flush tries again", stacklevel=5
+            )
 
     def close(self) -> None:
         """After `drain`."""
@@ -437,7 +363,7 @@ def _watch(writer: ref[Writer], closed: threading.Event, limit: float) -> None:
         alive = writer()
         if alive is None:
             return
-        job = next((one for one in alive._pending if not one.flush.done), None)  # whose turn it is
+        job = next((one for one in alive._pending if not one.flush.over), None)  # whose turn it is
         now = (job, job.transfer.done_bytes if job else 0)
         if now != state:
             state, since = now, time.monotonic()
@@ -445,6 +371,7 @@ def _watch(writer: ref[Writer], closed: threading.Event, limit: float) -> None:
             job.transfer.cancel()
             what = f"the flush of epoch {job.flush.epoch} to {alive.name!r} made no progress for {limit:g} seconds"
             job.flush.finish(TierError(what), None)
+            job.flush.finish_over()
             job.snapshot.close()
         del alive, job, now
 
@@ -460,28 +387,3 @@ def _stats(info: SnapshotInfo, job: _Job, written: int, manifest: Manifest, full
         commit_wait_seconds=info.wait_seconds,
         peak_kept_bytes=info.peak_bytes,
     )
-
-
-def _write_parallel(fd: int, snapshot: Snapshot, chunks: Array, chunk_bytes: int, transfer: Transfer) -> Array:
-    """By THREADS threads, each a stretch of the file. Raises the first error; the other threads stop."""
-    crc = np.zeros(len(chunks), np.uint32)
-    errors: list[BaseException] = []
-    cuts = [len(chunks) * i // THREADS for i in range(THREADS + 1)]
-
-    def work(start: int, end: int) -> None:
-        try:
-            part = np.ascontiguousarray(chunks[start:end])
-            crc[start:end] = snapshot.write(fd, chunk_bytes, part, start * chunk_bytes, transfer)
-        except BaseException as error:
-            errors.append(error)
-            transfer.cancel()
-
-    others = [threading.Thread(target=work, args=(cuts[i], cuts[i + 1]), daemon=True) for i in range(1, THREADS)]
-    for other in others:
-        other.start()
-    work(cuts[0], cuts[1])
-    for other in others:
-        other.join()
-    if errors:
-        raise errors[0]
-    return crc

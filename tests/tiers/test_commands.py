@@ -1,4 +1,4 @@
-"""pmstore restore, epochs, export-tier."""
+"""pmstore flush, restore, epochs, export-tier."""
 
 from __future__ import annotations
 
@@ -58,3 +58,32 @@ def test_export(step: Step, path: Path, url: str) -> None:
     assert run("export-tier", url, target, "--group", "deep") == (0, f"epoch {epoch}: 1 tensors written to {target}\n")
     assert run("export-tier", url, target)[0] == 2
     assert pmstore.epochs(url)[0].epoch == epoch
+
+
+def test_flush(filled: pmstore.Store, path: Path, url: str) -> None:
+    """To a tier that the store remembers, to a URL, to all; the store is as it was."""
+    assert run("flush", path, "t")[0] == 2  # in use
+    epoch = filled.epoch
+    filled.close()
+    before = path.read_bytes()
+    code, text = run("flush", path, "t")
+    assert code == 0
+    assert text.startswith(f"epoch {epoch} flushed to {url}: 1.")
+    assert " MiB in " in text
+    other = f"{url}/../other"
+    code, text = run("flush", path, other, "--json")
+    assert code == 0
+    assert [(one["url"], one["epoch"]) for one in json.loads(text)] == [(other, epoch)]
+    assert run("flush", path)[0] == 0
+    assert path.read_bytes() == before
+    for where in (url, other):
+        assert [(one.epoch, one.problem) for one in pmstore.epochs(where)] == [(epoch, None)]
+    assert run("flush", path, "nowhere") == (
+        2,
+        f"pmstore: {path}: there is no tier 'nowhere' (there are: 't'). store.add_tier adds one\n",
+    )
+    Path(url + ".file").write_text("")
+    assert run("flush", path, url + ".file")[0] in (1, 2)
+    with pmstore.open(path) as store:
+        store.remove_tier("t")
+    assert run("flush", path)[0] == 2

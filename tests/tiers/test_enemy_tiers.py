@@ -161,6 +161,20 @@ def test_state_that_an_enemy_wrote(manifest: Path, path: Path, seed: int) -> Non
             store.check()
 
 
+def test_a_tier_that_is_listed_and_not_found(filled: pmstore.Store, path: Path) -> None:
+    """The slot of a remembered tier's name says another hash: iterating finds the name, looking it up does not."""
+    filled.close()
+    data = bytearray(path.read_bytes())
+    image = Image(lambda offset, nbytes: bytes(data[offset : offset + nbytes]))
+    (tiers,) = [one for one in image.objects() if one.name == ".pmstore/tiers/t"]
+    node = data.index(b"t" + tiers.meta) - 64
+    slot = data.index(data[node : node + 8] + node.to_bytes(8, "little"))
+    data[slot : slot + 8] = (1).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pmstore.open(path) as store, pytest.raises(PmstoreError, match="damaged"):
+        store.flush("t")
+
+
 def test_a_directory_that_goes_in_a_circle(filled: pmstore.Store) -> None:
     """Names whose chain leads back to its start are an error, not a loop."""
     from pmstore.errors import CorruptStoreError

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_the_first_flush_of_a_process_is_full(filled: pmstore.Store, path: Path,
 def test_keep(filled: pmstore.Store, step: Step, path: Path, url: str) -> None:
     filled.add_tier("t", url, keep=2, chunk_bytes=CHUNK)
     made = [step(i) for i in range(6)]
+    filled.drain()  # old ones go when the new one counts
     assert [one.epoch for one in pmstore.epochs(url)] == made[:-3:-1]
     named = set()
     for manifest in Path(url).glob("*.manifest"):
@@ -142,8 +144,9 @@ def test_a_commit_flushed_again_is_never_missing(filled: pmstore.Store, path: Pa
         store.add_tier("t", url, max_rate="2MB", chunk_bytes=CHUNK)
         handle = store.flush("t")
         while not handle.done:
-            assert [one.epoch for one in pmstore.epochs(url)] == [first]
+            assert [(one.epoch, one.problem) for one in pmstore.epochs(url)] == [(first, None)]
             time.sleep(0.02)
+        store.drain()
         assert [(one.epoch, one.generation, one.problem) for one in pmstore.epochs(url)] == [(first, 2, None)]
         assert len(list(Path(url).glob("*.chunks"))) == 1
 
@@ -334,6 +337,7 @@ def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(filled: pmstor
         handle.wait()
     Path(url).unlink()
     filled.flush("t", wait=True)
+    filled.drain()
     os.rename(url, url + ".moved")
     Path(url).write_text("not a directory")
     filled["a"][0] = 9
@@ -347,6 +351,27 @@ def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(filled: pmstor
     filled.flush("t", wait=True)
     with pytest.raises(TierError, match="no tier 'u'"):
         filled.flush("u")
+
+
+def test_callbacks(filled: pmstore.Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress comes in order and ends at all of it; a callback that raises is told, and harms no flush."""
+    told: list[tuple[int, int]] = []
+    raised: list[type[BaseException]] = []
+    ended: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_type))
+    handle = filled.flush("t", progress=lambda done, total: told.append((done, total)))
+    handle.add_done_callback(lambda handle: ended.append(1 / 0))
+    handle.add_done_callback(ended.append)
+    handle.wait(60)
+    filled.drain(60)
+    assert ended == [handle]
+    assert told == sorted(told)
+    assert told[-1] == (handle.stats.written_bytes, handle.total_bytes)  # type: ignore[union-attr]
+    assert told[-1][0] == told[-1][1] > 1 << 20
+    filled["a"][0] = 1
+    filled.commit()
+    filled.flush("t", progress=lambda done, total: ended.append(1 / 0)).wait(60)
+    assert raised == [ZeroDivisionError] * 2
 
 
 def test_a_flush_is_cancelled(filled: pmstore.Store, path: Path, url: str) -> None:
@@ -363,7 +388,7 @@ def test_a_flush_is_cancelled(filled: pmstore.Store, path: Path, url: str) -> No
 
 
 def test_memory_is_bounded_and_a_commit_waits(filled: pmstore.Store, path: Path, url: str) -> None:
-    filled.add_tier("t", url, memory="128KiB", max_rate="8MB", chunk_bytes=CHUNK)
+    filled.add_tier("t", url, memory="128KiB", max_rate="500KB", chunk_bytes=CHUNK)
     handle = filled.flush("t")
     filled["a"][:] = -1
     filled.commit()

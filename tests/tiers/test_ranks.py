@@ -109,7 +109,8 @@ def test_an_epoch_counts_when_all_ranks_have_published(shm: Path, place: str) ->
     assert pmstore.restore(shm / "b.pm", url, rank=1).epoch == 2
     stores[0]["x"] = 3
     stores[0].commit()
-    stores[0].flush("t", wait=True)  # keep=1 lets its first epoch go, now that the second is whole
+    stores[0].flush("t", wait=True)
+    stores[0].drain()  # keep=1 lets its first epoch go, now that the second is whole
     assert [one.epoch for one in pmstore.epochs(url) if 0 in one.ranks] == [3, 2]
     for store in stores:
         store.close()

@@ -28,6 +28,14 @@ class Faulty(MemoryFileSystem):
     cachable = False
     hang = threading.Event()  # set: writes go through
     drop = False
+    delete = threading.Event()  # set: deletions go through
+    refuse = False
+
+    def rm_file(self, path: str) -> None:
+        Faulty.delete.wait()
+        if Faulty.refuse:
+            raise PermissionError(13, "may not delete", path)
+        super().rm_file(path)
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -53,9 +61,11 @@ def faulty() -> Iterator[type[Faulty]]:
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     Faulty.store.clear()
     Faulty.hang.set()
-    Faulty.drop = False
+    Faulty.delete.set()
+    Faulty.drop = Faulty.refuse = False
     yield Faulty
     Faulty.hang.set()
+    Faulty.delete.set()
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +191,35 @@ def test_a_network_that_drops(path: Path, faulty: type[Faulty]) -> None:
         assert restored(path, "faulty://run")["a"][0] == 1
         store.flush("t", wait=True)
         assert restored(path, "faulty://run")["a"][0] == 2
+
+
+def test_old_epochs_that_cannot_be_deleted(path: Path, faulty: type[Faulty]) -> None:
+    """The new one counts all the same; it is told once, and tried again."""
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.ones(131072)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, keep=1, stall_seconds=0.3)
+        store.commit()
+        store.flush("t", wait=True)
+        faulty.refuse = True
+        store["a"] += 1
+        store.commit()
+        store.flush("t", wait=True)
+        store.drain()
+        faulty.refuse = False
+        faulty.delete.clear()  # and then it hangs
+        assert len(pmstore.epochs("faulty://run")) == 2
+        store["a"] += 1
+        store.commit()
+        with pytest.warns(UserWarning, match="may not delete"):
+            handle = store.flush("t")
+        assert handle.wait(30).stats is not None
+        store.drain(30)
+        faulty.delete.set()
+        store["a"] += 1
+        store.commit()
+        store.flush("t", wait=True)
+    assert [one.problem for one in pmstore.epochs("faulty://run")] == [None]
+    assert restored(path, "faulty://run")["a"][0] == 4
 
 
 def test_a_missing_library_is_named(store: pmstore.Store) -> None:

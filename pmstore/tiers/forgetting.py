@@ -1,0 +1,113 @@
+"""Which epochs and files of a run stay in a tier, and deleting the others."""
+
+from __future__ import annotations
+
+from pmstore.errors import TierError
+from pmstore.tiers.backend import RANK, Backend, Lock, open_places
+from pmstore.tiers.config import TierConfig
+from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
+
+__all__ = ["Retention"]
+
+
+class Retention:
+    """Of one run and rank. Everything that deletes is given the lock, and looks whether it still holds first."""
+
+    def __init__(self, backend: Backend, config: TierConfig, own: ManifestName) -> None:
+        """own: run, rank and number of ranks."""
+        self._backend, self._config, self._own = backend, config, own
+        self._files: dict[str, frozenset[str]] = {}  # of manifests that were read: they do not change
+
+    def clean(self, lock: Lock) -> None:
+        """Deletes files of this run and rank that no epoch names: left by a writer that was killed."""
+        names = self._backend.names()
+        prefix = self._own.data_prefix
+        named = self._named(names)
+        if named is None:
+            return
+        lock.check()
+        for name in names:
+            half_written = name.startswith(prefix) and name.endswith(CHUNKS_SUFFIX) and name not in named
+            if half_written or (name.startswith(".") and f".{prefix}" in name and name.endswith(".new")):
+                self._backend.delete(name)
+
+    def refuse_another_lineage(self, uuid: str) -> None:
+        """Epochs of one run are commits of one store. One that was restored, and trained on, went another way: under the same
+        name its epochs would stand beside those of the way it left, and with several ranks an epoch could be put together
+        of both.
+
+        Raises: TierError.
+        """
+        for name in sorted(self._manifests(self._backend.names()), reverse=True):
+            try:
+                lineage = Manifest.unpack(self._backend.read(name)).lineage
+            except (FileNotFoundError, ValueError):
+                continue
+            if lineage != uuid:
+                raise TierError(
+                    f"{self._backend.url}: epochs of run {self._own.run!r} here were flushed by another store (this one was "
+                    "restored, or is new): give it another run= or URL"
+                )
+            return
+
+    def forget(self, lock: Lock, replaced: list[ManifestName]) -> None:
+        """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch of several ranks counts when
+        all of their manifests are there. Only after the newest one counts. replaced: manifests of its commit, flushed before.
+        """
+        for found in replaced:
+            self._backend.delete(str(found))
+        if self._config.keep is not None:
+            everywhere = RANK in self._config.url
+            places = open_places(self._config.url, self._config.storage_options) if everywhere else self._backend
+            self._drop_epochs(lock, places.names(), self._config.keep)
+        self._drop_files(lock)
+
+    def _drop_epochs(self, lock: Lock, names: dict[str, int], keep: int) -> None:
+        own = self._own
+        ranks: dict[int, set[int]] = {}
+        mine: list[ManifestName] = []
+        for parsed in filter(None, map(ManifestName.parse, names)):
+            if (parsed.run, parsed.world_size) != (own.run, own.world_size):
+                continue
+            ranks.setdefault(parsed.epoch, set()).add(parsed.rank)
+            if parsed.rank == own.rank:
+                mine.append(parsed)
+        whole = sorted((p for p in mine if len(ranks[p.epoch]) == own.world_size), reverse=True)
+        if len(whole) < keep:
+            return
+        lock.check()
+        for parsed in sorted(mine):
+            if parsed < whole[keep - 1]:
+                self._backend.delete(str(parsed))
+
+    def _drop_files(self, lock: Lock) -> None:
+        names = self._backend.names()
+        named = self._named(names)
+        if named is None:
+            return
+        prefix = self._own.data_prefix
+        gone = [n for n in names if n.startswith(prefix) and n.endswith(CHUNKS_SUFFIX) and n not in named]
+        if gone:
+            lock.check()
+        for name in gone:
+            self._backend.delete(name)
+
+    def _named(self, names: dict[str, int]) -> set[str] | None:
+        """The files that manifests of this run and rank name; None if one of them cannot be read, and nothing is known."""
+        own = self._manifests(names)
+        self._files = {name: files for name, files in self._files.items() if name in own}
+        for name in own:
+            if name in self._files:
+                continue
+            try:
+                self._files[name] = frozenset(file for file, _ in Manifest.unpack(self._backend.read(name)).files)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError):
+                return None
+        return {file for files in self._files.values() for file in files}
+
+    def _manifests(self, names: dict[str, int]) -> list[str]:
+        """Of this run and rank."""
+        parsed = ((name, ManifestName.parse(name)) for name in names)
+        return [name for name, one in parsed if one is not None and one[2:] == self._own[2:]]
