@@ -175,6 +175,17 @@ def _sync_names(directory: Path) -> None:
         os.close(fd)
 
 
+def open_file(path: Path, flags: int, direct: bool) -> int:
+    """Of a file that is there. direct: with O_DIRECT, where the file system can."""
+    if direct:
+        try:
+            return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    return os.open(path, flags | os.O_CLOEXEC)
+
+
 class LocalBackend:
     """A directory. Files are written with O_DIRECT where the file system can, and synced before they are named."""
 
@@ -249,8 +260,9 @@ class LocalBackend:
             os.close(fd)
         _sync_names(self.path)
 
-    def open(self, name: str) -> int:
-        return os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+    def open(self, name: str, direct: bool) -> int:
+        """direct: whole pages will be read, past the page cache where the file system can."""
+        return open_file(self.path / name, os.O_RDONLY, direct)
 
 
 # ---- everywhere else ------------------------------------------------------------------------------------------------------

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.array import Array
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.tiers import engine
-from pmstore.tiers.backend import Backend, LocalBackend, Places, open_places
+from pmstore.tiers.backend import Backend, LocalBackend, Places, open_file, open_places
 from pmstore.tiers.engine import Transfer
 from pmstore.tiers.handle import telling
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
 
 __all__ = ["RestoreReport", "choose", "epochs", "restore"]
 
-LOCAL_THREADS = 2
 REMOTE_THREADS = 8
 
 
@@ -138,7 +138,7 @@ def _restore_one(
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             size = engine.store_size(source.manifest.head, str(target))
-            _fill(fd, source, size, str(target), progress)
+            _fill(fd, temporary, source, size, str(target), progress)
             engine.seal_store(fd, source.manifest.head, domain, str(target))
         except (CorruptStoreError, FormatVersionError) as error:
             raise BrokenEpochError("corrupt", str(error)) from error
@@ -167,13 +167,18 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _fill(fd: int, source: EpochBytes, size: int, path: str, progress: Callable[[int, int], Any] | None) -> None:
+def _fill(
+    fd: int, temporary: Path, source: EpochBytes, size: int, path: str, progress: Callable[[int, int], Any] | None
+) -> None:
     """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long."""
-    room, fill = Transfer(), _fill_local if isinstance(source.backend, LocalBackend) else _fill_remote
+    room = Transfer()
     with ThreadPoolExecutor(1) as pool:
         allocated = pool.submit(engine.allocate_store, fd, size, room, path)
         try:
-            fill(fd, source, size, progress)
+            if isinstance(source.backend, LocalBackend):
+                _fill_local(temporary, source, size, progress)
+            else:
+                _fill_remote(fd, source, size, progress)
             _fill_borrowed(fd, source, size)
         except StoreFullError:
             allocated.result()  # says how much it needs
@@ -193,41 +198,35 @@ def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
         engine.write_all(fd, data[: max(0, size - offset)], offset)
 
 
-def _fill_local(fd: int, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
-    """Native threads, in stretches of a file's chunks."""
+def _fill_local(temporary: Path, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
+    """Native threads, past the page cache: a tier's files are read once, and a disk takes the store in at its own pace."""
+    manifest, transfer = source.manifest, Transfer()
+    target = open_file(temporary, os.O_WRONLY, direct=True)
+    try:
+        with telling(progress, transfer, len(manifest.chunks) * manifest.chunk_bytes):
+            for number, (name, _) in enumerate(manifest.files):
+                part = manifest.chunks[manifest.chunks["file"] == number]
+                _copy_file(source, name, part[np.argsort(part["position"])], target, size, transfer)
+    finally:
+        os.close(target)
+
+
+def _copy_file(source: EpochBytes, name: str, part: Array, target: int, size: int, transfer: Transfer) -> None:
+    """The chunks of one file. Raises: BrokenEpochError, OSError."""
     assert isinstance(source.backend, LocalBackend)
-    manifest, backend, transfer = source.manifest, source.backend, Transfer()
-    total = len(manifest.chunks) * manifest.chunk_bytes
-    for number, (name, _) in enumerate(manifest.files):
-        part = manifest.chunks[manifest.chunks["file"] == number]
-        part = part[np.argsort(part["position"])]
-        try:
-            opened = backend.open(name)
-        except FileNotFoundError:
-            raise BrokenEpochError("missing", f"file {name}") from None
-        try:
-            cuts = [len(part) * i // LOCAL_THREADS for i in range(LOCAL_THREADS + 1)]
-
-            def work(i: int, part: Any = part, opened: int = opened, cuts: list[int] = cuts, name: str = name) -> None:
-                one = part[cuts[i] : cuts[i + 1]]
-                bad = engine.copy_pieces(
-                    opened,
-                    np.ascontiguousarray(one["position"]),
-                    fd,
-                    np.ascontiguousarray(one["index"] * np.uint64(manifest.chunk_bytes)),
-                    np.ascontiguousarray(one["crc"]),
-                    manifest.chunk_bytes,
-                    size,
-                    transfer,
-                )
-                if bad is not None:
-                    transfer.cancel()
-                    index = int(one["index"][bad])
-                    raise BrokenEpochError("corrupt", f"chunk {index} in {name}: its checksum is wrong, or it is cut off")
-
-            _in_parallel(LOCAL_THREADS, work, transfer, total, progress)
-        finally:
-            os.close(opened)
+    unit = source.manifest.chunk_bytes
+    try:
+        opened = source.backend.open(name, direct=not np.any(part["position"] % np.uint64(engine.PAGE_BYTES)))
+    except FileNotFoundError:
+        raise BrokenEpochError("missing", f"file {name}") from None
+    try:
+        positions, crc = np.ascontiguousarray(part["position"]), np.ascontiguousarray(part["crc"])
+        bad = engine.copy_pieces(opened, positions, target, part["index"] * np.uint64(unit), crc, unit, size, transfer)
+    finally:
+        os.close(opened)
+    if bad is not None:
+        index = int(part["index"][bad])
+        raise BrokenEpochError("corrupt", f"chunk {index} in {name}: its checksum is wrong, or it is cut off")
 
 
 def _in_parallel(
