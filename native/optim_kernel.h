@@ -8,7 +8,7 @@
 
 #include "optim.h"
 
-#define PMS_OPTIM_BLOCK 128u /* small: the sources' streams stay close together, which the prefetchers like */
+#define PMS_OPTIM_BLOCK 64u /* small: the sources' streams stay close together, which the prefetchers like */
 #define INLINE static inline __attribute__((always_inline))
 
 struct pms_optim_block { /* of one tensor, as float32 */

@@ -262,6 +262,36 @@ def test_bad_input(store: pmstore.Store, path: Path) -> None:
     assert "closed" in repr(w)
 
 
+def test_a_flip_outside_a_block_is_pending(path: Path, domain: str) -> None:
+    """As any other write there: the next commit takes it, a roll back or a close without one drops it."""
+    with pmstore.open(path, domain=domain) as store:
+        w = store.slots("w", 20_000)
+        w.next[:] = 1
+        w.flip()
+        store.commit()
+        w.next[:] = 2
+        w.flip()
+        assert (w.current == 2).all()
+        store.rollback()
+        assert (w.current == 1).all()
+        w.flip()  # nothing written since: the slots change places, and the idle one is undefined after a roll back
+        store.rollback()
+        w.next[:] = 3
+        w.flip()
+        with store.transaction():  # commits what is pending first
+            w.next[:] = 4
+            w.flip()
+        assert w.previous is not None
+        assert (w.previous == 3).all()
+        w.flip()  # back to the version before
+        store.commit()
+        assert (w.current == 3).all()
+        w.flip()
+        store.close()
+    with pmstore.open(path, domain=domain) as store:
+        assert (store["w"].current == 3).all()
+
+
 def test_a_store_open_for_reading(path: Path) -> None:
     with pmstore.open(path, size="8MiB") as store:
         store.slots("w", 5)

@@ -265,3 +265,36 @@ def test_gradients_of_another_form(store: pmstore.Store) -> None:
     assert w.isnan().all()
     run.rollback()
     assert (w == 0.5).all()
+
+
+def test_a_step_that_cannot_be_taken_loses_nothing(path: Path) -> None:
+    """A sparse gradient among others, and a closed store: an error, and everything as it was."""
+    store = pmstore.open(path)
+    embedding, linear = nn.Embedding(5000, 2, sparse=True), nn.Linear(2, 1)
+    model = nn.Sequential(embedding, linear)
+    optimizer = optim.AdamW(model.parameters(), lr=0.1)
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    run.commit()
+    kept = {name: one.clone() for name, one in model.state_dict().items()}
+
+    def unchanged() -> bool:
+        return all(torch.equal(one, kept[name]) for name, one in model.state_dict().items())
+
+    optimizer.zero_grad()
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(RuntimeError, match="dense gradients only"):
+        optimizer.step()
+    assert unchanged()
+    assert all(state["step"] == 1 for state in optimizer.state.values())
+    optimizer.zero_grad()
+    run.commit()
+    assert unchanged()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    store.close()
+    with pytest.raises(pmstore.ClosedStoreError):
+        optimizer.step()
+    assert unchanged()

@@ -1,0 +1,322 @@
+/* Landings: copies into idle slots, flips, and what else is pending, as one commit. With words that come, come late, or never. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "debug.h"
+#include "landing.h"
+#include "pool_state.h"
+#include "test.h"
+
+#define LARGE (96u << 10) /* of a slot: an extent of its own */
+#define SMALL 3000u       /* shares its pages */
+#define STEPS 4
+#define SECOND 1000000000ll
+
+static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
+static const char *const names[] = {"a", "b"};
+static const uint64_t sizes[] = {LARGE, SMALL};
+static const char head[8] = "\x81\xa5slots";
+static char path[256];
+static int domain;
+static struct pms_pool *pool;
+static struct pms_error e;
+static unsigned char source[LARGE];
+static uint64_t here = 1, never; /* words that landings wait for */
+
+static bool ok(int status)
+{
+    if (status != PMS_OK)
+        printf("  status %d errno %d %s\n", e.status, e.sys_errno, e.what);
+    return status == PMS_OK;
+}
+
+static bool open_store(int mode)
+{
+    struct pms_options o = {.size = 4u << 20, .mode = mode, .domain = domain, .hot = 1};
+    return ok(pms_pool_open(path, &o, &pool, &e));
+}
+
+static void close_store(void)
+{
+    CHECK(ok(pms_pool_close(pool, 0, &e)));
+    pms_pool_release(pool);
+}
+
+static unsigned char *memory(uint64_t off)
+{
+    struct pms_info info;
+    pms_pool_info(pool, &info);
+    return (unsigned char *)(uintptr_t)(info.base + off);
+}
+
+static unsigned char *beside(void) /* an ordinary array */
+{
+    struct pms_object o = {0};
+    CHECK(ok(pms_object_find(pool, 0, "beside", 6, &o, &e)));
+    return memory(o.data);
+}
+
+static struct pms_slot_pair pair_of(int i)
+{
+    struct pms_slot_pair pair = {0};
+    CHECK(ok(pms_slot_find(pool, 0, names[i], 1, &pair, &e)));
+    return pair;
+}
+
+static unsigned char *current(int i)
+{
+    struct pms_slot_pair pair = pair_of(i);
+    return memory(pair.data[pair.current]);
+}
+
+static void make(void) /* a large and a small pair, and an array, all zeros */
+{
+    uint64_t group, data;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    for (int i = 0; i < 2; i++) {
+        CHECK(ok(pms_object_group(pool, 0, names[i], 1, 1, &group, &e)));
+        for (int k = 0; k < 2; k++)
+            CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, sizes[i], PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
+        CHECK(ok(pms_object_describe_group(pool, 0, names[i], 1, head, 8, &e)));
+    }
+    CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
+static char meta[2][8];
+
+/* Copies `value` into both pairs' idle slots, in two pieces each, and flips them. `word`: what the last piece waits for. */
+static struct pms_landing *landing(int value, const uint64_t *word, int64_t timeout_ns)
+{
+    struct pms_land_copy copy[4];
+    struct pms_land_flip flip[2];
+    memset(source, value, sizeof source);
+    for (int i = 0; i < 2; i++) {
+        struct pms_slot_pair pair = pair_of(i);
+        uint64_t data = pair.data[!pair.current], half = sizes[i] / 2;
+        memcpy(meta[i], head, 8);
+        meta[i][7] = !pair.current;
+        copy[2 * i] = (struct pms_land_copy){data, 0, half, source, &here};
+        copy[2 * i + 1] = (struct pms_land_copy){data, half, sizes[i] - half, source + half, i ? word : NULL};
+        flip[i] = (struct pms_land_flip){0, data, names[i], meta[i], 1, 8};
+    }
+    struct pms_landing *l = pms_landing_new(copy, 4, flip, 2, timeout_ns, &e);
+    CHECK(l != NULL);
+    return l;
+}
+
+static bool all(const unsigned char *at, uint64_t n, int value)
+{
+    for (uint64_t i = 0; i < n; i++)
+        if (at[i] != value)
+            return false;
+    return true;
+}
+
+static int state(void) /* the step that all of the store holds, or -1 */
+{
+    static struct pms_check_report r;
+    int value = beside()[0];
+    bool whole = all(current(0), LARGE, value) && all(current(1), SMALL, value) && all(beside(), 5000, value);
+    return whole && ok(pms_check(pool, &r, &e)) && r.problem_count == 0 ? value : -1;
+}
+
+static void step(int value) /* armed: the next commit carries it out, whoever asks for it */
+{
+    struct pms_landing *l = landing(value, &here, SECOND);
+    memset(beside(), value, 5000);
+    CHECK(ok(pms_landing_arm(pool, l, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(pms_landing_wait(l, PMS_LANDING_DONE, 0) && ok(pms_landing_result(l, &e)));
+    pms_landing_free(l);
+}
+
+static void copies_flips_and_writes_are_one_commit(void)
+{
+    make();
+    for (int i = 1; i <= STEPS; i++) {
+        uint64_t epoch = pms_epoch(pool);
+        step(i);
+        CHECK(state() == i && pms_epoch(pool) == epoch + 1);
+    }
+    close_store();
+    CHECK(open_store(PMS_MODE_READ_WRITE));
+    CHECK(state() == STEPS);
+    memset(current(0), 9, LARGE); /* what was published is captured like anything */
+    memset(current(1), 9, SMALL);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(state() == STEPS);
+    close_store();
+}
+
+static void *write_beside(void *arg)
+{
+    (void)arg;
+    memset(beside(), 77, 5000); /* every call, and every store into the heap, waits */
+    return NULL;
+}
+
+static void what_is_written_after_the_seal_is_of_the_next_transaction(void)
+{
+    static uint64_t word;
+    pthread_t thread;
+    make();
+    step(1);
+    __atomic_store_n(&word, 0, __ATOMIC_RELEASE);
+    struct pms_landing *l = landing(2, &word, -1);
+    memset(beside(), 2, 5000);
+    CHECK(ok(pms_landing_start(pool, l, &e)));
+    if (domain != PMS_DOMAIN_FILE) /* there small slots are copied, and waited for, before the seal */
+        CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1) && !pms_landing_wait(l, PMS_LANDING_COPIED, 0));
+    else
+        __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
+    CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1));
+    CHECK(pthread_create(&thread, NULL, write_beside, NULL) == 0);
+    __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
+    CHECK(pms_landing_wait(l, PMS_LANDING_DONE, -1) && ok(pms_landing_result(l, &e)));
+    pthread_join(thread, NULL);
+    CHECK(all(beside(), 5000, 77) && all(current(0), LARGE, 2));
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(state() == 2);
+    pms_landing_free(l);
+    close_store();
+}
+
+/* Nothing happened, and what was pending is pending still: the commit after it has all but the landing. */
+static void failed(struct pms_landing *l, int status)
+{
+    struct pms_slot_pair before = pair_of(0);
+    uint64_t epoch = pms_epoch(pool);
+    memset(beside(), 5, 5000);
+    CHECK(ok(pms_landing_arm(pool, l, &e)));
+    CHECK(pms_commit(pool, &e) == status && pms_epoch(pool) == epoch);
+    CHECK(pms_landing_wait(l, PMS_LANDING_DONE, 0) && pms_landing_result(l, &e) == status);
+    CHECK(pair_of(0).current == before.current && all(current(0), LARGE, 1) && all(current(1), SMALL, 1));
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(pms_epoch(pool) == epoch + 1 && all(beside(), 5000, 5));
+    pms_landing_free(l);
+    memset(beside(), 1, 5000);
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(state() == 1);
+}
+
+static void copies_that_fail_or_are_late(void)
+{
+    make();
+    step(1);
+    failed(landing(2, &never, 3000000), PMS_E_STATE);
+    struct pms_landing *l = landing(3, &never, -1);
+    pms_landing_fail(l);
+    failed(l, PMS_E_STATE);
+    step(4);
+    CHECK(state() == 4);
+    close_store();
+}
+
+static void a_roll_back_or_another_one_disarms_it(void)
+{
+    make();
+    step(1);
+    struct pms_landing *first = landing(2, &here, -1), *second = landing(3, &here, -1);
+    CHECK(ok(pms_landing_arm(pool, first, &e)) && ok(pms_landing_arm(pool, second, &e)));
+    CHECK(pms_landing_wait(first, PMS_LANDING_DONE, 0) && pms_landing_result(first, &e) == PMS_E_STATE);
+    CHECK(!pms_landing_wait(second, PMS_LANDING_DONE, 0));
+    memset(beside(), 2, 5000);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(pms_landing_wait(second, PMS_LANDING_DONE, 0) && pms_landing_result(second, &e) == PMS_E_STATE);
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(state() == 1);
+    pms_landing_free(first);
+    pms_landing_free(second);
+    close_store();
+}
+
+static void bad_landings(void)
+{
+    make();
+    step(1);
+    struct pms_slot_pair large = pair_of(0), small = pair_of(1);
+    char next[8];
+    memcpy(next, head, 8);
+    next[7] = !large.current;
+    struct pms_land_flip flip = {0, large.data[!large.current], "a", next, 1, 8};
+    struct pms_land_copy copy = {flip.data, LARGE - 10, PMS_PAGE, source, NULL};
+    failed(pms_landing_new(&copy, 1, &flip, 1, -1, &e), PMS_E_INVALID); /* past its block's end */
+    copy = (struct pms_land_copy){small.data[!small.current], 0, 10, source, NULL};
+    failed(pms_landing_new(&copy, 1, &flip, 1, -1, &e), PMS_E_INVALID); /* into a block that does not flip */
+    struct pms_land_flip other = {0, small.data[!small.current], "b", next, 1, 8};
+    copy = (struct pms_land_copy){other.data, 0, 10, NULL, NULL};
+    failed(pms_landing_new(&copy, 1, &other, 1, -1, &e), PMS_E_INVALID); /* small, and written from outside */
+    other = (struct pms_land_flip){0, flip.data, "nobody", next, 6, 8};
+    failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_NOT_FOUND);
+    other = (struct pms_land_flip){0, flip.data, "a", next, 1, 7};
+    failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_INVALID); /* a description of another length */
+    other = (struct pms_land_flip){0, flip.data, "b", next, 1, 8};
+    failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_INVALID); /* of other slots */
+    other = (struct pms_land_flip){0, flip.data + PMS_PAGE, "a", next, 1, 8};
+    failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_INVALID); /* the middle of a block */
+    close_store();
+}
+
+static void kills(void)
+{
+    _Atomic int *done = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    bool killed = true;
+    const char *asked = getenv("PMS_CRASH_STEP");
+    uint64_t stride = asked ? (uint64_t)atoi(asked) : 3, points = 0;
+    for (uint64_t n = 1; killed; n += stride, points++) {
+        int ws;
+        make();
+        close_store();
+        *done = 0;
+        fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) {
+            test_checks_failed = 0;
+            if (!open_store(PMS_MODE_READ_WRITE))
+                _exit(9);
+            pms_debug_kill_at(n);
+            for (int i = 1; i <= STEPS; i++) {
+                step(i);
+                *done = i;
+            }
+            _exit(test_checks_failed != 0);
+        }
+        waitpid(pid, &ws, 0);
+        killed = WIFSIGNALED(ws);
+        CHECK(killed ? WTERMSIG(ws) == SIGKILL : WEXITSTATUS(ws) == 0);
+        CHECK(open_store(PMS_MODE_READ_WRITE));
+        int found = state();
+        CHECK(found == *done || found == *done + 1);
+        step(66);
+        CHECK(state() == 66);
+        close_store();
+    }
+    printf("  domain %d: killed at %llu primitives\n", domain, (unsigned long long)points - 1);
+    munmap((void *)done, 4096);
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "%s/pms-test-landing-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    const size_t count = sizeof domains / sizeof domains[0];
+    for (size_t i = 0; i < count; i++) { /* first: a fork while a thread of a landing ends is asking for trouble */
+        domain = domains[i];
+        TEST(kills);
+    }
+    for (size_t i = 0; i < count; i++) {
+        domain = domains[i];
+        TEST(copies_flips_and_writes_are_one_commit);
+        TEST(what_is_written_after_the_seal_is_of_the_next_transaction);
+        TEST(copies_that_fail_or_are_late);
+        TEST(a_roll_back_or_another_one_disarms_it);
+        TEST(bad_landings);
+    }
+    unlink(path);
+    return test_summary();
+}
