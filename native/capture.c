@@ -284,6 +284,8 @@ uint32_t pms_capture_choose_hot(struct pms_capture *c, struct pms_dirty *hot)
         bool keep = d->kind == PMS_DIRTY_HOT ? still_hot(c, d) : is_hot(c, d);
         if (!keep || total + d->len + PMS_LINE > PMS_HOT_TOTAL_MAX)
             continue;
+        if (pms_undo_page_tag(c->undo, d->off / PMS_PAGE) == PMS_TAG_IDLE) /* written without capture from now on */
+            continue;
         /* Once the mappings ran out pages may be read-only though captured; those are not worth keeping. */
         if (!pms_map_all_writable(c->map, d->off, d->len))
             continue;

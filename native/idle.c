@@ -4,7 +4,7 @@
 
 bool pms_idle_is(const struct pms_undo *u, uint64_t off)
 {
-    return pms_undo_page_tag(u, off / PMS_PAGE) == PMS_TAG_IDLE;
+    return pms_undo_block_tag(u, off) == PMS_TAG_IDLE; /* of the block: a page of it may have been captured alone */
 }
 
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)

@@ -289,6 +289,12 @@ static void set_block(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t off,
     m->all = true;
 }
 
+uint64_t pms_undo_block_tag(const struct pms_undo *u, uint64_t off)
+{
+    const struct pms_mark *m = &u->whole[off / PMS_PAGE].tag;
+    return m->pages ? atomic_load_explicit(&m->value, memory_order_relaxed) : 0;
+}
+
 static void part(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t first)
 {
     uint64_t value = atomic_load_explicit(&m->value, memory_order_relaxed);
@@ -302,9 +308,13 @@ static void part(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t first)
 void pms_undo_part_block(struct pms_undo *u, uint64_t off)
 {
     struct pms_whole *w = &u->whole[off / PMS_PAGE];
-    PMS_ASSERT(pms_undo_page_tag(u, off / PMS_PAGE) != PMS_TAG_IDLE);
+    pms_lock_acquire(&u->lock); /* the fault handler marks pages too */
+    PMS_ASSERT(pms_undo_block_tag(u, off) != PMS_TAG_IDLE);
+    if (pms_undo_block_tag(u, off) == u->tag) /* published just now: without the mark nobody knows that all of it is to be protected */
+        pms_undo_note(u, PMS_DIRTY_FRESH, off, w->tag.pages * PMS_PAGE, 0);
     part(u->page_tag, &w->tag, off / PMS_PAGE);
     part(u->changed, &w->changed, off / PMS_PAGE);
+    pms_lock_release(&u->lock);
 }
 
 void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len) { set_pages(u, false, off, len, u->tag); }
@@ -535,10 +545,10 @@ void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uin
         pms_persist_zero(u->persist, pms_map_at(u->map, off), len);
 }
 
-static bool all_prepared(const struct pms_undo *u, uint64_t off, uint64_t len)
+static bool all_listed(const struct pms_undo *u, uint64_t off, uint64_t len)
 {
     for (uint64_t p = off / PMS_PAGE, end = (off + len) / PMS_PAGE; p < end; p++)
-        if (!pms_undo_page_prepared(u, p))
+        if (pms_undo_page_tag(u, p) != u->tag)
             return false;
     return true;
 }
@@ -549,7 +559,7 @@ void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_lock_acquire(&u->lock);
     u->stored = true;
     pms_undo_set_changed(u, off, len);
-    if (!all_prepared(u, off, len)) { /* else the list has these pages already */
+    if (!all_listed(u, off, len)) { /* else the list has these pages already */
         pms_undo_set_prepared(u, off, len);
         pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
     }

@@ -137,6 +137,7 @@ void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, u
 #define PMS_MARK_WHOLE (1ull << 63) /* in page_tag and changed: the block that begins at this page has the mark, in `whole` */
 bool pms_undo_page_prepared(const struct pms_undo *u, uint64_t page); /* needs no pre-image in this transaction (any more) */
 uint64_t pms_undo_page_tag(const struct pms_undo *u, uint64_t page);
+uint64_t pms_undo_block_tag(const struct pms_undo *u, uint64_t off); /* of a block's mark as a whole; 0: none. REQUIRES: the operation lock */
 uint64_t pms_undo_page_changed(const struct pms_undo *u, uint64_t page);
 void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len); /* for incremental snapshots */
 void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len); /* whole pages */
@@ -144,7 +145,7 @@ void pms_undo_set_prepared(struct pms_undo *u, uint64_t off, uint64_t len); /* w
 /* Marks a whole block of the user's, of pages of its own. tag: of its pages; that it changed: by this transaction. */
 void pms_undo_tag_block(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag);
 void pms_undo_change_block(struct pms_undo *u, uint64_t off, uint64_t len);
-/* The block is about to be freed: its pages go their own ways, as it was marked. REQUIRES: it is not idle. */
+/* The block is about to be freed: its pages go their own ways, as it was marked. REQUIRES: it is not idle; the operation lock. */
 void pms_undo_part_block(struct pms_undo *u, uint64_t off);
 
 /* Walks the valid prefix of the log of transaction tag (I1), oldest first; fn gets each entry and its pre-image. Stops

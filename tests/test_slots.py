@@ -301,3 +301,65 @@ def test_a_store_open_for_reading(path: Path) -> None:
         for call in (lambda: w.next, w.flip):
             with pytest.raises(pmstore.ReadOnlyStoreError):
                 call()
+
+
+def test_a_removed_pair_with_a_page_captured_alone(path: Path, domain: str) -> None:
+    """A page that is captured ahead at each commit leaves its block's mark; the rest of it must not stay idle."""
+    size = 2 << 20
+    with pmstore.open(path, size="64MiB", domain=domain) as store:  # type: ignore[arg-type]
+        w = store.slots("w", size, "uint8")
+        store.commit()
+        for i in range(6):
+            w.current[0] = i
+            store.commit()
+        at = w.current.ctypes.data
+        for value in (1, 7):
+            scratch = w.next
+            scratch[:] = value
+            if value == 1:
+                w.flip()
+            store.commit()
+        assert scratch.ctypes.data == at
+        del scratch, w
+        del store["w"]
+        store.commit()
+        others = [store.require(f"x{i}", 100_000, "uint8") for i in range(60)]
+        assert any(at <= other.ctypes.data < at + size for other in others)
+        for other in others:
+            other[:] = 1
+        store.commit()
+        for other in others:
+            other[:] = 2
+        store.rollback()
+        assert all((other == 1).all() for other in others)
+        for other in others:
+            other[:] = 3
+        store.commit()
+        for other in others:
+            other[:] = 4
+        store.rollback()
+        assert all((other == 3).all() for other in others)
+
+
+def test_a_pair_removed_after_its_flip(path: Path, domain: str) -> None:
+    """All of the block is protected again, also the room behind the array."""
+    page = 4096
+    array = (1 << 20) + (1 << 19) + 4 * page  # the last huge page is filled up
+    with pmstore.open(path, size="64MiB", domain=domain, hot=False) as store:  # type: ignore[arg-type]
+        w = store.slots("w", array, "uint8")
+        store.commit()
+        scratch = w.next
+        scratch[:] = 1
+        at = scratch.ctypes.data
+        w.flip()
+        del scratch
+        del store["w"]
+        store.rollback()
+        now = next(a for a in (store["w/0"], store["w/1"]) if a.ctypes.data == at)
+        before = now.copy()
+        store.will_write(now[386 * page : 388 * page])
+        now[386 * page] = 5
+        now[384 * page] = 5  # captured with what follows, up to the end of the block
+        store.rollback()
+        assert (now == before).all()
+        assert store.check().problems == ()
