@@ -14,6 +14,8 @@
 
 /* ---- flushes: the snapshot of a commit goes to a file, page by page, and is a store there that holds just that commit ---- */
 
+static bool to_write(const struct wl_flush *f, uint64_t page) { return f->state[page] == (PMS_CHUNK_LIVE | PMS_CHUNK_CHANGED); }
+
 void wl_flush_begin(struct wl *w, struct wl_flush *f)
 {
     struct pms_transfer transfer = {0};
@@ -33,6 +35,10 @@ void wl_flush_begin(struct wl *w, struct wl_flush *f)
     f->pages = f->info.file_bytes / PMS_PAGE;
     if (!w->failed)
         wl_done(w, pms_snapshot_chunks(f->snapshot, since, PMS_PAGE, f->state, f->pages, &w->error));
+    f->left = f->all = 0;
+    for (uint64_t i = 0; i < f->pages && !w->failed; i++)
+        f->all += to_write(f, i);
+    f->left = f->all;
     if (!w->failed)
         wl_done(w, pms_restore_allocate(f->fd, f->info.file_bytes, &transfer, &w->error));
 }
@@ -41,9 +47,14 @@ void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of)
 {
     struct pms_transfer transfer = {0};
     uint32_t crc;
-    for (; f->snapshot && !w->failed && f->next < f->pages * done / of; f->next++)
-        if (f->state[f->next] == (PMS_CHUNK_LIVE | PMS_CHUNK_CHANGED))
-            wl_done(w, pms_snapshot_write(f->snapshot, f->fd, PMS_PAGE, &f->next, 1, f->next * PMS_PAGE, &crc, &transfer, &w->error));
+    for (; f->snapshot && !w->failed && f->next < f->pages; f->next++) {
+        if (!to_write(f, f->next))
+            continue;
+        if (f->left <= f->all - f->all * done / of) /* of what is to be written, not of the file: most of that is free */
+            return;
+        f->left--;
+        wl_done(w, pms_snapshot_write(f->snapshot, f->fd, PMS_PAGE, &f->next, 1, f->next * PMS_PAGE, &crc, &transfer, &w->error));
+    }
 }
 
 static void compare(struct wl *w, const struct wl_flush *f)
@@ -88,12 +99,14 @@ void wl_flush(struct wl *w) /* transactions of all kinds under a flush; then of 
     struct wl_flush f = {0};
     wl_array(w, 0, "beside", 40, 1);
     wl_array(w, 0, "spare", 3000, 1);
+    wl_array(w, 0, "extent", 30000, 1);
     wl_commit(w);
     wl_flush_begin(w, &f);
     for (uint32_t step = 0; step < 3; step++) {
         char name[2] = {(char)('p' + step), 0};
         wl_array(w, 0, "beside", 40, 100 + step); /* what these were at first is free at the next commit, used again, and flushed yet */
         wl_array(w, 0, "spare", 3000, 100 + step);
+        wl_array(w, 0, "extent", 30000, 100 + step);
         memset(wl_data(w, "medium", NULL) + 100 * step, (int)step + 1, 3000);
         wl_array(w, 0, "fresh", 3000, step);
         wl_array(w, 0, name, 40, step); /* born in a page with others */

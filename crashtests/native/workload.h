@@ -95,11 +95,11 @@ struct wl_flush { /* of one snapshot after another into a file */
     struct pms_snapshot_info info; /* of the last one */
     bool complete;
     uint8_t state[FLUSH_PAGES];
-    uint64_t pages, next;
+    uint64_t pages, next, all, left; /* all: to be written; left: of these */
     uint32_t promised; /* digest */
 };
 void wl_flush_begin(struct wl *w, struct wl_flush *f);
-void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of); /* up to that part of all pages */
+void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of); /* up to that part of what is to be written */
 void wl_flush_end(struct wl *w, struct wl_flush *f);   /* the rest; what was written has to be the commit that it began at */
 void wl_flush_close(struct wl *w, struct wl_flush *f); /* and the file is removed */
 void wl_flush(struct wl *w);
