@@ -7,6 +7,7 @@ every step needs no pre-image and no copy; the flip takes effect with everything
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class _Views:
 
     parameters: list[torch.Tensor]
     state: list[dict[str, torch.Tensor]]
+    memory: list[list[int]]  # where each parameter and its state are, in that order: a tensor's `.data` can be replaced
 
 
 class SlottedBinding(OptimizerBinding):
@@ -56,6 +58,7 @@ class SlottedBinding(OptimizerBinding):
         self._views: tuple[_Views, _Views] | None = None
         self._arrays: list[Any] = []
         self._slots: Slots | None = None
+        self._beside: list[tuple[Any, Any]] = []  # the parameters' plain state, as `collect` found it
         self._tables: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
         self._strides = [parameter.stride() for parameter in self.parameters]
         seen: dict[int, int] = {}
@@ -89,7 +92,8 @@ class SlottedBinding(OptimizerBinding):
         steps = flat[at : at + 4 * len(parameters)].view(torch.float32)
         for index, held in enumerate(state):
             held["step"] = steps[index]
-        return _Views(parameters, state)
+        tensors = [(one, *held.values()) for one, held in zip(parameters, state, strict=True)]
+        return _Views(parameters, state, [[one.data_ptr() for one in each] for each in tensors])
 
     def _each(self) -> list[tuple[torch.Tensor, tuple[int, ...], tuple[str, ...]]]:
         names = [self._native.names(group) for group in self._native.param_groups for _ in group["params"]]
@@ -157,11 +161,15 @@ class SlottedBinding(OptimizerBinding):
         views = self._views[turn]
         for parameter, view, state in zip(self.parameters, views.parameters, views.state, strict=True):
             parameter.data = view
-            held = self._native.state[parameter]
-            if held.keys() == state.keys():
-                held.update(state)
-            else:
-                self._native.state[parameter] = dict(state)
+            self._bind_state(parameter, state)
+
+    def _bind_state(self, parameter: torch.Tensor, views: dict[str, torch.Tensor]) -> None:
+        """The slot's tensors and no others; what is plain beside them stays."""
+        held = self._native.state[parameter]
+        if held.keys() != views.keys():
+            for key in [key for key, value in held.items() if isinstance(value, torch.Tensor) and key not in views]:
+                del held[key]
+        held.update(views)
 
     def release(self) -> None:
         """The optimizer updates in place from now on: parameters and state stay where they are."""
@@ -224,32 +232,52 @@ class SlottedBinding(OptimizerBinding):
         """Copies in what left the slots: `param.data = ...`, a loaded state_dict, state that was cleared."""
         if self._views is None or not self.parameters:
             return
-        views = self._views[self._turn()]
+        beside: list[tuple[Any, Any]] = []
+        data_ptr = torch.Tensor.data_ptr
+        turn = self._turn()
+        views = self._views[turn]
         if len(views.parameters) != len(self.parameters):
             raise AttachError("parameters were added to the optimizer after attach: add groups before")
         with torch.no_grad():
-            for index, (parameter, stride, names) in enumerate(self._each()):
-                view = views.parameters[index]
-                if parameter.data_ptr() != view.data_ptr() or parameter.stride() != stride:
-                    if parameter.shape != view.shape or parameter.dtype != view.dtype or parameter.device.type != "cpu":
-                        raise MismatchError(
-                            "tensors were replaced by others that do not fit their place in the store",
-                            mismatched=[f"parameter {index} of the optimizer: {tuple(parameter.shape)} {parameter.dtype}"],
-                        )
-                    view.copy_(parameter)
-                    parameter.data = view
+            each = zip(self.parameters, self._strides, views.parameters, views.state, views.memory, strict=True)
+            for index, (parameter, stride, view, state, memory) in enumerate(each):
                 held = self._native.state[parameter]
-                if any(held.get(name) is not place for name, place in views.state[index].items()):
-                    complete = self._native.complete(parameter, names)
-                    for name, place in views.state[index].items():
-                        if complete[name] is not place:
-                            place.copy_(complete[name])
-                    self._native.state[parameter] = dict(views.state[index])
+                here = [*map(data_ptr, (parameter, *state.values()))]
+                if here != memory or parameter.stride() != stride or not all(map(is_, map(held.get, state), state.values())):
+                    if here[0] != memory[0] or parameter.stride() != stride:
+                        if parameter.shape != view.shape or parameter.dtype != view.dtype or parameter.device.type != "cpu":
+                            raise MismatchError(
+                                "tensors were replaced by others that do not fit their place in the store",
+                                mismatched=[f"parameter {index} of the optimizer: {tuple(parameter.shape)} {parameter.dtype}"],
+                            )
+                        view.copy_(parameter)
+                        parameter.data = view
+                    self._take_state(turn, index, parameter)
+                if len(held) != len(state):
+                    beside += [item for item in held.items() if item[0] not in state]
+        self._beside = beside
+
+    def _take_state(self, turn: int, index: int, parameter: torch.Tensor) -> None:
+        """Copies state that is in other tensors, or in other memory, into its place, and binds it there."""
+        assert self._views is not None
+        views = self._views[turn]
+        _, _, names = self._each()[index]
+        complete = dict(self._native.complete(parameter, names))
+        for (name, view), memory in zip(list(views.state[index].items()), views.memory[index][1:], strict=True):
+            if view.data_ptr() != memory:
+                views.state[index][name] = self._make_views(self._arrays[turn]).state[index][name]
+            if complete[name] is not views.state[index][name]:
+                views.state[index][name].copy_(complete[name])
+        self._bind_state(parameter, views.state[index])
 
     def _objects(self) -> list[object]:
-        """State is never plain here, and its tensors change with every step: `collect` sees to them."""
+        """All but the tensors of the slots, which change with every step: `collect` sees to them."""
         self.collect()
-        return [item for group in self._native.param_groups for item in (group, *group, *group.values(), *group["params"])]
+        found = [item for group in self._native.param_groups for item in (group, *group, *group.values(), *group["params"])]
+        found += self._native.state  # a key that is no parameter has a value that `_describe` takes for one that can change
+        for pair in self._beside:
+            found += pair
+        return found
 
     def _pairs(self) -> list[tuple[torch.Tensor, Block]]:
         return []

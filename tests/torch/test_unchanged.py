@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ import torch
 from torch import nn
 
 import pmstore
-from pmstore.torch import attach, rng_memory
+from pmstore.torch import AttachError, attach, rng_memory
+from pmstore.torch.optim import AdamW
 
 Optimizer = torch.optim.Optimizer
+KINDS = pytest.mark.parametrize("kind", [torch.optim.AdamW, AdamW], ids=["torch", "slots"])
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +67,11 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return held
 
 
+def other_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """State that is of no parameter has names for keys, of which torch's types know nothing."""
+    return cast(dict[Any, Any], optimizer.state)
+
+
 def draw_gauss(model: nn.Module, optimizer: Optimizer) -> None:
     random.gauss(0, 1)  # the next one takes the number that this one left
 
@@ -94,10 +102,21 @@ def change_state_in_place(model: nn.Module, optimizer: Optimizer) -> None:
     state_of(model, optimizer).setdefault("list", []).append(1)
 
 
+def change_other_state_in_place(model: nn.Module, optimizer: Optimizer) -> None:
+    other_state(optimizer).setdefault("list", []).append(1)
+
+
+def toggle_other_state(model: nn.Module, optimizer: Optimizer) -> None:
+    if other_state(optimizer).pop("note", None) is None:
+        other_state(optimizer)["note"] = 42
+
+
 def load_state(model: nn.Module, optimizer: Optimizer) -> None:
     state = optimizer.state_dict()
     state["state"] = {
         key: {name: value + 1 if isinstance(value, torch.Tensor) else value for name, value in held.items()}
+        if isinstance(key, int)  # a parameter
+        else held
         for key, held in state["state"].items()
     }
     optimizer.load_state_dict(state)
@@ -124,6 +143,11 @@ CHANGES: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
     "a list in place": change_in_place,
     "a list in the state": change_state_in_place,
     "a plain value in the state": lambda model, optimizer: state_of(model, optimizer).update(count=3),
+    "a value of no parameter": lambda model, optimizer: other_state(optimizer).update(
+        count=other_state(optimizer).get("count", 0) + 1
+    ),
+    "a list of no parameter": change_other_state_in_place,
+    "a value that comes and goes": toggle_other_state,
     "a state tensor": replace_state,
     "a state tensor's memory": move_state,
     "a state loaded": load_state,
@@ -131,10 +155,13 @@ CHANGES: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
 }
 
 
+@KINDS
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_what_changed_is_in_the_commit(store: pmstore.Store, change: Callable[[nn.Module, Optimizer], Any]) -> None:
+def test_what_changed_is_in_the_commit(
+    store: pmstore.Store, change: Callable[[nn.Module, Optimizer], Any], kind: Callable[..., Optimizer]
+) -> None:
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0)
+    optimizer = kind(model.parameters(), lr=0.1, weight_decay=0)
     run = attach(store, model=model, optimizer=optimizer)
 
     def step() -> None:
@@ -156,6 +183,59 @@ def test_what_changed_is_in_the_commit(store: pmstore.Store, change: Callable[[n
         assert everything(model, optimizer) != held
         run.rollback()
         assert everything(model, optimizer) == held
+
+
+@KINDS
+def test_plain_state_comes_goes_and_is_resumed(path: Path, kind: Callable[..., Optimizer]) -> None:
+    def resumed(steps: int, change: Callable[[nn.Module, Optimizer], Any]) -> dict[Any, Any]:
+        """The plain state after steps, a change and a step, all committed: as another process finds it."""
+        with pmstore.open(path) as store:
+            model = nn.Linear(4, 4)
+            optimizer = kind(model.parameters(), lr=0.1)
+            run = attach(store, model=model, optimizer=optimizer)
+            for _ in range(steps):
+                step(model, optimizer)
+                run.commit()
+            change(model, optimizer)
+            run.commit()
+            step(model, optimizer)
+            run.commit()
+            run.detach()
+        with pmstore.open(path) as store:
+            model = nn.Linear(4, 4)
+            optimizer = kind(model.parameters(), lr=0.1)
+            attach(store, model=model, optimizer=optimizer).detach()
+            found = {key: value for key, value in other_state(optimizer).items() if isinstance(key, str)}
+            return found | {key: value for key, value in state_of(model, optimizer).items() if not torch.is_tensor(value)}
+
+    def step(model: nn.Module, optimizer: Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    assert resumed(2, lambda model, optimizer: other_state(optimizer).update(note=42)) == {"note": 42}
+    assert resumed(2, lambda model, optimizer: state_of(model, optimizer).update(count=3)) == {"note": 42, "count": 3}
+    assert resumed(2, lambda model, optimizer: other_state(optimizer).pop("note")) == {"count": 3}
+    assert resumed(2, lambda model, optimizer: state_of(model, optimizer).pop("count")) == {}
+
+
+@KINDS
+def test_state_of_a_tensor_in_no_group_is_refused(store: pmstore.Store, kind: Callable[..., Optimizer]) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = kind(model.parameters(), lr=0.1)
+    run = attach(store, model=model, optimizer=optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        run.commit()
+    stray = torch.zeros(2)
+    optimizer.state[stray] = {"count": 1}
+    for _ in range(2):
+        with pytest.raises(AttachError, match="none of its groups"):
+            run.commit()
+    del optimizer.state[stray]
+    run.commit()
 
 
 def test_a_state_that_is_set_back_is_another_state(store: pmstore.Store) -> None:
