@@ -514,7 +514,7 @@ class Store(Group):
         return handle.wait() if wait else handle
 
     def flush_if_idle(self, tier: str) -> Flush | None:
-        """As `flush`, unless the tier's last flush is still under way: then None.
+        """As `flush`, unless the tier's last flush is still under way, or deletes old epochs: then None.
 
         Raises: as `flush`.
         """

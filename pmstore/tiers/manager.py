@@ -116,8 +116,9 @@ class Tiers:
             return self._writers[name]
 
     def idle(self, name: str) -> bool:
+        """While old epochs are deleted a flush would only pin its commit, and wait."""
         last = self.writer(name).last
-        return last is None or last.done
+        return last is None or last.over
 
     def flush(self, name: str, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
         with self._lock:
@@ -141,7 +142,7 @@ class Tiers:
                     continue
                 try:
                     writer = self.writer(name)
-                    if writer.last is None or writer.last.done:
+                    if writer.last is None or writer.last.over:
                         seen[name] = epoch  # after a failure, too, the next try is `every` commits later
                         writer.warn_untold()
                         self.flush(name, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from tier_helpers import CHUNK, restored
 
 import pmstore
 from pmstore.errors import TierError
+from pmstore.tiers.manager import Tiers
+from pmstore.tiers.writer import Writer
 
 fsspec = pytest.importorskip("fsspec")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
@@ -220,6 +223,50 @@ def test_old_epochs_that_cannot_be_deleted(path: Path, faulty: type[Faulty]) -> 
         store.flush("t", wait=True)
     assert [one.problem for one in pmstore.epochs("faulty://run")] == [None]
     assert restored(path, "faulty://run")["a"][0] == 4
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_no_flush_is_begun_for_a_tier_that_still_deletes(
+    path: Path, faulty: type[Faulty], every: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would pin its commit, and keep later ones waiting, for as long as the deletions take."""
+    looked = threading.Semaphore(0)
+    writer_of = Tiers.writer
+
+    def writer(tiers: Tiers, name: str) -> Writer:
+        if threading.current_thread().name == "pmstore tiers":
+            looked.release()
+        return writer_of(tiers, name)
+
+    monkeypatch.setattr(Tiers, "writer", writer)
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.ones(131072)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, keep=1)
+        store.commit()
+        store.flush("t", wait=True)
+        store.drain()
+        store["a"] += 1
+        store.commit()
+        faulty.delete.clear()
+        try:
+            handle = store.flush("t", wait=True)
+            if every:
+                store._open_tiers()._configs["t"] = replace(store._open_tiers()._configs["t"], every=every)
+                store._open_tiers()._watch()
+            store["a"] += 1
+            store.commit()
+            assert handle.done and not handle.over
+            if every:
+                for _ in range(5):
+                    assert looked.acquire(timeout=60)
+            else:
+                assert store.flush_if_idle("t") is None
+            assert store._open_tiers().writer("t").last is handle
+        finally:
+            faulty.delete.set()
+        store.drain(60)
+        if not every:
+            assert store.flush_if_idle("t") is not None
 
 
 def test_a_missing_library_is_named(store: pmstore.Store) -> None:
