@@ -16,7 +16,7 @@ class Retention:
     def __init__(self, backend: Backend, config: TierConfig, own: ManifestName) -> None:
         """own: run, rank and number of ranks."""
         self._backend, self._config, self._own = backend, config, own
-        self._files: dict[str, frozenset[str]] = {}  # of manifests that were read: they do not change
+        self._files: dict[str, frozenset[str]] = {}  # of manifests that were read, or written: they do not change
 
     def clean(self, lock: Lock) -> None:
         """Deletes files of this run and rank that no epoch names: left by a writer that was killed."""
@@ -30,6 +30,10 @@ class Retention:
             half_written = name.startswith(prefix) and name.endswith(CHUNKS_SUFFIX) and name not in named
             if half_written or (name.startswith(".") and f".{prefix}" in name and name.endswith(".new")):
                 self._backend.delete(name)
+
+    def published(self, name: str, manifest: Manifest) -> None:
+        """It is there, or may be: what this name stood for before does not count."""
+        self._files[name] = frozenset(file for file, _ in manifest.files)
 
     def refuse_another_lineage(self, uuid: str) -> None:
         """Epochs of one run are commits of one store. One that was restored, and trained on, went another way: under the same
@@ -54,6 +58,8 @@ class Retention:
         """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch of several ranks counts when
         all of their manifests are there. Only after the newest one counts. replaced: manifests of its commit, flushed before.
         """
+        if replaced:
+            lock.check()
         for found in replaced:
             self._backend.delete(str(found))
         if self._config.keep is not None:

@@ -72,6 +72,7 @@ class Writer:
         self._base: _Base | None = None
         self._lock: Lock | None = None
         self._count = 0
+        self._generation = 0  # the last one given: a name stands for one manifest, even if somebody empties the tier
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -186,7 +187,8 @@ class Writer:
             return _stats(snapshot.info(), job, 0, base.manifest, False)
         manifest, write = self._plan(snapshot, base)
         taken = list(filter(None, map(ManifestName.parse, names)))
-        name = self._name(max((found.generation for found in taken), default=0) + 1, flush.epoch)
+        self._generation = max([self._generation, *(found.generation for found in taken)]) + 1
+        name = self._name(self._generation, flush.epoch)
         flush.total_bytes = len(write) * self.config.chunk_bytes
         chunks = manifest.chunks.copy()
         files = list(manifest.files)
@@ -205,6 +207,7 @@ class Writer:
         if transfer.cancelled:
             raise TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
         self._lock.check()
+        self._retention.published(str(name), manifest)
         self.backend.publish(str(name), manifest.pack())
         self._base = _Base(snapshot.tag, str(name), manifest)
         names = self.backend.names()

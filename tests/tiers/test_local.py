@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,23 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.manifest import BadManifestError, Manifest
+from pmstore.tiers.backend import LocalBackend
+from pmstore.tiers.config import TierConfig
+from pmstore.tiers.forgetting import Retention
+from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
 
 Step = Callable[[float], int]
+
+
+class HeldLock:
+    def __init__(self, lost: bool = False) -> None:
+        self.lost = lost
+
+    def check(self) -> None:
+        if self.lost:
+            raise TierError("the lock is lost")
+
+    def release(self) -> None: ...
 
 
 @pytest.mark.parametrize("domain", ["process", "emulated", "file"])
@@ -319,6 +334,55 @@ def test_files_that_somebody_took_away_are_written_anew(filled: pmstore.Store, s
     filled.add_tier("t", url, chunk_bytes=CHUNK)
     filled.flush("t", wait=True)
     assert restored(path, url)["a"][5] == 7
+
+
+def test_a_tier_that_somebody_emptied_gets_the_same_commit_again(filled: pmstore.Store, path: Path, url: str) -> None:
+    """Under a name of its own: what is known of the manifest that was there before says nothing of it."""
+    filled.add_tier("t", url, chunk_bytes=CHUNK, keep=2)
+    names: set[str] = set()
+    for _ in range(3):
+        filled.flush("t", wait=True)
+        filled.drain()
+        found = {file.name for file in Path(url).glob("*.manifest")}
+        assert not found & names
+        names |= found
+        assert restored(path, url)["a"][5] == 5
+        for file in Path(url).glob("*"):
+            if not file.name.endswith("lock"):
+                file.unlink()
+
+
+def test_what_a_name_stood_for_before_is_forgotten(step: Step, url: str) -> None:
+    """A manifest that is written again under the name of one that was read."""
+    step(1)
+    place = LocalBackend(Path(url))
+    name = newest_file(url, ".manifest").name
+    own = ManifestName.parse(name)
+    assert own is not None
+    retention = Retention(place, TierConfig(url), own)
+    held = HeldLock()
+    retention.forget(held, [])  # reads it
+    manifest = Manifest.unpack(place.read(name))
+    ((old, size),) = manifest.files
+    new = f"{own.data_prefix}another{CHUNKS_SUFFIX}"
+    os.rename(Path(url) / old, Path(url) / new)
+    again = replace(manifest, files=((new, size),))
+    retention.published(name, again)
+    place.publish(name, again.pack())
+    retention.forget(held, [])
+    assert (Path(url) / new).exists()
+
+
+def test_nothing_is_deleted_by_a_writer_that_lost_its_lock(step: Step, url: str) -> None:
+    step(1)
+    name = newest_file(url, ".manifest").name
+    own = ManifestName.parse(name)
+    assert own is not None
+    lost = HeldLock(lost=True)
+    before = sorted(os.listdir(url))
+    with pytest.raises(TierError, match="lost"):
+        Retention(LocalBackend(Path(url)), TierConfig(url), own).forget(lost, [own])
+    assert sorted(os.listdir(url)) == before
 
 
 def test_a_clock_that_goes_back_decides_nothing(step: Step, path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
