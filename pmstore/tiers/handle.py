@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 
 from pmstore.errors import TierError
 from pmstore.tiers.engine import Transfer
@@ -57,11 +59,24 @@ def telling(progress: Callable[[int, int], object] | None, transfer: Transfer, t
         teller.join()
 
 
+_calling = threading.local()
+"""on: this thread is in somebody's callback, and must not wait for callbacks to return."""
+
+
 class Flush:
     """A flush under way: `Store.flush` returns it. `wait` says how it ended."""
 
-    def __init__(self, tier: str, epoch: int, transfer: Transfer, progress: Callable[[int, int], object] | None = None) -> None:
+    def __init__(
+        self,
+        tier: str,
+        epoch: int,
+        transfer: Transfer,
+        progress: Callable[[int, int], object] | None,
+        calls: SimpleQueue[Callable[[], None] | None],
+    ) -> None:
+        """calls: work for the thread that calls callbacks."""
         self.tier = tier
+        self._calls = calls
         self._progress = progress
         self.epoch = epoch
         """The commit that is being flushed."""
@@ -75,6 +90,7 @@ class Flush:
         self._transfer = transfer
         self._done = threading.Event()
         self._over = threading.Event()
+        self._called = threading.Event()
         self.told = False
         """Somebody has seen the error."""
         self._callbacks: list[Callable[[Flush], None]] = []
@@ -92,6 +108,10 @@ class Flush:
     def wait_over(self, timeout: float | None) -> bool:
         """Waits until it is over; False: it is not yet. Raises nothing."""
         return self._over.wait(timeout)
+
+    def wait_called(self, timeout: float | None) -> bool:
+        """Waits until its callbacks have returned; False: they have not yet. In a callback: at once."""
+        return getattr(_calling, "on", False) or self._called.wait(timeout)
 
     @property
     def written_bytes(self) -> int:
@@ -120,7 +140,8 @@ class Flush:
         return self
 
     def add_done_callback(self, callback: Callable[[Flush], None]) -> None:
-        """Calls it with this handle, on the flushing thread, when it ends; at once if it has."""
+        """Calls it with this handle when it ends; at once if it has. It runs on a thread that calls the callbacks of the tier's
+        flushes one after another; it may use the store, and drain or close it. `Store.drain` waits for it, too."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -156,11 +177,19 @@ class Flush:
             self.error, self.stats = error, stats
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:  # the thread has other flushes to do
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        self._calls.put(partial(self._call, callbacks))  # none, too: those of flushes before it go first
+
+    def _call(self, callbacks: list[Callable[[Flush], None]]) -> None:
+        """Not on the thread that flushes: a callback may wait for what that has still to do."""
+        _calling.on = True
+        try:
+            for callback in callbacks:
+                try:
+                    callback(self)
+                except BaseException:  # the thread has other callbacks to call
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        finally:
+            self._called.set()
 
     def finish_over(self) -> None:
         """For the thread that flushes."""

@@ -85,6 +85,8 @@ class Tiers:
             self._seen.setdefault(name, self._pool.epoch())
             self._configs[name] = config
             self._writers[name] = writer
+        if before is not None:
+            before.drain_callbacks(None)  # without the lock: they may want it
         _install_sigterm()
         self._watch()
 
@@ -97,6 +99,7 @@ class Tiers:
         if writer is not None:
             writer.drain(None)
             writer.close()
+            writer.drain_callbacks(None)
         if f"{GROUP}/{name}" in store:
             del store[f"{GROUP}/{name}"]
 
@@ -162,6 +165,9 @@ class Tiers:
             if not writer.drain(None if end is None else max(0.0, end - time.monotonic())):
                 raise TimeoutError(f"a flush to {writer.name!r} is still under way")
         for writer in list(self._writers.values()):
+            if not writer.drain_callbacks(None if end is None else max(0.0, end - time.monotonic())):
+                raise TimeoutError(f"a callback of a flush to {writer.name!r} is still under way")
+        for writer in list(self._writers.values()):
             if writer.last is not None:
                 writer.last.raise_once()
 
@@ -178,6 +184,7 @@ class Tiers:
             for writer in list(self._writers.values()):
                 writer.close()
         for writer in list(self._writers.values()):
+            writer.drain_callbacks(None)  # without the lock: they may want it
             writer.warn_untold()
 
 
@@ -189,7 +196,8 @@ def drain_all(timeout: float | None = None) -> None:
     end = None if timeout is None else time.monotonic() + timeout
     for tiers in [one for one in _all if one._process == os.getpid()]:  # a fork child has none of the threads
         for writer in list(tiers._writers.values()):
-            writer.drain(None if end is None else max(0.0, end - time.monotonic()))
+            if writer.drain(None if end is None else max(0.0, end - time.monotonic())):
+                writer.drain_callbacks(None if end is None else max(0.0, end - time.monotonic()))
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -74,10 +74,12 @@ class Writer:
         self._count = 0
         self._generation = 0  # the last one given: a name stands for one manifest, even if somebody empties the tier
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._pending: list[_Job] = []
         finalize(self, self._jobs.put, None)
+        finalize(self, self._calls.put, None)
         self._retention = Retention(self.backend, config, self._name(0, 0))
         self._leavings: BaseException | None = None  # why old epochs are still there, if nobody has been told
 
@@ -98,7 +100,8 @@ class Writer:
         snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
         try:
             transfer = Transfer(self.config.max_bytes_per_second)
-            job = _Job(Flush(self.name, snapshot.epoch, transfer, progress), snapshot, transfer, full, began)
+            handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls)
+            job = _Job(handle, snapshot, transfer, full, began)
             self._pending.append(job)
             job.blocked = time.perf_counter() - began
             self._jobs.put(partial(self._run, job))
@@ -114,7 +117,8 @@ class Writer:
             raise TierError(f"tier {self.name!r} is being closed")
         if self._threads:
             return
-        self._threads.append(threading.Thread(target=_work, args=(self._jobs,), name="pmstore flush", daemon=True))
+        for work, name in ((self._jobs, "pmstore flush"), (self._calls, "pmstore callbacks")):
+            self._threads.append(threading.Thread(target=_work, args=(work,), name=name, daemon=True))
         if self.config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
             arguments = (ref(self), self._closed, self.config.stall_seconds)
             self._threads.append(threading.Thread(target=_watch, args=arguments, name="pmstore watch", daemon=True))
@@ -324,6 +328,10 @@ class Writer:
         """Waits for the last flush, and for what it deletes. False: it is still under way."""
         return self.last is None or self.last.wait_over(timeout)
 
+    def drain_callbacks(self, timeout: float | None) -> bool:
+        """Waits until the last flush's callbacks have returned: all of them, as they are called in turn. In one: at once."""
+        return self.last is None or self.last.wait_called(timeout)
+
     def warn_untold(self) -> None:
         """A failed flush that nobody was told of, and that nobody will ask for any more."""
         self._warn_of_leavings()
@@ -342,6 +350,7 @@ class Writer:
         """After `drain`."""
         self._closed.set()
         self._jobs.put(None)
+        self._calls.put(None)
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock.release()
@@ -349,7 +358,7 @@ class Writer:
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    """The thread that flushes. It keeps nothing alive while it waits."""
+    """The thread that flushes, or calls callbacks. It keeps nothing alive while it waits."""
     while True:
         job = jobs.get()
         if job is None:

@@ -26,6 +26,7 @@ from pmstore.tiers.backend import LocalBackend
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
+from pmstore.tiers.writer import Writer
 
 Step = Callable[[float], int]
 
@@ -436,6 +437,61 @@ def test_callbacks(filled: pmstore.Store, url: str, monkeypatch: pytest.MonkeyPa
     filled.commit()
     filled.flush("t", progress=lambda done, total: ended.append(1 / 0)).wait(60)
     assert raised == [ZeroDivisionError] * 2
+
+
+@pytest.mark.parametrize("ending", ["drain", "close"])
+def test_a_callback_drains_or_closes_the_store(filled: pmstore.Store, url: str, ending: str) -> None:
+    """Also with flushes after its own that have yet to run, and their callbacks."""
+    filled.add_tier("t", url, chunk_bytes=CHUNK, keep=1)
+    begun, ended = threading.Event(), threading.Event()
+    called: list[int] = []
+
+    def end(handle: pmstore.tiers.Flush) -> None:
+        assert begun.wait(60)
+        if ending == "drain":
+            filled.drain(60)
+        else:
+            filled.close()
+        called.append(handle.epoch)
+        ended.set()
+
+    handles = [filled.flush("t")]
+    handles[0].add_done_callback(end)
+    for i in range(3):
+        filled["a"][:] = i
+        filled.commit()
+        handles.append(filled.flush("t"))
+        handles[-1].add_done_callback(lambda handle: called.append(handle.epoch))
+    begun.set()
+    assert ended.wait(60)
+    assert all(handle.over for handle in handles)
+    if ending == "drain":
+        filled.drain(60)
+    else:
+        assert filled.closed
+        assert handles[-1].wait_called(60)
+    assert called == [handle.epoch for handle in handles]
+
+
+def test_a_callback_flushes_while_the_store_is_closed(filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[BaseException | None] = []
+    closing, called = threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+    close = Writer.close
+    monkeypatch.setattr(Writer, "close", lambda writer: (close(writer), closing.set()))
+
+    def again(handle: pmstore.tiers.Flush) -> None:
+        assert closing.wait(60)
+        called.set()
+        filled.flush("t")
+
+    filled.flush("t").add_done_callback(again)
+    closer = threading.Thread(target=filled.close, daemon=True)
+    closer.start()
+    closer.join(60)
+    assert not closer.is_alive()
+    assert called.is_set()
+    assert [str(one) for one in raised] == ["tier 't' is being closed"]
 
 
 def test_a_flush_is_cancelled(filled: pmstore.Store, path: Path, url: str) -> None:

@@ -255,7 +255,8 @@ def test_no_flush_is_begun_for_a_tier_that_still_deletes(
                 store._open_tiers()._watch()
             store["a"] += 1
             store.commit()
-            assert handle.done and not handle.over
+            assert handle.done
+            assert not handle.over
             if every:
                 for _ in range(5):
                     assert looked.acquire(timeout=60)
