@@ -81,7 +81,11 @@ void pms_persist_fence(struct pms_persist *p);
 int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset);
 int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset); /* may change iov */
 int pms_persist_sync(struct pms_persist *p, int fd);                  /* fdatasync */
-int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes); /* posix_fallocate */
+/* posix_fallocate: where the file system cannot, the C library reads and writes a byte of each block, in turn. Nobody may write meanwhile. */
+int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);
+/* fallocate: as above, but writes nothing itself, so that others may meanwhile. */
+int pms_persist_reserve(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);
+#define PMS_CANNOT_RESERVE(err) ((err) == EOPNOTSUPP || (err) == ENOSYS || (err) == EINVAL)
 int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes);
 int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot); /* mprotect */
 /* mmap of the store's file at a reserved address. */

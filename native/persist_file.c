@@ -86,6 +86,18 @@ int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_
     return err;
 }
 
+int pms_persist_reserve(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)
+{
+    (void)p;
+    int err = hook(PMS_PRIM_ALLOCATE, fd, (uintptr_t)offset, (size_t)bytes);
+    if (err)
+        return err;
+    while (fallocate(fd, 0, (off_t)offset, (off_t)bytes) != 0)
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
 int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes)
 {
     (void)p;

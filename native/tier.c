@@ -158,22 +158,38 @@ int pms_restore_begin(const uint8_t *raw, uint64_t *file_bytes, struct pms_error
     return pms_super_check(&super, error);
 }
 
-/* Piece by piece: tmpfs zeroes what it allocates, and lets nobody write meanwhile. */
-int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer, struct pms_error *error)
+/* Piece by piece: tmpfs zeroes what it allocates, and lets nobody write meanwhile. reserved: somebody else does write. */
+static int make_room(int fd, uint64_t file_bytes, int *reserved, const struct pms_transfer *transfer, struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     for (uint64_t at = 0; at < file_bytes; at += ALLOCATE_BYTES) {
         if (__atomic_load_n(&transfer->cancel, __ATOMIC_RELAXED))
             return pms_fail(error, PMS_E_STATE, "cancelled");
-        errno = pms_persist_allocate(&p, fd, at, file_bytes - at < ALLOCATE_BYTES ? file_bytes - at : ALLOCATE_BYTES);
+        uint64_t bytes = file_bytes - at < ALLOCATE_BYTES ? file_bytes - at : ALLOCATE_BYTES;
+        errno = reserved ? pms_persist_reserve(&p, fd, at, bytes) : pms_persist_allocate(&p, fd, at, bytes);
         if (!errno)
             continue;
+        if (reserved && PMS_CANNOT_RESERVE(errno)) {
+            *reserved = 0;
+            return PMS_OK;
+        }
         int status = pms_fail_errno(error, "allocating the restored store's space on the disk");
         if (error)
             error->needed = file_bytes;
         return status;
     }
     return PMS_OK;
+}
+
+int pms_restore_reserve(int fd, uint64_t file_bytes, int *reserved, const struct pms_transfer *transfer, struct pms_error *error)
+{
+    *reserved = 1;
+    return make_room(fd, file_bytes, reserved, transfer, error);
+}
+
+int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer, struct pms_error *error)
+{
+    return make_room(fd, file_bytes, NULL, transfer, error);
 }
 
 int pms_restore_seal(int fd, const uint8_t *raw, int domain, struct pms_error *error)

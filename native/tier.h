@@ -32,9 +32,11 @@ int pms_snapshot_info(struct pms_snapshot *snapshot, struct pms_snapshot_info *i
 int pms_snapshot_chunks(struct pms_snapshot *snapshot, uint64_t since, uint64_t chunk_bytes, uint8_t *state, uint64_t count,
                         struct pms_error *error);
 
-/* A new store in an empty file: room (all of it reads as zeros) and the chunks, in any order or at once, then the head, which makes it a
- * store. super: from struct pms_snapshot_info, maybe from an enemy: _begin checks it. Durable after _seal. transfer: only to cancel. */
+/* A new store in an empty file: room (all of it reads as zeros) and the chunks, then the head, which makes it a store. super: from struct
+ * pms_snapshot_info, maybe from an enemy: _begin checks it. Durable after _seal. transfer: only to cancel. Room is made by _reserve, while
+ * chunks are written, or, where the file system cannot (*reserved = 0), by _allocate, while nobody writes. */
 int pms_restore_begin(const uint8_t *super, uint64_t *file_bytes, struct pms_error *error);
+int pms_restore_reserve(int fd, uint64_t file_bytes, int *reserved, const struct pms_transfer *transfer, struct pms_error *error);
 int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer, struct pms_error *error);
 int pms_restore_seal(int fd, const uint8_t *super, int domain, struct pms_error *error);
 

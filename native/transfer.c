@@ -259,10 +259,8 @@ int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_
 int pms_transfer_reserve(int fd, uint64_t bytes, struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    errno = bytes ? pms_persist_allocate(&p, fd, 0, bytes) : 0;
-    if (errno == ENOSPC || errno == EDQUOT || errno == EIO || errno == EFBIG)
-        return pms_fail_errno(error, "allocating room for chunks in a tier");
-    return PMS_OK;
+    errno = bytes ? pms_persist_reserve(&p, fd, 0, bytes) : 0;
+    return !errno || PMS_CANNOT_RESERVE(errno) ? PMS_OK : pms_fail_errno(error, "allocating room for chunks in a tier");
 }
 
 int pms_transfer_sync(int fd, struct pms_error *error)

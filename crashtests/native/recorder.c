@@ -202,6 +202,16 @@ static int do_allocate(int fd, off_t off, off_t bytes)
 int posix_fallocate(int fd, off_t off, off_t bytes) { return do_allocate(fd, off, bytes); }
 int posix_fallocate64(int fd, off_t off, off_t bytes) { return do_allocate(fd, off, bytes); }
 
+static int do_fallocate(int fd, int mode, off_t off, off_t bytes)
+{
+    int error = mode ? EOPNOTSUPP : do_allocate(fd, off, bytes); /* others are not recorded */
+    if (error)
+        errno = error;
+    return error ? -1 : 0;
+}
+int fallocate(int fd, int mode, off_t off, off_t bytes) { return do_fallocate(fd, mode, off, bytes); }
+int fallocate64(int fd, int mode, off_t off, off_t bytes) { return do_fallocate(fd, mode, off, bytes); }
+
 static int names(enum kind kind, const char *from, const char *to, long call)
 {
     if (ours(from) && fails())

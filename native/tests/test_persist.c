@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -433,12 +434,14 @@ static void test_hook_fails_file_operations(void)
     CHECK(pms_persist_pwritev(&p, fd, two, 2, 9) == ENOSPC);
     CHECK(pms_persist_sync(&p, fd) == ENOSPC);
     CHECK(pms_persist_allocate(&p, fd, 0, 4096) == ENOSPC);
+    CHECK(pms_persist_reserve(&p, fd, 0, 4096) == ENOSPC);
     CHECK(pms_persist_truncate(&p, fd, 4096) == ENOSPC);
     CHECK(pms_persist_protect(&p, page, 4096, PROT_READ) == ENOSPC);
     pms_persist_hook = NULL;
-    CHECK(seen_count == 6 && saw(0, PMS_PRIM_PWRITE, (void *)7, 3) && saw(1, PMS_PRIM_PWRITE, (void *)9, 5));
+    CHECK(seen_count == 7 && saw(4, PMS_PRIM_ALLOCATE, (void *)0, 4096));
+    CHECK(saw(0, PMS_PRIM_PWRITE, (void *)7, 3) && saw(1, PMS_PRIM_PWRITE, (void *)9, 5));
     CHECK(seen[2].primitive == PMS_PRIM_SYNC && saw(3, PMS_PRIM_ALLOCATE, (void *)0, 4096));
-    CHECK(seen[4].primitive == PMS_PRIM_ALLOCATE && saw(5, PMS_PRIM_PROTECT, page, 4096));
+    CHECK(seen[5].primitive == PMS_PRIM_ALLOCATE && saw(6, PMS_PRIM_PROTECT, page, 4096));
     CHECK(lseek(fd, 0, SEEK_END) == 0 && p.syncs == 0); /* none of them was done */
     *page = 1;
     free(page);
@@ -472,6 +475,11 @@ ssize_t pwritev(int fd, const struct iovec *iov, int count, off_t offset)
 
 int fdatasync(int fd) { return interrupt() ? -1 : (int)syscall(SYS_fdatasync, fd); }
 
+int fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    return interrupt() ? -1 : (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
+}
+
 int ftruncate(int fd, off_t bytes) { return interrupt() ? -1 : (int)syscall(SYS_ftruncate, fd, bytes); }
 
 static void test_file_operations_are_continued(void)
@@ -489,6 +497,8 @@ static void test_file_operations_are_continued(void)
     CHECK(pms_persist_sync(&p, fd) == 0 && interrupted == 1 && p.syncs == 1);
     CHECK(pread(fd, back, 128, 3) == 128 && memcmp(back, data, 64) == 0 && memcmp(back + 64, data, 64) == 0);
     CHECK(pms_persist_truncate(&p, fd, 10) == 0 && interrupted == 2 && lseek(fd, 0, SEEK_END) == 10);
+    calls = interrupted = 0;
+    CHECK(pms_persist_reserve(&p, fd, 0, 4096) == 0 && interrupted == 1 && lseek(fd, 0, SEEK_END) == 4096);
     stingy = false;
     free(data);
     free(back);
@@ -545,10 +555,12 @@ static void test_file_errors_are_returned(void)
     struct pms_persist p = {0};
     int fd = memfd_create("errors", MFD_CLOEXEC);
     CHECK(pms_persist_allocate(&p, fd, 4096, 8192) == 0 && lseek(fd, 0, SEEK_END) == 12288);
+    CHECK(pms_persist_reserve(&p, fd, 4096, 12288) == 0 && lseek(fd, 0, SEEK_END) == 16384);
     CHECK(pms_persist_truncate(&p, fd, 100) == 0 && lseek(fd, 0, SEEK_END) == 100);
     close(fd);
     errno = 0;
     CHECK(pms_persist_allocate(&p, -1, 0, 4096) == EBADF); /* posix_fallocate sets no errno */
+    CHECK(pms_persist_reserve(&p, -1, 0, 4096) == EBADF);
     CHECK(pms_persist_truncate(&p, -1, 0) == EBADF);
     CHECK(pms_persist_pwrite(&p, -1, "a", 1, 0) == EBADF);
     CHECK(pms_persist_sync(&p, -1) == EBADF);

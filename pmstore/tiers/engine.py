@@ -238,8 +238,20 @@ def store_size(head: bytes, path: str) -> int:
     return int(size[0])
 
 
+def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
+    """Makes room for a file that large while others write to it. False: the file system cannot, and nothing was done.
+
+    Raises: StoreFullError, OSError; TransactionError if it was cancelled.
+    """
+    reserved = native_ffi.new("int *")
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_restore_reserve(fd, size, reserved, transfer.raw, error):
+        fail(path, error)
+    return bool(reserved[0])
+
+
 def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
-    """Makes a file that large. What was written to it stays.
+    """Makes a file that large, with room for all of it, while nobody writes to it. What was written to it stays.
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """

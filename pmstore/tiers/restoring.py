@@ -170,10 +170,11 @@ def _sync_directory(path: Path) -> None:
 def _fill(
     fd: int, temporary: Path, source: EpochBytes, size: int, path: str, progress: Callable[[int, int], Any] | None
 ) -> None:
-    """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long."""
+    """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long. Where it cannot
+    make any, the C library writes to each block that nobody has written to: only afterwards."""
     room = Transfer()
     with ThreadPoolExecutor(1) as pool:
-        allocated = pool.submit(engine.allocate_store, fd, size, room, path)
+        allocated = pool.submit(engine.reserve_store, fd, size, room, path)
         try:
             if isinstance(source.backend, LocalBackend):
                 _fill_local(temporary, source, size, progress)
@@ -186,7 +187,8 @@ def _fill(
         except BaseException:
             room.cancel()
             raise
-        allocated.result()
+        if not allocated.result():
+            engine.allocate_store(fd, size, room, path)
 
 
 def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
