@@ -66,7 +66,7 @@ def branches(objects: Path, source: str) -> Branches:
 
 def measure() -> dict[str, Any]:
     shutil.rmtree(FOLDER, ignore_errors=True)
-    program = jobs.build(target=FOLDER, flags="-O0 --coverage -fprofile-update=atomic")
+    program = jobs.build(target=FOLDER, flags="-O0 --coverage -fprofile-update=atomic", coverage=True)
     with jobs.Runner(program) as runner:
         outcomes = runner.run_all(plan(jobs.workloads(program)), lambda job, n: None)
     failures = [failure for o in outcomes for failure in o.failures]

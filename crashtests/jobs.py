@@ -50,7 +50,9 @@ class Outcome:
     failures: list[dict[str, Any]]
 
 
-def build(source: Path | None = None, target: Path = BUILD, *, flags: str = "-O2 -g", detector: bool = False) -> Path:
+def build(
+    source: Path | None = None, target: Path = BUILD, *, flags: str = "-O2 -g", detector: bool = False, coverage: bool = False
+) -> Path:
     """Compiles the program over the engine in `source`. Raises CalledProcessError with the compiler's words."""
     command = [
         "make",
@@ -65,6 +67,8 @@ def build(source: Path | None = None, target: Path = BUILD, *, flags: str = "-O2
         command.append(f"SRC={source}")
     if detector:
         command.append("DETECT=1")
+    if coverage:
+        command.append("COVERAGE=1")
     subprocess.run(command, check=True, capture_output=True, text=True)
     return target / "crash"
 
