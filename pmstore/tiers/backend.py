@@ -194,11 +194,13 @@ class LocalBackend:
         self.url = f"file://{path}"
 
     def names(self) -> dict[str, int]:
-        try:
-            with os.scandir(self.path) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-        except FileNotFoundError:
-            return {}
+        found: dict[str, int] = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # deleted since the directory was read: that one only is not there
+                    if entry.is_file():
+                        found[entry.name] = entry.stat().st_size
+        return found
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         with open(self.path / name, "rb") as file:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.backend import LocalBackend
+from pmstore.tiers.backend import LocalBackend, open_backend
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
@@ -101,6 +102,22 @@ def test_only_what_changed_is_written(filled: pmstore.Store, path: Path, url: st
     assert filled.flush("t", wait=True).stats.written_bytes == 0  # type: ignore[union-attr] # the same commit
     assert filled.flush("t", wait=True, full=True).stats.written_bytes == stats.state_bytes  # type: ignore[union-attr]
     assert restored(path, url)["a"].tolist() == [*range(77_777), 5, *range(77_778, 131_072)]
+
+
+def test_a_file_that_goes_while_a_tier_is_listed(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        (shm / name).write_text(name)
+    real = os.scandir
+
+    @contextmanager
+    def scan(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with real(path) as entries:
+            listed = list(entries)
+        (shm / "b").unlink()
+        yield iter(listed)
+
+    monkeypatch.setattr("pmstore.tiers.backend.os.scandir", scan)
+    assert open_backend(shm).names() == {"a": 1, "c": 1}
 
 
 def test_a_restore_reads_at_most_twice_the_state(filled: pmstore.Store, path: Path, url: str) -> None:
