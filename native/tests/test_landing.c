@@ -9,6 +9,7 @@
 
 #include "debug.h"
 #include "landing.h"
+#include "one_store.h"
 #include "pool_state.h"
 #include "test.h"
 
@@ -17,42 +18,11 @@
 #define STEPS 4
 #define SECOND 1000000000ll
 
-static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
 static const char *const names[] = {"a", "b"};
 static const uint64_t sizes[] = {LARGE, SMALL};
 static const char head[8] = "\x81\xa5slots";
-static char path[256];
-static int domain;
-static struct pms_pool *pool;
-static struct pms_error e;
 static unsigned char source[LARGE];
 static uint64_t here = 1, never; /* words that landings wait for */
-
-static bool ok(int status)
-{
-    if (status != PMS_OK)
-        printf("  status %d errno %d %s\n", e.status, e.sys_errno, e.what);
-    return status == PMS_OK;
-}
-
-static bool open_store(int mode)
-{
-    struct pms_options o = {.size = 4u << 20, .mode = mode, .domain = domain, .hot = 1};
-    return ok(pms_pool_open(path, &o, &pool, &e));
-}
-
-static void close_store(void)
-{
-    CHECK(ok(pms_pool_close(pool, 0, &e)));
-    pms_pool_release(pool);
-}
-
-static unsigned char *memory(uint64_t off)
-{
-    struct pms_info info;
-    pms_pool_info(pool, &info);
-    return (unsigned char *)(uintptr_t)(info.base + off);
-}
 
 static unsigned char *beside(void) /* an ordinary array */
 {
