@@ -11,13 +11,11 @@ This tries the death of the process. What power failure leaves is not tried here
 from __future__ import annotations
 
 import importlib
-import mmap
 import os
 import random
 import shutil
 import signal
 import statistics
-import struct
 import time
 import warnings
 from collections import Counter
@@ -28,6 +26,7 @@ import numpy as np
 
 from benchmarks.harness import KILL, POWER, SEED, Row, Target, absent, missing, report, scratch
 from benchmarks.peers import WAYS, Pmstore, State, Way, in_domain
+from pmstore.testing import shared_words
 
 KILLS, KILLS_QUICK = 200, 10
 QUICK_WAYS = (
@@ -61,21 +60,7 @@ NOT_DECLARED = (
 )
 
 
-class Board:
-    """What a child tells its parent: a page that both have mapped."""
-
-    def __init__(self) -> None:
-        self.page = mmap.mmap(-1, 4096)
-
-    def __getitem__(self, i: int) -> int:
-        value: int = struct.unpack_from("<q", self.page, 8 * i)[0]
-        return value
-
-    def __setitem__(self, i: int, value: int) -> None:
-        struct.pack_into("<q", self.page, 8 * i, value)
-
-
-PHASE, FOUND, BEGUN, FINISHED, LOAD_NS = range(5)
+PHASE, FOUND, BEGUN, FINISHED, LOAD_NS = range(5)  # the words in which a child tells its parent
 
 
 def state_of(i: int) -> State:
@@ -98,7 +83,7 @@ def iteration_of(state: State) -> int | None:
     return i if same else None
 
 
-def _child(way: Way, folder: Path, board: Board) -> None:
+def _child(way: Way, folder: Path, board: memoryview) -> None:
     start = time.perf_counter_ns()
     try:
         peer = way.make(folder, state_of(0))
@@ -133,7 +118,7 @@ def _fork(run: Callable[[], None]) -> int:
         os._exit(0)
 
 
-def _wait(board: Board, pid: int, until: Callable[[], bool]) -> bool:
+def _wait(board: memoryview, pid: int, until: Callable[[], bool]) -> bool:
     """False: the child ended by itself."""
     while not until():
         if os.waitpid(pid, os.WNOHANG)[0] == pid:
@@ -166,7 +151,7 @@ def try_way(way: Way, kills: int) -> Row:
         last: tuple[int, int] | None = None  # finished, begun, of the child that was killed
         saving_seconds, between = 1e-3, 0
         while outcomes.total() < kills:
-            board = Board()
+            board = shared_words(LOAD_NS + 1)
             pid = _fork(lambda board=board: _child(way, folder, board))  # type: ignore[misc]
             alive = _wait(board, pid, lambda: board[PHASE] != 0)  # noqa: B023
             if last is not None:

@@ -23,13 +23,13 @@ import json
 import mmap
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pmstore._ffi import kill_at_primitive, primitives_seen
@@ -37,7 +37,6 @@ from pmstore.crashtest import CrashTestResult, Outcome, crash_test
 
 __all__ = ["CrashTestResult", "ForkServer", "KilledRun", "Outcome", "crash_test", "kill_at_primitive", "primitives_seen"]
 
-_ACK = struct.Struct("=q")
 
 try:
     import pytest
@@ -60,6 +59,15 @@ else:
             return result
 
         return run
+
+
+def shared_words(count: int) -> memoryview:
+    """`count` signed integers of 64 bits, zero, that forked children share with their parent.
+
+    Each is written by one store, so a kill leaves the old value or the new one. (`struct.pack_into` would not do: it
+    clears the place first, and a child killed just then has acknowledged step 0.)
+    """
+    return memoryview(mmap.mmap(-1, 8 * count)).cast("q")
 
 
 @dataclass(frozen=True)
@@ -128,19 +136,19 @@ def _serve() -> None:
     """The server's loop: one request a line, one answer a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a workload prints is no answer
-    board = mmap.mmap(-1, _ACK.size)
+    board = shared_words(1)
     for line in sys.stdin:
         request = json.loads(line)
         module, _, name = request["workload"].partition(":")
         function = getattr(importlib.import_module(module), name)
-        _ACK.pack_into(board, 0, -1)
+        board[0] = -1
         child = os.fork()
         if child == 0:
             _work(function, board, request)
         status = _wait(child, request["delay"], request["timeout"])
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         answer = {
-            "acknowledged": _ACK.unpack_from(board)[0],
+            "acknowledged": board[0],
             "killed": killed,
             "exit_code": 0 if killed else os.waitstatus_to_exitcode(status),
         }
@@ -148,12 +156,12 @@ def _serve() -> None:
         answers.flush()
 
 
-def _work(function: Callable[..., object], board: mmap.mmap, request: dict[str, Any]) -> None:
+def _work(function: Callable[..., object], board: memoryview, request: dict[str, Any]) -> None:
     code = 1
     try:
         if request["kill_at"]:
             kill_at_primitive(request["kill_at"])
-        function(lambda step: _ACK.pack_into(board, 0, step), *request["args"])
+        function(partial(board.__setitem__, 0), *request["args"])
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -109,3 +109,11 @@ def test_a_store_killed_at_creation_is_whole_or_not_there(server: ForkServer, sh
 def test_a_workload_that_fails_is_told(server: ForkServer, shm: Path) -> None:
     run = server.run("workloads:steps", [str(shm / "no" / "such.pm"), "auto", 1, 1])
     assert (run.killed, run.exit_code) == (False, 1)
+
+
+def test_a_kill_never_tears_an_acknowledgement(server: ForkServer) -> None:
+    """A step is acknowledged by one store: else a kill between two of them says that an earlier one was the last."""
+    rng = random.Random(SEED)
+    seen = {server.run("workloads:acknowledging", delay_seconds=rng.uniform(0, 0.004)).acknowledged for _ in range(200)}
+    assert 7 in seen
+    assert seen <= {-1, 7}

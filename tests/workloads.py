@@ -92,6 +92,12 @@ def check_slots(store: pmstore.Store, acknowledged: int) -> int:
     return step
 
 
+def acknowledging(ack: Callable[[int], None]) -> None:
+    """Does nothing but acknowledge step 7, until it is killed."""
+    while True:
+        ack(7)
+
+
 def slots(ack: Callable[[int], None], path: str, domain: str, limit: int, seed: int) -> None:
     """Flips of a large and a small pair together with captured writes; roll backs, writes in place, scribbling in between."""
     rng = random.Random(seed)
