@@ -506,7 +506,7 @@ class Store(Group):
         Only chunks that changed since this process's last flush to the tier are written; full: all of them. The epoch counts
         when its manifest is there, and then survives this machine as far as the tier does; epochs beyond `keep` are deleted
         after that (`drain` waits for it). wait: return when it counts. progress: called with (bytes written, bytes to write)
-        ten times a second and at the end, on some thread.
+        ten times a second and at the end, on some thread; it may use the store, wait for the flush, drain or close.
 
         Raises: TierError, OSError: of the flush before, if nobody was told; with wait of this one.
         """

@@ -100,8 +100,9 @@ class Tier:
 
 
 def is_done(handle: Any) -> bool:
-    """Of a handle with `done`, a method or a property."""
-    done = handle.done
+    """Of a handle with `done`, a method or a property; or `over`: while a flush deletes old epochs the next one does not
+    begin, and its snapshot would only be held meanwhile."""
+    done = getattr(handle, "over", handle.done)
     return bool(done() if callable(done) else done)
 
 

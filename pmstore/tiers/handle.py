@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -37,30 +38,52 @@ class FlushStats:
 TELL_SECONDS = 0.1
 
 
+class Teller:
+    """Calls progress(bytes done, bytes of all) on a thread of its own every now and then, and once more when it is stopped.
+    What waits in such a call for a flush is not waited for by the flush."""
+
+    def __init__(self, progress: Callable[[int, int], object], transfer: Transfer, total: int) -> None:
+        """Raises: RuntimeError: no thread could be started."""
+        self._progress, self._transfer, self._total = progress, transfer, total
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="pmstore progress", daemon=True)
+        self._thread.start()
+
+    def _tell(self) -> None:
+        _calling.on = True
+        while not self._stop.wait(TELL_SECONDS):
+            self._progress(self._transfer.done_bytes, self._total)
+        self._progress(self._transfer.done_bytes, self._total)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until the last call has returned; False: it has not yet."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
 @contextmanager
 def telling(progress: Callable[[int, int], object] | None, transfer: Transfer, total: int) -> Iterator[None]:
-    """Calls progress(bytes done, bytes of all) on a thread of its own every now and then, and at the end."""
+    """The last call has returned on leaving."""
     if progress is None:
         yield
         return
-    stop = threading.Event()
-
-    def tell() -> None:
-        while not stop.wait(TELL_SECONDS):
-            progress(transfer.done_bytes, total)
-        progress(transfer.done_bytes, total)
-
-    teller = threading.Thread(target=tell, name="pmstore progress", daemon=True)
-    teller.start()
+    teller = Teller(progress, transfer, total)
     try:
         yield
     finally:
-        stop.set()
+        teller.stop()
         teller.join()
 
 
 _calling = threading.local()
 """on: this thread is in somebody's callback, and must not wait for callbacks to return."""
+
+
+def _in_callback() -> bool:
+    return getattr(_calling, "on", False)
 
 
 class Flush:
@@ -78,6 +101,7 @@ class Flush:
         self.tier = tier
         self._calls = calls
         self._progress = progress
+        self._teller: Teller | None = None
         self.epoch = epoch
         """The commit that is being flushed."""
         self.error: BaseException | None = None
@@ -111,7 +135,7 @@ class Flush:
 
     def wait_called(self, timeout: float | None) -> bool:
         """Waits until its callbacks have returned; False: they have not yet. In a callback: at once."""
-        return getattr(_calling, "on", False) or self._called.wait(timeout)
+        return _in_callback() or self._called.wait(timeout)
 
     @property
     def written_bytes(self) -> int:
@@ -130,12 +154,15 @@ class Flush:
         self._transfer.cancel()
 
     def wait(self, timeout: float | None = None) -> Flush:
-        """Returns when the epoch is in the tier, durable.
+        """Returns when the epoch is in the tier, durable, and progress was told for the last time.
 
         Raises: TimeoutError after timeout seconds (it goes on); TierError, OSError: what went wrong.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         if not self._done.wait(timeout):
             raise TimeoutError(f"the flush of epoch {self.epoch} to {self.tier!r} is at {self.progress:.0%}")
+        if self._teller is not None and not _in_callback():
+            self._teller.join(None if end is None else max(0.0, end - time.monotonic()))
         self.raise_once(again=True)
         return self
 
@@ -161,9 +188,14 @@ class Flush:
         """It failed, nobody has been told, and nobody asked for it."""
         return self.error is not None and not self.told and not self.cancelled
 
-    def telling(self) -> AbstractContextManager[None]:
-        """For the thread that flushes, while it writes."""
-        return telling(self._progress, self._transfer, self.total_bytes)
+    def tell(self) -> None:
+        """For the thread that flushes, when it knows `total_bytes`. Progress is told from here on, until it is finished.
+
+        Raises: RuntimeError: no thread could be started.
+        """
+        with self._lock:
+            if self._progress is not None and not self._done.is_set():
+                self._teller = Teller(self._progress, self._transfer, self.total_bytes)
 
     def finish(self, error: BaseException | None, stats: FlushStats | None) -> None:
         """For the thread that flushes."""
@@ -175,6 +207,8 @@ class Flush:
             if self._done.is_set():  # it was given up as stalled
                 return
             self.error, self.stats = error, stats
+            if self._teller is not None:
+                self._teller.stop()
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         self._calls.put(partial(self._call, callbacks))  # none, too: those of flushes before it go first
@@ -183,6 +217,8 @@ class Flush:
         """Not on the thread that flushes: a callback may wait for what that has still to do."""
         _calling.on = True
         try:
+            if self._teller is not None:
+                self._teller.join()
             for callback in callbacks:
                 try:
                     callback(self)

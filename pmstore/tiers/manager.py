@@ -18,7 +18,7 @@ from pmstore.containers import Group
 from pmstore.errors import TierError
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
-from pmstore.tiers.writer import Writer
+from pmstore.tiers.writer import Writer, start_thread
 
 if TYPE_CHECKING:
     from pmstore.store import Store
@@ -131,8 +131,7 @@ class Tiers:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""
         wanted = any(config.every for config in self._configs.values())
         if self._watcher is None and wanted and not self._pool.info.read_only:
-            self._watcher = threading.Thread(target=self._flush_regularly, name="pmstore tiers", daemon=True)
-            self._watcher.start()
+            self._watcher = start_thread("pmstore tiers", self._flush_regularly)
 
     def _flush_regularly(self) -> None:
         seen = self._seen

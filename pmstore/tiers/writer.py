@@ -27,7 +27,7 @@ from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import CHUNK, CHUNKS_SUFFIX, Manifest, ManifestName, Shared
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "start_thread"]
 
 SPACE = 2.0
 """Files may hold so many times the state before chunks of the emptiest ones are written anew."""
@@ -75,7 +75,7 @@ class Writer:
         self._generation = 0  # the last one given: a name stands for one manifest, even if somebody empties the tier
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, threading.Thread] = {}
         self._closed = threading.Event()
         self._pending: list[_Job] = []
         finalize(self, self._jobs.put, None)
@@ -115,15 +115,15 @@ class Writer:
         """The threads are there before they are needed: starting one takes as long as the machine is busy."""
         if self._closed.is_set():
             raise TierError(f"tier {self.name!r} is being closed")
-        if self._threads:
-            return
-        for work, name in ((self._jobs, "pmstore flush"), (self._calls, "pmstore callbacks")):
-            self._threads.append(threading.Thread(target=_work, args=(work,), name=name, daemon=True))
+        self._start_one("pmstore flush", _work, self._jobs)
+        self._start_one("pmstore callbacks", _work, self._calls)
         if self.config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
-            arguments = (ref(self), self._closed, self.config.stall_seconds)
-            self._threads.append(threading.Thread(target=_watch, args=arguments, name="pmstore watch", daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self._start_one("pmstore watch", _watch, ref(self), self._closed, self.config.stall_seconds)
+
+    def _start_one(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        """Unless it is there: those that could be started before one was refused wait for their work."""
+        if name not in self._threads:
+            self._threads[name] = start_thread(name, target, *arguments)
 
     def _tell(self, last: Flush) -> None:
         self._warn_of_leavings()
@@ -200,8 +200,8 @@ class Writer:
         if len(write):
             self._count += 1
             position = np.arange(len(write), dtype=np.uint64) * np.uint64(self.config.chunk_bytes)
-            with flush.telling():
-                crc = self._write(data, snapshot, write, transfer)
+            flush.tell()
+            crc = self._write(data, snapshot, write, transfer)
             at = np.searchsorted(chunks["index"], write)
             chunks["position"][at], chunks["file"][at], chunks["crc"][at] = position, len(files), crc
             files.append((data, len(write) * self.config.chunk_bytes))
@@ -355,6 +355,18 @@ class Writer:
             with contextlib.suppress(OSError):
                 self._lock.release()
             self._lock = None
+
+
+def start_thread(name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
+    """Raises: TierError: the system refuses one more."""
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise TierError(
+            f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and try again"
+        ) from error
+    return thread
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:

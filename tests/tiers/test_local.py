@@ -490,6 +490,120 @@ def test_a_callback_drains_or_closes_the_store(filled: pmstore.Store, url: str, 
     assert called == [handle.epoch for handle in handles]
 
 
+@pytest.mark.parametrize("ending", ["wait", "drain", "flush", "close", "close elsewhere"])
+def test_a_progress_callback_waits_for_its_flush(filled: pmstore.Store, ending: str) -> None:
+    """Which must not wait for the callback then."""
+    handles: list[pmstore.tiers.Flush] = []
+    known, closing = threading.Event(), threading.Event()
+    ended: list[str] = []
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        closing.set()
+        filled.close()
+        ended.append("closed")
+
+    closer = threading.Thread(target=close, daemon=True)
+
+    def tell(done: int, total: int) -> None:
+        if ended or errors:
+            return
+        try:
+            assert known.wait(60)
+            if ending == "wait":
+                handles[0].wait(60)
+            elif ending == "drain":
+                filled.drain(60)
+            elif ending == "flush":
+                filled.flush("t").wait(60)
+            elif ending == "close":
+                filled.close()
+            else:
+                closer.start()
+                assert closing.wait(60)
+                with pytest.raises((TierError, pmstore.ClosedStoreError)):
+                    while True:
+                        filled.flush("t").wait(60)
+            ended.append(ending)
+        except BaseException as error:
+            errors.append(error)
+
+    handles.append(filled.flush("t", progress=tell))
+    known.set()
+    assert handles[0].wait_over(60)
+    assert handles[0].wait_called(60)
+    assert not errors
+    assert ending in ended
+    if ending == "close elsewhere":
+        closer.join(60)
+        assert not closer.is_alive()
+    if "close" in ending:
+        assert filled.closed
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_threads_that_cannot_be_started(
+    filled: pmstore.Store, path: Path, url: str, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """The flush says so, at once, and the next one tries again."""
+    start = threading.Thread.start
+    names: list[str] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        if len(names) == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(TierError, match="no thread could be started") as caught:
+        filled.flush("t")
+    assert "can't start new thread" in str(caught.value)
+    handle = filled.flush("t", progress=lambda done, total: None)
+    handle.wait(60)
+    filled.drain(60)
+    assert len(names) == len(set(names)) + 1  # those that are there are not started twice
+    assert restored(path, url)["epoch"] == handle.epoch
+
+
+def test_a_thread_that_tells_progress_cannot_be_started(filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled.flush("t", wait=True)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "pmstore progress":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    filled["a"] += 1
+    filled.commit()
+    failed = filled.flush("t", progress=lambda done, total: None)
+    with pytest.raises(TierError, match="can't start new thread"):
+        failed.wait(60)
+    assert failed.wait_called(60)
+    filled.flush("t").wait(60)
+
+
+def test_a_store_whose_regular_flushing_cannot_be_started(path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pmstore.open(path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(TierError, match="no thread could be started"):
+                store.add_tier("t", url, every=1)
+        store.add_tier("t", url, every=1)
+        store["a"] = 1
+        store.commit()
+        for _ in range(3000):
+            if pmstore.tiers.epochs(url):
+                break
+            time.sleep(0.01)
+    assert pmstore.tiers.epochs(url)
+
+
 def test_a_callback_flushes_while_the_store_is_closed(filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[BaseException | None] = []
     closing, called = threading.Event(), threading.Event()

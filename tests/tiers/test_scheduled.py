@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pmstore
 from pmstore.scheduler import CommitScheduler, HazardModel, store_tiers
 from pmstore.simulation.driver import Clock
 from pmstore.simulation.optimum import best_integer
+from pmstore.tiers.backend import LocalBackend
 
 COSTS = {"store": 0.01, "near": 0.5, "far": 8.0}
 RATES = {"store": 1e-3, "near": 4e-4, "far": 1e-4}
@@ -109,6 +111,53 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
     pmstore.restore(shm / "copy.pm", shm / "tier")
     with pmstore.open(shm / "copy.pm") as copy:
         assert copy["data"][0] > 1040
+
+
+def test_no_flush_begins_while_old_epochs_are_deleted(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snapshot would only be held meanwhile."""
+    clock = Clock()
+    deleting, go_on = threading.Event(), threading.Event()
+    delete = LocalBackend.delete
+
+    def slow(backend: LocalBackend, name: str) -> None:
+        deleting.set()
+        assert go_on.wait(60)
+        delete(backend, name)
+
+    with pmstore.open(shm / "run.pm") as store:
+        store.add_tier("disk", shm / "tier", keep=1)
+        handles: list[pmstore.tiers.Flush] = []
+
+        def flush() -> pmstore.tiers.Flush:
+            store.commit()
+            handles.append(store.flush("disk"))
+            return handles[-1]
+
+        scheduler = CommitScheduler({"disk": flush}, failure_rate_per_second=1.0, free_budget=0.0, clock=clock, store=store)
+        data = store.zeros("data", 1000)
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                clock.now += 10.0
+                data[:] = scheduler.steps + 1
+                scheduler.step()
+
+        while not handles:
+            train(1)
+        store.drain(60)
+        monkeypatch.setattr(LocalBackend, "delete", slow)
+        try:
+            while len(handles) < 2:
+                train(1)
+            handles[1].wait(60)
+            assert deleting.wait(60)
+            train(20)
+            assert len(handles) == 2
+        finally:
+            go_on.set()
+        store.drain(60)
+        train(20)
+        assert len(handles) > 2
 
 
 def test_a_restored_store_knows_of_the_failures_before(shm: Path) -> None:
