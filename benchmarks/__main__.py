@@ -8,6 +8,7 @@ import os
 import sys
 import time
 
+from benchmarks.harness import Budget
 from benchmarks.runner import QUESTIONS, run
 
 
@@ -15,7 +16,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the smallest case of every question")
     parser.add_argument("--results", action="store_true", help="write benchmarks/RESULTS.md from build/bench/ afterwards")
-    parser.add_argument("--here", action="store_true", help="one question, in this process, without a time limit")
+    parser.add_argument("--here", action="store_true", help="in this process, without an end by force")
+    parser.add_argument("--seconds", type=float, help="with --here: the share of the run's time; default: the question's")
     parser.add_argument("question", nargs="*", help=f"of {', '.join(QUESTIONS)}; default all")
     args = parser.parse_args()
     names = args.question or list(QUESTIONS)
@@ -24,7 +26,8 @@ def main() -> int:
             parser.error(f"no question {name!r}: choose from {', '.join(QUESTIONS)}")
     if args.here:
         for name in names:
-            importlib.import_module(f"benchmarks.{name}").main(quick=args.quick)
+            seconds = args.seconds or QUESTIONS[name].share(args.quick)
+            importlib.import_module(f"benchmarks.{name}").main(args.quick, Budget(seconds))
         return 0
     start = time.monotonic()
     failed = run(names, args.quick)

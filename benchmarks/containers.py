@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pmstore
-from benchmarks.harness import KILL, NONE, Row, Target, find, report, scratch, summarize, with_ratios
+from benchmarks.harness import KILL, NONE, Budget, Row, Target, find, report, scratch, summarize, with_ratios
 
 LOOKUPS = 100_000
 COMMIT_EVERY = 10_000
@@ -67,12 +67,11 @@ def _open(path: Path, rounds: int) -> list[float]:
     return times
 
 
-def main(quick: bool = False) -> None:
+def main(quick: bool, budget: Budget) -> None:
     count = 20_000 if quick else 1_000_000
-    rounds = 1 if quick else 2
     times: dict[str, dict[str, list[float]]] = {"pmstore": {}, "dict, list": {}}
     opens: list[float] = []
-    for _ in range(rounds):
+    for _ in budget.rounds(1 if quick else 2, least=1):
         with scratch("memory") as folder:
             with pmstore.open(folder / "run.pm", size="64MiB") as store:
                 found = {"pmstore": _steps(store.group("group"), store.list("items"), count, store.commit)}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import KILL, Row, Target, missing, report, scratch, with_ratios
+from benchmarks.harness import KILL, Budget, Row, Target, missing, report, scratch, with_ratios
 from benchmarks.native import CompileError, compile_program
 
 YARDSTICK = "libpmemobj"
@@ -48,7 +49,7 @@ def _targets(rows: Sequence[Row]) -> list[Target]:
     return found
 
 
-def main(quick: bool = False) -> None:
+def main(quick: bool, budget: Budget) -> None:
     try:
         program = compile_program("engine_vs_pmdk", "-lpmemobj")
         counter = compile_program("count_pmem", shared=True)
@@ -58,8 +59,10 @@ def main(quick: bool = False) -> None:
         why = "not installed (Debian: apt-get install libpmemobj-dev): question left out"
         report("engine", TITLE, [missing(YARDSTICK, "everything", KILL, why)], quick=quick)
         return
-    rows = _run(program, 16 if quick else 120)
+    start = time.monotonic()
     counted = {(r.case, r.method): r.extra for r in _run(program, 5, counter)}
+    rounds = 5 * (budget.left - 2) / (time.monotonic() - start)  # of so many, and what making the stores takes
+    rows = _run(program, max(5, min(16 if quick else 120, int(rounds))))
     rows = [replace(r, extra=counted.get((r.case, r.method), r.extra)) for r in rows]
     rows = with_ratios(rows, YARDSTICK)
     report(

@@ -7,13 +7,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import pmstore
-from benchmarks.harness import KILL, POWER, Row, Target, report, room_bytes, scratch, size_text, summarize
+from benchmarks.harness import (
+    KILL,
+    NO_MEMORY,
+    NONE,
+    POWER,
+    Budget,
+    Method,
+    Row,
+    Target,
+    measure,
+    missing,
+    report,
+    room_bytes,
+    scratch,
+    size_text,
+)
 from benchmarks.plots import slope
 
 MB, GB = 1_000_000, 1_000_000_000
@@ -30,17 +46,12 @@ def _open(folder: Path, size: int, domain: Any = "process") -> pmstore.Store:
     return pmstore.open(folder / f"{domain}.pm", size=size, domain=domain)
 
 
-def _timed(run: Callable[[], Any], rounds: int) -> list[float]:
-    times = []
-    for i in range(-2, rounds):
-        start = time.perf_counter()
-        run()
-        if i >= 0:
-            times.append((time.perf_counter() - start) * 1e6)
-    return times
+def _at(rows: list[Row], x: float) -> list[Row]:
+    """Where on the x axis of the plot they are."""
+    return [replace(r, extra={"x": float(x), **r.extra}) for r in rows]
 
 
-def _dirty_bytes(sizes: list[int], rounds: int, domain: str, where: str, durability: str) -> list[Row]:
+def _dirty_bytes(sizes: list[int], rounds: int, domain: str, where: str, durability: str, budget: Budget) -> list[Row]:
     """The whole of an array is overwritten, from at most 256 MB of source, and committed. Peer: the same in plain memory."""
     rows = []
     source = np.ones(min(max(sizes), SOURCE), np.uint8)
@@ -48,7 +59,7 @@ def _dirty_bytes(sizes: list[int], rounds: int, domain: str, where: str, durabil
         large = store.zeros("a", max(sizes), "uint8")
         plain = np.zeros(min(max(sizes), SOURCE), np.uint8)
         store.commit()
-        for size in sizes:
+        for size, part in budget.deal((size, 100 * MB + size) for size in sizes):
             case = f"changed bytes: {size_text(size)}"
             parts = [(at, min(SOURCE, size - at)) for at in range(0, size, SOURCE)]
 
@@ -62,18 +73,18 @@ def _dirty_bytes(sizes: list[int], rounds: int, domain: str, where: str, durabil
                 for _, count in parts:
                     plain[:count] = source[:count]
 
-            n = max(3, min(rounds, 2 * GB // size))
-            rows.append(summarize(f"pmstore {domain}", case, durability, _timed(write, n), x=float(size)))
+            methods = [Method(f"pmstore {domain}", durability, write)]
             if domain == "process":
-                rows.append(summarize("memcpy", case, "none", _timed(copy, n), x=float(size)))
+                methods.append(Method("memcpy", NONE, copy))
+            rows += _at(measure(case, methods, rounds, 1 if size >= GB else 2, budget=part), size)
         large = None
     return rows
 
 
-def _store_size(sizes: list[int], rounds: int) -> list[Row]:
+def _store_size(sizes: list[int], rounds: int, budget: Budget) -> list[Row]:
     """100 KB of a state of growing size change; the rest is there."""
     rows = []
-    for size in sizes:
+    for size, part in budget.deal((size, GB + size) for size in sizes):
         case = f"bytes in the store: {size_text(size)}"
         with scratch("memory") as folder:
             with _open(folder, _file_bytes(size)) as store:
@@ -86,38 +97,39 @@ def _store_size(sizes: list[int], rounds: int) -> list[Row]:
                     with store.transaction(writes=[a]):
                         a += 1
 
-                rows.append(summarize("commit of 100 KB", case, KILL, _timed(write, rounds), x=float(size)))
+                rows += _at(measure(case, [Method("commit of 100 KB", KILL, write)], rounds, budget=part), size)
                 a = None
-            rows.append(summarize("open + bind", case, KILL, _timed(lambda f=folder, s=size: _reopen(f, s), 5), x=float(size)))  # type: ignore[misc]
+            again = Method("open + bind", KILL, lambda f=folder, s=size: _reopen(f, s))  # type: ignore[misc]
+            rows += _at(measure(case, [again], 9, budget=part), size)
     return rows
 
 
-def _reopen(folder: Path, size: int) -> None:
+def _reopen(folder: Path, size: int) -> float:
+    """Seconds; without the close."""
+    start = time.perf_counter()
     store = pmstore.open(folder / "process.pm", "r+")
     arrays = [store[f"layer{i}"] for i in range(10)]
     assert sum(a.nbytes for a in arrays) == size // 10 * 10
+    seconds = time.perf_counter() - start
     del arrays
     store.close()
+    return seconds
 
 
-def _objects(counts: list[int], rounds: int) -> list[Row]:
+def _objects(counts: list[int], rounds: int, budget: Budget) -> list[Row]:
     """A value is replaced and committed, among many others."""
     rows = []
     with scratch("memory") as folder, pmstore.open(folder / "run.pm", size=64 << 20, domain="process") as store:
         done = 0
-        for count in counts:
-            start = time.perf_counter()
+        for count, part in budget.deal((count, 10_000 + count) for count in counts):
+            start, before = time.perf_counter(), done
             while done < count:
                 store[f"name{done}"] = done
                 done += 1
                 if done % 10_000 == 0:
                     store.commit()
             store.commit()
-            inserted = (
-                (time.perf_counter() - start)
-                * 1e6
-                / max(1, count - counts[counts.index(count) - 1] if count != counts[0] else count)
-            )
+            inserted = (time.perf_counter() - start) * 1e6 / (done - before)
             case = f"objects in the store: {count:,}"
             rows.append(Row("insert (mean)", case, inserted, inserted, inserted, KILL, None, {"x": float(count)}))
             step = [0]
@@ -127,19 +139,19 @@ def _objects(counts: list[int], rounds: int) -> list[Row]:
                 store["name5"] = step[0]
                 store.commit()
 
-            rows.append(summarize("put + commit", case, KILL, _timed(put, 20 * rounds), x=float(count)))
-            rows.append(summarize("get", case, KILL, _timed(lambda: store["name7"], 20 * rounds), x=float(count)))
+            methods = [Method("put + commit", KILL, put), Method("get", KILL, lambda: store["name7"] and None)]
+            rows += _at(measure(case, methods, 20 * rounds, budget=part), count)
     return rows
 
 
-def _dirty_share(size: int, rounds: int) -> list[Row]:
+def _dirty_share(size: int, rounds: int, budget: Budget) -> list[Row]:
     """Some chunks of 256 KiB of a state change a number each, undeclared: every chunk faults once."""
     rows = []
     with scratch("memory") as folder, _open(folder, _file_bytes(size)) as store:
         a = store.zeros("a", size, "uint8")
         store.commit()
         chunks = size // CHUNK
-        for percent in (1, 3, 10, 30, 100):
+        for percent, part in budget.deal((percent, percent + 10) for percent in (1, 3, 10, 30, 100)):
             chosen = np.unique(np.linspace(0, chunks - 1, max(1, chunks * percent // 100)).astype(int)) * CHUNK
 
             def write(chosen: Any = chosen) -> None:
@@ -147,7 +159,7 @@ def _dirty_share(size: int, rounds: int) -> list[Row]:
                     a[chosen] += 1
 
             case = f"changed chunks (of {size_text(size)}): {percent} %"
-            rows.append(summarize("pmstore process, undeclared", case, KILL, _timed(write, rounds), x=float(len(chosen))))
+            rows += _at(measure(case, [Method("pmstore process, undeclared", KILL, write)], rounds, budget=part), len(chosen))
         a = None
     return rows
 
@@ -158,26 +170,38 @@ def _slopes(rows: list[Row]) -> list[tuple[str, str, float]]:
     for group in dict.fromkeys(r.case.partition(":")[0] for r in rows):
         here = [r for r in rows if r.case.startswith(group + ":")]
         for method in dict.fromkeys(r.method for r in here):
-            points = [(r.extra["x"], r.median_us) for r in here if r.method == method]
+            points = [(r.extra["x"], r.median_us) for r in here if r.method == method and r.measured]
             if len(points) > 1:
                 found.append((group, method, slope(points)))
     return found
 
 
-def main(quick: bool = False) -> None:
+def main(quick: bool, budget: Budget) -> None:
     room = room_bytes("memory", 0.85)
     asked = [1 * MB, 10 * MB] if quick else [1 * MB, 10 * MB, 100 * MB, GB, 4 * GB, 8 * GB]
     fitting = [s for s in asked if _file_bytes(s) + 2 * SOURCE < room]
     rounds = 5 if quick else 15
     small = [100_000, *fitting]
-    rows = _dirty_bytes(small, rounds, "process", "memory", KILL)
-    rows += _dirty_bytes([s for s in small if s <= 100 * MB], min(rounds, 10), "file", "disk", POWER)
-    rows += _dirty_share((16 if quick else 256) << 20, rounds)
-    rows += _store_size(fitting, 4 * rounds)
-    rows += _objects([10, 1000] if quick else [10, 1000, 100_000, 1_000_000], rounds)
+    rows: list[Row] = []
+    parts: list[tuple[Callable[[Budget], list[Row]], float]] = [
+        (lambda b: _dirty_bytes(small, rounds, "process", "memory", KILL, b), 10),
+        (lambda b: _dirty_bytes([s for s in small if s <= 100 * MB], rounds, "file", "disk", POWER, b), 2),
+        (lambda b: _dirty_share((16 if quick else 256) << 20, rounds, b), 1),
+        (lambda b: _store_size(fitting, 4 * rounds, b), 5),
+        (lambda b: _objects([10, 1000] if quick else [10, 1000, 100_000, 1_000_000], rounds, b), 4),
+    ]
+    for run, part in budget.deal(parts):
+        rows += run(part)
+        print(f"  {rows[-1].case.partition(':')[0]}: done ({budget.left:.0f} s left)", flush=True)
     slopes = _slopes(rows)
     notes = [f"slope of {method} over {group}: {value:.2f}" for group, method, value in slopes]
-    notes += [f"{size_text(s)} left out: not enough memory is free" for s in asked if s not in fitting]
+    rows += [
+        missing("pmstore process", f"{what}: {size_text(s)}", KILL, NO_MEMORY)
+        for what in ("changed bytes", "bytes in the store")
+        for s in asked
+        if s not in fitting
+    ]
+    rows.sort(key=lambda r: [g for g, _, _ in slopes].index(r.case.partition(":")[0]))
     plain = max(1, *(value for _, method, value in slopes if method == "memcpy"))  # caches: no copy is linear
     targets = [
         Target(f"slope of {method} over {group}", value, bound)
@@ -190,7 +214,7 @@ def main(quick: bool = False) -> None:
         )
         if (group, method) == (g, m)
     ]
-    opened = [r for r in rows if r.method == "open + bind" and r.extra["x"] >= 4 * GB]
+    opened = [r for r in rows if r.method == "open + bind" and r.measured and r.extra["x"] >= 4 * GB]
     targets += [Target(f"open + bind, {r.case}, ms", r.median_us / 1e3, 20) for r in opened]
     report(
         "growth", "Cost as work grows", rows, ratio_text="none", targets=targets, notes=notes, quick=quick, plot={"lines": "x"}

@@ -13,12 +13,13 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("PMSTORE_BENCH_OUT", ROOT / "build" / "bench"))
 SEED = 12345
@@ -47,6 +48,8 @@ class Row:
     """Further measured figures of this row: counts, bytes, shares."""
     note: str = ""
     """Why there is no figure, where there is none (the times are NaN then; null in JSON)."""
+    rounds: int = 0
+    """How often it was measured; 0: the figure is a count or a sum."""
 
     @property
     def measured(self) -> bool:
@@ -86,7 +89,8 @@ class Target:
 
 def summarize(method: str, case: str, durability: str, times_us: Sequence[float], **extra: float) -> Row:
     """Median, least and greatest of several times."""
-    return Row(method, case, statistics.median(times_us), min(times_us), max(times_us), durability, None, extra)
+    middle = statistics.median(times_us)
+    return Row(method, case, middle, min(times_us), max(times_us), durability, None, extra, rounds=len(times_us))
 
 
 def absent(module: str) -> str:
@@ -116,17 +120,90 @@ def with_ratios(rows: Sequence[Row], yardstick: str, *, speedup: bool = False) -
     return made
 
 
-def measure(case: str, methods: Sequence[Method], rounds: int, warm_up: int = 2, per_run: int = 1) -> list[Row]:
-    """Runs all methods in turn, `rounds` times; `per_run` operations make one run."""
+class Budget:
+    """Seconds that a question has, dealt out to its cases: what one leaves over the later ones have. Where the machine is slow
+    there are fewer rounds, not fewer cases."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds = seconds
+        self._ends = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return self._ends - time.monotonic()
+
+    @property
+    def spent(self) -> bool:
+        """So far over that a case is left out. (A case's least rounds may take longer than its part.)"""
+        return self.left < -0.25 * self.seconds - 5
+
+    def deal(self, cases: Iterable[tuple[T, float]]) -> Iterator[tuple[T, Budget]]:
+        """Each case with its part, by weight, of what is left when its turn comes.
+
+        >>> [(case, round(part.seconds)) for case, part in Budget(10).deal([("a", 1), ("b", 4)])]
+        [('a', 2), ('b', 10)]
+        """
+        waiting = list(cases)
+        weights = [weight for _, weight in waiting]
+        for i, (case, weight) in enumerate(waiting):
+            yield case, Budget(self.left * weight / sum(weights[i:]))
+
+    def rounds(self, most: int, least: int = 2, warm_up: int = 0) -> Iterator[int]:
+        """-warm_up, ..., -1, 0, 1, ...: `most` rounds, or as many as end in time if the next takes as long as those before;
+        `least` in any case.
+
+        >>> list(Budget().rounds(3, warm_up=1)), list(Budget(0).rounds(9))
+        ([-1, 0, 1, 2], [0, 1])
+        """
+        start = time.monotonic()
+        for i in range(-warm_up, most):
+            if i == 0:
+                start = time.monotonic()
+            if i >= max(least, 1) and (time.monotonic() - start) / i > self.left:
+                return
+            yield i
+
+
+NO_MEMORY = "left out: not enough memory is free"
+OUT_OF_TIME = "left out: the question's share of the time was over"
+
+
+def words_of(error: BaseException) -> str:
+    """One line, for a table.
+
+    >>> words_of(OSError(28, "No space left on device")), words_of(KeyError())
+    ('OSError: [Errno 28] No space left on device', 'KeyError')
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + lines[0][:150] if lines else ''}"
+
+
+def measure(
+    case: str, methods: Sequence[Method], rounds: int, warm_up: int = 2, per_run: int = 1, budget: Budget | None = None
+) -> list[Row]:
+    """Runs all methods in turn, `rounds` times or as often as the budget allows; `per_run` operations make one run. A method
+    that fails has a row that says how; the others go on."""
     times: dict[str, list[float]] = {m.name: [] for m in methods}
-    for i in range(-warm_up, rounds):
+    failed: dict[str, str] = {}
+    for i in (budget or Budget()).rounds(rounds, warm_up=warm_up):
         for m in methods:
-            start = time.perf_counter()
-            own = m.run()
-            seconds = time.perf_counter() - start if own is None else own
+            if m.name in failed:
+                continue
+            try:
+                start = time.perf_counter()
+                own = m.run()
+                seconds = time.perf_counter() - start if own is None else own
+            except Exception as error:  # whatever a peer raises
+                failed[m.name] = f"failed: {words_of(error)}"
+                continue
             if i >= 0:
                 times[m.name].append(seconds * 1e6 / per_run)
-    return [summarize(m.name, case, m.durability, times[m.name], **m.extra()) for m in methods]
+    return [
+        missing(m.name, case, m.durability, failed[m.name])
+        if m.name in failed
+        else summarize(m.name, case, m.durability, times[m.name], **m.extra())
+        for m in methods
+    ]
 
 
 def find(rows: Sequence[Row], case: str, method: str) -> Row | None:

@@ -19,7 +19,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.harness import KILL, Row, missing, report, scratch
+from benchmarks.harness import KILL, Budget, Row, missing, report, scratch
 from benchmarks.native import compile_program
 
 STORED = Path(__file__).with_name("instructions.json")
@@ -77,7 +77,8 @@ def count() -> dict[str, float]:
         return {name.removeprefix("path_"): (two - one) / OPERATIONS for name, two, one in zip(names, more, less, strict=True)}
 
 
-def main(quick: bool = False) -> None:
+def main(quick: bool, budget: Budget) -> None:
+    del budget  # a count is a count
     if why := _why_not():
         report("instructions", TITLE, [missing("callgrind", CASE, KILL, why)], quick=quick)
         return

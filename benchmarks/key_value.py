@@ -21,6 +21,7 @@ from benchmarks.harness import (
     POWER,
     SEED,
     TORN,
+    Budget,
     Method,
     Row,
     absent,
@@ -28,7 +29,6 @@ from benchmarks.harness import (
     missing,
     report,
     scratch,
-    summarize,
     with_ratios,
 )
 
@@ -199,7 +199,7 @@ def value_of(i: int) -> Value:
     return {"step": i, "loss": 1.0 / (i + 1), "name": f"run {i}", "shape": [64, i % 7], "done": False}
 
 
-def _run(names: int, rounds: int) -> list[Row]:
+def _run(names: int, rounds: int, budget: Budget | None = None) -> list[Row]:
     rows = []
     order = random.Random(SEED)
     with ExitStack() as stack:
@@ -231,18 +231,14 @@ def _run(names: int, rounds: int) -> list[Row]:
             tables[name].get(f"name {names // 2}")
             return time.perf_counter() - start
 
-        for what, operation in (("put + commit", put), ("get", get)):
+        for (what, operation), part in (budget or Budget()).deal(((("put + commit", put), 3), (("get", get), 1))):
             methods = [
                 Method(n, TABLES[n][0], lambda t=t, operation=operation: operation(t))  # type: ignore[misc]
                 for n, t in tables.items()
             ]
-            rows += measure(f"{what}, {names:,} names", methods, rounds, 2, BATCH)
-        reopened: dict[str, list[float]] = {name: [] for name in tables}
-        for _ in range(5):
-            for name in tables:
-                reopened[name].append(reopen(name) * 1e6)
-        case = f"reopen + one get, {names:,} names"
-        rows += [summarize(name, case, TABLES[name][0], times) for name, times in reopened.items()]
+            rows += measure(f"{what}, {names:,} names", methods, rounds, 2, BATCH, part)
+        again = [Method(n, TABLES[n][0], lambda n=n: reopen(n)) for n in tables]  # type: ignore[misc]
+        rows += measure(f"reopen + one get, {names:,} names", again, 5, 0)
         for table in tables.values():
             table.close()
     cases = dict.fromkeys(r.case for r in rows)
@@ -274,8 +270,8 @@ def _small_transactions(rounds: int) -> list[Row]:
     return with_ratios(rows, "pmstore process, declared")
 
 
-def main(quick: bool = False) -> None:
-    rows = _run(100 if quick else 1000, 5 if quick else 30)
+def main(quick: bool, budget: Budget) -> None:
+    rows = _run(100 if quick else 1000, 5 if quick else 30, Budget(0.6 * budget.left))
     rows += _small_transactions(5 if quick else 30)
     report(
         "key_value",

@@ -21,17 +21,22 @@ from typing import Any
 
 from benchmarks.harness import (
     KILL,
+    NO_MEMORY,
+    OUT_OF_TIME,
     POWER,
     ROOT,
+    Budget,
     Row,
     Target,
     find,
+    missing,
     report,
     room_bytes,
     scratch,
     size_text,
     summarize,
     with_ratios,
+    words_of,
 )
 
 MB = 1_000_000
@@ -41,7 +46,6 @@ FIRST_STEP = (
     "of a small state, open and attach are the larger part; cold, a store is read page by page where it is touched, as "
     "torch.load(mmap=True), while torch.load and safetensors read their file from its first byte to its last"
 )
-ALL_SECONDS = 150  # a size that would begin later is left out
 ATTACH = "open and attach alone"
 IMPORTS = "import numpy, torch, torch.distributed.checkpoint, safetensors.torch, pmstore, pmstore.torch"
 
@@ -253,25 +257,58 @@ def _drop(folder: Path) -> None:
             os.close(fd)
 
 
-def _trials(server: Server, size: int, rounds: int) -> list[Row]:
+FILES = {
+    "pmstore file": "run.pm",
+    "torch.load": "state.pt",
+    "torch.load(mmap=True)": "state.pt",
+    "safetensors": "state.safetensors",
+    "DCP load": "dcp",
+}
+
+
+def _warm(path: Path) -> None:
+    """Reads what has been written of it into the page cache."""
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with open(file, "rb", buffering=0) as f:
+            at, end = 0, file.stat().st_size
+            while at < end:
+                try:
+                    at = os.lseek(f.fileno(), at, os.SEEK_DATA)
+                except OSError:  # only holes are left
+                    break
+                hole = os.lseek(f.fileno(), at, os.SEEK_HOLE)
+                os.lseek(f.fileno(), at, os.SEEK_SET)
+                while at < hole and (read := len(f.read(min(8 << 20, hole - at)))):
+                    at += read
+
+
+def _trials(server: Server, size: int, most: int, budget: Budget) -> list[Row]:
+    """Rounds of all ways in turn, warm and cold."""
     rows = []
     with ExitStack() as stack:
         disk, memory = (stack.enter_context(scratch(where)) for where in ("disk", "memory"))
         server.ask("make file", disk, size)
         server.ask("make process", memory, size)
         crowded = 5 * size > room_bytes("memory", 0.9)  # the page cache does not hold all files at once
-        for state in ("warm", "cold"):
+        failed: dict[str, str] = {}
+        for state, part in budget.deal((("warm", 1), ("cold", 1))):
             got: dict[str, list[float]] = {}
             stepped: dict[str, list[float]] = {}
             attached: dict[str, list[float]] = {}
             names = [n for n in LOADERS if state == "warm" or "tmpfs" not in n]
-            for i in range(-1 if state == "warm" else 0, rounds):
+            for i in part.rounds(most, least=1, warm_up=1 if state == "warm" and not crowded else 0):
                 for name in names:
+                    if name in failed:
+                        continue
                     if state == "cold":
                         _drop(disk)
-                    elif crowded and "tmpfs" not in name:
-                        server.ask(name, disk, size)
-                    answer = server.ask(name, memory if "tmpfs" in name else disk, size)
+                    elif crowded and name in FILES:
+                        _warm(disk / FILES[name])
+                    try:
+                        answer = server.ask(name, memory if "tmpfs" in name else disk, size)
+                    except RuntimeError as error:
+                        failed[name] = f"failed: {words_of(error)}"
+                        continue
                     if i >= 0:
                         got.setdefault(name, []).append(answer[0] * 1e6)
                         stepped.setdefault(name, []).append(answer[1] * 1e6)
@@ -279,38 +316,43 @@ def _trials(server: Server, size: int, rounds: int) -> list[Row]:
                             attached.setdefault(name, []).append(seconds * 1e6)
             for what, times in (("to the end of the first step", stepped), ("to having the state", got), (ATTACH, attached)):
                 case = f"{size_text(size)} of state, {state}, {what}"
-                rows += [summarize(name, case, LOADERS[name][0], t) for name, t in times.items()]
+                rows += [summarize(name, case, LOADERS[name][0], t) for name, t in times.items() if name not in failed]
+                if times is stepped:
+                    rows += [missing(name, case, LOADERS[name][0], why) for name, why in failed.items()]
     return rows
 
 
-def main(quick: bool = False) -> None:
-    sizes = [10 * MB] if quick else [10 * MB, 100 * MB, 1000 * MB, 4000 * MB]
+def main(quick: bool, budget: Budget) -> None:
+    sizes = [(10 * MB, 1.0)] if quick else [(10 * MB, 1.0), (100 * MB, 2.0), (1000 * MB, 9.0), (4000 * MB, 28.0)]
     threads = 1 if os.getloadavg()[0] > 1.5 else os.cpu_count() or 1
     notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
     starts, rows = [], []
-    for _ in range(1 if quick else 3):
+    for _ in Budget(0.06 * budget.seconds).rounds(1 if quick else 3, least=1):
         server = Server(threads)
         starts.append(server.start_us)
         server.close()
     rows.append(summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", KILL, starts))
     server = Server(threads)
-    began = time.monotonic()
-    for size in sizes:
-        if time.monotonic() - began > ALL_SECONDS:
-            notes.append(f"{size_text(size)} left out: the machine is too slow for all sizes in {ALL_SECONDS} s")
-            continue
-        if 4.6 * size > room_bytes("memory", 0.9) or 6 * size > room_bytes("disk", 0.8):
-            notes.append(f"{size_text(size)} left out: not enough memory or disk is free")
-            continue
-        rows += _trials(server, size, 2 if size >= 1000 * MB else 3)
-        print(f"  {size_text(size)}: done ({time.monotonic() - began:.0f} s)", flush=True)
+    for size, part in budget.deal(sizes):
+        short = 4.6 * size > room_bytes("memory", 0.9) or 6 * size > room_bytes("disk", 0.8)
+        why = OUT_OF_TIME if budget.spent else f"{NO_MEMORY}, or disk" if short else ""
+        if not why:
+            try:
+                rows += _trials(server, size, 7 if size <= 100 * MB else 3, part)
+            except RuntimeError as error:  # what the trials need could not be made
+                why = f"failed: {words_of(error)}"
+        if why:
+            rows.append(missing("all of them", f"{size_text(size)} of state", KILL, why))
+        print(f"  {size_text(size)}: {why or 'done'} ({budget.left:.0f} s left)", flush=True)
     server.close()
     rows = with_ratios(rows, "torch.load")
     targets = []
     for case in dict.fromkeys(r.case for r in rows if "first step" in r.case):
         ours = [r for r in (find(rows, case, "pmstore file"), find(rows, case, "pmstore process (tmpfs)")) if r]
-        best = min(ours, key=lambda r: r.median_us)
-        peers = min((r for r in rows if r.case == case and r not in ours), key=lambda r: r.median_us)
+        theirs = [r for r in rows if r.case == case and r not in ours and r.measured]
+        if not (ours and theirs):
+            continue  # the table says why
+        best, peers = (min(rs, key=lambda r: r.median_us) for rs in (ours, theirs))
         words = f"{case}: {best.method} / {peers.method}"
         targets.append(Target(words, best.median_us / peers.median_us, 1, reason=FIRST_STEP))
     targets += [Target(f"{r.case}: {r.method}, ms", r.median_us / 1e3, 20) for r in rows if ATTACH in r.case]

@@ -22,40 +22,56 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.harness import ROOT, RUN_VARIABLE, SCRATCH_PREFIX
 
+ALL_SECONDS, QUICK_SECONDS = 19 * 60, 115
+"""What a run of all questions takes at most, but for what a question goes on after its share, which the later ones give."""
+
+SLACK_SECONDS = 20.0
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """limits: seconds after which it is ended, full and quick; several times what it takes on an idle machine."""
+    """seconds, quick_seconds: its share of a run. It makes as many rounds as fit in it."""
 
     name: str
-    limit_seconds: float
-    quick_limit_seconds: float = 240
+    seconds: float
+    quick_seconds: float
+
+    def share(self, quick: bool) -> float:
+        return self.quick_seconds if quick else self.seconds
 
 
 QUESTIONS = {
     q.name: q
     for q in (
-        Question("iterations", 900),
-        Question("kills", 750),
-        Question("engine", 300),
-        Question("training", 600),
-        Question("slots", 300),
-        Question("restart", 900),
-        Question("growth", 600),
-        Question("key_value", 200),
-        Question("containers", 200),
-        Question("instructions", 120),
-        Question("scheduler", 450),
-        Question("scheduler_kills", 600),
-        Question("tiers", 450),
+        Question("iterations", 220, 8),
+        Question("kills", 120, 10),
+        Question("engine", 45, 20),
+        Question("training", 150, 8),
+        Question("slots", 60, 6),
+        Question("restart", 190, 12),
+        Question("growth", 100, 6),
+        Question("key_value", 20, 5),
+        Question("containers", 50, 4),
+        Question("instructions", 20, 10),
+        Question("scheduler", 50, 8),
+        Question("scheduler_kills", 60, 10),
+        Question("tiers", 40, 8),
     )
 }
 
 
 def run(names: Sequence[str], quick: bool) -> list[str]:
     """Runs them; the names of those that did not end well."""
+    ends = time.monotonic() + (QUICK_SECONDS if quick else ALL_SECONDS)
+    failed = []
     with _reaper() as tell:
-        return [name for name in names if not _run_one(QUESTIONS[name], quick, tell)]
+        for i, name in enumerate(names):
+            left = ends - time.monotonic()
+            asked = sum(QUESTIONS[n].share(quick) for n in names[i:])
+            share = QUESTIONS[name].share(quick) * min(1.0, max(left, 0.0) / asked)
+            if not _run_one(QUESTIONS[name], quick, share, tell):
+                failed.append(name)
+    return failed
 
 
 def sweep(run_name: str) -> None:
@@ -65,11 +81,20 @@ def sweep(run_name: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _run_one(question: Question, quick: bool, tell: Tell) -> bool:
-    limit = question.quick_limit_seconds if quick else question.limit_seconds
+def _run_one(question: Question, quick: bool, share: float, tell: Tell) -> bool:
+    """share: seconds. It is ended by force if it takes half as much again, and what a start takes on a busy machine."""
+    limit = 1.5 * share + SLACK_SECONDS
     for kind in ("json", "png"):
         (harness.OUT / f"{question.name}.{kind}").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks", "--here", *(["--quick"] if quick else []), question.name]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--here",
+        f"--seconds={share}",
+        *(["--quick"] if quick else []),
+        question.name,
+    ]
     start, busy = time.monotonic(), _cpu_seconds()
     with tempfile.TemporaryFile("w+") as words:
         process = subprocess.Popen(
@@ -80,7 +105,7 @@ def _run_one(question: Question, quick: bool, tell: Tell) -> bool:
             status = process.wait(limit)
             why = f"ended with status {status}"
         except subprocess.TimeoutExpired:
-            status, why = None, f"ended after its limit of {limit:g} s"
+            status, why = None, f"ended after its limit of {limit:.3g} s"
         finally:
             kill_group(process.pid)  # also what it started and left
             process.wait()
@@ -90,7 +115,7 @@ def _run_one(question: Question, quick: bool, tell: Tell) -> bool:
         said = words.read()
     if status == 0:
         seconds, busy = time.monotonic() - start, _cpu_seconds() - busy
-        print(f"  ({question.name}: {seconds:.0f} s, of which {busy:.0f} s of processor time)", flush=True)
+        print(f"  ({question.name}: {seconds:.0f} s of {share:.0f} s, {busy:.0f} s of processor time)", flush=True)
         return True
     print("".join(said.splitlines(keepends=True)[-30:]), file=sys.stderr, flush=True)
     last = said.strip().splitlines()[-1:] or ["no words"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import NONE, Row, Target, report, summarize
+from benchmarks.harness import NONE, Budget, Row, Target, report, summarize
 from pmstore.scheduler import CommitScheduler, LossFit, Young
 from pmstore.simulation.curves import CURVES, noisy
 from pmstore.simulation.study import FIGURES, Figure, Size
@@ -24,7 +24,7 @@ STEPS = 200_000
 QUICK = ("drift", "tiers", "integer_rule", "coci")  # the figures that take seconds
 
 
-def main(quick: bool = False) -> None:
+def main(quick: bool, budget: Budget) -> None:
     rows = _step_costs(1 if quick else 9)
     size = Size(job=0.3, seeds=1, rate_seeds=8, trials=10_000) if quick else Size()
     figures: list[Figure] = []

@@ -13,22 +13,21 @@ Time from a kill to the first step (Python, imports, data) is the same for all a
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import random
 import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import NONE, POWER, ROOT, SEED, Row, report, scratch
+from benchmarks.harness import NONE, POWER, SEED, Budget, Row, report, scratch
 
-MTBF_SECONDS = 3.0
+KILLS = 3  # of a job, on average
+MOST_STEPS, LEAST_STEPS = 600, 100  # of a job; by the time there is
 NEVER = 1 << 40
 POLICIES: dict[str, dict[str, Any]] = {
     "no commits, no kills": {"name": "EveryN", "steps": NEVER},
@@ -42,6 +41,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "scheduler progress, true rate": {"name": "progress", "rate": True},
 }
 PLAIN = "no commits, no kills"
+FORKS = multiprocessing.get_context("forkserver")
 
 
 @dataclass(slots=True)
@@ -61,22 +61,26 @@ class Tally:
 # ---- the trainer
 
 
-def _child(path: str) -> None:
-    config = json.loads(Path(path).read_text(encoding="utf-8"))
+def _child(config: dict[str, Any], say: Connection) -> None:
+    """A process of a job. It is forked by one that has imported torch: what it takes to start is no part of the question."""
+
+    def tell(event: str, **what: Any) -> None:
+        say.send({"event": event, **what})
+
     import pmstore
     import pmstore.torch
     from pmstore.demo_trainer import Config, make_job, train_step
     from pmstore.scheduler import CheckFreq, CommitScheduler, EveryN, HazardModel, Young
 
     job = make_job(Config(config["data"], config["store"], None, "file", config["steps"], SEED, 1))
-    rate = 1.0 / MTBF_SECONDS
+    rate = 1.0 / config["mtbf"]
     with pmstore.open(config["store"], domain="file") as store:
         tier = {"store": store.commit}
         policy = config["policy"]
         options: dict[str, Any] = {"store": store, "total_steps": config["steps"], "free_budget": 0.0}
         if policy["name"] in ("time", "progress"):
             # The prior's four hours are meant for failures that are hours apart: here they are seconds apart.
-            hazard = HazardModel(store, prior_seconds=2.0 * MTBF_SECONDS)
+            hazard = HazardModel(store, prior_seconds=2.0 * config["mtbf"])
             known = rate if policy["rate"] else None
             scheduler = CommitScheduler(tier, policy["name"], failure_rate_per_second=known, hazard=hazard, **options)
         else:
@@ -85,7 +89,7 @@ def _child(path: str) -> None:
         run = pmstore.torch.attach(
             store, model=job.model, optimizer=job.optimizer, lr_scheduler=job.scheduler, loader=job.loader, policy=scheduler
         )
-        _tell("ready", done=run.step)
+        tell("ready", done=run.step)
         done, loss, end = run.step, 0.0, time.monotonic()
         for batch in run.batches(epochs=None):
             start, loss = end, train_step(job, batch)
@@ -93,88 +97,107 @@ def _child(path: str) -> None:
             done += 1
             committed = run.commit(loss)
             end = time.monotonic()
-            _tell("step", train=trained - start, commit=end - trained, done=run.step if committed else None)
+            tell("step", train=trained - start, commit=end - trained, done=run.step if committed else None)
             if done == config["steps"]:
                 break
         start = time.monotonic()
         store.commit()
-        _tell("done", commit=time.monotonic() - start, loss=loss)
-
-
-def _tell(event: str, **what: Any) -> None:
-    print(json.dumps({"event": event, **what}), flush=True)
+        tell("done", commit=time.monotonic() - start, loss=loss)
 
 
 # ---- the killer
 
 
-def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | None) -> bool:
+def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | None, mtbf: float) -> bool:
     """One process, killed so many seconds after it was ready. True if it reached the end before."""
-    number = list(POLICIES).index(name)
-    config = {"data": str(folder), "store": str(folder / f"{number}.pm"), "steps": steps, "policy": POLICIES[name]}
-    path = folder / "config.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
+    config = {
+        "data": str(folder),
+        "store": str(folder / f"{list(POLICIES).index(name)}-{steps}.pm"),
+        "steps": steps,
+        "policy": POLICIES[name],
+        "mtbf": mtbf,
+    }
     tally.lives += 1
-    with tempfile.TemporaryFile("w+", dir=folder) as words:
-        command = [sys.executable, "-m", "benchmarks.scheduler_kills", str(path)]
-        trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True, cwd=ROOT)
-        timer = threading.Timer(seconds if seconds is not None else 1e6, trainer.kill)
-        timer.daemon = True
-        since: list[float] = []  # training times since the last commit
-        finished = False
-        last = time.monotonic()
-        assert trainer.stdout is not None
-        try:
-            for line in trainer.stdout:
-                if not line.endswith("\n"):
-                    break
-                message = json.loads(line)
-                last = time.monotonic()
-                if message["event"] == "ready":
-                    tally.done = message["done"]
-                    timer.start()
-                elif message["event"] == "step":
-                    tally.steps.append(message["train"])
-                    tally.added += message["commit"]
-                    since.append(message["train"])
-                    if message["done"] is not None:
-                        tally.commits += 1
-                        since.clear()
-                else:
-                    tally.added += message["commit"]
-                    tally.loss = message["loss"]
-                    finished = True
-            status = trainer.wait()
-        finally:
+    hear, say = FORKS.Pipe(duplex=False)
+    trainer = FORKS.Process(target=_child, args=(config, say))
+    trainer.start()
+    say.close()  # the trainer's end is its alone
+    timer = threading.Timer(seconds if seconds is not None else 1e6, trainer.kill)
+    timer.daemon = True
+    since: list[float] = []  # training times since the last commit
+    finished = False
+    last = time.monotonic()
+    try:
+        while not finished:
+            try:
+                message = hear.recv()
+            except (EOFError, OSError):  # it was killed
+                break
+            last = time.monotonic()
+            if message["event"] == "ready":
+                tally.done = message["done"]
+                timer.start()
+            elif message["event"] == "step":
+                tally.steps.append(message["train"])
+                tally.added += message["commit"]
+                since.append(message["train"])
+                if message["done"] is not None:
+                    tally.commits += 1
+                    since.clear()
+            else:
+                tally.added += message["commit"]
+                tally.loss = message["loss"]
+                finished = True
+        if finished:
             timer.cancel()
-            trainer.kill()
-            trainer.wait()
-        if not finished:
-            if status != -signal.SIGKILL:
-                words.seek(0)
-                raise RuntimeError(f"a trainer ended with status {status}:\n{words.read()[-3000:]}")
-            tally.kills += 1
-            tally.lost += sum(since) + time.monotonic() - last
+        trainer.join(30)
+        status = trainer.exitcode
+    finally:
+        timer.cancel()
+        trainer.kill()
+        trainer.join()
+        hear.close()
+    if not finished:
+        if status != -signal.SIGKILL:
+            raise RuntimeError(f"a trainer ended with status {status}")
+        tally.kills += 1
+        tally.lost += sum(since) + time.monotonic() - last
     return finished
 
 
-def main(quick: bool = False) -> None:
+def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
+    """Of a job, so that the jobs of all policies end in time; and its training time without commits."""
+    FORKS.set_forkserver_preload(["torch", "pmstore.torch", "pmstore.demo_trainer", "pmstore.scheduler", __name__])
+    tried = Tally()
+    for _ in range(2):  # the first waits for the imports
+        start = time.monotonic()
+        _life(folder, PLAIN, 20, tried, None, 1.0)
+    a_life = time.monotonic() - start
+    step = statistics.median(tried.steps)
+    # A job takes half as long again as its steps (commits, what is done twice), and so many lives.
+    left = 0.9 * budget.left / policies - (1 + KILLS) * a_life
+    steps = max(LEAST_STEPS, min(MOST_STEPS, int(left / (1.5 * step))))
+    return steps, steps * step
+
+
+def main(quick: bool, budget: Budget) -> None:
     from pmstore.demo import _write_data
 
-    steps = 60 if quick else 600
     names = [name for name in POLICIES if not quick or name in (PLAIN, "every step", "scheduler time, true rate")]
     tallies = {name: Tally() for name in names}
     with scratch("disk") as folder:
         _write_data(folder)
+        steps, job_seconds = _steps_in(folder, len(names), budget)
+        mtbf = job_seconds / KILLS
         waiting, life = list(names), 0
         chance = random.Random(SEED)
         while waiting:
-            seconds = chance.expovariate(1.0 / MTBF_SECONDS)
+            seconds = chance.expovariate(1.0 / mtbf)
             life += 1
             for name in list(waiting):
-                if _life(folder, name, steps, tallies[name], None if name == PLAIN else seconds):
+                if _life(folder, name, steps, tallies[name], None if name == PLAIN else seconds, mtbf):
                     waiting.remove(name)
-            print(f"  turn {life}: still running: {len(waiting)}", flush=True)
+            print(f"  turn {life}: still running: {len(waiting)} ({budget.left:.0f} s left)", flush=True)
     plain = statistics.median(tallies[PLAIN].steps)
     rows = []
     for name, tally in tallies.items():
@@ -195,7 +218,7 @@ def main(quick: bool = False) -> None:
         rows.append(
             Row(
                 name,
-                f"{steps} steps of {plain * 1e3:.1f} ms, a SIGKILL every {MTBF_SECONDS:g} s",
+                f"{steps} steps of {plain * 1e3:.1f} ms, a SIGKILL every {mtbf:.1f} s",
                 us,
                 us,
                 us,
@@ -218,7 +241,3 @@ def main(quick: bool = False) -> None:
         notes=notes,
         quick=quick,
     )
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1])

@@ -25,13 +25,17 @@ import pmstore
 import pmstore.torch
 from benchmarks.harness import (
     KILL,
+    NO_MEMORY,
     NONE,
+    OUT_OF_TIME,
     POWER,
+    Budget,
     Method,
     Row,
     Target,
     find,
     measure,
+    missing,
     report,
     room_bytes,
     scratch,
@@ -93,7 +97,7 @@ def _timed(run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def _case(parameters: int, domain: Any, rounds: int, *, everything: bool) -> list[Row]:
+def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget: Budget) -> list[Row]:
     """One domain: the ways of taking a step, in turn."""
     gradients = _gradients(parameters)
     state = 12 * sum(g.numel() for g in gradients)
@@ -121,7 +125,9 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool) -> lis
         ways[UNDO] = survives, undo.step
         times: dict[str, list[float]] = {name: [] for name in ways}
         warm_up = 3  # a first step makes torch's state; the second touches the other slot's pages first
-        for i in range(-warm_up, rounds):
+        done = 0
+        for i in budget.rounds(rounds, warm_up=warm_up):
+            done = i + 1
             if i == 0:
                 times = {name: [] for name in ways}
                 ours.commits.clear()
@@ -139,7 +145,7 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool) -> lis
             if one is not None:
                 extra["file / state"] = one.file_bytes / state
                 if domain == "file":
-                    extra["written / state"] = (one.written() - before[id(one)][0]) / rounds / state
+                    extra["written / state"] = (one.written() - before[id(one)][0]) / done / state
             rows.append(replace(row, ratio=row.median_us / copy, extra=extra))
             if name == SLOTS:
                 alone = summarize(COMMIT, case, durability, ours.commits)
@@ -190,7 +196,7 @@ def _states(quick: bool) -> dict[str, dict[str, tuple[int, ...]]]:
     return states
 
 
-def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int) -> list[Row]:
+def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int, budget: Budget) -> list[Row]:
     count = sum(int(np.prod(shape)) for shape in shapes.values())
     source, target = torch.ones(count, dtype=torch.float64), torch.ones(count, dtype=torch.float64)
     halves = [np.ones(count), np.ones(count)]
@@ -226,6 +232,7 @@ def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int) -> list[
             ],
             rounds,
             warm_up=5,
+            budget=budget,
         )
         slots.store.close()
         store.close()
@@ -261,21 +268,25 @@ def _targets(rows: list[Row]) -> list[Target]:
     return found
 
 
-def main(quick: bool = False) -> None:
+def main(quick: bool, budget: Budget) -> None:
     rows: list[Row] = []
     notes = [f"torch computes with {torch.get_num_threads()} of {os.cpu_count()} cores"]
-    for title, shapes in _states(quick).items():
-        rows += _flips(title, shapes, 50 if quick else 300)
+    flips, steps = (part for _, part in budget.deal((("flips", 1), ("steps", 4))))
+    for (title, shapes), part in flips.deal((one, 1) for one in _states(quick).items()):
+        rows += _flips(title, shapes, 50 if quick else 300, part)
     parameters = 3_000_000 if quick else 37_700_000
-    for domain, count, rounds in (
-        ("process", parameters, 5 if quick else 15),
-        ("emulated", parameters, 5 if quick else 11),
-        ("file", 3_000_000, 3 if quick else 6),
+    for (domain, count, rounds), part in steps.deal(
+        (
+            (("process", parameters, 5 if quick else 15), 4),
+            (("emulated", parameters, 5 if quick else 15), 3),
+            (("file", 3_000_000, 3 if quick else 6), 1),
+        )
     ):
-        if 12 * 14 * count > room_bytes("memory", 0.9):
-            notes.append(f"{domain}, {size_text(12 * count)} left out: not enough memory is free")
+        why = OUT_OF_TIME if budget.spent else NO_MEMORY if 12 * 14 * count > room_bytes("memory", 0.9) else ""
+        if why:
+            rows.append(missing("all of them", f"AdamW, {size_text(12 * count)} of state, {domain}", NONE, why))
             continue
-        rows += _case(count, domain, rounds, everything=domain == "process")
+        rows += _case(count, domain, rounds, everything=domain == "process", budget=part)
         gc.collect()
     report(
         "slots",

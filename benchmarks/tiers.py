@@ -26,7 +26,22 @@ import torch.distributed.checkpoint as dcp
 
 import pmstore
 import pmstore.torch
-from benchmarks.harness import NONE, POWER, Method, Row, Target, find, measure, report, scratch, summarize, with_ratios
+from benchmarks.harness import (
+    NONE,
+    POWER,
+    Budget,
+    Method,
+    Row,
+    Target,
+    find,
+    measure,
+    missing,
+    report,
+    scratch,
+    summarize,
+    with_ratios,
+    words_of,
+)
 from benchmarks.models import Trainer, initialize, mlp, publish
 
 MB = 1_000_000
@@ -171,22 +186,21 @@ def _steps(step: Callable[[], None], count: int) -> list[float]:
     return times
 
 
-def _training(size: int, rounds: int, quick: bool) -> tuple[list[Row], list[str]]:
-    case, notes = f"{size / MB:.0f} MB of state", []
+def _training(size: int, rounds: int, quick: bool, budget: Budget) -> list[Row]:
+    case, failed = f"{size / MB:.0f} MB of state", []
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     times: dict[str, list[float]] = {MEMCPY: []}
     slow: dict[str, list[float]] = {}
     extra: dict[str, dict[str, float]] = {}
-    for name, kind in SAVERS.items():
-        if quick and kind is DcpProcess:
-            continue  # its process takes ten seconds to start
+    tried = {n: k for n, k in SAVERS.items() if not (quick and k is DcpProcess)}  # its process takes ten seconds to start
+    for (name, kind), part in budget.deal((one, 1) for one in tried.items()):
         with scratch("disk") as folder:
             try:
                 saver = kind(size, folder)
                 saver.start()
                 while not saver.over():
                     saver.step()
-                for _ in range(rounds):
+                for _ in part.rounds(rounds, least=1):
                     start = time.perf_counter()
                     target[:] = source
                     times[MEMCPY].append(1e6 * (time.perf_counter() - start))
@@ -200,13 +214,14 @@ def _training(size: int, rounds: int, quick: bool) -> tuple[list[Row], list[str]
                     slow.setdefault(name, []).append(statistics.mean(beside) / statistics.median(alone))
                 extra[name] = saver.extra()
                 saver.close()
-            except (RuntimeError, ValueError, TypeError, dcp.api.CheckpointException) as error:
-                notes.append(f"{name} did not run here: {str(error).splitlines()[0][:150]}")
+            except (RuntimeError, ValueError, TypeError, OSError, dcp.api.CheckpointException) as error:
+                failed.append(missing(name, case, POWER, f"failed: {words_of(error)}"))
+                times.pop(name, None)
     rows = [summarize(MEMCPY, case, NONE, times.pop(MEMCPY))]
     for name, taken in times.items():
         more = {"step slowdown": statistics.median(slow[name])} if name in slow else {}
         rows.append(summarize(name, f"{case}", POWER, taken, **more, **extra.get(name, {})))
-    return with_ratios(rows, MEMCPY), notes
+    return with_ratios([*rows, *failed], MEMCPY)
 
 
 # ---- bandwidth, increments, ranks ----
@@ -244,7 +259,7 @@ def _drop(path: Path) -> None:
         os.close(fd)
 
 
-def _bandwidth(size: int, rounds: int) -> list[Row]:
+def _bandwidth(size: int, rounds: int, budget: Budget) -> list[Row]:
     block = _aligned(4 << 20)
     block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
     with (
@@ -298,7 +313,7 @@ def _bandwidth(size: int, rounds: int) -> list[Row]:
             Method("plain O_DIRECT reading", NONE, reading),
             Method("restore into memory", POWER, restore),
         ]
-        rows = measure(f"{size / MB:.0f} MB", methods, rounds, 1)
+        rows = measure(f"{size / MB:.0f} MB", methods, rounds, 1, budget=budget)
         a = None
     return with_ratios(rows, "plain O_DIRECT writing")
 
@@ -321,12 +336,12 @@ with pmstore.open(path, "w", size=3 * size, domain="process") as store:
 """
 
 
-def _ranks(size: int, rounds: int, rate: int) -> list[Row]:
+def _ranks(size: int, rounds: int, rate: int, budget: Budget) -> list[Row]:
     """rate: bytes a second that each rank's place takes in; 0: one disk for all of them."""
     rows = []
-    for world in (1, 2):
+    for world, part in budget.deal(((1, 1), (2, 1))):
         times, written = [], 0.0
-        for _ in range(rounds):
+        for _ in part.rounds(rounds, least=1):
             with scratch("memory") as memory, scratch("disk") as disk:
                 ranks = [
                     subprocess.Popen(
@@ -354,40 +369,51 @@ def _ranks(size: int, rounds: int, rate: int) -> list[Row]:
     return with_ratios(rows, "1 rank")
 
 
-def main(quick: bool = False) -> None:
+def _targets(rows: list[Row]) -> list[Target]:
+    """Of what was measured."""
+    training, plain, shared, apart = dict.fromkeys(r.case for r in rows)
+    found = []
+    if flush := find(rows, training, FLUSH):
+        found = [
+            Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
+            Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15),
+            Target("peak memory / state", flush.extra["peak kept / state"], 0.25),
+        ]
+    full, part, restored = (
+        find(rows, plain, name) for name in ("full flush", "flush of 1 % of the chunks", "restore into memory")
+    )
+    written, read = (find(rows, plain, name) for name in ("plain O_DIRECT writing", "plain O_DIRECT reading"))
+    if full and written:
+        ratio = written.median_us / full.median_us
+        found.append(Target("flush bandwidth / plain O_DIRECT writing", ratio, 0.8, True))
+    if restored and read:
+        ratio = read.median_us / restored.median_us
+        found.append(Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True))
+    if full and part:
+        found.append(Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03))
+    for case, words in ((shared, "on one disk"), (apart, "each with a rate of its own")):
+        if two := find(rows, case, "2 ranks"):
+            found.append(Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6))
+    return found
+
+
+def main(quick: bool, budget: Budget) -> None:
     size, rounds = (50 * MB, 1) if quick else (450 * MB, 4)
-    rows, notes = _training(size, min(rounds, 3), quick)
-    rows += _bandwidth(size, rounds) + _ranks(size, rounds, 0) + _ranks(size, 1, RANK_RATE)
-    training, plain, shared, apart = sorted({r.case for r in rows}, key=[r.case for r in rows].index)
-
-    def row(case: str, method: str) -> Row:
-        found = find(rows, case, method)
-        assert found is not None
-        return found
-
-    flush = row(training, FLUSH)
-    full, written = row(plain, "full flush"), row(plain, "plain O_DIRECT writing")
-    targets = [
-        Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
-        Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15),
-        Target("peak memory / state", flush.extra["peak kept / state"], 0.25),
-        Target("flush bandwidth / plain O_DIRECT writing", written.median_us / full.median_us, 0.8, True),
-        Target(
-            "restore bandwidth / plain O_DIRECT reading",
-            row(plain, "plain O_DIRECT reading").median_us / row(plain, "restore into memory").median_us,
-            0.8,
-            True,
-        ),
-        Target("1 % of the chunks / full flush", row(plain, "flush of 1 % of the chunks").median_us / full.median_us, 0.03),
-        Target("two ranks / one, on one disk", row(shared, "2 ranks").ratio or 0.0, 0.6),
-        Target("two ranks / one, each with a rate of its own", row(apart, "2 ranks").ratio or 0.0, 0.6),
+    parts: list[tuple[Callable[[Budget], list[Row]], float]] = [
+        (lambda b: _training(size, min(rounds, 3), quick, b), 4),
+        (lambda b: _bandwidth(size, rounds, b), 2),
+        (lambda b: _ranks(size, rounds, 0, b), 1),
+        (lambda b: _ranks(size, 1, RANK_RATE, b), 1),
     ]
+    rows = []
+    for run, part in budget.deal(parts):
+        rows += run(part)
+        print(f"  {rows[-1].case}: done ({budget.left:.0f} s left)", flush=True)
     report(
         "tiers",
         "Flushing to a disk: blocking times, bandwidth, ranks",
         rows,
         ratio_text="time over memcpy, plain writing, or one rank",
-        targets=targets,
-        notes=notes,
+        targets=_targets(rows),
         quick=quick,
     )

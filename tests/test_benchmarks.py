@@ -150,6 +150,45 @@ def test_rounds_are_interleaved_and_ratios_within_a_case() -> None:
     assert other[2].ratio is None
 
 
+def test_a_budget_ends_rounds_and_not_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(harness.time, "monotonic", lambda: now[0])
+    made: dict[str, int] = {}
+    for (case, seconds), part in harness.Budget(100).deal(((("a", 10), 1), (("b", 4), 3), (("c", 30), 1), (("d", 1), 5))):
+        for _ in part.rounds(30, warm_up=1):
+            now[0] += seconds
+            made[case] = made.get(case, -1) + 1  # the first warms up
+    assert made["a"] == 2  # its least, over its part
+    assert made["b"] == 4  # three ninths of the 70 s that are left
+    assert made["c"] == 2
+    assert made["d"] == 2  # no time is left: its least
+    assert harness.Budget(10).spent is False
+    late = harness.Budget(10)
+    now[0] += 18
+    assert late.spent
+
+
+def test_a_method_that_fails_is_a_row_that_says_how_and_the_others_go_on() -> None:
+    tries: list[int] = []
+
+    def fails() -> None:
+        tries.append(1)
+        if len(tries) == 3:
+            raise OSError(28, "No space left")
+
+    methods = [harness.Method("a", NONE, fails), harness.Method("b", NONE, lambda: 1e-6)]
+    a, b = with_ratios(harness.measure("case", methods, 5), "b")
+    assert not a.measured
+    assert a.note == "failed: OSError: [Errno 28] No space left"
+    assert len(tries) == 3
+    assert b.rounds == 5
+
+
+def test_the_shares_of_all_questions_are_nineteen_minutes_and_quick_ones_two() -> None:
+    assert sum(q.seconds for q in QUESTIONS.values()) <= 19 * 60
+    assert sum(q.quick_seconds for q in QUESTIONS.values()) <= 115
+
+
 def test_targets_say_whether_they_are_met() -> None:
     assert Target("t", 0.5, 1).met
     assert not Target("t", 1.5, 1).met
@@ -163,7 +202,18 @@ def test_a_report_leaves_json_plot_and_results(out: Path, capsys: pytest.Capture
     data = json.loads((out / "engine.json").read_text())
     assert {"machine", "commit", "load", "rows"} <= data.keys()
     assert {"cpu", "cores", "kernel", "python"} <= data["machine"].keys()
-    assert set(data["rows"][0]) == {"method", "case", "median_us", "min_us", "max_us", "durability", "ratio", "extra", "note"}
+    assert set(data["rows"][0]) == {
+        "method",
+        "case",
+        "median_us",
+        "min_us",
+        "max_us",
+        "durability",
+        "ratio",
+        "extra",
+        "note",
+        "rounds",
+    }
     assert data["rows"][0]["median_us"] == 2
     assert data["rows"][1]["ratio"] == 2
     assert (out / "engine.png").read_bytes().startswith(b"\x89PNG")
@@ -222,7 +272,7 @@ def test_a_quick_run_answers(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning")
 def test_iterations_are_saved_by_every_method() -> None:
     case = iterations.Case(algorithms.KMeans, "digits", 2, "C", 50, 2)
-    rows = iterations._run(case, algorithms.digits())
+    rows = iterations._run(case, algorithms.digits(), harness.Budget(0))
     _sound([asdict(r) for r in rows])
     assert {r.method for r in rows} == {*WAYS, *iterations.LIVING, "the update alone, in ordinary memory"}
     peers = {r.method.split()[0].rstrip(",") for r in rows} - {"pmstore", "the"}
@@ -232,7 +282,9 @@ def test_iterations_are_saved_by_every_method() -> None:
 def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(tmp_path: Path) -> None:
     program = (
         "import dataclasses as d, benchmarks.runner as r\n"
-        "r.QUESTIONS['growth'] = d.replace(r.QUESTIONS['growth'], quick_limit_seconds=0.7)\n"
+        "r.SLACK_SECONDS = 0\n"
+        "r.QUESTIONS['growth'] = d.replace(r.QUESTIONS['growth'], quick_seconds=0.5)\n"
+        "r.QUESTIONS['key_value'] = d.replace(r.QUESTIONS['key_value'], quick_seconds=110)\n"
         "print(r.run(['growth', 'key_value'], True))"
     )
     process = _run(tmp_path, program)
@@ -240,7 +292,7 @@ def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(t
     assert process.returncode == 0, errors
     assert said.splitlines()[-1] == "['growth']"
     assert not _left(process.pid)
-    assert "limit of 0.7 s" in json.loads((tmp_path / "growth.json").read_text())["failure"]
+    assert "limit of 0.75 s" in json.loads((tmp_path / "growth.json").read_text())["failure"]
     assert json.loads((tmp_path / "key_value.json").read_text())["rows"]
 
 
