@@ -140,7 +140,7 @@ int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_err
     if (status != PMS_OK || !pool->block_owner)
         return status;
     if (pool->block_owner == pms_thread_id())
-        status = pms_fail(error, PMS_E_STATE, "%s inside a transaction block", what);
+        status = pms_fail(error, PMS_E_STATE, "%s inside a transaction block: leaving the block commits it, an exception that leaves it rolls back", what);
     else
         status = busy(pool, error);
     pms_pool_leave(pool);

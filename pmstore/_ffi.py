@@ -236,7 +236,7 @@ def _exception(path: str, error: Any) -> Exception:
     elif status == _lib.PMS_E_EXISTS:
         made = errors.NameExistsError(f"{path}: {what}")
     elif status == _lib.PMS_E_UNSUPPORTED:
-        made = errors.DomainError(errno.EOPNOTSUPP, f"{what}. Use domain='auto'", path)
+        made = errors.DomainError(errno.EOPNOTSUPP, f"{what}. Open it with domain='file', or 'process' on tmpfs", path)
     elif status == _lib.PMS_E_STATE:
         made = errors.TransactionError(f"{path}: {what}")
     elif status == _lib.PMS_E_NOT_FOUND:

@@ -14,9 +14,11 @@ from pmstore import _ffi, array, dtypes, notebook
 from pmstore.array import Array, Descriptor
 from pmstore.core import Core, payload
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
+from pmstore.extras import optional
 from pmstore.lists import List
 from pmstore.slots import Slots
 from pmstore.slots import pack as pack_slots
+from pmstore.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -370,9 +372,10 @@ class Group(MutableMapping[str, Any]):
     def tensor(self, name: str, shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new torch tensor over the heap, filled with zeros. dtype: None = torch's default.
 
-        Raises: as `empty`; ImportError without torch.
+        Raises: as `empty`; ModuleNotFoundError without torch.
         """
-        import torch
+        with optional:
+            import torch
 
         descriptor, itemsize = _torch_descriptor(shape, torch.get_default_dtype() if dtype is None else dtype)
         result: torch.Tensor = self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
@@ -504,7 +507,7 @@ class Group(MutableMapping[str, Any]):
         if self._core.pool.handle.closed:
             return f"<pmstore.Group {self.name!r} of {self._core.path!r}, closed>"
         try:
-            return f"<pmstore.Group {self.name!r} of {self._core.path!r}, {len(self)} names>"
+            return f"<pmstore.Group {self.name!r} of {self._core.path!r}, {counted(len(self), 'name')}>"
         except KeyError:
             return f"<pmstore.Group {self.name!r} of {self._core.path!r}, not in the store any more>"
 

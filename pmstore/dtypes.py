@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmstore.errors import FormatVersionError
+from pmstore.extras import optional
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +171,8 @@ def decode_torch(name: Any) -> torch.dtype:
         ValueError: it is no name of a dtype.
         FormatVersionError: the installed torch does not have it.
     """
-    import torch
+    with optional:
+        import torch
 
     if not isinstance(name, str) or name not in TORCH_DTYPES:
         raise ValueError(f"not the name of a torch dtype: {name!r}")

@@ -24,6 +24,7 @@ import numpy as np
 from pmstore import values
 from pmstore.containers import Group
 from pmstore.errors import CorruptStoreError, NameExistsError
+from pmstore.extras import optional
 from pmstore.lists import List
 from pmstore.slots import Slots
 
@@ -140,7 +141,8 @@ def export_safetensors(group: Group, path: str | os.PathLike[str], *, separator:
 
     Raises: TypeError naming arrays of a dtype that safetensors has not; FileExistsError; ModuleNotFoundError.
     """
-    import safetensors
+    with optional:
+        import safetensors
 
     parts = _Parts(group, separator)
     _refuse(
@@ -265,7 +267,8 @@ def import_safetensors(
 
     Raises: NameExistsError unless replace is set; CorruptStoreError; ModuleNotFoundError for torch, where it is needed.
     """
-    from safetensors import SafetensorError, safe_open
+    with optional:
+        from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "numpy") as file:
@@ -288,7 +291,8 @@ def import_safetensors(
 
 
 def _tensor(read: Callable[[], Any], kinds: Any) -> Any:
-    import torch
+    with optional:
+        import torch
 
     value = read()
     if isinstance(value, np.ndarray):

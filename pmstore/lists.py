@@ -9,6 +9,7 @@ from typing import Any, overload
 from pmstore import _ffi, notebook
 from pmstore.core import Core, Payload, payload
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
+from pmstore.words import counted
 
 
 class List(MutableSequence[Any]):
@@ -82,7 +83,7 @@ class List(MutableSequence[Any]):
         if at < 0:
             at += length
         if not 0 <= at < length:
-            raise IndexError(f"index {index} is out of range for the list {self.name!r} of {length} items")
+            raise IndexError(f"index {index} is out of range for the list {self.name!r} of {counted(length, 'item')}")
         return int(at)
 
     # ---- the sequence ----
@@ -145,7 +146,7 @@ class List(MutableSequence[Any]):
                 self._splice(places.start, len(places), new)
                 return
             if len(places) != len(new):
-                raise ValueError(f"{len(new)} values for the {len(places)} items of an extended slice")
+                raise ValueError(f"{len(new)} values for the {counted(len(places), 'item')} of an extended slice")
             if places.step < 0:
                 places, new = places[::-1], new[::-1]
             if new:
@@ -182,6 +183,15 @@ class List(MutableSequence[Any]):
         with self._core.lock:
             self._splice(_ffi.LIST_END, 0, new)
 
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The place of the first item that equals the value. Raises: ValueError if none does."""
+        try:
+            return super().index(value, start, len(self) if stop is None else stop)
+        except ValueError as error:
+            if error.args:  # of a comparison
+                raise
+            raise ValueError(f"{reprlib.repr(value)} is not in the list {self.name!r}") from None
+
     def clear(self) -> None:
         """Removes all items."""
         del self[:]
@@ -202,7 +212,7 @@ class List(MutableSequence[Any]):
         if self._core.pool.handle.closed:
             return f"<pmstore.List {self.name!r} of {self._core.path!r}, closed>"
         try:
-            return f"<pmstore.List {self.name!r} of {self._core.path!r}, {len(self)} items>"
+            return f"<pmstore.List {self.name!r} of {self._core.path!r}, {counted(len(self), 'item')}>"
         except KeyError:
             return f"<pmstore.List {self.name!r} of {self._core.path!r}, not in the store any more>"
 

@@ -17,6 +17,8 @@ from pmstore._block import Transaction
 from pmstore.containers import Group
 from pmstore.core import Core
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, TierError
+from pmstore.extras import optional
+from pmstore.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -99,9 +101,14 @@ class Recovery:
             return "closed cleanly by its last writer, nothing to recover"
         parts = ["the last writer was killed"]
         if self.undone_entries:
-            parts.append(f"its uncommitted writes were undone ({self.undone_bytes:,} bytes in {self.undone_entries} pieces)")
+            parts.append(
+                f"its uncommitted writes were undone ({self.undone_bytes:,} bytes in {counted(self.undone_entries, 'piece')})"
+            )
         if self.replayed_records:
-            parts.append(f"{self.replayed_records} commits were replayed from the journal ({self.replayed_bytes:,} bytes)")
+            were = "was" if self.replayed_records == 1 else "were"
+            parts.append(
+                f"{counted(self.replayed_records, 'commit')} {were} replayed from the journal ({self.replayed_bytes:,} bytes)"
+            )
         if self.torn:
             parts.append("an incomplete write of its last transaction was dropped")
         if len(parts) == 1:
@@ -162,9 +169,12 @@ class CheckReport:
 
     def __str__(self) -> str:
         found = (
-            f"{self.names} names in {self.groups} groups, {self.lists} lists, {self.blocks} blocks in {self.extents} extents: "
+            f"{counted(self.names, 'name')} in {counted(self.groups, 'group')}, {counted(self.lists, 'list')}, "
+            f"{counted(self.blocks, 'block')} in {counted(self.extents, 'extent')}: "
         )
-        return found + ("sound" if not self.problems else f"{len(self.problems)} problems\n" + "\n".join(self.problems))
+        return found + (
+            "sound" if not self.problems else counted(len(self.problems), "problem") + "\n" + "\n".join(self.problems)
+        )
 
 
 @dataclass(frozen=True)
@@ -191,12 +201,12 @@ class Info:
             (
                 f"path      {self.path}{' (read-only)' if self.read_only else ''}",
                 f"domain    {self.domain}: a commit survives {self.survives}",
-                f"epoch     {self.epoch} commits",
+                f"epoch     {counted(self.epoch, 'commit')}",
                 (
-                    f"content   {self.names} names, {self.used_bytes:,} bytes used, {self.free_bytes:,} free, "
-                    f"file {self.file_bytes:,} bytes"
+                    f"content   {counted(self.names, 'name')} at the top, {self.used_bytes:,} bytes used, "
+                    f"{self.free_bytes:,} free, file {self.file_bytes:,} bytes"
                 ),
-                f"opened    {self.opens} times for writing, {self.unclean_opens} of them after a crash",
+                f"opened    {counted(self.opens, 'time')} for writing, {self.unclean_opens} of them after a crash",
                 f"recovery  {self.recovery}",
             )
         )
@@ -403,7 +413,8 @@ class Store(Group):
         shape or
         dtype; TypeError; StoreFullError.
         """
-        from pmstore.mirror.mirror import add
+        with optional:
+            from pmstore.mirror.mirror import add
 
         return add(self, self._core, self._open_mirrors(), name, tensor)
 
@@ -638,7 +649,7 @@ class Store(Group):
         if self.closed:
             return f"<pmstore.Store {self.path!r}, closed>"
         try:
-            return f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, {len(self)} names>"
+            return f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, {counted(len(self), 'name')}>"
         except ForkedStoreError:
             return f"<pmstore.Store {self.path!r}, of the parent process>"
 

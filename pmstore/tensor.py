@@ -9,6 +9,7 @@ from pmstore import dtypes, layout
 from pmstore._block import Memory
 from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, FormatVersionError
+from pmstore.extras import optional
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,8 @@ def dtype_of(descriptor: Descriptor) -> torch.dtype:
 
 def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
     """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the block."""
-    import torch
+    with optional:
+        import torch
 
     dtype = dtype_of(descriptor)
     strides = layout.strides_of(descriptor.shape, descriptor.order)

@@ -10,9 +10,10 @@ of a dict is kept, an `np.float32` stays one. What cannot keep that promise (sub
 from __future__ import annotations
 
 import datetime as dt
+import re
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgpack
 import numpy as np
@@ -38,6 +39,8 @@ _DATETIME = 6  # fold (0 or 1) as a digit, then ISO 8601
 _DATE = 7
 _TIME = 8  # as _DATETIME
 _TIMEDELTA = 9  # days, seconds, microseconds as three int64
+
+_Clock = TypeVar("_Clock", dt.datetime, dt.time)
 
 _DELTA = struct.Struct("<qqq")
 _PAIR = struct.Struct("<dd")
@@ -78,8 +81,10 @@ def _lower_clock(value: dt.datetime | dt.time) -> Any:
     code = _DATETIME if isinstance(value, dt.datetime) else _TIME
     payload = f"{value.fold}{value.isoformat()}".encode()
     if repr(_RAISE[code](payload)) != repr(value):  # a named or rule-based time zone
+        whole = "value.astimezone(datetime.timezone.utc)" if code == _DATETIME else "value.replace(tzinfo=None)"
         raise TypeError(
-            f"cannot store {value!r}: only fixed offsets from UTC survive. Convert it: value.astimezone(datetime.timezone.utc)"
+            f"cannot store {value!r}: of time zones only fixed offsets from UTC without a name survive. Store {whole}, and "
+            "the zone's name beside it if it matters"
         )
     return msgpack.ExtType(code, payload)
 
@@ -168,14 +173,16 @@ def _fold(text: str) -> int:
     return int(text[0])
 
 
-def _raise_datetime(payload: bytes) -> dt.datetime:
-    text = payload.decode("ascii")
-    return dt.datetime.fromisoformat(text[1:]).replace(fold=_fold(text))
+_TINY_OFFSET = re.compile(r"([+-])00:00:00\.([0-9]{6})$")
 
 
-def _raise_time(payload: bytes) -> dt.time:
+def _clock(kind: type[_Clock], payload: bytes) -> _Clock:
     text = payload.decode("ascii")
-    return dt.time.fromisoformat(text[1:]).replace(fold=_fold(text))
+    value = kind.fromisoformat(text[1:]).replace(fold=_fold(text))
+    tiny = _TINY_OFFSET.search(text)  # from UTC, of less than a second: Python reads it as none
+    if tiny:
+        value = value.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=int(tiny[1] + tiny[2]))))
+    return value
 
 
 def _raise_timedelta(payload: bytes) -> dt.timedelta:
@@ -189,9 +196,9 @@ _RAISE: dict[int, Callable[[bytes], Any]] = {
     _TUPLE: lambda payload: _TUPLE_MARK,
     _BYTEARRAY: bytearray,
     _NUMPY: _raise_numpy,
-    _DATETIME: _raise_datetime,
+    _DATETIME: lambda payload: _clock(dt.datetime, payload),
     _DATE: lambda payload: dt.date.fromisoformat(payload.decode("ascii")),
-    _TIME: _raise_time,
+    _TIME: lambda payload: _clock(dt.time, payload),
     _TIMEDELTA: _raise_timedelta,
 }
 

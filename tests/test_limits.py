@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from test_repair import PAGE, crc32c
 
 import pmstore
 
@@ -21,9 +23,67 @@ def test_a_device_is_refused() -> None:
 
 
 def test_dax_where_there_is_none(shm: Path) -> None:
-    with pytest.raises(pmstore.DomainError, match="MAP_SYNC"):
+    with pytest.raises(pmstore.DomainError, match=r"MAP_SYNC"):
         pmstore.open(shm / "store.pm", domain="dax")
     assert os.listdir(shm) == []
+
+
+def test_a_store_made_for_dax_that_was_copied_elsewhere(path: Path) -> None:
+    """The file asks for `dax`, the default goes by the file: the message names a domain that does open it."""
+    with pmstore.open(path, domain="file", size="1MiB") as store:
+        store["x"] = 1
+    data = bytearray(path.read_bytes())
+    for copy in (0, PAGE):
+        struct.pack_into("<I", data, copy + 84, 1)
+        struct.pack_into("<I", data, copy + PAGE - 4, crc32c(bytes(data[copy : copy + PAGE - 4])))
+    path.write_bytes(data)
+    with pytest.raises(pmstore.DomainError, match=r"MAP_SYNC.*domain='file'"):
+        pmstore.open(path)
+    with pmstore.open(path, "r") as store:
+        assert store["x"] == 1
+    with pmstore.open(path, domain="file") as store:
+        assert store["x"] == 1
+
+
+WITHOUT_TORCH = """
+import os, sys
+import numpy as np
+sys.modules["torch"] = None
+import pmstore
+store = pmstore.open(sys.argv[1])
+def attach():
+    import pmstore.torch
+def pymm_tensor():
+    from pmstore import pymm
+    pymm.torch_tensor
+for use in (lambda: store["t"], lambda: store.tensor("u", 3), lambda: store.mirror("m", None), attach, pymm_tensor):
+    try:
+        use()
+    except ModuleNotFoundError as error:
+        assert str(error) == "this needs torch: pip install 'pmstore[torch]'", error
+        assert error.name == "torch"
+    else:
+        raise AssertionError
+sys.modules["safetensors"] = None
+from pmstore import exchange
+for use in (exchange.export_safetensors, exchange.import_safetensors):
+    try:
+        use(store, sys.argv[1] + ".safetensors")
+    except ModuleNotFoundError as error:
+        assert str(error) == "this needs safetensors: pip install 'pmstore[export]'", error
+    else:
+        raise AssertionError
+assert list(store) == ["t"]
+store.close()
+"""
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with pmstore.open(path, size="1MiB") as store:
+        store["t"] = torch.ones(3)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_subinterpreter_is_refused() -> None:

@@ -118,7 +118,9 @@ def test_opens_or_creates(store: pmstore.Store) -> None:
     assert store.list("a/c") != items
     assert store.entries()[0].kind == "group"
     assert store["a"].entries()[0].kind == "list"
-    assert "1 items" in repr(items)
+    assert "1 item>" in repr(items)
+    with pytest.raises(ValueError, match="7 is not in the list 'a/b'"):
+        items.remove(7)
     store["a/b"] += [2, 3]
     assert items[:] == [1, 2, 3]
 

@@ -138,7 +138,7 @@ def test_blocks_that_belong_to_nobody(path: Path) -> None:
     assert result.exit_code == 0
     told = json.loads(result.stdout)
     assert told["state"] == "repaired"
-    assert told["steps"][0].startswith("free 1 blocks")
+    assert told["steps"][0].startswith("free 1 block ")
     assert list(path.parent.iterdir()) == [path]
     content_is_whole(path)
     with pmstore.open(path, "r") as store:

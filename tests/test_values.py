@@ -123,3 +123,15 @@ def test_refusal_names_the_remedy() -> None:
         values.encode(Int(3))
     with pytest.raises(TypeError, match="astimezone"):
         values.encode(dt.datetime(2020, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1), "here")))
+    with pytest.raises(TypeError, match=r"replace\(tzinfo=None\)"):
+        values.encode(dt.time(1, tzinfo=dt.timezone(dt.timedelta(hours=1), "here")))
+
+
+@pytest.mark.parametrize("microseconds", [0, 1, -1, 999_999, -999_999, 1_000_000, 3_600_000_001, -86_399_999_999])
+def test_offsets_from_utc_of_any_length(microseconds: int) -> None:
+    """Python itself reads one of less than a second as none."""
+    zone = dt.timezone(dt.timedelta(microseconds=microseconds))
+    for value in (dt.datetime(2020, 1, 1, tzinfo=zone), dt.datetime(2020, 1, 1, 0, 0, 0, 7, zone), dt.time(0, tzinfo=zone)):
+        back = values.decode(values.encode(value))
+        assert back.utcoffset() == value.utcoffset()
+        assert repr(back) == repr(value)

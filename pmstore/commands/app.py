@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 import pmstore
 from pmstore.errors import CorruptStoreError, PmstoreError, UncleanMachineCrashError
+from pmstore.extras import missing
 
 __all__ = [
     "Json",
@@ -26,6 +27,7 @@ __all__ = [
     "fail",
     "find",
     "milliseconds",
+    "opened",
     "printable",
     "progress",
     "reading",
@@ -86,7 +88,7 @@ def ending() -> Iterator[None]:
     except (CorruptStoreError, UncleanMachineCrashError) as error:
         raise fail(_line(error), 1) from None
     except ModuleNotFoundError as error:
-        raise fail(f"this needs {error.name}: pip install 'pmstore[{_EXTRAS.get(error.name or '', 'all')}]'", 2) from None
+        raise fail(str(missing(error)), 2) from None
     except BrokenPipeError:
         raise
     except FileExistsError as error:
@@ -97,9 +99,6 @@ def ending() -> Iterator[None]:
         raise fail("stopped", 130) from None
 
 
-_EXTRAS = {"torch": "torch", "safetensors": "export"}
-
-
 def _line(error: BaseException) -> str:
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
@@ -107,7 +106,8 @@ def _line(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-def _opened(path: Path, mode: Any, **options: Any) -> pmstore.Store:
+def opened(path: Path, mode: Any, **options: Any) -> pmstore.Store:
+    """The store; a command that would have to make it ends where there is none."""
     if mode in ("r", "r+") and not path.exists():
         raise fail(f"{path}: no such store; pmstore create {path} makes one", 2)
     return pmstore.open(path, mode, **options)
@@ -116,14 +116,14 @@ def _opened(path: Path, mode: Any, **options: Any) -> pmstore.Store:
 @contextmanager
 def reading(path: Path) -> Iterator[pmstore.Store]:
     """The store, for reading. Its errors end the command."""
-    with ending(), _opened(path, "r") as store:
+    with ending(), opened(path, "r") as store:
         yield store
 
 
 @contextmanager
 def writing(path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any) -> Iterator[pmstore.Store]:
     """The store, for one change that happens as a whole or not at all. Its errors end the command."""
-    with ending(), _opened(path, mode, **options) as store, store.transaction():
+    with ending(), opened(path, mode, **options) as store, store.transaction():
         yield store
 
 

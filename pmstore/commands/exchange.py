@@ -10,6 +10,7 @@ import typer
 from pmstore import exchange
 from pmstore.commands.app import StorePath, app, ending, fail, find, progress, reading, size, writing
 from pmstore.containers import Group
+from pmstore.words import counted
 
 Separator = Annotated[str | None, typer.Option(help='Between groups in names. [default: "." in safetensors, "/" in npz]')]
 
@@ -19,7 +20,7 @@ def _format(path: Path) -> Literal["safetensors", "npz"]:
         return "safetensors"
     if path.suffix == ".npz":
         return "npz"
-    raise fail(f"{path}: the name says what it is: end it in .safetensors or .npz", 2)
+    raise fail(f"{path}: the name of FILE says what it is: .safetensors or .npz", 2)
 
 
 @app.command("export")
@@ -48,7 +49,7 @@ def export_(
                 count = exchange.export_npz(
                     place, file, separator="/" if separator is None else separator, compress=compress, progress=advance
                 )
-    typer.echo(f"{file}: {count:,} arrays, {size(file.stat().st_size)}")
+    typer.echo(f"{file}: {counted(count, 'array')}, {size(file.stat().st_size)}")
 
 
 @app.command("import")
@@ -80,4 +81,4 @@ def import_(
         if fresh:  # nothing was imported into a store that was made for it
             path.unlink(missing_ok=True)
         raise
-    typer.echo(f"{path}: {count:,} arrays imported")
+    typer.echo(f"{path}: {counted(count, 'array')} imported")

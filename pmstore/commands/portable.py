@@ -15,6 +15,7 @@ import typer
 from pmstore import portable
 from pmstore.commands.app import StorePath, app, ending, progress, reading, size
 from pmstore.commands.change import Domain
+from pmstore.words import counted
 
 DumpPath = Annotated[Path, typer.Argument(metavar="DUMP", help="The dump, or - for a pipe.", show_default=False)]
 
@@ -52,7 +53,7 @@ def dump(path: StorePath, out: DumpPath) -> None:
     with reading(path) as store, progress("dumping", store.stats().used_bytes) as advance, new_file(out) as file:
         objects = portable.dump(store, file, advance)
     if str(out) != "-":
-        typer.echo(f"{out}: {objects:,} objects, {size(out.stat().st_size)}")
+        typer.echo(f"{out}: {counted(objects, 'object')}, {size(out.stat().st_size)}")
 
 
 @app.command()
@@ -84,4 +85,4 @@ def load(
             domain=domain,  # type: ignore[arg-type]
             progress=advance,
         )
-    typer.echo(f"{path}: {objects:,} objects")
+    typer.echo(f"{path}: {counted(objects, 'object')}")

@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 
 import pmstore
-from pmstore.commands.app import Json, StorePath, app, ending, fail, progress, size
+from pmstore.commands.app import Json, StorePath, app, ending, fail, opened, progress, size
 from pmstore.errors import UncleanMachineCrashError
 from pmstore.store import CheckReport
+from pmstore.words import counted
 
 _BOTH = 0b11
 
@@ -36,7 +37,7 @@ class _Plan:
                 "old and new bytes; its structure is sound, of its data nobody can know"
             )
         if report.leaks:
-            found.append(f"free {report.leaks:,} blocks ({size(report.leaked_bytes)}) that belong to nobody")
+            found.append(f"free {counted(report.leaks, 'block')} ({size(report.leaked_bytes)}), owned by nobody")
         if report.sound_copies != _BOTH:
             found.append(f"restore copy {0 if report.sound_copies == 0b10 else 1} of the superblock from the other one")
         return found
@@ -95,7 +96,7 @@ def repair(
 def _examine(path: Path) -> _Plan:
     unclean = False
     try:
-        store = pmstore.open(path, "r")
+        store = opened(path, "r")
     except UncleanMachineCrashError:
         unclean = True
         store = pmstore.open(path, "r", force=True)

@@ -18,6 +18,7 @@ from pmstore.commands.app import Json, Name, StorePath, app, console, find, prin
 from pmstore.containers import Entry, Group
 from pmstore.lists import List
 from pmstore.slots import Slots
+from pmstore.words import counted
 
 _LISTED = 64
 
@@ -129,14 +130,14 @@ def _told_item(item: Any) -> Any:
 
 def _show_container(name: str, value: Any, limit: int) -> None:
     if isinstance(value, List):
-        typer.echo(f"{name}: list of {len(value):,} items")
+        typer.echo(f"{name}: list of {counted(len(value), 'item')}")
         for index, item in enumerate(value[:limit]):
             typer.echo(f"  [{index}] {_line(item)}")
         if len(value) > limit:
             typer.echo(f"  and {len(value) - limit:,} more")
         return
     entries: list[Entry] = value.entries()
-    typer.echo(f"{name}: group of {len(entries):,} names")
+    typer.echo(f"{name}: group of {counted(len(entries), 'name')}")
     for entry in entries[:_LISTED]:
         shape = "" if entry.shape is None else f" {entry.dtype} {'x'.join(map(str, entry.shape)) or 'scalar'}"
         typer.echo(f"  {printable(entry.name)}: {entry.kind}{shape}")

@@ -22,6 +22,7 @@ Python's rules hold.
 Source: A. Wood et al., "PyMM: Heterogeneous Memory Programming for Python Data Science" (HPEC 2022), and IBM's PyMM.
 """
 
+from pmstore.extras import optional
 from pmstore.pymm.arrays import ndarray, shelved_ndarray
 from pmstore.pymm.common import Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import linked_list
@@ -45,7 +46,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in ("torch_tensor", "shelved_torch_tensor"):  # needs torch, which only programs with tensors have
-        from pmstore.pymm import tensors
+        with optional:
+            from pmstore.pymm import tensors
 
         return getattr(tensors, name)
     raise AttributeError(f"module 'pmstore.pymm' has no attribute {name!r}")
