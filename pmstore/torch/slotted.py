@@ -6,6 +6,7 @@ every step needs no pre-image and no copy; the flip takes effect with everything
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -61,6 +62,7 @@ class SlottedBinding(OptimizerBinding):
         self._beside: list[tuple[Any, Any]] = []  # the parameters' plain state, as `collect` found it
         self._tables: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
         self._strides = [parameter.stride() for parameter in self.parameters]
+        self._names_of_groups = [optimizer.names(group) for group in optimizer.param_groups]  # the slots have room for these
         seen: dict[int, int] = {}
         for index, parameter in enumerate(self.parameters):
             check_movable(f"parameter {index} of the optimizer", parameter)
@@ -96,7 +98,8 @@ class SlottedBinding(OptimizerBinding):
         return _Views(parameters, state, [[one.data_ptr() for one in each] for each in tensors])
 
     def _each(self) -> list[tuple[torch.Tensor, tuple[int, ...], tuple[str, ...]]]:
-        names = [self._native.names(group) for group in self._native.param_groups for _ in group["params"]]
+        groups = zip(self._names_of_groups, self._native.param_groups, strict=True)
+        names = [of_group for of_group, group in groups for _ in group["params"]]
         return list(zip(self.parameters, self._strides, names, strict=True))
 
     def _bytes(self) -> int:
@@ -114,10 +117,11 @@ class SlottedBinding(OptimizerBinding):
     # ---- attach
 
     def write(self) -> None:
-        for index, (parameter, stride, _) in enumerate(self._each()):
+        for index, (parameter, stride, names) in enumerate(self._each()):
             dense = torch.empty_like(parameter, memory_format=torch.preserve_format)
             if dense.stride() != stride and parameter.numel():
                 raise AttachError(f"parameter {index} of the optimizer is not dense: use an optimizer of torch.optim for it")
+            self._refuse_others(index, self._native.state.get(parameter, {}), (*names, "step"))
         slots = self._store.slots(f"{self._path}/slots", self._bytes(), "uint8")
         views = self._make_views(slots.current)
         with torch.no_grad():
@@ -228,8 +232,29 @@ class SlottedBinding(OptimizerBinding):
     def behind(self) -> bool:
         return False
 
+    def _refuse_others(self, index: int, held: dict[str, Any], places: Iterable[str]) -> None:
+        """A tensor under another name has no place in the slots, and would be lost at the next turn."""
+        for key, value in held.items():
+            if isinstance(value, torch.Tensor) and key not in places:
+                raise AttachError(
+                    f"the optimizer's state of parameter {index} holds a tensor under {key!r}, which has no place in the "
+                    "slots: remove it, or hand it to attach as an object of its own (stateful=...)"
+                )
+
+    def _check_groups(self) -> None:
+        for number, (names, group) in enumerate(zip(self._names_of_groups, self._native.param_groups, strict=False)):
+            if self._native.names(group) != names:
+                state = ", ".join(self._native.state_names)
+                raise AttachError(
+                    f"group {number} of the optimizer was attached {'with' if names else 'without'} {state}, and so are its "
+                    "slots: change what decides that (momentum to or from 0) before attach, in a new store"
+                )
+
     def collect(self) -> None:
-        """Copies in what left the slots: `param.data = ...`, a loaded state_dict, state that was cleared."""
+        """Copies in what left the slots: `param.data = ...`, a loaded state_dict, state that was cleared.
+
+        Raises: AttachError for what has no place in the slots; the step or the commit that asked did not happen.
+        """
         if self._views is None or not self.parameters:
             return
         beside: list[tuple[Any, Any]] = []
@@ -238,12 +263,18 @@ class SlottedBinding(OptimizerBinding):
         views = self._views[turn]
         if len(views.parameters) != len(self.parameters):
             raise AttachError("parameters were added to the optimizer after attach: add groups before")
+        self._check_groups()
         with torch.no_grad():
             each = zip(self.parameters, self._strides, views.parameters, views.state, views.memory, strict=True)
             for index, (parameter, stride, view, state, memory) in enumerate(each):
                 held = self._native.state[parameter]
                 here = [*map(data_ptr, (parameter, *state.values()))]
-                if here != memory or parameter.stride() != stride or not all(map(is_, map(held.get, state), state.values())):
+                moved = (
+                    here != memory or parameter.stride() != stride or not all(map(is_, map(held.get, state), state.values()))
+                )
+                if moved or len(held) != len(state):
+                    self._refuse_others(index, held, state)
+                if moved:
                     if here[0] != memory[0] or parameter.stride() != stride:
                         if parameter.shape != view.shape or parameter.dtype != view.dtype or parameter.device.type != "cpu":
                             raise MismatchError(

@@ -298,3 +298,88 @@ def test_a_step_that_cannot_be_taken_loses_nothing(path: Path) -> None:
     with pytest.raises(pmstore.ClosedStoreError):
         optimizer.step()
     assert unchanged()
+
+
+def test_state_without_a_place_is_refused(store: pmstore.Store) -> None:
+    """What the slots have no room for is never dropped, nor left out of the arithmetic, in silence."""
+    w = nn.Parameter(torch.ones(200, 100))
+    optimizer = optim.SGD([w], lr=1)
+    optimizer.state[w]["mine"] = torch.ones(3)
+    with pytest.raises(AttachError, match="holds a tensor under 'mine'"):
+        pmstore.torch.attach(store, optimizer=optimizer)
+    assert list(store) == []
+    optimizer.state.clear()
+    run = pmstore.torch.attach(store, optimizer=optimizer)
+
+    def steps() -> None:
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+        run.commit()
+
+    steps()
+    optimizer.state[w]["mine"] = torch.ones(3)
+    for action in (optimizer.step, run.commit):
+        with pytest.raises(AttachError, match="holds a tensor under 'mine'"):
+            action()
+    assert (w == 0).all()
+    run.rollback()  # there was none at the last commit
+    assert "mine" not in optimizer.state[w]
+    momentum = torch.optim.SGD([nn.Parameter(torch.ones(200, 100))], lr=1, momentum=0.5)
+    momentum.param_groups[0]["params"][0].grad = torch.ones(200, 100)
+    momentum.step()
+    optimizer.load_state_dict(momentum.state_dict())
+    for action in (optimizer.step, run.commit):
+        with pytest.raises(AttachError, match="attached without momentum_buffer"):
+            action()
+    run.rollback()
+    assert optimizer.param_groups[0]["momentum"] == 0
+    steps()
+    assert (w == -1).all()
+
+
+def test_momentum_that_is_switched_off_is_refused(store: pmstore.Store) -> None:
+    w = nn.Parameter(torch.ones(200, 100))
+    optimizer = optim.SGD([w], lr=1, momentum=0.5)
+    run = pmstore.torch.attach(store, optimizer=optimizer)
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    run.commit()
+    optimizer.param_groups[0]["momentum"] = 0
+    for action in (optimizer.step, run.commit):
+        with pytest.raises(AttachError, match="attached with momentum_buffer"):
+            action()
+    optimizer.param_groups[0]["momentum"] = 0.5
+    optimizer.step()
+    run.commit()
+    assert (w == -1.5).all()
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_options_are_refused_wherever_they_come_from(store: pmstore.Store, attached: bool) -> None:
+    w = nn.Parameter(torch.ones(200, 100))
+    optimizer = optim.AdamW([w], lr=0.1)
+    run = pmstore.torch.attach(store, optimizer=optimizer) if attached else None
+    theirs = nn.Parameter(torch.ones(200, 100))
+    other = torch.optim.AdamW([theirs], amsgrad=True)
+    theirs.grad = w.grad = torch.ones(200, 100)
+    other.step()
+    with pytest.raises(ValueError, match="has no amsgrad"):
+        optimizer.load_state_dict(other.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(ValueError, match="has no amsgrad"):
+        optimizer.step()
+    assert (w == 1).all()
+    with pytest.raises(ValueError, match="has no amsgrad"):
+        optim.AdamW([{"params": [w], "amsgrad": True}])
+    optimizer.param_groups[0]["amsgrad"] = False
+    optimizer.state[w]["exp_avg"] = torch.ones(100)  # of a shape that would be broadcast
+    with pytest.raises(ValueError, match=r"exp_avg has shape \(100,\), its parameter \(200, 100\)"):
+        optimizer.step()
+    assert (w == 1).all()
+    if run is not None:
+        run.rollback()
+        w.grad = torch.ones(200, 100)
+        optimizer.step()
+        run.commit()
+        assert (w < 1).all()

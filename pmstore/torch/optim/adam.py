@@ -20,6 +20,7 @@ class Adam(NativeOptimizer):
 
     kind = _ffi.OPTIM_ADAM
     state_names = ("exp_avg", "exp_avg_sq")
+    refused = ("amsgrad", "capturable", "differentiable")
 
     def __init__(
         self,

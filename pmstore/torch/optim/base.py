@@ -56,21 +56,25 @@ class NativeOptimizer(Optimizer):
     """An optimizer whose step is one native call for each group.
 
     state_names: of the float32 tensors kept for each parameter, at most two. Beside them `step`, float32, without dimensions.
+    refused: options of torch's that it does not have, wherever they come from: a group, a loaded state_dict, an assignment.
     """
 
     kind: int
     state_names: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ("differentiable",)
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         self._slotted: Slotted | None = None
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises: ValueError for a parameter that is not float32 or bfloat16 on the CPU, or an optimizer that is attached."""
+        """Raises: ValueError for a parameter that is not float32 or bfloat16 on the CPU, an option that is refused, or an
+        optimizer that is attached."""
         if self._slotted is not None:
             raise ValueError(
                 "the optimizer is attached, and its slots have no room for more parameters: add groups before attach"
             )
+        self._check_options([param_group])
         super().add_param_group(param_group)
         for parameter in param_group["params"]:
             if parameter.dtype not in DTYPES or parameter.device.type != "cpu" or parameter.layout is not torch.strided:
@@ -79,6 +83,15 @@ class NativeOptimizer(Optimizer):
                     f"pmstore.torch.optim takes dense float32 and bfloat16 parameters on the CPU, not {parameter.dtype} on "
                     f"{parameter.device}, {parameter.layout}: use torch.optim for these, which attach takes too"
                 )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's. Raises: ValueError for an option that is refused; nothing was loaded."""
+        self._check_options(state_dict["param_groups"])
+        super().load_state_dict(state_dict)
+
+    def _check_options(self, groups: Iterable[dict[str, Any]]) -> None:
+        for group in groups:
+            refuse(type(self).__name__, **{option: group[option] for option in self.refused if option in group})
 
     def hyper(self, group: dict[str, Any]) -> dict[str, float]:
         """The fields of struct pms_optim_hyper for a group."""
@@ -99,8 +112,10 @@ class NativeOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. Parameters without a gradient stay as they are.
 
-        Raises: RuntimeError for a sparse gradient, or one of another dtype or device; nothing was changed.
+        Raises: RuntimeError for a sparse gradient, or one of another dtype or device; ValueError for an option that is refused,
+        or state that does not fit; nothing was changed.
         """
+        self._check_options(self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -143,6 +158,12 @@ class NativeOptimizer(Optimizer):
     def complete(self, parameter: torch.Tensor, names: tuple[str, ...]) -> dict[str, Any]:
         """A parameter's state, with zeros for what is missing; what another optimizer kept in another form is converted."""
         state: dict[str, Any] = self.state[parameter]
+        for name in names:
+            here = state.get(name)
+            if isinstance(here, torch.Tensor) and here.shape != parameter.shape:
+                raise ValueError(
+                    f"the optimizer's {name} has shape {tuple(here.shape)}, its parameter {tuple(parameter.shape)}"
+                )
         known = any(isinstance(state.get(name), torch.Tensor) for name in names)
         for name in names:
             here = state.get(name)
