@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,23 @@ class Job:
     model: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
-    def command(self, program: Path, scratch: Path, seen: Path | None) -> list[str]:
+    def command(self, program: Path) -> list[str]:
+        """What the job does follows from these words alone; where it may write, and what others have seen, changes nothing."""
         words = [str(program), self.mode, "--workload", self.workload, "--domain", str(DOMAINS[self.domain])]
         if self.model:
-            words += ["--model", str(MODELS[self.model]), "--seen", str(seen), "--keep", str(KEPT)]
+            words += ["--model", str(MODELS[self.model])]
         for key, value in self.options.items():
             words += [f"--{key}", str(value)]
-        return [*words, "--scratch", str(scratch)]
+        return words
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Jobs one after another that share out a number of distinct images: what one has not, those after it may make."""
+
+    jobs: tuple[Job, ...]
+    images: int = 0
+    """0: the jobs' own budgets hold."""
 
 
 @dataclass
@@ -95,7 +107,7 @@ def symbolise(program: Path, failure: dict[str, Any]) -> None:
 
 
 class Runner:
-    """Runs jobs, as many at a time as there are cores. Each model has one table of the images seen, shared by its jobs."""
+    """Runs jobs, as many at a time as there are cores. A model's jobs in one domain have a table of the images seen."""
 
     def __init__(self, program: Path, *, cores: int | None = None, room: int = 1 << 20) -> None:
         self.program = program
@@ -119,8 +131,8 @@ class Runner:
             for child in self._children:
                 child.kill()
 
-    def _seen(self, model: str) -> Path:
-        path = self._folder / f"seen-{model}"
+    def _seen(self, job: Job) -> Path:
+        path = self._folder / f"seen-{job.model}-{job.domain}"
         with self._lock:
             if not path.exists():
                 with path.open("wb") as file:
@@ -128,13 +140,15 @@ class Runner:
         return path
 
     def run(self, job: Job, progress: Callable[[int], None] = lambda _: None) -> Outcome:
-        seen = self._seen(job.model) if job.model else None
         scratch = Path(tempfile.mkdtemp(dir=self._folder)) / "x"
+        command = [*job.command(self.program), "--scratch", str(scratch)]
+        if job.model:
+            command += ["--seen", str(self._seen(job)), "--keep", str(KEPT)]
         outcome = Outcome(job, {}, [])
         with self._lock:
             if self._stopping:
                 return outcome
-            child = subprocess.Popen(job.command(self.program, scratch, seen), stdout=subprocess.PIPE, text=True)
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             self._children.add(child)
         assert child.stdout is not None
         done = 0
@@ -145,6 +159,7 @@ class Runner:
                 done = said["progress"]
             elif "failure" in said:
                 symbolise(self.program, said["failure"])
+                said["failure"]["command"] = shlex.join(job.command(self.program))
                 outcome.failures.append(said["failure"])
             else:
                 outcome.result = said["result"]
@@ -161,21 +176,38 @@ class Runner:
             )
         return outcome
 
-    def run_all(
-        self, jobs: Iterable[Job], progress: Callable[[Job, int], None], done: Callable[[Outcome], bool] = lambda _: True
+    def run_chain(
+        self, chain: Chain, progress: Callable[[Job, int], None], done: Callable[[Outcome], None] = lambda _: None
     ) -> list[Outcome]:
-        """done: called after each job; False ends the run early."""
-        outcomes = []
+        """done: called after each job."""
+        outcomes: list[Outcome] = []
+        wanted = chain.images
+        for i, job in enumerate(chain.jobs):
+            if chain.images:
+                share = max(20, wanted // (len(chain.jobs) - i))
+                job = replace(job, options=job.options | {"budget": share})
+            outcomes.append(self.run(job, functools.partial(progress, job)))
+            wanted -= outcomes[-1].result.get("distinct", 0)
+            done(outcomes[-1])
+        return outcomes
+
+    def run_all(
+        self,
+        work: Iterable[Job | Chain],
+        progress: Callable[[Job, int], None],
+        done: Callable[[Outcome], None] = lambda _: None,
+    ) -> list[Outcome]:
+        """done: called after each job."""
+        outcomes: list[Outcome] = []
+        chains = [w if isinstance(w, Chain) else Chain((w,)) for w in work]
         with concurrent.futures.ThreadPoolExecutor(self.cores) as pool:
-            futures = [pool.submit(self.run, job, lambda n, job=job: progress(job, n)) for job in jobs]  # type: ignore[misc]
+            futures = [pool.submit(self.run_chain, chain, progress, done) for chain in chains]
             try:
                 for future in concurrent.futures.as_completed(futures):
-                    outcomes.append(future.result())
-                    if not done(outcomes[-1]):
-                        break
+                    outcomes += future.result()
             finally:
                 for future in futures:
                     future.cancel()
-                if len(outcomes) < len(futures):
+                if not all(future.done() for future in futures):
                     self.stop()
         return outcomes

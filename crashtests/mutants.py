@@ -88,6 +88,17 @@ def plan(mutant: Mutant) -> list[jobs.Job]:
     return planned
 
 
+def native_test(name: str, program: Path) -> str:
+    """Runs a test of native/tests over the mutant's objects. What it said when it failed; empty: it passed."""
+    test = program.parent / name
+    objects = [str(path) for path in (program.parent / "engine").glob("*.o")]
+    source = NATIVE / "tests" / f"{name}.c"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE=", "-pthread", "-O1", f"-I{NATIVE}"]
+    subprocess.run(["cc", *flags, "-o", str(test), str(source), *objects, "-lm"], check=True, capture_output=True, text=True)
+    run = subprocess.run([str(test)], capture_output=True, text=True, timeout=600, cwd=program.parent)
+    return ((run.stderr or run.stdout).strip().splitlines() or [f"status {run.returncode}"])[-1] if run.returncode else ""
+
+
 def try_mutant(mutant: Mutant) -> Verdict:
     folder = MUTANTS_BUILD / mutant.name
     try:
@@ -98,6 +109,9 @@ def try_mutant(mutant: Mutant) -> Verdict:
         (folder / "build" / "engine" / mutant.file.replace(".c", ".o")).unlink(missing_ok=True)
         (folder / "build" / "crash").unlink(missing_ok=True)
         program = jobs.build(folder / "src", folder / "build", flags="-O1")
+        for name in mutant.native:
+            if said := native_test(name, program):
+                return Verdict(mutant, f"native/tests/{name}.c: {said}")
         with jobs.Runner(program, cores=1, room=1 << 19) as runner:
             for job in plan(mutant):
                 failures = runner.run(job).failures

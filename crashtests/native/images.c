@@ -20,18 +20,20 @@
 struct key { _Atomic uint64_t a, b; };
 static struct key *seen;
 static uint64_t seen_room;
+#define SEEN_ALONE (1ll << 30) /* bytes of a table that nobody gave */
 
 void seen_open(const char *path)
 {
-    struct stat st;
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0) {
+    struct stat st = {.st_size = SEEN_ALONE};
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (path && (fd < 0 || fstat(fd, &st) != 0)) {
         perror(path);
         exit(2);
     }
     seen_room = (uint64_t)st.st_size / sizeof *seen;
-    seen = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
+    seen = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | (path ? 0 : MAP_ANONYMOUS | MAP_NORESERVE), fd, 0);
+    if (path)
+        close(fd);
 }
 
 /* Inserts; true: it was not there. Other processes do the same. */
@@ -99,6 +101,7 @@ struct explorer {
     struct campaign *c;
     const struct trace *t;
     unsigned char *img;     /* what is durable; while an image is tried: that image */
+    bool *used;             /* pages of it that may be other than zeros */
     unsigned char *now;     /* all stores so far */
     uint64_t bytes, now_bytes; /* size of the file: durable, now */
     uint64_t hash[2];
@@ -115,7 +118,6 @@ struct explorer {
     uint32_t acked, begun;
     int depth;
     int scratch_fd;
-    unsigned char *scratch;
     char scratch_path[256];
     uint64_t event;         /* where the walk is */
     uint64_t windows_left, budget_end;
@@ -139,6 +141,7 @@ static void put(struct explorer *x, uint64_t off, uint64_t value)
         return;
     x->hash[0] += mix(off, value, 1) - mix(off, *at, 1);
     x->hash[1] += mix(off, value, 0x5bd1e995) - mix(off, *at, 0x5bd1e995);
+    x->used[off / PMS_PAGE] = true;
     *at = value;
 }
 
@@ -174,13 +177,26 @@ static struct promise promise_now(const struct explorer *x)
     return p;
 }
 
+/* Most of a store is zeros, and stays a hole: neither this nor the oracle reads all of the file for each image. */
 static void write_scratch(struct explorer *x, uint64_t bytes)
 {
-    if (ftruncate(x->scratch_fd, (off_t)bytes) != 0) {
-        perror("ftruncate");
+    static bool left[TRACE_MAX_FILE / PMS_PAGE]; /* by the image before */
+    enum { HOLE, STALE, USED } what;
+    bool ok = ftruncate(x->scratch_fd, (off_t)bytes) == 0 && trace_find_data(x->scratch_fd, left);
+    for (uint64_t at = 0, end; ok && at < bytes; at = end) {
+        what = x->used[at / PMS_PAGE] ? USED : left[at / PMS_PAGE] ? STALE : HOLE;
+        for (end = at; end < bytes && (x->used[end / PMS_PAGE] ? USED : left[end / PMS_PAGE] ? STALE : HOLE) == what; end += PMS_PAGE)
+            ;
+        uint64_t n = (end < bytes ? end : bytes) - at;
+        if (what == USED)
+            ok = pwrite(x->scratch_fd, x->img + at, n, (off_t)at) == (ssize_t)n;
+        else if (what == STALE)
+            ok = fallocate(x->scratch_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)n) == 0;
+    }
+    if (!ok) {
+        perror(x->scratch_path);
         exit(2);
     }
-    memcpy(x->scratch, x->img, bytes);
 }
 
 static void report(struct explorer *x, const struct verdict *v, uint64_t bytes, const char *how)
@@ -236,11 +252,11 @@ static void try_image(struct explorer *x, uint64_t bytes, const char *how)
     if (over(x))
         return;
     bool hostile = c->model == MODEL_DAMAGE;
-    if (!seen_first(a ^ promised, b + promised)) {
+    if (!seen_first(a ^ promised ^ c->salt, b + promised)) {
         c->tally.skipped++;
         return;
     }
-    c->tally.distinct += seen_first(~a, ~b);
+    c->tally.distinct += seen_first(~a, ~b); /* among those of all workloads of one table */
     c->tally.images++;
     c->tally.nested_images += x->depth < c->depth;
     write_scratch(x, bytes);
@@ -282,7 +298,7 @@ static void crash_recovery(struct explorer *x, uint64_t bytes, uint32_t digest)
     }
     c->tally.nested++;
     struct promise p = {{digest, 0}, 1};
-    images_explore(c, t, x->img, NULL, &p, x->depth - 1);
+    images_explore(c, t, x->img, x->used, NULL, &p, x->depth - 1);
 }
 
 /* ---- units: lines and sectors ---- */
@@ -491,9 +507,13 @@ static void crash_here(struct explorer *x)
         return;
     for (uint64_t i = 0; i < x->active_count && combinations <= EXHAUSTIVE; i++)
         combinations *= options_of(x, &x->unit[x->active[i]]);
-    x->option = calloc(x->active_count + 1, sizeof *x->option);
     uint64_t left = end > x->c->tally.images ? end - x->c->tally.images : 0;
     uint64_t share = x->windows_left ? left / x->windows_left : left, floor = x->fixed ? 3 : 8;
+    if (share < floor && x->windows_left > 1 && campaign_draw(x->c, floor * x->windows_left) >= left) { /* too many windows: some of them */
+        x->windows_left--;
+        return;
+    }
+    x->option = calloc(x->active_count + 1, sizeof *x->option);
     x->budget_end = x->c->tally.images + (share > floor ? share : floor);
     x->c->tally.windows++;
     if (combinations <= EXHAUSTIVE && combinations <= 2 * share + 4 * floor) {
@@ -822,7 +842,24 @@ static unsigned char *blank(uint64_t bytes)
     return p;
 }
 
-void images_explore(struct campaign *c, const struct trace *t, const unsigned char *base, const struct board *board,
+static void start_from(struct explorer *x, const unsigned char *base, const bool *used)
+{
+    for (uint64_t page = 0; page * PMS_PAGE < x->t->base_bytes; page++) {
+        if (used && !used[page])
+            continue;
+        for (uint64_t off = page * PMS_PAGE; off < (page + 1) * PMS_PAGE && off < x->t->base_bytes; off += 8) {
+            uint64_t value = *(const uint64_t *)(const void *)(base + off);
+            if (!value)
+                continue;
+            x->used[page] = true;
+            *word_at(x->img, off) = *word_at(x->now, off) = value;
+            x->hash[0] += mix(off, value, 1) - mix(off, 0, 1);
+            x->hash[1] += mix(off, value, 0x5bd1e995) - mix(off, 0, 0x5bd1e995);
+        }
+    }
+}
+
+void images_explore(struct campaign *c, const struct trace *t, const unsigned char *base, const bool *used, const struct board *board,
                     const struct promise *fixed, int depth)
 {
     struct explorer x = {.c = c, .t = t, .board = board, .fixed = fixed, .depth = depth, .bytes = t->base_bytes,
@@ -837,19 +874,11 @@ void images_explore(struct campaign *c, const struct trace *t, const unsigned ch
     x.now = blank(TRACE_MAX_FILE);
     x.unit = (void *)blank(unit_room);
     x.active = (void *)blank(active_room);
-    memcpy(x.img, base, t->base_bytes);
-    memcpy(x.now, base, t->base_bytes);
-    for (uint64_t off = 0; off < t->base_bytes; off += 8) {
-        uint64_t value = *word_at(x.img, off);
-        if (value) {
-            x.hash[0] += mix(off, value, 1) - mix(off, 0, 1);
-            x.hash[1] += mix(off, value, 0x5bd1e995) - mix(off, 0, 0x5bd1e995);
-        }
-    }
+    x.used = (void *)blank(TRACE_MAX_FILE / PMS_PAGE * sizeof *x.used);
+    start_from(&x, base, used);
     snprintf(x.scratch_path, sizeof x.scratch_path, "%s-image%d", c->scratch, depth);
     x.scratch_fd = open(x.scratch_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    x.scratch = mmap(NULL, TRACE_MAX_FILE, PROT_READ | PROT_WRITE, MAP_SHARED, x.scratch_fd, 0);
-    if (x.scratch_fd < 0 || x.scratch == MAP_FAILED) {
+    if (x.scratch_fd < 0) {
         perror(x.scratch_path);
         exit(2);
     }
@@ -858,15 +887,15 @@ void images_explore(struct campaign *c, const struct trace *t, const unsigned ch
     drop_versions(&x);
     free(x.version);
     free(x.undo);
-    uint64_t used = (x.now_bytes > x.bytes ? x.now_bytes : x.bytes) / x.unit_bytes + 1; /* beyond, all is untouched */
-    for (uint64_t i = 0; i < used && i < units; i++)
+    uint64_t reached = (x.now_bytes > x.bytes ? x.now_bytes : x.bytes) / x.unit_bytes + 1; /* beyond, all is untouched */
+    for (uint64_t i = 0; i < reached && i < units; i++)
         if (x.unit[i].room)
             free(x.unit[i].pend);
     munmap(x.img, TRACE_MAX_FILE);
     munmap(x.now, TRACE_MAX_FILE);
     munmap(x.unit, unit_room);
     munmap(x.active, active_room);
-    munmap(x.scratch, TRACE_MAX_FILE);
+    munmap(x.used, TRACE_MAX_FILE / PMS_PAGE * sizeof *x.used);
     close(x.scratch_fd);
     unlink(x.scratch_path);
 }

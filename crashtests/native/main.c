@@ -168,7 +168,7 @@ static void run_images(struct options *o)
     seen_open(o->seen);
     if (record(c, w, path, t)) {
         c->oracle = oracle_new();
-        images_explore(c, t, base, board, NULL, c->depth);
+        images_explore(c, t, base, NULL, board, NULL, c->depth);
         oracle_free(c->oracle);
     }
     unlink(path);
@@ -399,6 +399,7 @@ int main(int argc, char **argv)
     o.campaign.rng = o.campaign.seed * 0x9e3779b97f4a7c15ull;
     for (const char *p = o.campaign.workload; *p; p++)
         o.campaign.rng = o.campaign.rng * 31 + (unsigned char)*p;
+    o.campaign.salt = o.campaign.rng << 1 ^ (uint64_t)o.campaign.domain;
     wl_mixture_seed = o.campaign.seed;
     board = shared_memory(sizeof *board);
     if (strcmp(o.mode, "list") == 0) {

@@ -70,13 +70,28 @@ static const unsigned char *look(const char *path, uint64_t *bytes)
     return map[i];
 }
 
-static const unsigned char *copy_of(const char *path, uint64_t *bytes)
+static bool find_data(const char *path, bool *page)
 {
-    static unsigned char *copy;
-    const unsigned char *now = look(path, bytes);
-    if (!copy)
-        copy = malloc(TRACE_MAX_FILE);
-    return now && copy ? memcpy(copy, now, *bytes) : NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool found = fd >= 0 && trace_find_data(fd, page);
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
+struct copy { unsigned char *at; uint64_t bytes; bool page[TRACE_MAX_FILE / PMS_PAGE]; };
+
+static bool copy_of(const char *path, struct copy *c)
+{
+    const unsigned char *now = look(path, &c->bytes);
+    if (!c->at)
+        c->at = malloc(TRACE_MAX_FILE);
+    if (!now || !c->at || !find_data(path, c->page))
+        return false;
+    for (uint64_t p = 0; p * PMS_PAGE < c->bytes; p++)
+        if (c->page[p])
+            memcpy(c->at + p * PMS_PAGE, now + p * PMS_PAGE, PMS_PAGE);
+    return true;
 }
 
 /* What an opening may write though it undoes nothing: who opened and when, and the log with its anchor. Everything else is state. */
@@ -87,20 +102,22 @@ static bool is_state(uint64_t page_off)
 }
 
 /* Offset of the first byte of state that differs from the copy; -1: none. */
-static int64_t first_change(const char *path, const unsigned char *copy, uint64_t bytes, bool every_byte)
+static int64_t first_change(const char *path, const struct copy *copy, bool every_byte)
 {
-    uint64_t now_bytes = 0;
-    const unsigned char *now = look(path, &now_bytes);
-    int64_t at = -1;
-    if (!now || now_bytes != bytes)
+    static const unsigned char zeros[PMS_PAGE];
+    static bool data[TRACE_MAX_FILE / PMS_PAGE];
+    uint64_t bytes = 0;
+    const unsigned char *now = look(path, &bytes);
+    if (!now || bytes != copy->bytes || !find_data(path, data))
         return 0;
-    for (uint64_t p = 0; p < bytes && at < 0; p += PMS_PAGE) {
-        if ((every_byte || is_state(p)) && memcmp(now + p, copy + p, PMS_PAGE) != 0)
-            for (uint64_t i = p; at < 0; i++)
-                if (now[i] != copy[i])
-                    at = (int64_t)i;
+    for (uint64_t p = 0; p * PMS_PAGE < bytes; p++) {
+        const unsigned char *a = data[p] ? now + p * PMS_PAGE : zeros, *b = copy->page[p] ? copy->at + p * PMS_PAGE : zeros;
+        if (a != b && (every_byte || is_state(p * PMS_PAGE)) && memcmp(a, b, PMS_PAGE) != 0)
+            for (uint64_t i = 0;; i++)
+                if (a[i] != b[i])
+                    return (int64_t)(p * PMS_PAGE + i);
     }
-    return at;
+    return -1;
 }
 
 static bool transact(struct pms_pool *pool, struct pms_error *e)
@@ -122,15 +139,15 @@ static struct verdict judge(const struct question *q)
     static struct pms_check_report r;
     struct pms_error e = {0};
     uint32_t shown = 0;
-    uint64_t bytes = 0;
+    static struct copy copy;
     if (q->thorough) { /* mode r shows the same state and changes nothing */
-        const unsigned char *copy = copy_of(q->path, &bytes);
+        bool copied = copy_of(q->path, &copy);
         struct pms_pool *reader = wl_open(q->path, PMS_DOMAIN_AUTO, PMS_MODE_READ, &e);
         if (!reader)
             return bad("open for reading", &e);
         shown = wl_digest(reader);
         pms_pool_release(reader);
-        if (!copy || first_change(q->path, copy, bytes, true) >= 0)
+        if (!copied || first_change(q->path, &copy, true) >= 0)
             return bad("opening for reading changed the file", NULL);
     }
     struct pms_pool *pool = wl_open(q->path, q->domain, PMS_MODE_READ_WRITE, &e);
@@ -156,11 +173,11 @@ static struct verdict judge(const struct question *q)
         return bad(r.problem_count ? r.problem[0] : "check", checked == PMS_OK ? NULL : &e);
     if (closed != PMS_OK)
         return bad("close", &e);
-    const unsigned char *copy = copy_of(q->path, &bytes);
+    bool copied = copy_of(q->path, &copy);
     pool = wl_open(q->path, q->domain, PMS_MODE_READ_WRITE, &e);
     if (!pool)
         return bad("second open", &e);
-    int64_t change = copy ? first_change(q->path, copy, bytes, false) : 0;
+    int64_t change = copied ? first_change(q->path, &copy, false) : 0;
     if (change >= 0) {
         pms_pool_release(pool);
         struct verdict wrong = bad("opening again changed the byte at", NULL);

@@ -1,5 +1,6 @@
 #include "trace.h"
 
+#include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -61,6 +62,16 @@ struct trace *trace_new(void)
     t->event = region(EVENTS_MAX * sizeof *t->event);
     t->data = region(DATA_MAX);
     return t;
+}
+
+bool trace_find_data(int file, bool *page)
+{
+    off_t from, to = 0;
+    memset(page, 0, TRACE_MAX_FILE / PAGE);
+    while ((from = lseek(file, to, SEEK_DATA)) >= 0 && from < (off_t)TRACE_MAX_FILE && (to = lseek(file, from, SEEK_HOLE)) >= 0)
+        for (off_t at = from; at < to && at < (off_t)TRACE_MAX_FILE; at += PAGE)
+            page[at / PAGE] = true;
+    return from >= 0 || errno == ENXIO; /* no data beyond */
 }
 
 static uint32_t slot(void)

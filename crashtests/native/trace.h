@@ -61,6 +61,9 @@ struct trace {
 
 struct trace *trace_new(void); /* shared with children */
 
+/* Which pages of a file are no hole (TRACE_MAX_FILE / 4096 of them). */
+bool trace_find_data(int file, bool *page);
+
 /* In the process to be recorded: from now on everything it does to the file is recorded. The file exists. */
 void trace_start(struct trace *t, const char *path, bool in_place);
 void trace_mark(enum tr_kind kind, uint64_t number);

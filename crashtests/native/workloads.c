@@ -99,6 +99,15 @@ uint64_t wl_array(struct wl *w, uint64_t dir, const char *name, uint32_t n, uint
     return data;
 }
 
+/* A copy of these bytes. */
+static void array_of(struct wl *w, const char *name, const void *src, uint64_t bytes)
+{
+    uint64_t data;
+    if (!w->failed)
+        wl_done(w, pms_object_put_array(w->pool, 0, name, (uint32_t)strlen(name), "f", 1, bytes, PMS_FILL_COPY, src, bytes, 0, &data,
+                                     &w->error));
+}
+
 void wl_value(struct wl *w, uint64_t dir, const char *name, const char *value, uint32_t bytes)
 {
     if (!w->failed)
@@ -450,6 +459,14 @@ static void grow(struct wl *w)
     wl_commit(w);
 }
 
+static void long_run(struct wl *w) /* of pages: longer than what the journal's recovery replays at a time */
+{
+    wl_array(w, 0, "huge", 300000, 9);
+    wl_commit(w);
+    memset(wl_data(w, "huge", NULL), 5, 1200000);
+    wl_commit(w);
+}
+
 static void roll_back(struct wl *w)
 {
     wl_begin(w);
@@ -505,8 +522,12 @@ static void born_and_gone(struct wl *w) /* born and freed in one transaction, ag
 static void born_beside(struct wl *w) /* in a page with committed blocks, of which nothing else changes */
 {
     for (uint32_t i = 0; i < 3; i++) {
-        char name[2] = {(char)('p' + i), 0};
-        wl_array(w, 0, name, 100, i);
+        char name[2] = {(char)('p' + i), 0}, text[400];
+        memset(text, 'y', sizeof text);
+        if (i == 2)
+            array_of(w, name, text, sizeof text);
+        else
+            wl_array(w, 0, name, 100, i);
         wl_commit(w);
     }
 }
@@ -587,6 +608,7 @@ const struct workload wl_table[] = {
     {"groups", groups, false},
     {"many_names", many_names, false},
     {"grow", grow, false},
+    {"long_run", long_run, false},
     {"roll_back", roll_back, false},
     {"long_back", long_back, false},
     {"nested", nested, false},
