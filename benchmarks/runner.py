@@ -43,19 +43,19 @@ class Question:
 QUESTIONS = {
     q.name: q
     for q in (
-        Question("iterations", 220, 8),
-        Question("kills", 120, 10),
+        Question("iterations", 200, 8),
+        Question("kills", 110, 10),
         Question("engine", 45, 20),
-        Question("training", 150, 8),
-        Question("slots", 60, 6),
-        Question("restart", 190, 12),
-        Question("growth", 100, 6),
-        Question("key_value", 20, 5),
-        Question("containers", 50, 4),
+        Question("training", 140, 8),
+        Question("slots", 55, 6),
+        Question("restart", 180, 12),
+        Question("growth", 90, 6),
+        Question("key_value", 15, 5),
+        Question("containers", 45, 4),
         Question("instructions", 20, 10),
-        Question("scheduler", 50, 8),
+        Question("scheduler", 75, 8),
         Question("scheduler_kills", 60, 10),
-        Question("tiers", 40, 8),
+        Question("tiers", 100, 8),
     )
 }
 

@@ -169,9 +169,9 @@ def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
     """Of a job, so that the jobs of all policies end in time; and its training time without commits."""
     FORKS.set_forkserver_preload(["torch", "pmstore.torch", "pmstore.demo_trainer", "pmstore.scheduler", __name__])
     tried = Tally()
-    for _ in range(2):  # the first waits for the imports
+    for steps in (20, 21):  # in a store each; the first waits for the imports
         start = time.monotonic()
-        _life(folder, PLAIN, 20, tried, None, 1.0)
+        _life(folder, PLAIN, steps, tried, None, 1.0)
     a_life = time.monotonic() - start
     step = statistics.median(tried.steps)
     # A job takes half as long again as its steps (commits, what is done twice), and so many lives.

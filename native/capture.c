@@ -11,6 +11,7 @@
 #define DENSE_BYTES (8u << 20)   /* an extent that was written whole last time: enough for all cores to copy */
 #define WHOLE_BYTES (64u << 10)  /* extents up to this size are captured whole */
 #define HOT_HEAT 2u              /* captured in this many transactions in a row after the first */
+#define SETTLED_HEAT 3u          /* likewise, of what is declared: it will be declared in the next one too */
 #define HOT_LOOK 16u             /* a hot range is looked at in one of this many commits, */
 #define KEPT 0x80000000u         /* in pms_dirty.idle while a commit runs: stays writable after it */
 #define HOT_IDLE 2u              /* and cools when it was unchanged at this many looks in a row */
@@ -201,17 +202,37 @@ static bool span_of_pages(const struct pms_capture *c, struct pms_span *span, st
     return false;
 }
 
-/* Sorted neighbours become writable by one system call: the first and the last page of two blocks are often one, or side by side. */
+/* Of sorted spans: the one at *next and its neighbours, as one. The first and the last page of two blocks are often one, or side by side. */
+static struct pms_span take_run(const struct pms_span *span, uint64_t count, uint64_t *next)
+{
+    uint64_t i = *next, from = span[i].off, to = from + span[i].bytes;
+    for (i++; i < count && span[i].off >= from && span[i].off <= to; i++)
+        if (span[i].off + span[i].bytes > to)
+            to = span[i].off + span[i].bytes;
+    *next = i;
+    return (struct pms_span){from, to - from};
+}
+
+/* Sorted neighbours become writable by one system call. */
 static void unprotect_spans(struct pms_capture *c, const struct pms_span *span, uint64_t count)
 {
+    for (uint64_t i = 0; i < count;)
+        unprotect(c, take_run(span, count, &i));
+}
+
+/* A run of small blocks that is declared again and again: its protection changes twice in every transaction, on huge pages at a
+ * fraction of the cost. They are asked for once, as for a block that is large by itself when it is made. Moves such runs to the
+ * front of the spans, which have been used, and returns their number. */
+static uint64_t choose_settled(const struct pms_capture *c, struct pms_span *span, uint64_t count)
+{
+    uint64_t chosen = 0;
     for (uint64_t i = 0; i < count;) {
-        uint64_t from = span[i].off, to = from + span[i].bytes;
-        for (i++; i < count && span[i].off >= from && span[i].off <= to; i++)
-            if (span[i].off + span[i].bytes > to)
-                to = span[i].off + span[i].bytes;
-        if (to > from)
-            unprotect(c, (struct pms_span){from, to - from});
+        struct pms_span run = take_run(span, count, &i);
+        uint64_t huge = (run.off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+        if (huge + PMS_HUGE <= run.off + run.bytes && c->heat[huge / PMS_PAGE] == SETTLED_HEAT)
+            span[chosen++] = run;
     }
+    return chosen;
 }
 
 static void sort_by_offset(struct pms_span *span, uint64_t n) /* shell sort: no memory, and cheap where they are in order */
@@ -249,7 +270,10 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
         pms_undo_gathered(c->undo);
     pms_undo_fence_locked(c->undo); /* F1: all entries, before any of their targets becomes writable (I2) */
     unprotect_spans(c, span, kept);
+    uint64_t settled = choose_settled(c, span, kept);
     pms_lock_release(&c->undo->lock);
+    for (uint64_t i = 0; i < settled; i++) /* not under the lock: it takes milliseconds */
+        pms_map_prefer_huge(c->map, span[i].off, span[i].bytes);
     return PMS_OK;
 }
 

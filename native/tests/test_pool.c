@@ -166,6 +166,51 @@ static void declared_writes(void)
     shut(pool, 0);
 }
 
+/* Blocks side by side that are declared in every transaction become huge pages after a few: nothing else changes, whoever writes. */
+static void declared_again_and_again(void)
+{
+    enum { BLOCKS = 12, WORDS = 200 * 1024 + 100 }; /* neither huge nor on a huge page's edge */
+    struct pms_error e;
+    struct pms_pool *pool = fresh(64 << 20);
+    uint32_t *a[BLOCKS];
+    struct pms_range r[BLOCKS];
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "a%u", i);
+        a[i] = array(pool, name, WORDS, NULL);
+        r[BLOCKS - 1 - i] = (struct pms_range){(uint64_t)(uintptr_t)a[i], WORDS * 4};
+    }
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    struct pms_stats s, t;
+    pms_pool_stats(pool, &s, &e);
+    for (uint32_t step = 1; step <= 20; step++) {
+        CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+        CHECK(pms_will_write(pool, r, BLOCKS, &e) == PMS_OK);
+        for (unsigned i = 0; i < BLOCKS; i++)
+            for (uint32_t w = 0; w < WORDS; w += 500)
+                a[i][w] = step * 1000 + i;
+        bool keep = step % 7 != 0;
+        CHECK(pms_end(pool, keep, &e) == PMS_OK);
+        for (unsigned i = 0; i < BLOCKS; i++)
+            for (uint32_t w = 0; w < WORDS; w += 125)
+                CHECK(a[i][w] == (w % 500 ? 0 : (keep ? step : step - 1) * 1000 + i));
+    }
+    pms_pool_stats(pool, &t, &e);
+    CHECK(t.faults == s.faults); /* all was declared */
+    CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+    a[5][7] = 1; /* protected as ever: captured by a fault */
+    CHECK(pms_end(pool, 0, &e) == PMS_OK);
+    CHECK(a[5][7] == 0);
+    pms_pool_stats(pool, &t, &e);
+    CHECK(t.faults > s.faults);
+    sound(pool);
+    shut(pool, 1);
+    pool = open_store(PMS_MODE_READ_WRITE, 0, &e);
+    uint32_t *last = find(pool, "a11");
+    CHECK(last && last[500] == 20 * 1000 + 11 && last[501] == 0);
+    shut(pool, 0);
+}
+
 static void growth(void)
 {
     struct pms_error e;
@@ -452,6 +497,7 @@ int main(void)
         TEST(commit_and_reopen);
         TEST(rollback_restores);
         TEST(declared_writes);
+        TEST(declared_again_and_again);
         TEST(growth);
         TEST(full_changes_nothing);
         TEST(groups);
