@@ -97,10 +97,10 @@ def _store_size(sizes: list[int], rounds: int, budget: Budget) -> list[Row]:
                     with store.transaction(writes=[a]):
                         a += 1
 
-                rows += _at(measure(case, [Method("commit of 100 KB", KILL, write)], rounds, budget=part), size)
+                rows += _at(measure(case, [Method("commit of 100 KB", KILL, write)], rounds, budget=part, least=10), size)
                 a = None
             again = Method("open + bind", KILL, lambda f=folder, s=size: _reopen(f, s))  # type: ignore[misc]
-            rows += _at(measure(case, [again], 9, budget=part), size)
+            rows += _at(measure(case, [again], 9, budget=part, least=5), size)
     return rows
 
 
@@ -140,7 +140,7 @@ def _objects(counts: list[int], rounds: int, budget: Budget) -> list[Row]:
                 store.commit()
 
             methods = [Method("put + commit", KILL, put), Method("get", KILL, lambda: store["name7"] and None)]
-            rows += _at(measure(case, methods, 20 * rounds, budget=part), count)
+            rows += _at(measure(case, methods, 20 * rounds, budget=part, least=20), count)
     return rows
 
 

@@ -179,13 +179,19 @@ def words_of(error: BaseException) -> str:
 
 
 def measure(
-    case: str, methods: Sequence[Method], rounds: int, warm_up: int = 2, per_run: int = 1, budget: Budget | None = None
+    case: str,
+    methods: Sequence[Method],
+    rounds: int,
+    warm_up: int = 2,
+    per_run: int = 1,
+    budget: Budget | None = None,
+    least: int = 2,
 ) -> list[Row]:
-    """Runs all methods in turn, `rounds` times or as often as the budget allows; `per_run` operations make one run. A method
-    that fails has a row that says how; the others go on."""
+    """Runs all methods in turn, `rounds` times or as often as the budget allows, `least` in any case; `per_run` operations
+    make one run. A method that fails has a row that says how; the others go on."""
     times: dict[str, list[float]] = {m.name: [] for m in methods}
     failed: dict[str, str] = {}
-    for i in (budget or Budget()).rounds(rounds, warm_up=warm_up):
+    for i in (budget or Budget()).rounds(rounds, least, warm_up):
         for m in methods:
             if m.name in failed:
                 continue

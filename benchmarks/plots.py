@@ -69,6 +69,7 @@ def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str, value: s
         else:
             axis.bar_label(axis.containers[0], fmt="%.3g", padding=3, fontsize=8)
         axis.set_title(case, fontsize=10)
+        axis.margins(y=0.01)
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in COLORS.values()]
     figure.legend(handles, COLORS, loc="outside lower center", ncols=len(COLORS), fontsize=8)
     return figure
@@ -79,14 +80,18 @@ def _lines(pyplot, rows: Sequence[Row], name: str):  # type: ignore[no-untyped-d
     for group in dict.fromkeys(r.case.partition(":")[0] for r in rows if name in r.extra):
         here = [r for r in rows if name in r.extra and r.case.partition(":")[0] == group]
         groups[group] = [(m, [r for r in here if r.method == m]) for m in dict.fromkeys(r.method for r in here)]
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(5.5 * len(groups), 5), squeeze=False, layout="constrained")
-    for axis, (group, methods) in zip(axes[0], groups.items(), strict=True):
+    across = min(len(groups), 2)
+    down = -(-len(groups) // across)
+    figure, axes = pyplot.subplots(down, across, figsize=(6.5 * across, 4.5 * down), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(groups) :]:
+        axis.remove()
+    for axis, (group, methods) in zip(axes.flat, groups.items(), strict=False):
         for method, here in methods:
             points = [(r.extra[name], r.median_us) for r in here]
             label = f"{method} (slope {slope(points):.2f})" if len(points) > 1 else method
             axis.loglog(*zip(*points, strict=True), marker="o", label=label)
         axis.set_xlabel(group)
-        axis.set_ylabel("microseconds")
-        axis.legend(fontsize=7)
+        axis.set_ylabel("microseconds (median)")
+        axis.legend(fontsize=8, title="slope 1: linear; 0: constant", title_fontsize=8)
         axis.grid(alpha=0.3)
     return figure

@@ -67,17 +67,18 @@ def _section(data: dict[str, Any]) -> str:
             case = r["case"]
             lines += [
                 f"\n**{case}**\n",
-                "| method | median | min | max | ratio | survives | |",
-                "|---|---|---|---|---|---|---|",
+                "| method | median | min | max | rounds | ratio | survives | |",
+                "|---|---|---|---|---|---|---|---|",
             ]
         if r["median_us"] is None:
-            lines.append(f"| {r['method']} | | | | | {r['durability']} | {r['note']} |")
+            lines.append(f"| {r['method']} | | | | | | {r['durability']} | {r['note']} |")
             continue
         ratio = "" if r["ratio"] is None else f"{r['ratio']:.3g}"
         times = " | ".join(time_text(r[k]) for k in ("median_us", "min_us", "max_us"))
         if data["question"] == "instructions":
             times = " | ".join(f"{r[k]:,.0f}" for k in ("median_us", "min_us", "max_us"))
-        lines.append(f"| {r['method']} | {times} | {ratio} | {r['durability']} | {_extra(r['extra'])} |")
+        rounds = r.get("rounds") or ""
+        lines.append(f"| {r['method']} | {times} | {rounds} | {ratio} | {r['durability']} | {_extra(r['extra'])} |")
     return "\n".join(lines)
 
 
