@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import pmstore
+from pmstore.tiers import restoring
 from pmstore.tiers.manifest import Manifest
 
 LENGTH = 6000
@@ -114,6 +115,7 @@ def faults(recorder: ctypes.CDLL, folder: Path, error: int, stride: int) -> int:
 def main() -> None:
     recorder = ctypes.CDLL(sys.argv[1])
     recorder.recorder_fail.restype = ctypes.c_long
+    restoring.MAP_MEMORY = False  # the recorder asks what would be written to a disk
     folder = Path(sys.argv[3])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

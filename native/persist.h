@@ -80,6 +80,8 @@ void pms_persist_fence(struct pms_persist *p);
 /* ---- files: 0 or errno; retried on EINTR and on short writes ---- */
 int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset);
 int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset); /* may change iov */
+/* From another file into mappings of the medium, as far as it reaches: *done bytes. To a hook it is a copy to where it begins. */
+int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset, uint64_t *done); /* may change iov */
 int pms_persist_sync(struct pms_persist *p, int fd);                  /* fdatasync */
 /* posix_fallocate: where the file system cannot, the C library reads and writes a byte of each block, in turn. Nobody may write meanwhile. */
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);

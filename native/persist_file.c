@@ -7,6 +7,8 @@
 
 #include "persist.h"
 
+#define PAGE_BYTES 4096u
+
 _Thread_local int pms_persist_hook_fd;
 
 static int hook(enum pms_primitive primitive, int fd, uintptr_t addr, size_t bytes)
@@ -57,6 +59,29 @@ int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int co
         if (n == 0)
             return EIO;
         offset += (uint64_t)n;
+        advance(&iov, &count, (size_t)n);
+    }
+    return 0;
+}
+
+/* Where a read ends between pages is the end of the file: with O_DIRECT nothing can be read from there. */
+int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset, uint64_t *done)
+{
+    (void)p;
+    size_t total = 0;
+    for (int i = 0; i < count; i++)
+        total += iov[i].iov_len;
+    *done = 0;
+    (void)hook(PMS_PRIM_COPY, -1, (uintptr_t)iov->iov_base, total);
+    while (*done < total) {
+        ssize_t n = preadv(fd, iov, count < IOV_MAX ? count : IOV_MAX, (off_t)(offset + *done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno;
+        *done += (uint64_t)n;
+        if (n == 0 || *done % PAGE_BYTES)
+            break;
         advance(&iov, &count, (size_t)n);
     }
     return 0;

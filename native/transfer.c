@@ -1,6 +1,7 @@
 #include "transfer.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "checksum.h"
+#include "filling.h"
 #include "layout.h"
 #include "lock.h"
 #include "persist.h"
@@ -62,6 +64,7 @@ struct work {
     struct pms_error error;
 
     struct pms_snapshot *snapshot;
+    struct pms_filling *fill;
     int in_fd, out_fd;
     const uint64_t *from, *to;
     uint64_t at, out_end;
@@ -245,10 +248,60 @@ static int copy_pieces(const struct work *w, uint64_t i, uint64_t n, unsigned ch
     return status == PMS_OK ? proceed(w->transfer, n * w->item_bytes, error) : status;
 }
 
-int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_t *to, const uint32_t *crc, uint64_t count,
-                      uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer, struct pms_error *error)
+/* ---- from a file to where it belongs in memory ---- */
+
+/* How many of n pieces lie in the new store with all their bytes, and where. Those one after another are one stretch. */
+static uint64_t places(const struct work *w, uint64_t i, uint64_t n, struct iovec *iov, int *count)
 {
-    struct work w = {.carry = copy_pieces, .together = neighbours, .count = count,
+    uint64_t end = 0, k = 0, all = pms_filling_bytes(w->fill);
+    for (*count = 0; k < n && *count < IOV_MAX && w->to[i + k] < all && all - w->to[i + k] >= w->item_bytes; k++) {
+        if (k && w->to[i + k] == end)
+            iov[*count - 1].iov_len += w->item_bytes;
+        else
+            iov[(*count)++] = (struct iovec){pms_filling_at(w->fill, w->to[i + k]), w->item_bytes};
+        end = w->to[i + k] + w->item_bytes;
+    }
+    return k;
+}
+
+static int check_pieces(const struct work *w, uint64_t i, uint64_t n, uint64_t got, struct pms_error *error)
+{
+    for (uint64_t k = 0; k < n; k++) {
+        bool whole = got >= (k + 1) * w->item_bytes;
+        if (whole && pms_crc32c(0, pms_filling_at(w->fill, w->to[i + k]), w->item_bytes) == w->expected[i + k])
+            continue;
+        __atomic_store_n(w->bad, i + k, __ATOMIC_RELAXED);
+        return pms_fail(error, PMS_E_CORRUPT, whole ? "the chunk's checksum is wrong" : "the file of the chunk is too short");
+    }
+    return PMS_OK;
+}
+
+/* What does not lie in it with all its bytes goes through the buffer. */
+static int land_pieces(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+{
+    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
+    struct iovec iov[IOV_MAX];
+    int count, status = PMS_OK;
+    uint64_t got, here = places(w, i, n, iov, &count);
+    for (int k = 0; status == PMS_OK && k < count; k++)
+        status = pms_filling_room(w->fill, (uint64_t)((unsigned char *)iov[k].iov_base - pms_filling_at(w->fill, 0)), iov[k].iov_len,
+                                  1, w->transfer, error);
+    if (status != PMS_OK)
+        return status;
+    if (here) {
+        errno = pms_persist_preadv(&p, w->in_fd, iov, count, w->from[i], &got);
+        status = errno ? pms_fail_errno(error, "reading chunks of a tier") : check_pieces(w, i, here, got, error);
+    }
+    if (status == PMS_OK && here)
+        status = proceed(w->transfer, here * w->item_bytes, error);
+    return status == PMS_OK && here < n ? copy_pieces(w, i + here, n - here, buffer, error) : status;
+}
+
+int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, struct pms_filling *fill, const uint64_t *to, const uint32_t *crc,
+                      uint64_t count, uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer,
+                      struct pms_error *error)
+{
+    struct work w = {.carry = fill ? land_pieces : copy_pieces, .fill = fill, .together = neighbours, .count = count,
                      .batch = piece_bytes < BATCH_BYTES ? BATCH_BYTES / piece_bytes : 1, .item_bytes = piece_bytes, .transfer = transfer,
                      .in_fd = in_fd, .from = from, .out_fd = out_fd, .to = to, .expected = crc, .out_end = out_end, .bad = bad};
     return run_all(&w, error);

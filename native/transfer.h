@@ -7,6 +7,7 @@
 
 #include "status.h"
 
+struct pms_filling;
 struct pms_snapshot;
 
 /* Shared by the threads of one transfer. Written by any; read with care for nothing but progress. */
@@ -28,9 +29,11 @@ int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_byt
 
 /* Copies `count` pieces of at most piece_bytes from in_fd to out_fd, each checked against its CRC-32C (of piece_bytes in the source; the last
  * bytes may lie past out_end and are dropped). A piece that fails its check, or is not all there: PMS_E_CORRUPT, *bad = its index. Both
- * may be open with O_DIRECT, if all offsets and sizes are whole pages. */
-int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, const uint64_t *to, const uint32_t *crc, uint64_t count,
-                      uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer, struct pms_error *error);
+ * may be open with O_DIRECT, if all offsets and sizes are whole pages. fill: of out_fd (native/filling.h), or NULL: pieces are read to where they
+ * belong, and checked there. */
+int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, struct pms_filling *fill, const uint64_t *to, const uint32_t *crc,
+                      uint64_t count, uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer,
+                      struct pms_error *error);
 
 /* Room for a file that is about to be written: in few extents, and an error now if there is none. Nothing where the file system cannot.
  * ERRORS: PMS_E_OS, PMS_E_FULL. */

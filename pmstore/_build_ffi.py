@@ -18,7 +18,7 @@ ffibuilder = FFI()
 ffibuilder.cdef((NATIVE / "pms.cdef").read_text(encoding="utf-8"))
 ffibuilder.set_source(
     "pmstore._native",
-    '#include "pool.h"\n#include "tier.h"\n#include "optim.h"\n#include "landing.h"\n#include "debug.h"',
+    '#include "pool.h"\n#include "tier.h"\n#include "filling.h"\n#include "optim.h"\n#include "landing.h"\n#include "debug.h"',
     sources=sorted(str(path) for path in NATIVE.glob("*.c")),
     depends=sorted(str(path) for path in (*NATIVE.glob("*.h"), NATIVE / "pms.cdef")),
     include_dirs=[str(NATIVE)],

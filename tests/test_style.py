@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"status", "checksum", "lock", "process"},
     {"persist", "parallel", "persist_file", "debug", "power", "optim", "optim_kernel"},
     {"map", "super"},
-    {"undo", "snapshot", "idle", "transfer"},
+    {"undo", "snapshot", "idle", "transfer", "filling"},
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
     {"directory", "directory_table", "directory_check"},
     {"list", "list_tree", "list_edit", "list_check"},

@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "filling.h"
 #include "pool_state.h"
 #include "snapshot.h"
 #include "test.h"
@@ -565,24 +567,61 @@ static void save(struct tier *t, uint64_t since, uint64_t *written)
     pms_snapshot_end(pool, s);
 }
 
-static int load(struct tier *t, struct pms_error *e)
+/* filled: through a mapping, where the file system is memory. */
+static int load_by(struct tier *t, bool filled, struct pms_error *e)
 {
     struct pms_transfer transfer = {0};
     uint64_t bytes = 0, bad = 0, *to = malloc(t->count * 8);
+    struct pms_filling *f = NULL;
     int in = open(chunks_path, O_RDONLY | O_CLOEXEC), out = open(restored_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     for (uint64_t i = 0; i < t->count; i++)
         to[i] = t->chunk[i] * CHUNK;
     int status = pms_restore_begin(t->super, &bytes, e);
-    if (status == PMS_OK)
+    if (status == PMS_OK && filled)
+        status = pms_filling_open(out, bytes, &f, e);
+    if (status == PMS_OK && !f)
         status = pms_restore_allocate(out, bytes, &(struct pms_transfer){0}, e);
     if (status == PMS_OK)
-        status = pms_transfer_copy(in, t->at, out, to, t->crc, t->count, CHUNK, bytes, &bad, &transfer, e);
+        status = pms_transfer_copy(in, t->at, out, f, to, t->crc, t->count, CHUNK, bytes, &bad, &transfer, e);
+    if (status == PMS_OK && f)
+        status = pms_filling_room(f, 0, bytes, 0, &transfer, e);
+    if (f)
+        pms_filling_close(f);
     if (status == PMS_OK)
         status = pms_restore_seal(out, t->super, PMS_DOMAIN_AUTO, e);
     close(in);
     close(out);
     free(to);
     return status;
+}
+
+static int load(struct tier *t, struct pms_error *e)
+{
+    return load_by(t, false, e);
+}
+
+static bool same_from(uint64_t off, int a, int b)
+{
+    static unsigned char x[1 << 16], y[1 << 16];
+    for (ssize_t n; (n = pread(a, x, sizeof x, (off_t)off)) > 0; off += (uint64_t)n)
+        if (pread(b, y, sizeof y, (off_t)off) != n || memcmp(x, y, (size_t)n) != 0)
+            return false;
+    return pread(b, y, 1, (off_t)off) == 0;
+}
+
+static void both_ways_are_the_same(struct tier *t)
+{
+    struct pms_error e;
+    struct stat status;
+    CHECK(load(t, &e) == PMS_OK);
+    int plain = open(restored_path, O_RDONLY | O_CLOEXEC);
+    CHECK(plain >= 0 && unlink(restored_path) == 0);
+    CHECK(load_by(t, true, &e) == PMS_OK);
+    int filled = open(restored_path, O_RDONLY | O_CLOEXEC);
+    CHECK(same_from(PMS_OFF_ROOT, plain, filled));
+    CHECK(fstat(filled, &status) == 0 && (uint64_t)status.st_blocks * 512 >= t->file_bytes);
+    close(plain);
+    close(filled);
 }
 
 static void drop(struct tier *t)
@@ -616,7 +655,7 @@ static void a_snapshot_becomes_a_store_again(void)
         uint8_t uuid[16];
         memcpy(uuid, pool->super.uuid, 16);
         pms_pool_release(pool);
-        CHECK(load(&t, &e) == PMS_OK);
+        both_ways_are_the_same(&t);
         pool = open_store(restored_path, PMS_MODE_READ_WRITE, 0);
         CHECK(pool != NULL && pms_epoch(pool) == m->epoch && memcmp(uuid, pool->super.uuid, 16) != 0);
         CHECK(pms_check(pool, &report, &e) == PMS_OK && report.problem_count == 0);
@@ -637,11 +676,11 @@ static void a_snapshot_becomes_a_store_again(void)
         CHECK(pread(fd, &byte, 1, CHUNK + 5) == 1);
         byte ^= 1;
         CHECK(pwrite(fd, &byte, 1, CHUNK + 5) == 1);
-        CHECK(load(&t, &e) == PMS_E_CORRUPT);
+        CHECK(load(&t, &e) == PMS_E_CORRUPT && load_by(&t, true, &e) == PMS_E_CORRUPT);
         CHECK(ftruncate(fd, (off_t)(t.count * CHUNK - 1)) == 0);
         byte ^= 1;
         CHECK(pwrite(fd, &byte, 1, CHUNK + 5) == 1);
-        CHECK(load(&t, &e) == PMS_E_CORRUPT);
+        CHECK(load(&t, &e) == PMS_E_CORRUPT && load_by(&t, true, &e) == PMS_E_CORRUPT);
         close(fd);
         t.super[100] ^= 1;
         CHECK(load(&t, &e) == PMS_E_CORRUPT);

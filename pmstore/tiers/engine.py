@@ -18,6 +18,8 @@ from pmstore.errors import CorruptStoreError
 LIVE: int = native.PMS_CHUNK_LIVE
 CHANGED: int = native.PMS_CHUNK_CHANGED
 PAGE_BYTES = 4096
+FILLING_BLOCK: int = native.PMS_FILLING_BLOCK
+"""Room of a new file in memory is made in blocks of so many bytes."""
 
 
 def _at(array: Array) -> Any:
@@ -196,10 +198,51 @@ def sync(fd: int, path: str) -> None:
         fail(path, error)
 
 
+class Fill:
+    """A new file in memory, filled through a mapping (native/filling.h); not mapped if it lies elsewhere."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, fd: int, nbytes: int, path: str) -> None:
+        """Raises: StoreFullError, OSError."""
+        raw = native_ffi.new("struct pms_filling **")
+        error = native_ffi.new("struct pms_error *")
+        if native.pms_filling_open(fd, nbytes, raw, error):
+            fail(path, error)
+        self.raw = raw[0]
+
+    @property
+    def mapped(self) -> bool:
+        return bool(self.raw)
+
+    def reserve(self, offset: int, nbytes: int, filled: bool, transfer: Transfer, path: str) -> None:
+        """Room, while others fill the file. filled: a range that will be; the memory of others is not touched.
+
+        Raises: StoreFullError, OSError; TransactionError if it was cancelled.
+        """
+        error = native_ffi.new("struct pms_error *")
+        if native.pms_filling_room(self.raw, offset, nbytes, filled, transfer.raw, error):
+            fail(path, error)
+
+    def close(self) -> None:
+        """Nobody may be filling it."""
+        raw, self.raw = self.raw, native_ffi.NULL
+        if raw:
+            native.pms_filling_close(raw)
+
+
 def copy_pieces(
-    source: int, positions: Array, target: int, offsets: Array, crc: Array, piece_bytes: int, end: int, transfer: Transfer
+    source: int,
+    positions: Array,
+    target: int,
+    fill: Fill,
+    offsets: Array,
+    crc: Array,
+    piece_bytes: int,
+    end: int,
+    transfer: Transfer,
 ) -> int | None:
-    """Copies pieces between files, each checked. Returns the index of the first bad one, or None.
+    """Copies pieces between files, each checked. Returns the index of the first bad one, or None. fill: of the target.
 
     Raises: OSError.
     """
@@ -209,6 +252,7 @@ def copy_pieces(
         source,
         _as("uint64_t *", positions),
         target,
+        fill.raw,
         _as("uint64_t *", offsets),
         _as("uint32_t *", crc),
         len(positions),

@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ from pmstore.array import Array
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.tiers import engine
 from pmstore.tiers.backend import Backend, LocalBackend, Places, open_file, open_places
-from pmstore.tiers.engine import Transfer
+from pmstore.tiers.engine import Fill, Transfer
 from pmstore.tiers.handle import telling
+from pmstore.tiers.manifest import Manifest
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
 
 __all__ = ["RestoreReport", "choose", "epochs", "restore"]
 
 REMOTE_THREADS = 8
+MAP_MEMORY = True
+"""A store in memory is filled through a mapping. Tests that record what is done to a disk, in memory, say no."""
 
 
 @dataclass(frozen=True)
@@ -167,17 +171,35 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def _make_room(fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfer, path: str) -> bool:
+    """Beside the copying; in memory for what will be copied first. False: it cannot be, and nothing was done."""
+    if not fill.mapped:
+        return engine.reserve_store(fd, size, room, path)
+    block, offsets = engine.FILLING_BLOCK, manifest.chunks["index"].astype(np.int64) * manifest.chunk_bytes
+    ends = np.zeros(
+        -(-size // block) + 1, np.int64
+    )  # of stretches of blocks that chunks touch: +1 where one begins, -1 after it
+    np.add.at(ends, offsets // block, 1)
+    np.add.at(ends, (np.minimum(offsets + manifest.chunk_bytes, size) - 1) // block + 1, -1)
+    filled = np.cumsum(ends[:-1]) > 0
+    for now in (True, False):
+        for number in np.flatnonzero(filled == now):
+            offset = int(number) * block
+            fill.reserve(offset, min(block, size - offset), now, room, path)
+    return True
+
+
 def _fill(
     fd: int, temporary: Path, source: EpochBytes, size: int, path: str, progress: Callable[[int, int], Any] | None
 ) -> None:
     """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long. Where it cannot
     make any, the C library writes to each block that nobody has written to: only afterwards."""
-    room = Transfer()
-    with ThreadPoolExecutor(1) as pool:
-        allocated = pool.submit(engine.reserve_store, fd, size, room, path)
+    room, local = Transfer(), isinstance(source.backend, LocalBackend)
+    with closing(Fill(fd, size if local and MAP_MEMORY else 0, path)) as fill, ThreadPoolExecutor(1) as pool:
+        allocated = pool.submit(_make_room, fd, fill, source.manifest, size, room, path)
         try:
-            if isinstance(source.backend, LocalBackend):
-                _fill_local(temporary, source, size, progress)
+            if local:
+                _fill_local(temporary, fill, source, size, progress)
             else:
                 _fill_remote(fd, source, size, progress)
             _fill_borrowed(fd, source, size)
@@ -200,20 +222,21 @@ def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
         engine.write_all(fd, data[: max(0, size - offset)], offset)
 
 
-def _fill_local(temporary: Path, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
-    """Native threads, past the page cache: a tier's files are read once, and a disk takes the store in at its own pace."""
+def _fill_local(temporary: Path, fill: Fill, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
+    """Native threads, past the page cache: a tier's files are read once, and a disk takes the store in at its own pace. Memory
+    takes it in where it stays."""
     manifest, transfer = source.manifest, Transfer()
     target = open_file(temporary, os.O_WRONLY, direct=True)
     try:
         with telling(progress, transfer, len(manifest.chunks) * manifest.chunk_bytes):
             for number, (name, _) in enumerate(manifest.files):
                 part = manifest.chunks[manifest.chunks["file"] == number]
-                _copy_file(source, name, part[np.argsort(part["position"])], target, size, transfer)
+                _copy_file(source, name, part[np.argsort(part["position"])], target, fill, size, transfer)
     finally:
         os.close(target)
 
 
-def _copy_file(source: EpochBytes, name: str, part: Array, target: int, size: int, transfer: Transfer) -> None:
+def _copy_file(source: EpochBytes, name: str, part: Array, target: int, fill: Fill, size: int, transfer: Transfer) -> None:
     """The chunks of one file. Raises: BrokenEpochError, OSError."""
     assert isinstance(source.backend, LocalBackend)
     unit = source.manifest.chunk_bytes
@@ -223,7 +246,8 @@ def _copy_file(source: EpochBytes, name: str, part: Array, target: int, size: in
         raise BrokenEpochError("missing", f"file {name}") from None
     try:
         positions, crc = np.ascontiguousarray(part["position"]), np.ascontiguousarray(part["crc"])
-        bad = engine.copy_pieces(opened, positions, target, part["index"] * np.uint64(unit), crc, unit, size, transfer)
+        offsets = part["index"] * np.uint64(unit)
+        bad = engine.copy_pieces(opened, positions, target, fill, offsets, crc, unit, size, transfer)
     finally:
         os.close(opened)
     if bad is not None:

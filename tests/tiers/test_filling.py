@@ -1,0 +1,105 @@
+"""Restores into memory, through a mapping of the new file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore.tiers import engine, restoring
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("chunk_bytes", [4 * KIB, 12 * KIB, 256 * KIB, 20 * MIB])
+def test_every_byte_whatever_the_size_of_a_chunk(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, mapped: bool
+) -> None:
+    """Chunks that end with the file or go beyond it, are larger than what room is made for at once, or do not divide it."""
+    monkeypatch.setattr(restoring, "MAP_MEMORY", mapped)
+    rng = np.random.default_rng(chunk_bytes)
+    content = {f"a{i}": rng.integers(0, 256, size, np.uint8) for i, size in enumerate([10, 3 * MIB, 100 * KIB, 5 * MIB + 1])}
+    with pmstore.open(shm / "s.pm", size=40 * MIB + 12 * KIB) as store:
+        for name, value in content.items():
+            store[name] = value
+        store["gone"] = np.ones(4 * MIB)
+        del store["gone"]
+        store["after"] = rng.integers(0, 256, 9 * MIB, np.uint8)
+        content["after"] = store["after"].copy()
+        store.add_tier("t", shm / "tier", chunk_bytes=chunk_bytes)
+        store.commit()
+        store.flush("t", wait=True)
+    report = pmstore.restore(shm / "r.pm", shm / "tier")
+    status = (shm / "r.pm").stat()
+    assert status.st_size == report.nbytes == (shm / "s.pm").stat().st_size
+    assert status.st_blocks * 512 >= status.st_size
+    with pmstore.open(shm / "r.pm") as store:
+        assert store.check().problems == ()
+        for name, value in content.items():
+            assert np.array_equal(store[name], value)
+            store[name] += 1
+        store["more"] = np.ones(MIB)
+        store.commit()
+        assert store.check().problems == ()
+
+
+def test_what_is_mapped(shm: Path, disk: Path) -> None:
+    for folder in (shm, disk):
+        kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True).stdout.strip()
+        mapped = kind == "tmpfs"
+        with open(folder / "new", "w+b") as file:
+            fill = engine.Fill(file.fileno(), 40 * MIB, "new")
+            assert fill.mapped == mapped
+            fill.close()
+            assert (folder / "new").stat().st_size == (40 * MIB if mapped else 0)
+
+
+def test_a_cancelled_reservation(shm: Path) -> None:
+    with open(shm / "new", "w+b") as file:
+        fill = engine.Fill(file.fileno(), 40 * MIB, "new")
+        transfer = engine.Transfer()
+        transfer.cancel()
+        with pytest.raises(pmstore.TransactionError):
+            fill.reserve(0, 40 * MIB, True, transfer, "new")
+        fill.close()
+        assert (shm / "new").stat().st_blocks * 512 < MIB
+
+
+FULL = """
+import os, sys, pmstore
+from pathlib import Path
+place, url = Path(sys.argv[1]), sys.argv[2]
+for filled in range(0, 12, 3):
+    (place / "else").write_bytes(bytes(filled << 20))
+    try:
+        pmstore.restore(place / "r.pm", url)
+    except pmstore.StoreFullError as error:
+        print("full", os.listdir(place))
+os.unlink(place / "else")
+"""
+
+
+def test_memory_that_is_full(shm: Path) -> None:
+    """An error before the end, however far it came; never a SIGBUS; and nothing is left behind."""
+    with pmstore.open(shm / "s.pm", size=40 * MIB) as store:
+        store["a"] = np.ones(MIB)
+        store.add_tier("t", shm / "tier")
+        store.commit()
+        store.flush("t", wait=True)
+    place = shm / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", place], capture_output=True, check=False).returncode:
+        pytest.skip("mounts need root")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", FULL, place, shm / "tier"], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == ["full ['else']"] * 4
+    finally:
+        subprocess.run(["umount", place], check=True)
