@@ -28,11 +28,12 @@ class Core:
     was found before is still what it was.
     """
 
-    __slots__ = ("__weakref__", "lock", "objects", "path", "pool", "removals", "turns")
+    __slots__ = ("__weakref__", "lock", "objects", "path", "pool", "process", "removals", "turns")
 
     def __init__(self, pool: _ffi.Pool) -> None:
         self.pool = pool
         self.path = pool.path
+        self.process = os.getpid()
         self._new_lock()
         self.objects: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
         self.removals = 0
@@ -70,6 +71,8 @@ class Core:
         made: Any
         if descriptor.torch:
             made = tensor.bind(descriptor, memory)
+            if not info.read_only:
+                _declare_collectives()
         elif memory is None:
             made = array.empty(descriptor, not info.read_only)
         else:
@@ -79,6 +82,21 @@ class Core:
 
 
 _cores: WeakSet[Core] = WeakSet()
+
+
+def is_captured(address: int) -> bool:
+    """Whether a store to the address is captured: it is in the heap of a store that this process has open for writing."""
+    for core in list(_cores):
+        info = core.pool.info
+        if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:  # else others may lie there now
+            return not info.read_only and core.process == os.getpid()
+    return False
+
+
+def _declare_collectives() -> None:
+    from pmstore import collectives  # needs torch, which is there now
+
+    collectives.install(is_captured)
 
 
 def _new_locks() -> None:

@@ -195,37 +195,73 @@ def test_foreign_writes(path: Path, data: Path, domain: Any, fill: Any, declared
         assert store["a"].tobytes() == expected
 
 
-def test_gloo(path: Path, shm: Path) -> None:
-    """Receiving into a stored tensor: gloo reads sockets straight into it."""
-    pytest.importorskip("torch")
-    code = f"""
-import os, sys, torch, pmstore
+GLOO = """
+import datetime, sys, torch, pmstore
 import torch.distributed as dist
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://{shm}/meeting", rank=rank, world_size=2)
+path, meeting, rank, declared = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "declared"
+dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2,
+                        timeout=datetime.timedelta(seconds=240))
+sent = torch.arange(100000.0)
 if rank == 0:
     for _ in range(2):
-        dist.send(torch.arange(100000.0), 1)
+        dist.send(sent, 1)
+    dist.send(sent[:4000], 1)
     dist.all_reduce(torch.ones(5000))
+    dist.broadcast(sent, 0)
+    dist.all_gather([torch.empty(5000), torch.empty(5000)], torch.ones(5000))
 else:
-    with pmstore.open({str(path)!r}) as store:
+    with pmstore.open(path) as store:
         t, r = store.tensor("t", 100000), store.tensor("r", 5000)
+        gathered = [store.tensor("g/0", 5000), store.tensor("g/1", 5000)]
+        t.requires_grad_()
         store.commit()
+        version = t._version
         for _ in range(2):
-            store.will_write(t)
+            if declared:
+                store.will_write(t)
             dist.recv(t, 0)
-            assert torch.equal(t, torch.arange(100000.0))
+            assert torch.equal(t, sent)
             store.rollback()
             assert not t.any()
-        store.will_write(r)
+        part = t.detach()[3:4003]
+        if declared:
+            store.will_write(t)
+        dist.recv(part, 0)
+        assert torch.equal(part, sent[:4000]) and not t[:3].any() and not t[4003:].any()
+        store.commit()
+        if declared:
+            store.will_write(t, r, *gathered)
         dist.all_reduce(r)
         assert r.sum() == 5000
+        dist.broadcast(t.detach(), 0)
+        assert torch.equal(t, sent)
+        dist.all_gather(gathered, torch.full((5000,), 2.0))
+        assert [int(g.sum()) for g in gathered] == [5000, 10000]
+        assert t._version == version
+        store.rollback()
+        assert not r.any() and not gathered[1].any() and torch.equal(t.detach()[3:4003], sent[:4000])
+        assert store.check().problems == ()
 dist.destroy_process_group()
 """
+
+
+@pytest.mark.parametrize("how", ["declared", "undeclared"])
+def test_gloo(path: Path, shm: Path, how: str) -> None:
+    """Receiving into stored tensors: gloo has the kernel write into them."""
+    pytest.importorskip("torch")
     ranks = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, str(rank)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", GLOO, str(path), str(shm / "meeting"), str(rank), how],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(2)
     ]
-    for rank in ranks:
-        _, said = rank.communicate(timeout=100)
-        assert rank.returncode == 0, said
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=300)
+            assert rank.returncode == 0, said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

@@ -1,0 +1,61 @@
+"""What torch.distributed receives into a tensor of a store is captured first.
+
+gloo has the kernel write into the memory it receives into. A protected page refuses that, and gloo keeps the refusal to itself
+until its timeout. All communication of torch, DistributedDataParallel's too, goes through operators of its dispatcher
+(`c10d::recv_`, ...), and what they write is their first argument. A layer over them stores a byte of each page of it back to
+where it was, as any code may: its page is captured then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["install"]
+
+_PAGE = 4096
+_library: Any = None
+
+
+def _capture(written: Any, is_captured: Callable[[int], bool]) -> None:
+    if not isinstance(written, torch.Tensor):
+        for tensor in written:
+            _capture(tensor, is_captured)
+        return
+    if written.device.type != "cpu" or written.layout != torch.strided or not written.numel():
+        return
+    if not is_captured(written.data_ptr()):
+        return
+    begin = written.storage_offset() * written.element_size()
+    span = 1 + sum((length - 1) * stride for length, stride in zip(written.shape, written.stride(), strict=True))
+    end = begin + span * written.element_size()
+    # Not in the tensor's own type: -0.0 + 0 is another number. Nor through a view of it: autograd reads its version.
+    bytes_ = torch.empty(0, dtype=torch.uint8)
+    for at, count in ((begin, (end - begin - 1) // _PAGE + 1), (end - 1, 1)):
+        bytes_.set_(written.untyped_storage(), at, (count,), (_PAGE,)).bitwise_or_(0)
+
+
+def install(is_captured: Callable[[int], bool]) -> None:
+    """Puts the layer in, once a process. What happens under `torch.inference_mode()` does not pass through it.
+
+    is_captured: whether a store at an address is one into a heap that is open for writing.
+    """
+    global _library
+    if _library is not None or not torch.distributed.is_available():
+        return
+    _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+
+    def kernel(name: str) -> Callable[..., Any]:
+        def capture_first(*arguments: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                _capture(arguments[0], is_captured)
+                return getattr(torch.ops.c10d, name).default(*arguments)
+
+        return capture_first
+
+    for qualified in torch._C._dispatch_get_all_op_names():
+        space, _, name = qualified.partition("::")
+        if space == "c10d" and name.endswith("_") and name != "monitored_barrier_":
+            _library.impl(name, kernel(name), "AutogradCPU")
