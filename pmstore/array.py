@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgpack
@@ -79,6 +79,12 @@ class Descriptor:
     def dtype_name(self) -> str:
         """For people."""
         return str(self.dtype if self.torch else numpy_dtype(self))
+
+    @cached_property
+    def in_numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype, and strides in bytes. Worked out once for all arrays of the kind. Raises: as `numpy_dtype`."""
+        dtype = numpy_dtype(self)
+        return dtype, tuple(step * dtype.itemsize for step in layout.strides_of(self.shape, self.order))
 
 
 @lru_cache(maxsize=1024)
@@ -156,8 +162,7 @@ def describe(value: Array) -> tuple[Array, Descriptor]:
 
 def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
     """The array over the memory; it keeps the memory, and so the block. Writable if the memory is."""
-    dtype = numpy_dtype(descriptor)
-    strides = tuple(step * dtype.itemsize for step in layout.strides_of(descriptor.shape, descriptor.order))
+    dtype, strides = descriptor.in_numpy
     # Not frombuffer().reshape(): the base of every view of this array is to be this array, which the store knows.
     made: Array = np.ndarray(descriptor.shape, dtype, memory, 0, strides)  # type: ignore[arg-type] # any buffer does
     return made

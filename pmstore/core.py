@@ -60,7 +60,7 @@ class Core:
         if alive is not None:
             return alive
         descriptor = Descriptor.unpack(found.meta)
-        dtype: Any = tensor.dtype_of(descriptor) if descriptor.torch else array.numpy_dtype(descriptor)
+        dtype: Any = tensor.dtype_of(descriptor) if descriptor.torch else descriptor.in_numpy[0]
         array.check_bytes(descriptor, dtype.itemsize, found.data_bytes)
         info = self.pool.info
         memory = None

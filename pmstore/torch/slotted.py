@@ -51,7 +51,7 @@ class SlottedBinding(OptimizerBinding):
         """Changes nothing yet.
 
         Raises:
-            AttachError: parameters share memory, or are of a kind that cannot be moved.
+            AttachError: there are no parameters, they share memory, or are of a kind that cannot be moved.
         """
         super().__init__(store, path, optimizer, model)
         self._native = optimizer
@@ -59,10 +59,14 @@ class SlottedBinding(OptimizerBinding):
         self._views: tuple[_Views, _Views] | None = None
         self._arrays: list[Any] = []
         self._slots: Slots | None = None
-        self._beside: list[tuple[Any, Any]] = []  # the parameters' plain state, as `collect` found it
+        self._here = 0  # which slot was current when `collect` looked, and the parameters' state then
+        self._held: list[dict[str, torch.Tensor]] = []
+        self._beside: list[tuple[Any, Any]] = []  # of that, what is plain
         self._tables: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
         self._strides = [parameter.stride() for parameter in self.parameters]
         self._names_of_groups = [optimizer.names(group) for group in optimizer.param_groups]  # the slots have room for these
+        if not self.parameters:
+            raise AttachError("the optimizer has no parameters: give it some before attach")
         seen: dict[int, int] = {}
         for index, parameter in enumerate(self.parameters):
             check_movable(f"parameter {index} of the optimizer", parameter)
@@ -185,7 +189,7 @@ class SlottedBinding(OptimizerBinding):
         """See `Slotted`. After a flip that is not committed the step is in place: the committed slot is not to be written."""
         assert self._slots is not None
         self.collect()
-        here = self._turn()
+        here = self._here
         if self._slots.flipped:
             return self._table(here, here), False
         there = 1 - here
@@ -194,9 +198,15 @@ class SlottedBinding(OptimizerBinding):
         return self._table(here, there), True
 
     def finish(self) -> None:
+        """Nobody but the kernel was at work since `begin`: what `collect` found there holds."""
         assert self._slots is not None
+        assert self._views is not None
         self._slots.flip()
-        self._bind_to(self._turn())
+        self._here = 1 - self._here
+        views = self._views[self._here]
+        for parameter, view, held, state in zip(self.parameters, views.parameters, self._held, views.state, strict=True):
+            parameter.data = view
+            held.update(state)
 
     def _table(self, here: int, there: int) -> np.ndarray[Any, Any]:
         table = self._tables.get((here, there))
@@ -255,11 +265,12 @@ class SlottedBinding(OptimizerBinding):
 
         Raises: AttachError for what has no place in the slots; the step or the commit that asked did not happen.
         """
-        if self._views is None or not self.parameters:
+        if self._views is None:
             return
+        turn = self._here = self._turn()
         beside: list[tuple[Any, Any]] = []
+        every: list[dict[str, torch.Tensor]] = []
         data_ptr = torch.Tensor.data_ptr
-        turn = self._turn()
         views = self._views[turn]
         if len(views.parameters) != len(self.parameters):
             raise AttachError("parameters were added to the optimizer after attach: add groups before")
@@ -268,6 +279,7 @@ class SlottedBinding(OptimizerBinding):
             each = zip(self.parameters, self._strides, views.parameters, views.state, views.memory, strict=True)
             for index, (parameter, stride, view, state, memory) in enumerate(each):
                 held = self._native.state[parameter]
+                every.append(held)
                 here = [*map(data_ptr, (parameter, *state.values()))]
                 moved = (
                     here != memory or parameter.stride() != stride or not all(map(is_, map(held.get, state), state.values()))
@@ -286,7 +298,7 @@ class SlottedBinding(OptimizerBinding):
                     self._take_state(turn, index, parameter)
                 if len(held) != len(state):
                     beside += [item for item in held.items() if item[0] not in state]
-        self._beside = beside
+        self._beside, self._held = beside, every
 
     def _take_state(self, turn: int, index: int, parameter: torch.Tensor) -> None:
         """Copies state that is in other tensors, or in other memory, into its place, and binds it there."""

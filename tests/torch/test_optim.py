@@ -301,6 +301,8 @@ def test_bad_input(store: pmstore.Store) -> None:
     views = [nn.Parameter(base[:5]), nn.Parameter(base[5:])]
     with pytest.raises(AttachError, match="views of one memory"):
         pmstore.torch.attach(store, optimizer=optim.SGD(views))
+    with pytest.raises(AttachError, match="no parameters"):
+        pmstore.torch.attach(store, optimizer=optim.SGD([{"params": []}]))
     optimizer = optim.SGD([w])
     run = pmstore.torch.attach(store, optimizer=optimizer)
     with pytest.raises(ValueError, match="add groups before attach"):

@@ -186,7 +186,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
         raise RuntimeError(
             "pmstore.torch.optim takes dense gradients only: use torch.optim.SparseAdam, or sparse=False in the layer"
         )
-    if gradient.dtype != parameter.dtype or gradient.device.type != "cpu":
+    if gradient.dtype != parameter.dtype or not gradient.is_cpu:
         raise RuntimeError(f"the gradient of a {parameter.dtype} parameter is {gradient.dtype} on {gradient.device}")
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter).copy_(gradient)
