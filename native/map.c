@@ -201,3 +201,8 @@ void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
     if (m->shared && to > from)
         (void)madvise(m->user + from, to - from, MADV_COLLAPSE);
 }
+
+void pms_map_read_around(struct pms_map *m, bool on)
+{
+    (void)madvise(m->engine, (size_t)m->bytes, on ? MADV_NORMAL : MADV_RANDOM);
+}

@@ -53,6 +53,10 @@ bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
  * where the system has none to give nothing happens. */
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes);
 
+/* Whether a fault on a page that is not in memory reads its neighbours too: the system reads up to megabytes around it, and the fault
+ * waits. Advice, as above. */
+void pms_map_read_around(struct pms_map *m, bool on);
+
 static inline void *pms_map_at(const struct pms_map *m, uint64_t off) /* the engine's address of a byte */
 {
     return m->engine + off;

@@ -100,7 +100,10 @@ static int map_store(struct pms_pool *pool, struct pms_error *error)
         how = PMS_MAP_PRIVATE;
     else if (pool->domain == PMS_DOMAIN_DAX)
         how = PMS_MAP_SYNC;
-    return pms_map_open(&pool->map, pool->fd, pool->super.file_bytes, reserve_for(pool), how, &pool->persist, error);
+    int status = pms_map_open(&pool->map, pool->fd, pool->super.file_bytes, reserve_for(pool), how, &pool->persist, error);
+    if (status == PMS_OK)
+        pms_map_read_around(&pool->map, false); /* an open reads a page here and there */
+    return status;
 }
 
 static int open_reading(struct pms_pool *pool, struct pms_error *error)
@@ -279,6 +282,8 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
     pool->path = files.path;
     fill_info(pool);
     pms_populate_start(pool);
+    if (!pool->populating)
+        pms_map_read_around(&pool->map, true);
     *out = pool;
     return PMS_OK;
 }

@@ -30,11 +30,17 @@ static bool enter(struct pms_pool *pool)
     return false;
 }
 
+static bool is_engines(const struct pms_block *extent)
+{
+    return extent->kind == PMS_KIND_META_LARGE || extent->kind == PMS_KIND_META_SLAB;
+}
+
 /* false: the system does not know how, or the file ends early. */
 static bool populate(struct pms_pool *pool, const struct pms_block *extent)
 {
-    bool engine = extent->kind == PMS_KIND_META_LARGE || extent->kind == PMS_KIND_META_SLAB;
-    unsigned char *view = engine ? pool->map.engine : pool->map.user;
+    unsigned char *view = is_engines(extent) ? pool->map.engine : pool->map.user;
+    if (is_engines(extent)) /* one request: nothing is read around yet */
+        (void)madvise(view + extent->off, extent->bytes, MADV_WILLNEED);
     for (uint64_t done = 0; done < extent->bytes && !stopped(pool); done += STEP_BYTES) {
         uint64_t n = extent->bytes - done < STEP_BYTES ? extent->bytes - done : STEP_BYTES;
         if (madvise(view + extent->off + done, n, MADV_POPULATE_READ) != 0)
@@ -44,17 +50,29 @@ static bool populate(struct pms_pool *pool, const struct pms_block *extent)
     return true;
 }
 
-static void *run(void *arg)
+static void populate_all(struct pms_pool *pool, bool engines)
 {
-    struct pms_pool *pool = arg;
     struct pms_block extent = {0};
-    pthread_setname_np(pthread_self(), "pms-populate");
-    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
     for (bool more = true; more && enter(pool);) {
         more = pms_heap_next_used(pool->heap, (extent.off + extent.bytes) / PMS_PAGE, &extent);
         pthread_mutex_unlock(&pool->op);
-        more = more && populate(pool, &extent);
+        if (more && is_engines(&extent) == engines)
+            more = populate(pool, &extent);
     }
+}
+
+/* The engine's own first: names are looked up right after an open, and should not wait for megabytes of data. */
+static void *run(void *arg)
+{
+    struct pms_pool *pool = arg;
+    pthread_setname_np(pthread_self(), "pms-populate");
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
+    populate_all(pool, true);
+    if (enter(pool)) {
+        pms_map_read_around(&pool->map, true);
+        pthread_mutex_unlock(&pool->op);
+    }
+    populate_all(pool, false);
     atomic_store(&pool->populate_done, true);
     return NULL;
 }
