@@ -372,6 +372,8 @@ def test_options_are_refused_wherever_they_come_from(store: pmstore.Store, attac
     assert (w == 1).all()
     with pytest.raises(ValueError, match="has no amsgrad"):
         optim.AdamW([{"params": [w], "amsgrad": True}])
+    with pytest.raises(ValueError, match="has no decoupled_weight_decay"):  # what torch's Adam would take over
+        optim.Adam([nn.Parameter(torch.ones(3))]).load_state_dict(torch.optim.AdamW([nn.Parameter(torch.ones(3))]).state_dict())
     optimizer.param_groups[0]["amsgrad"] = False
     optimizer.state[w]["exp_avg"] = torch.ones(100)  # of a shape that would be broadcast
     with pytest.raises(ValueError, match=r"exp_avg has shape \(100,\), its parameter \(200, 100\)"):

@@ -20,7 +20,7 @@ class Adam(NativeOptimizer):
 
     kind = _ffi.OPTIM_ADAM
     state_names = ("exp_avg", "exp_avg_sq")
-    refused = ("amsgrad", "capturable", "differentiable")
+    refused: tuple[str, ...] = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")  # the last: of an AdamW
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class AdamW(Adam):
     """`torch.optim.AdamW` with its names and defaults: weight decay apart from the moments. Otherwise as `Adam`."""
 
     kind = _ffi.OPTIM_ADAMW
+    refused = ("amsgrad", "capturable", "differentiable")
 
     def __init__(
         self,
