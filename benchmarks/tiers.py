@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ from benchmarks.models import Trainer, initialize, mlp, publish
 MB = 1_000_000
 HUGE = 2 << 20
 FLUSH = "pmstore flush"
+INTO_NEW_MEMORY = "plain O_DIRECT reading into new memory"
+DISK_ALONE = "plain O_DIRECT writing, {} at once"
 MEMCPY = "memcpy of the state, one core"
 
 
@@ -306,11 +309,24 @@ def _bandwidth(size: int, rounds: int, budget: Budget) -> list[Row]:
             os.close(fd)
             return seconds
 
+        def into_new_memory() -> float:
+            """Every byte has a place of its own afterwards, as in a restored store."""
+            _drop(disk / "plain")
+            fd = os.open(disk / "plain", os.O_RDONLY | os.O_DIRECT)
+            start = time.perf_counter()
+            fresh = _aligned(size + block.nbytes)
+            for at in range(0, size, block.nbytes):
+                os.preadv(fd, [fresh[at : at + block.nbytes].data], at)
+            seconds = time.perf_counter() - start
+            os.close(fd)
+            return seconds
+
         methods = [
             Method("plain O_DIRECT writing", POWER, lambda: _direct(disk / "plain", block, size)),
             Method("full flush", POWER, lambda: flush(True)),
             Method("flush of 1 % of the chunks", POWER, incremental),
             Method("plain O_DIRECT reading", NONE, reading),
+            Method(INTO_NEW_MEMORY, NONE, into_new_memory),
             Method("restore into memory", POWER, restore),
         ]
         rows = measure(f"{size / MB:.0f} MB", methods, rounds, 1, budget=budget)
@@ -336,9 +352,23 @@ with pmstore.open(path, "w", size=3 * size, domain="process") as store:
 """
 
 
+def _disk_alone(case: str, size: int) -> list[Row]:
+    """What the disk says to one writer, and to two with half of it each: no flush of two ranks can gain more from it."""
+    block = _aligned(4 << 20)
+    block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
+    times: dict[int, list[float]] = {1: [], 2: []}
+    with scratch("disk") as disk, ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            for writers, taken in times.items():
+                jobs = [pool.submit(_direct, disk / f"{writers} {i}", block, size // writers) for i in range(writers)]
+                taken.append(1e6 * max(job.result() for job in jobs))
+    return [summarize(DISK_ALONE.format(writers), case, POWER, taken) for writers, taken in times.items()]
+
+
 def _ranks(size: int, rounds: int, rate: int, budget: Budget) -> list[Row]:
     """rate: bytes a second that each rank's place takes in; 0: one disk for all of them."""
-    rows = []
+    case = f"{size / MB:.0f} MB replicated, " + (f"{rate / MB:.0f} MB/s for each rank" if rate else "one disk")
+    rows = [] if rate else _disk_alone(case, size)
     for world, part in budget.deal(((1, 1), (2, 1))):
         times, written = [], 0.0
         for _ in part.rounds(rounds, least=1):
@@ -362,7 +392,6 @@ def _ranks(size: int, rounds: int, rate: int, budget: Budget) -> list[Row]:
                 told = [rank.communicate(timeout=300)[0].split() for rank in ranks]
                 times.append(1e6 * max(float(one[0]) for one in told))
                 written = max(float(one[1]) for one in told)
-        case = f"{size / MB:.0f} MB replicated, " + (f"{rate / MB:.0f} MB/s for each rank" if rate else "one disk")
         rows.append(
             summarize(f"{world} rank{'s'[: world - 1]}", case, POWER, times, **{"bytes per rank / state": written / size})
         )
@@ -389,11 +418,19 @@ def _targets(rows: list[Row]) -> list[Target]:
     if restored and read:
         ratio = read.median_us / restored.median_us
         found.append(Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True))
+    if restored and (fresh := find(rows, plain, INTO_NEW_MEMORY)):
+        ratio = fresh.median_us / restored.median_us
+        found.append(Target("restore bandwidth / plain O_DIRECT reading into new memory", ratio, 0.8, True))
     if full and part:
         found.append(Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03))
     for case, words in ((shared, "on one disk"), (apart, "each with a rate of its own")):
         if two := find(rows, case, "2 ranks"):
             found.append(Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6))
+    one, two = (find(rows, shared, DISK_ALONE.format(writers)) for writers in (1, 2))
+    ranks = [find(rows, shared, name) for name in ("1 rank", "2 ranks")]
+    if one and two and ranks[0] and ranks[1]:
+        gain = (ranks[1].median_us / ranks[0].median_us) / (two.median_us / one.median_us)
+        found.append(Target("two ranks / one, over two plain writers / one on the same disk", gain, 1.1))
     return found
 
 
