@@ -18,7 +18,7 @@ from collections import defaultdict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from crashtests import jobs
+from crashtests import jobs, training
 from crashtests.report import Report, commit_id
 
 # In which domains a model means something. Prefixes cover every domain: a process may die in each of them.
@@ -26,7 +26,7 @@ MODEL_DOMAINS = {"i": ("process", "emulated", "file"), "ii": ("emulated",), "iii
 
 
 def plan(
-    names: list[str], models: list[str], images: int, seed: int, kill_step: int, fault_step: int, stop: int
+    names: list[str], trained: list[str], models: list[str], images: int, seed: int, kill_step: int, fault_step: int, stop: int
 ) -> list[jobs.Chain]:
     """Longest first, so that no core waits for a straggler. The workloads with the most images are the last in the table:
     they get what the others have not."""
@@ -35,8 +35,9 @@ def plan(
     for model in sorted((m for m in models if m in MODEL_DOMAINS), key=lambda m: len(MODEL_DOMAINS[m])):
         for domain in MODEL_DOMAINS[model]:
             options = common | {"nested-every": 40}
-            of = tuple(jobs.Job("images", name, domain, model, options) for name in names)
-            chains.append(jobs.Chain(of, -(-images // len(MODEL_DOMAINS[model]))))
+            of = [jobs.Job("images", name, domain, model, options) for name in names]
+            of[-3:-3] = [training.job(name, domain, model, options) for name in trained]  # the mixtures are last
+            chains.append(jobs.Chain(tuple(of), -(-images // len(MODEL_DOMAINS[model]))))
     for mode, step in (("kill", kill_step), ("fault", fault_step)):
         if mode in models and step:
             chains += [
@@ -49,11 +50,18 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     report = Report(arguments.seed)
     start = time.monotonic()
     program = jobs.build()
-    names = [n for n in jobs.workloads(program) if not arguments.only or n in arguments.only]
+    trained = [f"train_{name}" for name in training.PROGRAMS] if training.available() else []
+    every = [*jobs.workloads(program), *trained]
+    names = [n for n in every if not arguments.only or n in arguments.only]
     if not names:
-        raise SystemExit(f"no such workload; there are: {' '.join(jobs.workloads(program))}")
+        raise SystemExit(f"no such workload; there are: {' '.join(every)}")
+    trained = [n.removeprefix("train_") for n in names if n in trained and MODEL_DOMAINS.keys() & set(arguments.model)]
+    if trained:
+        training.record()
+        training.verify(program)
     planned = plan(
-        names,
+        [n for n in names if not n.startswith("train_")],
+        trained,
         arguments.model,
         arguments.images,
         arguments.seed,

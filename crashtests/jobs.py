@@ -63,7 +63,14 @@ class Outcome:
 
 
 def build(
-    source: Path | None = None, target: Path = BUILD, *, flags: str = "-O2 -g", detector: bool = False, coverage: bool = False
+    source: Path | None = None,
+    target: Path = BUILD,
+    *,
+    flags: str = "-O2 -g",
+    detector: bool = False,
+    coverage: bool = False,
+    goal: str = "crash",
+    variables: dict[str, str] | None = None,
 ) -> Path:
     """Compiles the program over the engine in `source`. Raises CalledProcessError with the compiler's words."""
     command = [
@@ -72,9 +79,11 @@ def build(
         f"-j{os.cpu_count()}",
         "-C",
         str(ROOT / "crashtests" / "native"),
+        str(target / goal),
         f"BUILD={target}",
         f"CFLAGS={flags}",
     ]
+    command += [f"{name}={value}" for name, value in (variables or {}).items()]
     if source is not None:
         command.append(f"SRC={source}")
     if detector:
@@ -82,7 +91,7 @@ def build(
     if coverage:
         command.append("COVERAGE=1")
     subprocess.run(command, check=True, capture_output=True, text=True)
-    return target / "crash"
+    return target / goal
 
 
 def detect(source: Path | None = None, target: Path = BUILD / "detector", only: str = "") -> list[Outcome]:

@@ -1,6 +1,7 @@
 /* One job of the crash tests: one workload in one domain under one failure model. crashtests/__main__.py runs many of these.
  *
  *   crash images --model N --workload W --domain D --seed S --budget B --seen FILE --scratch PREFIX [--keep DIR] ...
+ *   crash images --trace FILE --base FILE ...       what another program has recorded of itself (recorded.c)
  *   crash kill   --workload W --domain D --step N ...
  *   crash list
  *
@@ -23,7 +24,7 @@
 #include "faults.h"
 
 struct options {
-    const char *mode, *workload, *seen;
+    const char *mode, *workload, *seen, *trace, *base, *states;
     uint64_t step;
     struct campaign campaign;
 };
@@ -156,17 +157,73 @@ static void run_detector(struct options *o)
            (unsigned long)c->tally.failures);
 }
 
+/* The digest of the store in this file, whose trace has n commits more than the base store. False: it does not open, or is another commit. */
+static bool know_state(const char *path, int domain, uint32_t n)
+{
+    int status;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        struct pms_error error;
+        in_child();
+        struct pms_pool *pool = wl_open(path, domain, PMS_MODE_READ_WRITE, &error);
+        if (pool && n == 0)
+            atomic_store(&board->primitives, pms_epoch(pool));
+        if (pool)
+            board->state[n] = wl_digest(pool);
+        leave(!pool || pms_epoch(pool) != atomic_load(&board->primitives) + n);
+    }
+    waitpid(child, &status, 0);
+    return status == 0;
+}
+
+/* Of a trace that another program has made of itself: its states are what the file holds when all stores before an acknowledgement are made. */
+static bool know_states(struct options *o, const struct trace *t, const char *path, const unsigned char *base)
+{
+    struct campaign *c = &o->campaign;
+    unsigned char *now = calloc(1, TRACE_MAX_FILE);
+    uint64_t bytes = t->base_bytes;
+    uint32_t n = 0, commits = 0;
+    memcpy(now, base, bytes);
+    write_file(path, now, bytes);
+    bool known = !t->overflow && know_state(path, c->domain, n++);
+    for (uint64_t i = 0; known && i < t->events; i++) {
+        const struct tr_event *e = &t->event[i];
+        if (e->kind == TR_SIZE)
+            bytes = e->bytes;
+        else if (e->kind <= TR_USER || e->kind == TR_PWRITE)
+            memcpy(now + e->off, t->data + e->data, e->bytes);
+        if (e->kind != TR_ACK)
+            continue;
+        commits++;
+        write_file(path, now, bytes);
+        if (o->states) {
+            char kept[300];
+            snprintf(kept, sizeof kept, "%s-%lu.pm", o->states, (unsigned long)e->bytes);
+            write_file(kept, now, bytes);
+        }
+        known = e->bytes == n && n < STATES_MAX && know_state(path, c->domain, n);
+        n++;
+    }
+    atomic_store(&board->states, n);
+    atomic_store(&board->acked, commits);
+    if (!known || !commits)
+        plain_failure(c, "recording", n, "the recorded program's file is not the state that it acknowledged");
+    free(now);
+    return known && commits;
+}
+
 static void run_images(struct options *o)
 {
     struct campaign *c = &o->campaign;
-    const struct workload *w = find_workload(o->workload);
+    const struct workload *w = o->trace ? NULL : find_workload(o->workload);
     char path[256];
     uint64_t bytes;
     snprintf(path, sizeof path, "%s-store", c->scratch);
-    unsigned char *base = make_base(path, c->domain, &bytes);
-    struct trace *t = trace_new();
+    unsigned char *base = o->trace ? read_file(o->base, &bytes) : make_base(path, c->domain, &bytes);
+    struct trace *t = o->trace ? trace_at(o->trace, false) : trace_new();
     seen_open(o->seen);
-    if (record(c, w, path, t)) {
+    if (o->trace ? know_states(o, t, path, base) : record(c, w, path, t)) {
         c->oracle = oracle_new();
         images_explore(c, t, base, NULL, board, NULL, c->depth);
         oracle_free(c->oracle);
@@ -379,6 +436,9 @@ static void parse(struct options *o, int argc, char **argv)
         else if (strcmp(key, "--seen") == 0) o->seen = value;
         else if (strcmp(key, "--scratch") == 0) snprintf(c->scratch, sizeof c->scratch, "%s", value);
         else if (strcmp(key, "--keep") == 0) c->keep = value;
+        else if (strcmp(key, "--trace") == 0) o->trace = value;
+        else if (strcmp(key, "--base") == 0) o->base = value;
+        else if (strcmp(key, "--states") == 0) o->states = value;
         else if (strcmp(key, "--script") == 0) wl_script_text = value;
         else if (strcmp(key, "--step") == 0) o->step = number(value);
         else if (strcmp(key, "--stop-after") == 0) c->stop_after = number(value);

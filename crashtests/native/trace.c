@@ -64,6 +64,24 @@ struct trace *trace_new(void)
     return t;
 }
 
+struct trace *trace_at(const char *path, bool create)
+{
+    uint64_t events = EVENTS_MAX * sizeof(struct tr_event), bytes = PAGE + events + DATA_MAX;
+    int file = open(path, O_RDWR | O_CLOEXEC | (create ? O_CREAT | O_TRUNC : 0), 0600);
+    unsigned char *p = MAP_FAILED;
+    if (file >= 0 && (!create || ftruncate(file, (off_t)bytes) == 0))
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, (create ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, file, 0);
+    if (p == MAP_FAILED) {
+        perror(path);
+        leave(2);
+    }
+    close(file);
+    struct trace *t = (void *)p;
+    t->event = (void *)(p + PAGE); /* as this process sees them: others read the same trace */
+    t->data = p + PAGE + events;
+    return t;
+}
+
 bool trace_find_data(int file, bool *page)
 {
     off_t from, to = 0;

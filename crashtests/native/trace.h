@@ -60,6 +60,7 @@ struct trace {
 #define TRACE_MAX_FILE (64ull << 20)
 
 struct trace *trace_new(void); /* shared with children */
+struct trace *trace_at(const char *path, bool create); /* shared through a file, with any process */
 
 /* Which pages of a file are no hole (TRACE_MAX_FILE / 4096 of them). */
 bool trace_find_data(int file, bool *page);
