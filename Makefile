@@ -67,7 +67,7 @@ mutants: $(STAMP)
 
 crashtest-long: $(STAMP)
 	$(PY) -m crashtests.coverage
-	$(PY) -m crashtests --images 1010000 --kill-step 1
+	$(PY) -m crashtests --images 1010000 --kill-step 1 --fault-step 1
 	$(PY) -m crashtests.mixtures --examples 300
 	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
 

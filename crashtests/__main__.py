@@ -110,8 +110,8 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=51_000, help="distinct images to check per model")
     parser.add_argument("--model", action="append", choices=every, help="default: all")
     parser.add_argument("--only", action="append", help="workload")
-    parser.add_argument("--kill-step", type=int, default=7, help="kill at every nth primitive")
-    parser.add_argument("--fault-step", type=int, default=1, help="fail every nth system call")
+    parser.add_argument("--kill-step", type=int, default=9, help="kill at every nth primitive")
+    parser.add_argument("--fault-step", type=int, default=2, help="fail every nth system call")
     parser.add_argument("--stop-after", type=int, default=5, help="failures of one job")
     arguments = parser.parse_args()
     arguments.model = arguments.model or every
