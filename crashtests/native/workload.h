@@ -109,6 +109,10 @@ void wl_mirrors(struct wl *w);
 void wl_fork(struct wl *w);
 void wl_repair(struct wl *w);
 
+/* blocks.c */
+void wl_churn(struct wl *w);
+void wl_pins(struct wl *w);
+
 /* script.c */
 extern uint64_t wl_mixture_seed;
 extern const char *wl_script_text;

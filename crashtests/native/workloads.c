@@ -633,6 +633,8 @@ const struct workload wl_table[] = {
     {"fork", wl_fork, false},
     {"repair", wl_repair, true},
     {"reopen", reopen, false},
+    {"churn", wl_churn, false},
+    {"pins", wl_pins, false},
     {"mixture_1", wl_mixture_1, false},
     {"mixture_2", wl_mixture_2, false},
     {"mixture_3", wl_mixture_3, false},
