@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crashtests import jobs, mixtures
+from crashtests import jobs, mixtures, mutant_list, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = int(os.environ.get("PMS_CRASH_IMAGES", "2000"))
@@ -75,6 +75,12 @@ def test_every_store_of_the_engine_goes_through_the_seam(tmp_path: Path) -> None
     (tmp_path / "undo.c").write_text(rogue)
     found = [failure for o in jobs.detect(tmp_path, tmp_path / "build", "groups") for failure in o.failures]
     assert "past the seam" in found[0]["message"]
+
+
+def test_mutants_are_of_this_engine() -> None:
+    """Each changes a text that is in the engine exactly once."""
+    assert [said for m in mutant_list.MUTANTS if (said := mutants.stale(m))] == []
+    assert len(mutant_list.MUTANTS) > 100
 
 
 def test_a_broken_engine_is_noticed() -> None:
