@@ -24,6 +24,9 @@ from crashtests.report import Report, commit_id
 # In which domains a model means something. Prefixes cover every domain: a process may die in each of them.
 MODEL_DOMAINS = {"i": ("process", "emulated", "file"), "ii": ("emulated",), "iii": ("file",), "iv": ("emulated", "file")}
 
+KILLS = 60
+"""Of a workload, about and at most, unless it is killed at every primitive."""
+
 
 def plan(
     names: list[str], trained: list[str], models: list[str], images: int, seed: int, kill_step: int, fault_step: int, stop: int
@@ -40,9 +43,8 @@ def plan(
             chains.append(jobs.Chain(tuple(of), -(-images // len(MODEL_DOMAINS[model]))))
     for mode, step in (("kill", kill_step), ("fault", fault_step)):
         if mode in models and step:
-            chains += [
-                jobs.Chain((jobs.Job(mode, n, d, "", common | {"step": step}),)) for d in jobs.DOMAINS for n in reversed(names)
-            ]
+            options = common | {"step": step} | ({"most": KILLS} if mode == "kill" and step > 1 else {})
+            chains += [jobs.Chain((jobs.Job(mode, n, d, "", options),)) for d in jobs.DOMAINS for n in reversed(names)]
     return chains
 
 
@@ -107,10 +109,10 @@ def main() -> int:
     )
     every = [*MODEL_DOMAINS, "kill", "fault", "detect"]
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--images", type=int, default=51_000, help="distinct images to check per model")
+    parser.add_argument("--images", type=int, default=50_500, help="distinct images to check per model")
     parser.add_argument("--model", action="append", choices=every, help="default: all")
     parser.add_argument("--only", action="append", help="workload")
-    parser.add_argument("--kill-step", type=int, default=9, help="kill at every nth primitive")
+    parser.add_argument("--kill-step", type=int, default=7, help="kill at every nth primitive")
     parser.add_argument("--fault-step", type=int, default=2, help="fail every nth system call")
     parser.add_argument("--stop-after", type=int, default=5, help="failures of one job")
     arguments = parser.parse_args()

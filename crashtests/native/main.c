@@ -25,7 +25,7 @@
 
 struct options {
     const char *mode, *workload, *seen, *trace, *base, *states;
-    uint64_t step;
+    uint64_t step, most; /* every step-th primitive, but at most about so many */
     struct campaign campaign;
 };
 
@@ -304,6 +304,8 @@ static void run_kills(struct options *o)
     struct trace *t = trace_new();
     c->oracle = oracle_new();
     if (record(c, w, path, t)) {
+        if (o->most && t->events / o->most > step)
+            step = t->events / o->most;
         for (uint64_t n = 1 + c->seed % step; c->tally.failures < c->stop_after; n += step) {
             atomic_store(&board->acked, 0);
             atomic_store(&board->begun, 0);
@@ -449,6 +451,7 @@ static void parse(struct options *o, int argc, char **argv)
         else if (strcmp(key, "--states") == 0) o->states = value;
         else if (strcmp(key, "--script") == 0) wl_script_text = value;
         else if (strcmp(key, "--step") == 0) o->step = number(value);
+        else if (strcmp(key, "--most") == 0) o->most = number(value);
         else if (strcmp(key, "--stop-after") == 0) c->stop_after = number(value);
         else if (strcmp(key, "--nested-every") == 0) c->nested_every = (uint32_t)number(value);
         else if (strcmp(key, "--depth") == 0) c->depth = (int)number(value);
