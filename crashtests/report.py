@@ -93,7 +93,7 @@ class Report:
             "",
             f"seed {data['seed']}, commit {data['commit']}, {data['seconds']:.0f} s, {self.failures} failures",
             "",
-            "| model | what may survive | distinct images | windows (every combination) | crashes in recovery | failures |",
+            "| model | what may survive | distinct images | windows (all combinations made) | crashes in recovery | failures |",
             "|---|---|---|---|---|---|",
         ]
         for model, m in data["models"].items():
@@ -101,7 +101,7 @@ class Report:
             cells = (
                 f"({model})",
                 MODEL_NAMES[model],
-                f"{m['distinct']:,}",
+                f"{m['distinct']:,}" if m["images"] else "not asked for",
                 windows,
                 f"{m['nested_images']:,}",
                 str(m["failures"]),
