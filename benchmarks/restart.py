@@ -43,8 +43,8 @@ MB = 1_000_000
 FIRST_STEP = (
     "the first step writes all of the state, and pmstore keeps every byte's pre-image before: one copy more than a peer that "
     "loads into memory of its own; in domain file the kernel also copies each page of the private mapping at its first write; "
-    "of a small state, open and attach are the larger part; cold, a store is read page by page where it is touched, as "
-    "torch.load(mmap=True), while torch.load and safetensors read their file from its first byte to its last"
+    "of a small state, open and attach are the larger part; cold, a thread reads the data behind the program, and the step "
+    "waits for what has not come yet, while torch.load and safetensors read their file from its first byte to its last"
 )
 ATTACH = "open and attach alone"
 IMPORTS = "import numpy, torch, torch.distributed.checkpoint, safetensors.torch, pmstore, pmstore.torch"
@@ -364,4 +364,7 @@ def main(quick: bool, budget: Budget) -> None:
         targets=targets,
         notes=notes,
         quick=quick,
+        plot={
+            "cases": [c for c in dict.fromkeys(r.case for r in rows) if "first step" in c and c.startswith(("10 MB", "4 GB"))]
+        },
     )

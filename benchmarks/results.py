@@ -12,8 +12,15 @@ from benchmarks.runner import QUESTIONS
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = """# Results
 
-Written by `python -m benchmarks --results` from `build/bench/*.json`; [README.md](README.md) says what each question is and how
-to read it. A figure counts beside the others of its table only: they were measured in turn, in one run.
+Written by `make bench` (or `python -m benchmarks.results`, alone) from `build/bench/*.json`. [README.md](README.md) says what
+each question is and how to read it. A figure counts beside the others of its table only: all were measured in turn, in one
+run.
+
+Times are medians of the rounds, with the least and the greatest. *survives* is what a method promises: `none`; `torn`: a crash
+in a save may leave neither the old nor the new state; `kill-safe`: the old or the new state after the death of the process;
+`power-safe`: also after that of the machine. What a table's *ratio* is to is said above it. pmstore's domains: `process` keeps
+what is committed when the process dies; `emulated` does so by the instructions that persistent memory needs; `file` waits for
+a disk.
 """
 BUSY = """
 **The machine was busy with other work when this run began** (load {load:.1f} on {cores} cores): absolute times, and every time

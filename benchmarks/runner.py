@@ -53,9 +53,9 @@ QUESTIONS = {
         Question("key_value", 15, 5),
         Question("containers", 45, 4),
         Question("instructions", 20, 10),
-        Question("scheduler", 75, 8),
+        Question("scheduler", 80, 8),
         Question("scheduler_kills", 60, 10),
-        Question("tiers", 100, 8),
+        Question("tiers", 95, 8),
     )
 }
 

@@ -27,7 +27,7 @@ QUICK = ("drift", "tiers", "integer_rule", "coci")  # the figures that take seco
 def main(quick: bool, budget: Budget) -> None:
     rows = _step_costs(1 if quick else 9)
     size = (
-        Size(job=0.3, seeds=1, rate_seeds=8, trials=10_000) if quick else Size(seeds=1, rate_seeds=12)
+        Size(job=0.3, seeds=1, rate_seeds=8, trials=10_000) if quick else Size(seeds=1, rate_seeds=8)
     )  # `Size()`: minutes more
     figures: list[Figure] = []
     with ProcessPoolExecutor(

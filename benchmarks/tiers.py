@@ -51,6 +51,13 @@ FLUSH = "pmstore flush"
 INTO_NEW_MEMORY = "plain O_DIRECT reading into new memory"
 DISK_ALONE = "plain O_DIRECT writing, {} at once"
 MEMCPY = "memcpy of the state, one core"
+SLOWER = "torch's two threads had both cores for themselves before; the flush's need a part of them"
+SYNCS = "it is four syncs and a few milliseconds of writing: syncs do not shrink with the bytes"
+RESTORE = (
+    "the restored file is 2.2 times the state, log room included: making its pages on tmpfs takes more processor time than the "
+    "disk needs to read the state; the next figure has the making of memory on both sides"
+)
+ONE_DISK = "one rank alone writes at the rate of the disk, which two share; the next figure compares with two plain writers"
 
 
 class Saver:
@@ -405,7 +412,7 @@ def _targets(rows: list[Row]) -> list[Target]:
     if flush := find(rows, training, FLUSH):
         found = [
             Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
-            Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15),
+            Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15, reason=SLOWER),
             Target("peak memory / state", flush.extra["peak kept / state"], 0.25),
         ]
     full, part, restored = (
@@ -417,15 +424,15 @@ def _targets(rows: list[Row]) -> list[Target]:
         found.append(Target("flush bandwidth / plain O_DIRECT writing", ratio, 0.8, True))
     if restored and read:
         ratio = read.median_us / restored.median_us
-        found.append(Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True))
+        found.append(Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True, RESTORE))
     if restored and (fresh := find(rows, plain, INTO_NEW_MEMORY)):
         ratio = fresh.median_us / restored.median_us
         found.append(Target("restore bandwidth / plain O_DIRECT reading into new memory", ratio, 0.8, True))
     if full and part:
-        found.append(Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03))
-    for case, words in ((shared, "on one disk"), (apart, "each with a rate of its own")):
+        found.append(Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=SYNCS))
+    for case, words, why in ((shared, "on one disk", ONE_DISK), (apart, "each with a rate of its own", "")):
         if two := find(rows, case, "2 ranks"):
-            found.append(Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6))
+            found.append(Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6, reason=why))
     one, two = (find(rows, shared, DISK_ALONE.format(writers)) for writers in (1, 2))
     ranks = [find(rows, shared, name) for name in ("1 rank", "2 ranks")]
     if one and two and ranks[0] and ranks[1]:
