@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import time
 
-from benchmarks.harness import Budget
+from benchmarks.harness import Budget, TimeUp, report_kept
 from benchmarks.runner import QUESTIONS, run
+
+
+def _time_is_up(number: int, frame: object) -> None:
+    raise TimeUp
 
 
 def main() -> int:
@@ -27,7 +32,12 @@ def main() -> int:
     if args.here:
         for name in names:
             seconds = args.seconds or QUESTIONS[name].share(args.quick)
-            importlib.import_module(f"benchmarks.{name}").main(args.quick, Budget(seconds))
+            module = importlib.import_module(f"benchmarks.{name}")
+            signal.signal(signal.SIGTERM, _time_is_up)
+            try:
+                module.main(args.quick, Budget(seconds))
+            except TimeUp:
+                report_kept(name)
         return 0
     start = time.monotonic()
     failed = run(names, args.quick)

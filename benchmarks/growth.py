@@ -23,6 +23,7 @@ from benchmarks.harness import (
     Method,
     Row,
     Target,
+    kept,
     measure,
     missing,
     report,
@@ -182,7 +183,7 @@ def main(quick: bool, budget: Budget) -> None:
     fitting = [s for s in asked if _file_bytes(s) + 2 * SOURCE < room]
     rounds = 5 if quick else 15
     small = [100_000, *fitting]
-    rows: list[Row] = []
+    rows = kept()
     parts: list[tuple[Callable[[Budget], list[Row]], float]] = [
         (lambda b: _dirty_bytes(small, rounds, "process", "memory", KILL, b), 10),
         (lambda b: _dirty_bytes([s for s in small if s <= 100 * MB], rounds, "file", "disk", POWER, b), 2),

@@ -120,6 +120,26 @@ def with_ratios(rows: Sequence[Row], yardstick: str, *, speedup: bool = False) -
     return made
 
 
+class TimeUp(BaseException):
+    """The runner asks a question to end now. No `except Exception` around a peer stops it."""
+
+
+_kept: list[Row] = []
+
+
+def kept() -> list[Row]:
+    """The list of a question's rows: what is in it when the question has to end is reported."""
+    return _kept
+
+
+def report_kept(question: str) -> None:
+    """After TimeUp. Raises: SystemExit: there is nothing."""
+    if not any(r.measured for r in _kept):
+        raise SystemExit(1)
+    rest = missing("what is missing", "the rest", NONE, "ended at the limit of its time")
+    report(question, f"{question}: what was measured until the limit of its time", [*_kept, rest])
+
+
 class Budget:
     """Seconds that a question has, dealt out to its cases: what one leaves over the later ones have. Where the machine is slow
     there are fewer rounds, not fewer cases."""

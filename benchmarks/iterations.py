@@ -33,6 +33,7 @@ from benchmarks.harness import (
     Target,
     absent,
     find,
+    kept,
     measure,
     missing,
     report,
@@ -359,7 +360,7 @@ def main(quick: bool, budget: Budget) -> None:
         import torch
 
         torch.zeros(1)
-    rows: list[Row] = []
+    rows = kept()
     notes = [f"savez_compressed is left out above {size_text(COMPRESSED_MOST_BYTES)}"]
     work: list[tuple[tuple[Case, bool], float]] = []  # by data sets: they are large
     for cases, cold in ((QUICK, COLD[:1]),) if quick else ((FULL, COLD), (SWEEP, ())):

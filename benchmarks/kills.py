@@ -24,7 +24,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import KILL, OUT_OF_TIME, POWER, SEED, Budget, Row, Target, absent, missing, report, scratch, words_of
+from benchmarks.harness import (
+    KILL,
+    OUT_OF_TIME,
+    POWER,
+    SEED,
+    Budget,
+    Row,
+    Target,
+    absent,
+    kept,
+    missing,
+    report,
+    scratch,
+    words_of,
+)
 from benchmarks.peers import WAYS, Pmstore, State, Way, in_domain
 from pmstore.testing import shared_words
 
@@ -190,7 +204,7 @@ def try_way(way: Way, kills: int, budget: Budget | None = None) -> Row:
 def main(quick: bool, budget: Budget) -> None:
     ways = [WAYS[name] for name in QUICK_WAYS] if quick else [*WAYS.values(), *NOT_DECLARED]
     ways.sort(key=lambda way: not way.name.startswith("pmstore"))
-    rows = []
+    rows = kept()
     for way, part in budget.deal((way, 2.0 if way.where == "disk" else 1.0) for way in ways):
         why = absent(way.needs) or (OUT_OF_TIME if budget.spent else "")
         if why:

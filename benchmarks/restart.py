@@ -29,6 +29,7 @@ from benchmarks.harness import (
     Row,
     Target,
     find,
+    kept,
     missing,
     report,
     room_bytes,
@@ -326,7 +327,7 @@ def main(quick: bool, budget: Budget) -> None:
     sizes = [(10 * MB, 1.0)] if quick else [(10 * MB, 1.0), (100 * MB, 2.0), (1000 * MB, 9.0), (4000 * MB, 28.0)]
     threads = 1 if os.getloadavg()[0] > 1.5 else os.cpu_count() or 1
     notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
-    starts, rows = [], []
+    starts, rows = [], kept()
     for _ in Budget(0.06 * budget.seconds).rounds(1 if quick else 3, least=1):
         server = Server(threads)
         starts.append(server.start_us)

@@ -26,6 +26,7 @@ ALL_SECONDS, QUICK_SECONDS = 19 * 60, 115
 """What a run of all questions takes at most, but for what a question goes on after its share, which the later ones give."""
 
 SLACK_SECONDS = 20.0
+REPORT_SECONDS = 20.0  # of a question that was told to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,15 @@ def _run_one(question: Question, quick: bool, share: float, tell: Tell) -> bool:
             command, cwd=ROOT, env=os.environ | {RUN_VARIABLE: str(os.getpid())}, stderr=words, start_new_session=True
         )
         tell.running(process.pid)
+        why = f"ended after its limit of {limit:.3g} s"
         try:
             status = process.wait(limit)
             why = f"ended with status {status}"
         except subprocess.TimeoutExpired:
-            status, why = None, f"ended after its limit of {limit:.3g} s"
+            process.terminate()  # it reports what it has
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(REPORT_SECONDS)
+            status = process.poll()
         finally:
             kill_group(process.pid)  # also what it started and left
             process.wait()

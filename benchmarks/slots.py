@@ -34,6 +34,7 @@ from benchmarks.harness import (
     Row,
     Target,
     find,
+    kept,
     measure,
     missing,
     report,
@@ -273,7 +274,7 @@ def _targets(rows: list[Row]) -> list[Target]:
 
 
 def main(quick: bool, budget: Budget) -> None:
-    rows: list[Row] = []
+    rows = kept()
     notes = [f"torch computes with {torch.get_num_threads()} of {os.cpu_count()} cores"]
     flips, steps = (part for _, part in budget.deal((("flips", 1), ("steps", 4))))
     for (title, shapes), part in flips.deal((one, 1) for one in _states(quick).items()):

@@ -35,6 +35,7 @@ from benchmarks.harness import (
     Row,
     Target,
     find,
+    kept,
     measure,
     missing,
     report,
@@ -449,7 +450,7 @@ def main(quick: bool, budget: Budget) -> None:
         (lambda b: _ranks(size, rounds, 0, b), 1),
         (lambda b: _ranks(size, 1, RANK_RATE, b), 1),
     ]
-    rows = []
+    rows = kept()
     for run, part in budget.deal(parts):
         rows += run(part)
         print(f"  {rows[-1].case}: done ({budget.left:.0f} s left)", flush=True)

@@ -36,6 +36,7 @@ from benchmarks.harness import (
     Target,
     absent,
     find,
+    kept,
     missing,
     report,
     room_bytes,
@@ -325,7 +326,7 @@ def main(quick: bool, budget: Budget) -> None:
             (("MLP", lambda: mlp(100 * MB), 100 * MB, 8), 3),
             (("MLP", lambda: mlp(450 * MB), 450 * MB, 5), 9),
         ]
-    rows: list[Row] = []
+    rows = kept()
     threads = (
         1 if os.getloadavg()[0] > 1.5 else torch.get_num_threads()
     )  # two threads that wait for a core measure the others' load

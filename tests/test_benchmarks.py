@@ -283,7 +283,7 @@ def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(t
     program = (
         "import dataclasses as d, benchmarks.runner as r\n"
         "r.SLACK_SECONDS = 0\n"
-        "r.QUESTIONS['growth'] = d.replace(r.QUESTIONS['growth'], quick_seconds=0.5)\n"
+        "r.QUESTIONS['growth'] = d.replace(r.QUESTIONS['growth'], quick_seconds=0.02)\n"
         "r.QUESTIONS['key_value'] = d.replace(r.QUESTIONS['key_value'], quick_seconds=110)\n"
         "print(r.run(['growth', 'key_value'], True))"
     )
@@ -292,8 +292,26 @@ def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(t
     assert process.returncode == 0, errors
     assert said.splitlines()[-1] == "['growth']"
     assert not _left(process.pid)
-    assert "limit of 0.75 s" in json.loads((tmp_path / "growth.json").read_text())["failure"]
+    assert "limit of 0.03 s" in json.loads((tmp_path / "growth.json").read_text())["failure"]
     assert json.loads((tmp_path / "key_value.json").read_text())["rows"]
+
+
+def test_a_question_that_is_told_to_end_reports_what_it_has(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, benchmarks.growth as g, benchmarks.__main__ as m\n"
+        "def told(*args):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "g._store_size = told\n"
+        "sys.argv[1:] = ['--here', '--quick', 'growth']\n"
+        "sys.exit(m.main())"
+    )
+    process = _run(tmp_path, program)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    rows = json.loads((tmp_path / "growth.json").read_text())["rows"]
+    assert rows[-1]["note"] == "ended at the limit of its time"
+    _sound(rows[:-1])
+    assert not any(r["case"].startswith("bytes in the store") for r in rows)
 
 
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
