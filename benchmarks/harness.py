@@ -377,4 +377,6 @@ def write_json(
         "notes": list(notes),
         "rows": [{k: None if v != v else v for k, v in asdict(r).items()} for r in rows],  # NaN is not JSON
     }
-    (OUT / f"{question}.json").write_text(json.dumps(data, indent=1, allow_nan=False))
+    written = OUT / f"{question}.json.new"
+    written.write_text(json.dumps(data, indent=1, allow_nan=False))
+    written.rename(OUT / f"{question}.json")  # there is a whole one or none

@@ -118,7 +118,8 @@ def _run_one(question: Question, quick: bool, share: float, tell: Tell) -> bool:
             sweep(str(os.getpid()))
         words.seek(0)
         said = words.read()
-    if status == 0:
+    # One that has written its results has answered, even if something that it started did not let it end.
+    if status == 0 or (harness.OUT / f"{question.name}.json").exists():
         seconds, busy = time.monotonic() - start, _cpu_seconds() - busy
         print(f"  ({question.name}: {seconds:.0f} s of {share:.0f} s, {busy:.0f} s of processor time)", flush=True)
         return True
