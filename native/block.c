@@ -101,6 +101,8 @@ int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error
     if (status == PMS_OK) {
         pool->block_owner = pms_thread_id();
         pool->block_depth++;
+    } else if (!pool->block_owner) {
+        pthread_cond_signal(&pool->block_left); /* the wake-up that brought us here is the next one's */
     }
     pms_pool_leave(pool);
     return status;
@@ -232,7 +234,7 @@ int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes
         return status;
     struct pms_span span = {(uint64_t)(uintptr_t)addr - pool->info.base, bytes};
     if (!pool->map.shared) { /* one view: its pages are captured as if the user stored */
-        status = pms_capture_spans(&pool->capture, &span, 1, error);
+        status = pms_capture_spans(&pool->capture, &(struct pms_span){span.off, bytes}, 1, error); /* rounds its span to pages */
         if (status == PMS_OK)
             pms_persist_store(&pool->persist, pool->map.user + span.off, src, bytes);
     } else if (!pms_capture_is_users(&pool->capture, span)) {

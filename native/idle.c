@@ -7,8 +7,13 @@ bool pms_idle_is(const struct pms_undo *u, uint64_t off)
     return pms_undo_block_tag(u, off) == PMS_TAG_IDLE; /* of the block: a page of it may have been captured alone */
 }
 
+void pms_idle_leave(struct pms_undo *u, uint64_t off) { u->whole[off / PMS_PAGE].left = u->tag; }
+
+bool pms_idle_is_left(const struct pms_undo *u, uint64_t off) { return u->whole[off / PMS_PAGE].left == u->tag; }
+
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
 {
+    PMS_ASSERT(!pms_idle_is_left(u, off));
     if (pms_idle_is(u, off) && pms_map_all_writable(u->map, off, len))
         return;
     pms_snapshot_keep(u, off, len); /* I6 */

@@ -10,13 +10,17 @@
 
 /* Whole pages of one extent may be stored to without capture, from now on, over commits and roll backs, until they are published or
  * closed. What open snapshots need of them is kept first (I6); that may wait.
- * REQUIRES: the operation lock; the last commit does not need what is there; the block was not born in this transaction. */
+ * REQUIRES: the operation lock; the last commit does not need what is there (not pms_idle_is_left); the block was not born in this transaction. */
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len);
 
 /* Its first `used` bytes (whole pages) are part of this transaction: written back at its commit; all of it is read-only after it. A roll back
  * leaves undefined content. */
 void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used);
 void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used); /* REQUIRES: the log lock */
+
+/* A pair of slots turns away from this block: until the transaction is over, the last commit names it, and it must not be opened. */
+void pms_idle_leave(struct pms_undo *u, uint64_t off);
+bool pms_idle_is_left(const struct pms_undo *u, uint64_t off);
 
 /* An idle block is about to be freed: its pages are captured again like all others. Nothing happens if it is not idle. */
 void pms_idle_close(struct pms_undo *u, uint64_t off, uint64_t len);

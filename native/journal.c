@@ -156,7 +156,7 @@ static int write_record(struct pms_journal *j, struct pms_error *error)
     }
     record->images_crc = sink.crc;
     record->crc = 0;
-    record->crc = pms_crc32c(0, record, used);
+    record->crc = pms_crc32c(j->ring.seed, record, used);
     memset((unsigned char *)record + used, 0, head - used);
     int status = sink.sent && sink.count > 0 ? sink_flush(&sink, error) : PMS_OK;
     if (status)

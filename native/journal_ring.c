@@ -11,7 +11,7 @@
 void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super)
 {
     PMS_ASSERT(super->segment_count >= 1 && super->segment_count <= PMS_MAX_SEGMENTS);
-    *ring = (struct pms_ring){.fd = fd, .count = super->segment_count};
+    *ring = (struct pms_ring){.fd = fd, .count = super->segment_count, .seed = pms_record_seed(super->uuid)};
     for (uint32_t i = 0; i < ring->count; i++) {
         PMS_ASSERT(super->segment[i].log_bytes % PMS_PAGE == 0);
         ring->piece[i].start = ring->bytes;
@@ -192,7 +192,7 @@ static int record_crc(const struct pms_ring *ring, uint64_t position, const stru
     struct pms_record header = *record;
     struct pms_run_reader reader;
     header.crc = 0;
-    *crc = pms_crc32c(0, &header, sizeof header);
+    *crc = pms_crc32c(ring->seed, &header, sizeof header);
     pms_runs_start(&reader, ring, position, record);
     while (reader.left > 0) {
         struct pms_run run;

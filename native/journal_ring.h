@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include "checksum.h"
 #include "layout.h"
 #include "persist.h"
 #include "status.h"
@@ -19,6 +20,7 @@
 struct pms_ring {
     int fd;
     uint32_t count;
+    uint32_t seed;   /* of the records' checksums: pms_record_seed */
     uint64_t bytes;  /* of the linear space */
     uint64_t window; /* of these, the ring */
     struct {
@@ -27,6 +29,9 @@ struct pms_ring {
         uint64_t bytes;
     } piece[PMS_MAX_SEGMENTS];
 };
+
+/* What is no longer in force in the ring is images, the user's bytes: those may be records too, of another store's file that was read into an array. */
+static inline uint32_t pms_record_seed(const uint8_t uuid[16]) { return pms_crc32c(0, uuid, 16); }
 
 /* Fills the map of the linear space; the window starts as all of it. */
 void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super);

@@ -198,6 +198,8 @@ static int open_block(struct pms_pool *pool, struct flip *f, struct pms_error *e
     f->alone = b->kind == PMS_KIND_LARGE && !pms_heap_is_fresh(pool->heap, b->off); /* as in slot.c */
     if (!f->alone)
         return pms_capture_spans(&pool->capture, &(struct pms_span){b->off, b->bytes}, 1, error);
+    if (pms_idle_is_left(&pool->undo, b->extent_off))
+        return pms_fail(error, PMS_E_STATE, "flipped in this transaction: the other slot holds the committed version");
     pms_idle_open(&pool->undo, b->extent_off, b->extent_bytes);
     return PMS_OK;
 }
@@ -207,7 +209,8 @@ static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, struct flip
 {
     struct pms_object o;
     for (int i = 0; i < 2; i++)
-        if (pms_dir_find(dirs, group, i ? "1" : "0", 1, &o, NULL) == PMS_OK && o.kind == PMS_OBJECT_ARRAY && o.data == f->ask.data) {
+        if (pms_dir_find(dirs, group, i ? "1" : "0", 1, &o, NULL) == PMS_OK && o.kind == PMS_OBJECT_ARRAY && o.data == f->ask.data &&
+            o.data_bytes > 0) {
             uint64_t used = (o.data_bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
             f->used = used < f->block.extent_bytes ? used : f->block.extent_bytes;
             return PMS_OK;
@@ -302,12 +305,16 @@ int pms_landing_open(struct pms_pool *pool, struct pms_landing *l, struct pms_er
     return status == PMS_OK ? open_copies(pool, l, error) : status;
 }
 
+void pms_landing_capture(struct pms_pool *pool, struct pms_landing *l)
+{
+    for (uint64_t i = 0; i < l->flips; i++)
+        pms_undo_prepare_locked(&pool->undo, l->flip[i].where, l->flip[i].ask.meta_bytes);
+    pms_undo_fence_locked(&pool->undo); /* F1: the descriptions' pre-images, before they are stored to */
+}
+
 static void describe(struct pms_pool *pool, const struct flip *f, const void *meta)
 {
-    struct pms_undo *u = &pool->undo;
-    pms_undo_prepare_locked(u, f->where, f->ask.meta_bytes);
-    pms_undo_fence_locked(u); /* F1: the description's pre-image, before it is stored to */
-    pms_undo_write_locked(u, f->where, meta, f->ask.meta_bytes);
+    pms_undo_write_locked(&pool->undo, f->where, meta, f->ask.meta_bytes);
 }
 
 int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)

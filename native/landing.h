@@ -67,7 +67,10 @@ void pms_landing_free(struct pms_landing *landing); /* by whom it was made; it g
 /* Opens the blocks and finds the descriptions. Small blocks of a private view are copied already.  ERRORS: PMS_E_INVALID, PMS_E_NOT_FOUND. */
 int pms_landing_open(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error);
 
-/* Seals, waits, copies, publishes and flips.  REQUIRES: the log lock.  ERRORS: PMS_E_STATE: a copy failed or was late; nothing of it
+/* Captures what the flips will store to, so that nothing is captured after the seal.  REQUIRES: the log lock. */
+void pms_landing_capture(struct pms_pool *pool, struct pms_landing *landing);
+
+/* Seals, waits, copies, publishes and flips.  REQUIRES: the log lock, held since pms_landing_capture and pms_snapshot_keep_transaction.  ERRORS: PMS_E_STATE: a copy failed or was late; nothing of it
  * is published.  CRASH: idle blocks may hold anything; flips are undone with the transaction (I3). */
 int pms_landing_land(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error);
 

@@ -14,7 +14,7 @@
 #define PMS_HUGE (2u << 20)      /* extents of this size and more are aligned to it */
 
 #define PMS_MAGIC "PMSTORE\n"    /* 8 bytes, no NUL */
-#define PMS_VERSION 1u
+#define PMS_VERSION 2u
 
 /* ---- fixed pages at the start of the file ------------------------------------------------------------ */
 #define PMS_OFF_SUPER(copy) ((uint64_t)(copy) * PMS_PAGE)             /* copy 0, 1 */
@@ -147,7 +147,7 @@ struct pms_record { /* followed by runs, padded to a page; then the images of th
     uint32_t run_count;
     uint32_t chain;      /* crc of the record before */
     uint32_t images_crc; /* CRC-32C of all images */
-    uint32_t crc;        /* CRC-32C of this header (crc = 0) and of the runs */
+    uint32_t crc;        /* CRC-32C of the store's uuid, this header (crc = 0) and the runs */
 };
 static_assert(sizeof(struct pms_record) == 48, "record");
 #define PMS_RECORD_MAGIC 0x314c4e4a534d50ull

@@ -126,9 +126,15 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
         status = pms_capture_spans(&pool->capture, &(struct pms_span){data, bytes}, 1, error);
     }
     f.dst = pms_map_at(&pool->map, data);
-    if (status == PMS_OK)
-        fill(&f);
-    return status;
+    if (status != PMS_OK)
+        return status;
+    bool shares = pool->map.shared && bytes <= PMS_SMALL_MAX;
+    if (shares) /* its pages hold other blocks too: a capture of those reads each page twice, and must find the same (I1) */
+        pms_lock_acquire(&pool->undo.lock);
+    fill(&f);
+    if (shares)
+        pms_lock_release(&pool->undo.lock);
+    return PMS_OK;
 }
 
 /* A tail of small pages costs more than all huge ones before it whenever the block's protection changes: it is filled up where that takes

@@ -26,6 +26,7 @@ struct pms_persist {
     uint64_t fences; /* counters: golden counts and stats */
     uint64_t lines;  /* written back by flush, and by non-temporal copies */
     uint64_t syncs;  /* fdatasync, msync */
+    uint64_t failed_syncs; /* each leaves unknown what is durable */
 };
 
 enum pms_primitive {

@@ -90,13 +90,11 @@ int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int cou
 int pms_persist_sync(struct pms_persist *p, int fd)
 {
     int err = hook(PMS_PRIM_SYNC, fd, 0, 0);
-    if (err)
-        return err;
-    p->syncs++;
-    while (fdatasync(fd) != 0)
-        if (errno != EINTR)
-            return errno;
-    return 0;
+    p->syncs += err == 0;
+    while (!err && fdatasync(fd) != 0)
+        err = errno == EINTR ? 0 : errno;
+    p->failed_syncs += err != 0;
+    return err;
 }
 
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)

@@ -90,7 +90,10 @@ static int mark_dirty(struct pms_pool *pool, struct pms_error *error)
     s->pid = getpid();
     s->opened_ns = realtime_ns();
     pms_boot_id(s->boot_id);
-    return pms_session_write(pool->fd, &pool->persist, s, error);
+    int status = PMS_OK;
+    for (int copy = 0; copy < 2 && status == PMS_OK; copy++) /* both: were one damaged, the other would say that nothing was open */
+        status = pms_session_write(pool->fd, &pool->persist, s, error);
+    return status;
 }
 
 static int map_store(struct pms_pool *pool, struct pms_error *error)
@@ -290,26 +293,40 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
 
 /* ---- growth ---- */
 
+static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32_t first, struct pms_error *error)
+{
+    int status = pms_super_format_segments(pool->fd, &pool->persist, super, first, error);
+    if (status == PMS_OK)
+        status = pms_map_grow(&pool->map, super->file_bytes, error);
+    if (status == PMS_OK)
+        status = pms_super_write(pool->fd, &pool->persist, super, error);
+    if (status != PMS_OK)
+        return status; /* the superblock in force does not know the new part */
+    /* The other copy too, so that either one may be damaged. Should it not be written, the first is durable, and the next write goes to
+     * the copy that failed. */
+    struct pms_superblock twin = *super;
+    if (pms_super_write(pool->fd, &pool->persist, &twin, error) == PMS_OK)
+        *super = twin;
+    return PMS_OK;
+}
+
 int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error)
 {
     struct pms_superblock super = pool->super;
     uint32_t first = super.segment_count;
+    uint64_t failed_syncs = pool->persist.failed_syncs;
     int status = pms_super_plan_growth(&super, bytes, error);
     if (status == PMS_OK && pool->journal)
         status = pms_journal_drain(pool->journal, error);
     if (status == PMS_OK)
-        status = pms_super_format_segments(pool->fd, &pool->persist, &super, first, error);
-    if (status == PMS_OK)
-        status = pms_map_grow(&pool->map, super.file_bytes, error);
-    if (status == PMS_OK)
-        status = pms_super_write(pool->fd, &pool->persist, &super, error);
+        status = grow_file(pool, &super, first, error);
+    if (pool->persist.failed_syncs > failed_syncs) {
+        /* The file may name the new part or not, so nothing may be written there again: another growth would overwrite its page table. */
+        pool->failed = true;
+        return PMS_E_OS;
+    }
     if (status != PMS_OK)
-        return status; /* the superblock in force does not know the new part */
-    /* The other copy too, so that either one may be damaged. Should that fail, the first is durable, and the next write goes to
-     * the copy that failed. */
-    struct pms_superblock twin = super;
-    if (pms_super_write(pool->fd, &pool->persist, &twin, NULL) == PMS_OK)
-        super = twin;
+        return status;
     pms_lock_acquire(&pool->undo.lock);
     pool->super = super;
     pms_undo_set_extents(&pool->undo, &pool->super);

@@ -152,19 +152,23 @@ int pms_sequence_splice(struct pms_pool *pool, uint64_t list, uint64_t index, ui
 
 struct pms_slot_pair { uint64_t group, data[2], bytes; uint32_t current; };
 
+struct pms_slot_turn { uint64_t epoch, rollbacks; }; /* of a flip: while both are the pool's, it is not committed */
+
 /* ERRORS: PMS_E_NOT_FOUND: no slots have that name in the directory (0: the root); PMS_E_CORRUPT. */
 int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
                   struct pms_error *error);
 
 /* The block at data may be written without capture from now on, over commits and roll backs, until it is published or freed; a
  * small one is captured for this transaction instead.  REQUIRES: the last commit does not need what it holds.
- * ERRORS: PMS_E_INVALID: no array's block; PMS_E_READONLY.  CRASH: undefined content, as before. */
+ * ERRORS: PMS_E_INVALID: no array's block; PMS_E_STATE: its pair was flipped away from it in this transaction; PMS_E_READONLY.  CRASH: undefined content, as before. */
 int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error);
 
 /* The idle one becomes the current one: what it holds at the next commit is durable with it, and is captured like any other block
- * afterwards. A roll back leaves undefined content in it.  REQUIRES: not flipped in this transaction yet.
+ * afterwards. A roll back leaves undefined content in it. turn (may be NULL): when that was; other threads commit at any time.
+ * REQUIRES: not flipped in this transaction yet.
  * ERRORS: as pms_slot_find; PMS_E_READONLY. */
-int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error);
+int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_turn *turn,
+                  struct pms_error *error);
 
 /* ---- views ---- */
 int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error);

@@ -31,10 +31,12 @@ int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error)
     if (status != PMS_OK)
         return status;
     status = find(pool, data, &b, error);
-    if (status == PMS_OK && stands_alone(pool, &b))
-        pms_idle_open(&pool->undo, b.extent_off, b.extent_bytes);
-    else if (status == PMS_OK)
+    if (status == PMS_OK && !stands_alone(pool, &b))
         status = pms_capture_spans(&pool->capture, &(struct pms_span){b.off, b.bytes}, 1, error);
+    else if (status == PMS_OK && pms_idle_is_left(&pool->undo, b.extent_off))
+        status = pms_fail(error, PMS_E_STATE, "flipped in this transaction: the other slot holds the committed version");
+    else if (status == PMS_OK)
+        pms_idle_open(&pool->undo, b.extent_off, b.extent_bytes);
     pms_pool_leave(pool);
     return status;
 }
@@ -56,6 +58,8 @@ static int find_pair(struct pms_pool *pool, uint64_t dir, const char *name, uint
         status = pms_dir_find(&dirs, pair->group, i ? "1" : "0", 1, &o, NULL);
         if (status != PMS_OK || o.kind != PMS_OBJECT_ARRAY)
             return pms_fail(error, PMS_E_CORRUPT, "slots lack an array");
+        if ((i && o.data_bytes != pair->bytes) || (o.data == 0) != (o.data_bytes == 0))
+            return pms_fail(error, PMS_E_CORRUPT, "the sizes of slots");
         pair->data[i] = o.data;
         pair->bytes = o.data_bytes;
     }
@@ -79,10 +83,11 @@ static uint64_t used_pages(const struct pms_slot_pair *pair, const struct pms_bl
     return used < b->extent_bytes ? used : b->extent_bytes;
 }
 
-int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error)
+int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_turn *turn,
+                  struct pms_error *error)
 {
     struct pms_slot_pair pair;
-    struct pms_block b;
+    struct pms_block b, before;
     char meta[META_BYTES];
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
@@ -91,6 +96,8 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     uint64_t data = status == PMS_OK ? pair.data[!pair.current] : 0;
     if (data)
         status = find(pool, data, &b, error);
+    if (data && status == PMS_OK)
+        status = find(pool, pair.data[pair.current], &before, error);
     if (status == PMS_OK) {
         struct pms_dir_ctx dirs = pms_pool_dirs(pool);
         memcpy(meta, meta_head, META_BYTES);
@@ -101,6 +108,10 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     }
     if (status == PMS_OK && data && stands_alone(pool, &b))
         pms_idle_publish(&pool->undo, b.extent_off, b.extent_bytes, used_pages(&pair, &b));
+    if (status == PMS_OK && data && stands_alone(pool, &before))
+        pms_idle_leave(&pool->undo, before.extent_off);
+    if (turn)
+        *turn = (struct pms_slot_turn){pms_pool_root(pool)->epoch, pool->rollbacks};
     pms_pool_leave(pool);
     return status;
 }

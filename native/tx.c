@@ -79,6 +79,26 @@ static void count_commit(struct pms_pool *pool, uint64_t by)
     pms_undo_write_locked(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch, sizeof epoch);
 }
 
+/* From here on what belongs to the transaction does not change. On success the log lock is held. */
+static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahead *ahead, struct pms_error *error)
+{
+    int status = PMS_OK;
+    pms_lock_acquire(&pool->undo.lock);
+    if (landing)
+        pms_landing_capture(pool, landing);
+    pms_snapshot_keep_transaction(&pool->undo); /* gives up the lock while it waits: so before the landing's seal */
+    if (landing)
+        status = pms_landing_land(pool, landing, error);
+    if (status != PMS_OK) {
+        pms_lock_release(&pool->undo.lock);
+        return status;
+    }
+    count_commit(pool, 1);
+    choose_ahead(pool, ahead);
+    pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
+    return PMS_OK;
+}
+
 /* ---- byte-addressable domains ---- */
 
 static void write_back(struct pms_pool *pool)
@@ -104,16 +124,9 @@ static void finish(struct pms_pool *pool)
 static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
 {
     struct ahead ahead;
-    pms_lock_acquire(&pool->undo.lock);
-    int status = landing ? pms_landing_land(pool, landing, error) : PMS_OK;
-    if (status != PMS_OK) {
-        pms_lock_release(&pool->undo.lock);
+    int status = settle(pool, landing, &ahead, error);
+    if (status != PMS_OK)
         return status;
-    }
-    pms_snapshot_keep_transaction(&pool->undo);
-    count_commit(pool, 1);
-    choose_ahead(pool, &ahead);
-    pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
     write_back(pool);
     pms_persist_fence(&pool->persist); /* F2: all data of the transaction, before the anchor that makes it the state */
     finish(pool);
@@ -192,16 +205,9 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, st
 {
     struct ahead ahead;
     bool indeterminate = false;
-    pms_lock_acquire(&pool->undo.lock);
-    int status = landing ? pms_landing_land(pool, landing, error) : PMS_OK;
-    if (status != PMS_OK) {
-        pms_lock_release(&pool->undo.lock);
+    int status = settle(pool, landing, &ahead, error);
+    if (status != PMS_OK)
         return status;
-    }
-    pms_snapshot_keep_transaction(&pool->undo);
-    count_commit(pool, 1);
-    choose_ahead(pool, &ahead);
-    pms_capture_protect(&pool->capture);
     uint32_t runs = gather_runs(pool);
     status = pms_journal_commit(pool->journal, pool->tx + 1, pool->runs, runs, &indeterminate, error);
     if (status == PMS_OK) {

@@ -263,7 +263,7 @@ uint64_t pms_undo_page_tag(const struct pms_undo *u, uint64_t page) { return loo
 
 uint64_t pms_undo_page_changed(const struct pms_undo *u, uint64_t page) { return look(&u->changed[page], u, false); }
 
-/* Of pages of one block: they leave its mark, if it has one. */
+/* The pages leave the marks of their blocks, where those have one. */
 static void set_pages(struct pms_undo *u, bool tag, uint64_t off, uint64_t len, uint64_t value)
 {
     _Atomic uint64_t *marks = tag ? u->page_tag : u->changed;
@@ -272,9 +272,10 @@ static void set_pages(struct pms_undo *u, bool tag, uint64_t off, uint64_t len, 
         uint64_t old = atomic_load_explicit(&marks[p], memory_order_relaxed);
         if (!(old & PMS_MARK_WHOLE))
             continue;
-        struct pms_whole *w = &u->whole[old & ~PMS_MARK_WHOLE];
-        *(tag ? &w->tag.all : &w->changed.all) = false;
-        break;
+        uint64_t block = old & ~PMS_MARK_WHOLE;
+        struct pms_mark *m = tag ? &u->whole[block].tag : &u->whole[block].changed;
+        m->all = false;
+        p = block + m->pages - 1; /* the range may reach into the next block */
     }
     fill(&marks[first], last - first + 1, value);
 }

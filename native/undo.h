@@ -45,7 +45,10 @@ struct pms_mark {
     bool all;       /* none has left */
 };
 
-struct pms_whole { struct pms_mark tag, changed; };
+struct pms_whole {
+    struct pms_mark tag, changed;
+    uint64_t left; /* tag of the last transaction that flipped a pair of slots away from this block */
+};
 
 struct pms_snapshots;
 

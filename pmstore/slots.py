@@ -220,18 +220,18 @@ class Slots:
             now = pool.epoch(), pool.rollbacks()
             if turn.flipped == now:
                 raise TransactionError(f"{self.name!r} was flipped in this transaction already: commit first")
-            # Known before it is done: whoever is interrupted here must not take the committed version for the idle slot.
+            # Known before it is done, for whoever is interrupted here; the engine says when it was, as others may commit first.
             turn.flipped = now
             turn.whole = None
             try:
-                there = pool.slot_flip(directory, self._parts[-1])
+                done = pool.slot_flip(directory, self._parts[-1])
             except PmstoreError:
                 turn.flipped = None  # it was not done
                 raise
-            if not there:
-                turn.flipped = None
+            turn.flipped = done
+            if done is None:
                 raise self._gone()
-            turn.whole = now[1]
+            turn.whole = done[1]
 
     # ---- looking at it ----
 

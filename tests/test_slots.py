@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,33 @@ def test_a_pair_removed_after_its_flip(path: Path, domain: str) -> None:
         store.rollback()
         assert (now == before).all()
         assert store.check().problems == ()
+
+
+def test_a_commit_of_another_thread_during_a_flip(path: Path, domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flip is then of the transaction after it: `next` would be the version that the last commit names."""
+    with pmstore.open(path, size="16MiB", domain=domain) as store:  # type: ignore[arg-type]
+        w = store.slots("w", 96 << 10, "uint8")
+        w.next[:] = 1
+        w.flip()
+        store.commit()
+        store["pending"] = 1
+        w.next[:] = 2
+        pool = type(store._core.pool)
+        flip = pool.slot_flip
+
+        def flip_after_a_commit(self: Any, directory: int, name: bytes) -> Any:
+            other = threading.Thread(target=store.commit)
+            other.start()
+            other.join()
+            return flip(self, directory, name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "slot_flip", flip_after_a_commit)
+            w.flip()
+        assert w.flipped
+        with pytest.raises(pmstore.TransactionError, match="flipped in this transaction"):
+            _ = w.next
+        assert w.target is w.current
+        store.rollback()
+        assert not w.flipped
+        assert (w.current == 1).all()

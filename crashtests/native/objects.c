@@ -95,7 +95,7 @@ uint32_t *wl_fill_next(struct wl *w, const char *name, uint32_t words, uint32_t 
 void wl_flip(struct wl *w, const char *name)
 {
     if (!w->failed)
-        wl_done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), &w->error));
+        wl_done(w, pms_slot_flip(w->pool, 0, name, (uint32_t)strlen(name), NULL, &w->error));
 }
 
 uint32_t *wl_current(struct wl *w, const char *name)

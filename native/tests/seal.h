@@ -43,7 +43,8 @@ static inline void seal_record(unsigned char *image, uint64_t bytes, uint64_t of
     struct pms_record r;
     memcpy(&r, image + off, sizeof r);
     r.crc = 0;
-    uint32_t crc = pms_crc32c(0, &r, sizeof r);
+    uint32_t crc = pms_crc32c(0, image + PMS_OFF_SUPER(0) + offsetof(struct pms_superblock, uuid), 16);
+    crc = pms_crc32c(crc, &r, sizeof r);
     uint64_t runs = (uint64_t)r.run_count * sizeof(struct pms_run), room = bytes - off - sizeof r;
     crc = pms_crc32c(crc, image + off + sizeof r, runs < room ? runs : room);
     memcpy(image + off + offsetof(struct pms_record, crc), &crc, sizeof crc);

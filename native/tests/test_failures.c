@@ -95,7 +95,7 @@ static int put_again(const char *name, uint64_t bytes)
 
 static void growth_that_failed_may_be_tried_again(void)
 {
-    static const enum pms_primitive kinds[] = {PMS_PRIM_ALLOCATE, PMS_PRIM_PWRITE, PMS_PRIM_SYNC};
+    static const enum pms_primitive kinds[] = {PMS_PRIM_ALLOCATE, PMS_PRIM_PWRITE, PMS_PRIM_MAP};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         int refused = 0;
         for (int n = 1;; n++) {
@@ -120,6 +120,45 @@ static void growth_that_failed_may_be_tried_again(void)
         }
         CHECK(refused > 0);
     }
+}
+
+/* The file may name the new part or not: written there again, by another growth, it might name half of one. */
+static void growth_whose_sync_failed_is_the_last(void)
+{
+    int refused = 0;
+    for (int n = 1;; n++) {
+        struct pms_error e;
+        struct pms_options o = {.mode = PMS_MODE_READ_WRITE, .domain = domain, .hot = 1};
+        open_store(2 * MIB, 0);
+        CHECK(put("before", 1000, NULL) == PMS_OK);
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+        fail_from_now(PMS_PRIM_SYNC, n, EIO);
+        int status = put("large", 8 * MIB, NULL);
+        bool failed = atomic_load(&fail_seen) >= n;
+        pms_persist_hook = NULL;
+        if (status == PMS_OK) { /* none met it; or the journal's thread, which says so later */
+            close_store();
+            if (!failed)
+                break;
+            continue;
+        }
+        CHECK(status == PMS_E_OS);
+        if (!pool->failed) { /* the journal's thread met it, before anything of the growth was written */
+            CHECK(put("large", 8 * MIB, NULL) == PMS_OK);
+            close_store();
+            continue;
+        }
+        refused++;
+        CHECK(put("larger", 40 * MIB, NULL) == PMS_E_READONLY);
+        CHECK(pms_pool_close(pool, 1, &e) == PMS_E_READONLY);
+        pms_pool_release(pool);
+        CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_OK);
+        CHECK(put("before", 1000, NULL) == PMS_OK && put("large", 8 * MIB, NULL) == PMS_OK);
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+        sound();
+        close_store();
+    }
+    CHECK(refused >= 3); /* of the page table, of the superblock, of its twin */
 }
 
 static void absurd_sizes_change_nothing(void)
@@ -299,6 +338,7 @@ int main(void)
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];
         TEST(growth_that_failed_may_be_tried_again);
+        TEST(growth_whose_sync_failed_is_the_last);
         TEST(absurd_sizes_change_nothing);
         TEST(mappings_that_run_out_are_no_failure);
         TEST(many_ranges_on_few_pages);

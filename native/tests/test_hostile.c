@@ -707,7 +707,7 @@ static void other_versions(void)
         image_bytes = variants[0].bytes;
         for (uint64_t copy = 0; copy < 2; copy++) {
             memcpy(&super, image + PMS_OFF_SUPER(copy), sizeof super);
-            super.version = field == 0 ? 2 : field == 1 ? 0 : 1;
+            super.version = field == 0 ? PMS_VERSION + 1 : field == 1 ? 0 : PMS_VERSION;
             super.features_incompat = field == 2;
             super.crc = pms_crc32c(0, &super, offsetof(struct pms_superblock, crc));
             memcpy(image + PMS_OFF_SUPER(copy), &super, sizeof super);

@@ -403,7 +403,7 @@ static int hostile(const struct pms_run *runs, uint32_t count, struct pms_record
     header.images_crc = pms_crc32c(0, images, header.image_bytes <= sizeof images ? header.image_bytes : 0);
     memcpy(page + sizeof header, runs, count * sizeof runs[0]);
     memcpy(page, &header, sizeof header);
-    header.crc = seal ? pms_crc32c(0, page, sizeof header + count * sizeof runs[0]) : 0;
+    header.crc = seal ? pms_crc32c(ring.seed, page, sizeof header + count * sizeof runs[0]) : 0;
     memcpy(page, &header, sizeof header);
     struct iovec iov[2] = {{page, sizeof page}, {images, sizeof images}};
     MUST(pms_ring_write(&ring, &p, anchor.head, iov, 2, &error) == PMS_OK);

@@ -12,6 +12,7 @@
 #include "one_store.h"
 #include "pool_state.h"
 #include "test.h"
+#include "tier.h"
 
 #define LARGE (96u << 10) /* of a slot: an extent of its own */
 #define SMALL 3000u       /* shares its pages */
@@ -271,6 +272,36 @@ static void kills(void)
     munmap((void *)done, 4096);
 }
 
+/* A commit that has to wait for a snapshot's room gives up the log lock, so it waits before it seals. */
+static void a_slow_flush_breaks_no_seal(void)
+{
+    uint64_t big;
+    struct pms_snapshot *s;
+    char flipped[8];
+    make();
+    CHECK(ok(pms_object_put_array(pool, 0, "big", 3, "m", 1, 1u << 19, PMS_FILL_ZERO, NULL, 0, 0, &big, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+    struct pms_slot_pair pair = pair_of(0);
+    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e))); /* idle already: the landing itself need not wait */
+    CHECK(ok(pms_snapshot_begin(pool, 32 * PMS_PAGE, SECOND / 2, &s, &e)));
+    memset(memory(big), 1, 1u << 19); /* more pages than may be kept */
+    memset(beside(), 1, 5000);
+    memcpy(flipped, head, 8);
+    flipped[7] = (char)!pair.current;
+    struct pms_land_copy copy = {pair.data[!pair.current], 0, LARGE, source, &here};
+    struct pms_land_flip flip = {0, pair.data[!pair.current], names[0], flipped, 1, 8};
+    struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, -1, &e);
+    CHECK(l && ok(pms_landing_start(pool, l, &e)));
+    CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1));
+    memset(beside(), 2, 5000); /* waits in its fault for the commit to be over, and is of the next transaction */
+    CHECK(pms_landing_wait(l, PMS_LANDING_DONE, -1) && ok(pms_landing_result(l, &e)));
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(beside()[0] == 1);
+    pms_snapshot_end(pool, s);
+    pms_landing_free(l);
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-landing-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -283,6 +314,7 @@ int main(void)
         domain = domains[i];
         TEST(copies_flips_and_writes_are_one_commit);
         TEST(what_is_written_after_the_seal_is_of_the_next_transaction);
+        TEST(a_slow_flush_breaks_no_seal);
         TEST(copies_that_fail_or_are_late);
         TEST(a_roll_back_or_another_one_disarms_it);
         TEST(bad_landings);

@@ -488,6 +488,72 @@ static void change_domain(void)
     domain = mine;
 }
 
+static void the_engine_stores_where_it_is_told(void)
+{
+    struct pms_error e;
+    uint64_t data;
+    struct pms_pool *pool = fresh(4u << 20);
+    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 8192, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) == PMS_OK);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    unsigned char *a = pool->map.user + data;
+    CHECK(pms_write(pool, a + 1000, "engine's", 8, &e) == PMS_OK);
+    CHECK(memcmp(a + 1000, "engine's", 8) == 0 && a[0] == 0);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    shut(pool, 0);
+}
+
+/* ---- waiting for a block ---- */
+
+static _Thread_local int fails;
+static struct pms_pool *waited_for;
+static _Atomic int waiting;
+
+static int fail_mine(enum pms_primitive p, uintptr_t addr, size_t bytes)
+{
+    (void)addr, (void)bytes;
+    return p == PMS_PRIM_PWRITE && fails ? ENOSPC : 0;
+}
+
+static void *wait_for_block(void *failing)
+{
+    struct pms_error e;
+    fails = failing != NULL;
+    atomic_fetch_add(&waiting, 1);
+    int status = pms_begin(waited_for, -1, &e);
+    if (status == PMS_OK)
+        CHECK(pms_end(waited_for, 0, &e) == PMS_OK);
+    return NULL;
+}
+
+/* Whoever was woken, and cannot commit what is pending, wakes the next one. */
+static void a_waiter_that_fails_wakes_the_next(void)
+{
+    struct pms_error e;
+    struct timespec end;
+    pthread_t thread[2];
+    uint64_t data;
+    struct pms_pool *pool = waited_for = fresh(4u << 20);
+    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 8192, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) == PMS_OK);
+    unsigned char *a = pool->map.user + data;
+    CHECK(pms_begin(pool, -1, &e) == PMS_OK);
+    pms_persist_hook = fail_mine;
+    atomic_store(&waiting, 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&thread[i], NULL, wait_for_block, i ? NULL : &fails) == 0);
+        while (atomic_load(&waiting) <= i)
+            usleep(1000);
+        usleep(50000); /* asleep by now, most likely: else the test is easier to pass */
+    }
+    CHECK(pms_end(pool, 1, &e) == PMS_OK);
+    a[0] = 1; /* pending, most likely before the waiter runs */
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 60;
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_timedjoin_np(thread[i], NULL, &end) == 0);
+    pms_persist_hook = NULL;
+    shut(pool, 0);
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-pool-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -506,6 +572,8 @@ int main(void)
         TEST(fork_child);
         TEST(blocks_exclude_threads);
         TEST(threads_write);
+        TEST(the_engine_stores_where_it_is_told);
+        TEST(a_waiter_that_fails_wakes_the_next);
         TEST(change_domain);
     }
     unlink(path);

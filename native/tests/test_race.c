@@ -143,6 +143,110 @@ static void an_optimizer_steps_while_others_capture_and_commit(void)
     close_store();
 }
 
+/* ---- a new small array beside others, whose pages it shares ---- */
+
+#define SHARING 31104u /* bytes: of a class whose blocks share pages */
+#define PAIRS 80
+
+static uint64_t kept[PAIRS], made[PAIRS];
+static _Thread_local enum { NEITHER, FILLS, CAPTURES } role;
+static _Atomic int filling, capturing;
+
+static void spin(int turns)
+{
+    for (int i = 0; i < turns; i++)
+        __asm__ volatile("");
+}
+
+/* That the two overlap often, nothing else: a fill begins about when the capture of its neighbour does. */
+static int meet(enum pms_primitive p, uintptr_t addr, size_t bytes)
+{
+    static _Thread_local unsigned seed = 1;
+    (void)addr;
+    if (role == FILLS && p == PMS_PRIM_COPY && bytes == SHARING) {
+        int seen = atomic_load(&capturing);
+        atomic_fetch_add(&filling, 1);
+        for (int i = 0; i < 10000 && atomic_load(&capturing) == seen; i++)
+            spin(100);
+    }
+    if (role == CAPTURES && p == PMS_PRIM_COPY && bytes > 2 * PMS_PAGE) {
+        atomic_fetch_add(&capturing, 1);
+        spin(rand_r(&seed) % 3000);
+    }
+    return 0;
+}
+
+static void *store_behind_the_new_ones(void *arg)
+{
+    (void)arg;
+    role = CAPTURES;
+    for (int i = 0; i < PAIRS; i++) {
+        for (int k = 0; k < 100000 && atomic_load(&filling) <= i; k++)
+            spin(100);
+        memset(pool->map.user + made[i] + SHARING, 0x55, SHARING);
+    }
+    return NULL;
+}
+
+static int count_entry(void *count, const struct pms_entry *entry, const void *image)
+{
+    (void)entry, (void)image;
+    ++*(uint32_t *)count;
+    return 0;
+}
+
+static void put_sharing(char kind, int i, const void *content, uint64_t *at)
+{
+    char name[8];
+    struct pms_error e;
+    int n = snprintf(name, sizeof name, "%c%d", kind, i);
+    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)n, "m", 1, SHARING, PMS_FILL_COPY, content, SHARING, 0, at, &e) == PMS_OK);
+}
+
+/* The fill of a new block changes pages while a neighbour's fault captures them: what is checksummed is to be what is copied. */
+static void a_new_array_spoils_no_capture_beside_it(void)
+{
+    static unsigned char old[SHARING], new[SHARING];
+    char name[8];
+    struct pms_error e;
+    memset(old, 0x11, sizeof old);
+    memset(new, 0x77, sizeof new);
+    open_store();
+    for (int i = 0; i < 2 * PAIRS; i++)
+        put_sharing('k', i, old, i % 2 ? &kept[i / 2] : &made[i / 2]);
+    commit();
+    for (int i = 0; i < 2 * PAIRS; i += 2)
+        CHECK(pms_object_remove(pool, 0, name, (uint32_t)snprintf(name, sizeof name, "k%d", i), &e) == PMS_OK);
+    commit();
+    for (int round = 0; round < 20; round++) {
+        pthread_t thread;
+        uint32_t valid = 0;
+        uint64_t at;
+        for (int dry = 0; dry < 2; dry++) { /* where they will be: the allocator does as after its last roll back */
+            for (int i = 0; i < PAIRS; i++)
+                put_sharing('m', i, old, &made[i]);
+            CHECK(pms_rollback(pool, &e) == PMS_OK);
+        }
+        atomic_store(&filling, 0);
+        pms_persist_hook = meet;
+        CHECK(pthread_create(&thread, NULL, store_behind_the_new_ones, NULL) == 0);
+        role = FILLS;
+        for (int i = 0; i < PAIRS; i++) {
+            put_sharing('m', i, new, &at);
+            CHECK(at == made[i]);
+        }
+        role = NEITHER;
+        pthread_join(thread, NULL);
+        pms_persist_hook = NULL;
+        pms_undo_scan(&pool->undo, pool->undo.tag, count_entry, &valid);
+        CHECK(valid == pool->undo.seq); /* all that a recovery would find */
+        CHECK(pms_rollback(pool, &e) == PMS_OK);
+        for (int i = 0; i < PAIRS; i++)
+            CHECK(memcmp(pool->map.user + kept[i], old, SHARING) == 0);
+    }
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-race-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -151,6 +255,7 @@ int main(void)
         domain = domains[i];
         TEST(a_racing_writer_hides_no_other_entry);
         TEST(an_optimizer_steps_while_others_capture_and_commit);
+        TEST(a_new_array_spoils_no_capture_beside_it);
     }
     unlink(path);
     return test_summary();

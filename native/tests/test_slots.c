@@ -11,8 +11,11 @@
 #include "debug.h"
 #include "idle.h"
 #include "one_store.h"
+#include "snapshot.h"
+#include "tier.h"
 #include "pool_state.h"
 #include "test.h"
+#include "snapshot.h"
 #include "tier.h"
 
 #define BYTES (96u << 10) /* of a slot: an extent of its own */
@@ -45,7 +48,7 @@ static void flip(struct pair *p, int value, bool write)
     CHECK(ok(pms_slot_open(pool, p->slot[!p->current], &e)));
     if (write)
         memset(memory(p->slot[!p->current]), value, BYTES);
-    CHECK(ok(pms_slot_flip(pool, 0, "w", 1, &e)));
+    CHECK(ok(pms_slot_flip(pool, 0, "w", 1, NULL, &e)));
     p->current = !p->current;
 }
 
@@ -187,7 +190,7 @@ static void freed_slots_are_ordinary_room(void)
     memset(memory(data), 9, 2 * BYTES);
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(all(memory(data), 2 * BYTES, 0));
-    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID && pms_slot_flip(pool, 0, "w", 1, &e) == PMS_E_NOT_FOUND);
+    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID && pms_slot_flip(pool, 0, "w", 1, NULL, &e) == PMS_E_NOT_FOUND);
     close_store();
 }
 
@@ -259,7 +262,7 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
         CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
         memset(memory(pair.data[!pair.current]), i, bytes);
         CHECK(ok(pms_pool_stats(pool, &before, &e)));
-        CHECK(ok(pms_slot_flip(pool, 0, "big", 3, &e)));
+        CHECK(ok(pms_slot_flip(pool, 0, "big", 3, NULL, &e)));
         CHECK(ok(pms_commit(pool, &e)));
         CHECK(ok(pms_pool_stats(pool, &after, &e)));
         CHECK(domain != PMS_DOMAIN_EMULATED || after.lines - before.lines < bytes / PMS_LINE + 64);
@@ -276,6 +279,102 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
     close_store();
 }
 
+/* ---- marks of two neighbouring slots ---- */
+
+#define EDGE (96u << 10)
+
+struct turned { uint64_t data[2]; int now; char name; };
+
+static struct turned neighbour(char name)
+{
+    struct turned t = {.name = name};
+    uint64_t group;
+    CHECK(ok(pms_object_group(pool, 0, &t.name, 1, 1, &group, &e)));
+    for (int k = 0; k < 2; k++)
+        CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, EDGE, PMS_FILL_ZERO, NULL, 0, 0, &t.data[k], &e)));
+    CHECK(ok(pms_object_describe_group(pool, 0, &t.name, 1, "\x81\xa5slots", 8, &e)));
+    return t;
+}
+
+static void turn(struct turned *t, int content)
+{
+    CHECK(ok(pms_slot_open(pool, t->data[!t->now], &e)));
+    memset(memory(t->data[!t->now]), content, EDGE);
+    CHECK(ok(pms_slot_flip(pool, 0, &t->name, 1, NULL, &e)));
+    t->now = !t->now;
+}
+
+/* A hot range reaches from the last page of one slot into the first of the next: the pages leave the marks of both. */
+static void a_hot_range_over_two_slots(void)
+{
+    static uint8_t changed[1 << 16];
+    struct pms_snapshot *s;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    struct turned p = neighbour('p'), q = neighbour('q');
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(p.data[1] + EDGE == q.data[0]);
+    turn(&p, 1), turn(&q, 1);
+    CHECK(ok(pms_commit(pool, &e)));
+    turn(&q, 2);
+    CHECK(ok(pms_commit(pool, &e)));
+    unsigned char *edge = memory(q.data[0]);
+    for (int i = 0; i < 5; i++) { /* in place, declared, as a step does that updates rows of both */
+        uint64_t at = (uint64_t)(uintptr_t)edge;
+        struct pms_range r[2] = {{at - PMS_PAGE, PMS_PAGE}, {at, PMS_PAGE}};
+        CHECK(ok(pms_will_write(pool, r, 2, &e)));
+        memset(edge - PMS_PAGE, 10 + i, 2 * PMS_PAGE);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    for (int i = 3; i < 5; i++) {
+        turn(&p, i), turn(&q, i);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    for (int i = 5; i < 7; i++) {
+        memset(edge - PMS_PAGE, i, 64);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    CHECK(ok(pms_snapshot_begin(pool, 0, -1, &s, &e)));
+    uint64_t since = pms_snapshot_tag(s), chunks = pms_snapshot_super(s)->file_bytes / PMS_PAGE;
+    pms_snapshot_end(pool, s);
+    for (int i = 7; i < 9; i++) {
+        turn(&q, i);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    CHECK(ok(pms_snapshot_begin(pool, 0, -1, &s, &e)));
+    CHECK(chunks <= sizeof changed);
+    pms_snapshot_changed(s, since, PMS_PAGE, changed, chunks);
+    int missed = 0;
+    for (uint64_t i = 0; i < EDGE / PMS_PAGE; i++)
+        missed += !changed[q.data[q.now] / PMS_PAGE + i];
+    CHECK(missed == 0);
+    pms_snapshot_end(pool, s);
+    uint64_t idle = q.data[!q.now];
+    CHECK(ok(pms_slot_open(pool, idle, &e)));
+    struct pms_range all_of_it = {(uint64_t)(uintptr_t)memory(idle), EDGE};
+    CHECK(ok(pms_will_write(pool, &all_of_it, 1, &e))); /* nothing to capture: found prepared, every page */
+    close_store();
+}
+
+/* Until the transaction is over the idle slot holds the last commit. */
+static void a_flipped_pair_is_not_opened_again(void)
+{
+    struct pms_slot_turn when;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    struct turned p = neighbour('p');
+    CHECK(ok(pms_commit(pool, &e)));
+    turn(&p, 1);
+    CHECK(pms_slot_open(pool, p.data[!p.now], &e) == PMS_E_STATE);
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(ok(pms_slot_open(pool, p.data[!p.now], &e)));
+    CHECK(ok(pms_slot_flip(pool, 0, "p", 1, &when, &e)));
+    CHECK(when.epoch == pms_epoch(pool) && when.rollbacks == pms_rollbacks(pool));
+    CHECK(pms_slot_open(pool, p.data[p.now], &e) == PMS_E_STATE);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(ok(pms_slot_open(pool, p.data[!p.now], &e)));
+    CHECK(memory(p.data[p.now])[0] == 1);
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-slots-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -285,6 +384,8 @@ int main(void)
         TEST(captured_pages_leave_the_mark);
         TEST(what_fills_a_huge_page_up_is_not_written_back);
         TEST(freed_slots_are_ordinary_room);
+        TEST(a_hot_range_over_two_slots);
+        TEST(a_flipped_pair_is_not_opened_again);
         TEST(snapshots_keep_what_is_replaced);
         TEST(kills);
     }
