@@ -45,17 +45,21 @@ def install(is_captured: Callable[[int], bool]) -> None:
     global _library
     if _library is not None or not torch.distributed.is_available():
         return
+    below = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+    names = getattr(torch._C, "_dispatch_get_all_op_names", None)
+    if below is None or names is None:  # private names: where they are gone, what is received is to be declared
+        return
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
 
     def kernel(name: str) -> Callable[..., Any]:
         def capture_first(*arguments: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
+            with below():
                 _capture(arguments[0], is_captured)
                 return getattr(torch.ops.c10d, name).default(*arguments)
 
         return capture_first
 
-    for qualified in torch._C._dispatch_get_all_op_names():
+    for qualified in names():
         space, _, name = qualified.partition("::")
         if space == "c10d" and name.endswith("_") and name != "monitored_barrier_":
             _library.impl(name, kernel(name), "AutogradCPU")
