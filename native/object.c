@@ -118,7 +118,8 @@ static void fill(const struct filler *f)
 static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int how, const void *src, uint64_t src_bytes,
                       struct pms_error *error)
 {
-    struct filler f = {NULL, src, bytes, src_bytes, how, &pool->persist};
+    struct pms_persist own = {.flush = pool->persist.flush};
+    struct filler f = {NULL, src, bytes, src_bytes, how, &own};
     int status = PMS_OK;
     if (pool->map.shared) {
         pms_undo_note_born(&pool->undo, data, bytes);
@@ -134,6 +135,7 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
     fill(&f);
     if (shares)
         pms_lock_release(&pool->undo.lock);
+    pms_undo_count(&pool->undo, &own);
     return PMS_OK;
 }
 

@@ -29,6 +29,13 @@ struct pms_persist {
     uint64_t failed_syncs; /* each leaves unknown what is durable */
 };
 
+/* What another thread, or work outside a lock, counted by itself. */
+static inline void pms_persist_add(struct pms_persist *to, const struct pms_persist *from)
+{
+    to->fences += from->fences;
+    to->lines += from->lines;
+}
+
 enum pms_primitive {
     PMS_PRIM_STORE = 1, /* addr, bytes */
     PMS_PRIM_FLUSH = 2, /* addr, bytes */

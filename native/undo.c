@@ -203,10 +203,8 @@ void pms_undo_after_fork_in_child(void) { atomic_store(&parallel_lock.word, 0); 
 static void copy_batch(struct pms_undo *u)
 {
     pms_parallel_for(write_piece, &batch, batch.count);
-    for (size_t i = 0; i < batch.count; i++) {
-        u->log_persist->lines += batch.counters[i].lines;
-        u->log_persist->fences += batch.counters[i].fences;
-    }
+    for (size_t i = 0; i < batch.count; i++)
+        pms_persist_add(u->log_persist, &batch.counters[i]);
     batch.count = 0;
 }
 
@@ -540,10 +538,19 @@ void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uin
         return;
     pms_undo_note_born(u, off, len);
     /* Not under the lock: a large copy would keep faulting threads waiting, and nobody else knows this block yet. */
+    struct pms_persist own = {.flush = u->persist->flush};
     if (src)
-        pms_persist_copy(u->persist, pms_map_at(u->map, off), src, len);
+        pms_persist_copy(&own, pms_map_at(u->map, off), src, len);
     else
-        pms_persist_zero(u->persist, pms_map_at(u->map, off), len);
+        pms_persist_zero(&own, pms_map_at(u->map, off), len);
+    pms_undo_count(u, &own);
+}
+
+void pms_undo_count(struct pms_undo *u, const struct pms_persist *own)
+{
+    pms_lock_acquire(&u->lock); /* the fault handler counts too */
+    pms_persist_add(u->persist, own);
+    pms_lock_release(&u->lock);
 }
 
 static bool all_listed(const struct pms_undo *u, uint64_t off, uint64_t len)

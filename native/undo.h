@@ -101,8 +101,10 @@ void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t 
  * back at commit. src NULL: zeros. */
 void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
 
-/* The same for a block that the caller fills itself, through the engine's view, by pms_persist_copy or _zero. */
+/* The same for a block that the caller fills itself, through the engine's view, by pms_persist_copy or _zero with counters of its own, which
+ * it adds afterwards. */
 void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len);
+void pms_undo_count(struct pms_undo *u, const struct pms_persist *own);
 
 /* Declares whole pages dead at the last commit: the user may write there without capture from now on. */
 void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len);
