@@ -264,13 +264,14 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
     bool by_all_cores = bytes >= PMS_UNDO_PARALLEL;
     if (by_all_cores)
         pms_undo_gather(c->undo);
+    uint64_t before = c->captures;
     for (uint64_t i = 0; i < kept; i++)
         append_span(c, span[i]);
     if (by_all_cores)
         pms_undo_gathered(c->undo);
     pms_undo_fence_locked(c->undo); /* F1: all entries, before any of their targets becomes writable (I2) */
     unprotect_spans(c, span, kept);
-    uint64_t settled = choose_settled(c, span, kept);
+    uint64_t settled = c->captures > before ? choose_settled(c, span, kept) : 0; /* once in a transaction */
     pms_lock_release(&c->undo->lock);
     for (uint64_t i = 0; i < settled; i++) /* not under the lock: it takes milliseconds */
         pms_map_prefer_huge(c->map, span[i].off, span[i].bytes);

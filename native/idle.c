@@ -26,7 +26,7 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
 
 void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
 {
-    PMS_ASSERT(used > 0 && used <= len && used % PMS_PAGE == 0);
+    PMS_ASSERT(used > 0 && used <= len && used % PMS_PAGE == 0 && !pms_idle_is_left(u, off));
     u->stored = true;
     pms_undo_change_block(u, off, len);
     pms_undo_tag_block(u, off, len, u->tag);

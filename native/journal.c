@@ -372,7 +372,7 @@ void pms_journal_set_super(struct pms_journal *j, const struct pms_superblock *s
     PMS_ASSERT(j->head == j->tail);
     uint64_t window = j->ring.window;
     uint64_t before = j->ring.bytes;
-    pms_ring_init(&j->ring, j->map->fd, super);
+    pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
     PMS_ASSERT(j->ring.bytes >= before); /* segments are only added: positions keep their places */
     j->ring.window = window;
     pthread_mutex_unlock(&j->mutex);
@@ -427,7 +427,7 @@ static int acquire(struct pms_journal *j, struct pms_error *error)
 static int load_anchor(struct pms_journal *j, const struct pms_superblock *super, uint64_t tx, struct pms_error *error)
 {
     bool twins;
-    pms_ring_init(&j->ring, j->map->fd, super);
+    pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
     int status = pms_anchor_read(&j->ring, &j->anchor, &twins, error);
     if (status)
         return status;

@@ -305,7 +305,7 @@ int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblo
     struct recovery r = {.super = super, .persist = p, .into = into, .result = result};
     bool twins;
     *result = (struct pms_journal_recovery){0};
-    pms_ring_init(&r.ring, fd, super);
+    pms_ring_init(&r.ring, fd, super, p->log_seed);
     int status = pms_anchor_read(&r.ring, &r.anchor, &twins, error);
     if (status)
         return status;
@@ -347,7 +347,7 @@ int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superbloc
 {
     struct recovery r = {.super = super, .persist = p, .tx = tx};
     bool twins;
-    pms_ring_init(&r.ring, fd, super);
+    pms_ring_init(&r.ring, fd, super, p->log_seed);
     /* A store that was in this domain before has anchors; the new ones must outrank them. */
     int status = pms_anchor_read(&r.ring, &r.anchor, &twins, error);
     if (status == PMS_E_CORRUPT)

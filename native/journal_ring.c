@@ -8,10 +8,10 @@
 
 /* ---- positions ---------------------------------------------------------------------------------------------------- */
 
-void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super)
+void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super, uint32_t seed)
 {
     PMS_ASSERT(super->segment_count >= 1 && super->segment_count <= PMS_MAX_SEGMENTS);
-    *ring = (struct pms_ring){.fd = fd, .count = super->segment_count, .seed = pms_record_seed(super->uuid)};
+    *ring = (struct pms_ring){.fd = fd, .count = super->segment_count, .seed = seed};
     for (uint32_t i = 0; i < ring->count; i++) {
         PMS_ASSERT(super->segment[i].log_bytes % PMS_PAGE == 0);
         ring->piece[i].start = ring->bytes;

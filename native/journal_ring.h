@@ -10,7 +10,6 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "checksum.h"
 #include "layout.h"
 #include "persist.h"
 #include "status.h"
@@ -20,7 +19,7 @@
 struct pms_ring {
     int fd;
     uint32_t count;
-    uint32_t seed;   /* of the records' checksums: pms_record_seed */
+    uint32_t seed;   /* of the records' checksums: pms_session_seed */
     uint64_t bytes;  /* of the linear space */
     uint64_t window; /* of these, the ring */
     struct {
@@ -30,11 +29,8 @@ struct pms_ring {
     } piece[PMS_MAX_SEGMENTS];
 };
 
-/* What is no longer in force in the ring is images, the user's bytes: those may be records too, of another store's file that was read into an array. */
-static inline uint32_t pms_record_seed(const uint8_t uuid[16]) { return pms_crc32c(0, uuid, 16); }
-
 /* Fills the map of the linear space; the window starts as all of it. */
-void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super);
+void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super, uint32_t seed);
 
 /* The offset in the file of a position; *room = bytes that follow it without a break, in the file and in the ring. */
 uint64_t pms_ring_place(const struct pms_ring *ring, uint64_t position, uint64_t *room);

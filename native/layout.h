@@ -80,7 +80,8 @@ struct pms_session {
     uint64_t opens;       /* opens for writing since creation */
     uint64_t unclean;     /* of these, how many found no clean mark */
     uint8_t history[PMS_HISTORY_BYTES]; /* scheduler's failure history; zero until it writes one */
-    uint8_t reserved[60]; /* zero */
+    uint64_t nonce;       /* drawn at each open for writing: see pms_session_seed */
+    uint8_t reserved[52]; /* zero */
     uint32_t crc;
 };
 static_assert(sizeof(struct pms_session) == 512, "one sector");
@@ -147,7 +148,7 @@ struct pms_record { /* followed by runs, padded to a page; then the images of th
     uint32_t run_count;
     uint32_t chain;      /* crc of the record before */
     uint32_t images_crc; /* CRC-32C of all images */
-    uint32_t crc;        /* CRC-32C of the store's uuid, this header (crc = 0) and the runs */
+    uint32_t crc;        /* CRC-32C of this header (crc = 0) and of the runs, from the session's seed */
 };
 static_assert(sizeof(struct pms_record) == 48, "record");
 #define PMS_RECORD_MAGIC 0x314c4e4a534d50ull

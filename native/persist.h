@@ -27,6 +27,7 @@ struct pms_persist {
     uint64_t lines;  /* written back by flush, and by non-temporal copies */
     uint64_t syncs;  /* fdatasync, msync */
     uint64_t failed_syncs; /* each leaves unknown what is durable */
+    uint32_t log_seed;     /* pms_session_seed of the session whose logs are read or written */
 };
 
 /* What another thread, or work outside a lock, counted by itself. */

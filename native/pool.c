@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -39,6 +40,7 @@ static int read_head(struct pms_pool *pool, struct pms_error *error)
         status = pms_session_read(pool->fd, &pool->session, error);
     if (status != PMS_OK)
         return status;
+    pool->persist.log_seed = pms_session_seed(&pool->session);
     off_t end = lseek(pool->fd, 0, SEEK_END);
     if (end >= 0 && (uint64_t)end >= pool->super.file_bytes)
         return PMS_OK;
@@ -90,6 +92,9 @@ static int mark_dirty(struct pms_pool *pool, struct pms_error *error)
     s->pid = getpid();
     s->opened_ns = realtime_ns();
     pms_boot_id(s->boot_id);
+    if (getrandom(&s->nonce, sizeof s->nonce, 0) != sizeof s->nonce)
+        return pms_fail_errno(error, "reading randomness");
+    pool->persist.log_seed = pms_session_seed(s); /* the logs are empty, and hold nothing that is valid from now on */
     int status = PMS_OK;
     for (int copy = 0; copy < 2 && status == PMS_OK; copy++) /* both: were one damaged, the other would say that nothing was open */
         status = pms_session_write(pool->fd, &pool->persist, s, error);

@@ -98,6 +98,8 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
         status = find(pool, data, &b, error);
     if (data && status == PMS_OK)
         status = find(pool, pair.data[pair.current], &before, error);
+    if (data && status == PMS_OK && stands_alone(pool, &b) && pms_idle_is_left(&pool->undo, b.extent_off))
+        status = pms_fail(error, PMS_E_STATE, "flipped in this transaction already: commit first");
     if (status == PMS_OK) {
         struct pms_dir_ctx dirs = pms_pool_dirs(pool);
         memcpy(meta, meta_head, META_BYTES);

@@ -325,6 +325,8 @@ int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session
     return errno ? pms_fail_errno(error, "syncing the session record") : PMS_OK;
 }
 
+uint32_t pms_session_seed(const struct pms_session *session) { return pms_crc32c(0, &session->nonce, sizeof session->nonce); }
+
 static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
 
 void pms_boot_id(uint8_t id[16])

@@ -46,6 +46,10 @@ int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session
  * REQUIRES: the other copy is durable.  CRASH: the copy may be torn; then the other one holds. */
 int pms_session_write_unsynced(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error);
 
+/* What checksums of log entries and journal records start from. What is no longer in force in a log is pre-images and images, the user's bytes,
+ * and those may be entries and records themselves: of another store, of a copy of this one, or an enemy's. */
+uint32_t pms_session_seed(const struct pms_session *session);
+
 /* This run of the machine. Zeros where the system does not say. */
 void pms_boot_id(uint8_t id[16]);
 

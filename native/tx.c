@@ -84,12 +84,15 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
 {
     int status = PMS_OK;
     pms_lock_acquire(&pool->undo.lock);
+    bool pending = pool->undo.stored || pool->undo.dirty_count > pool->begun;
     if (landing)
         pms_landing_capture(pool, landing);
     pms_snapshot_keep_transaction(&pool->undo); /* gives up the lock while it waits: so before the landing's seal */
     if (landing)
         status = pms_landing_land(pool, landing, error);
     if (status != PMS_OK) {
+        if (!pending) /* what the landing captured is as it was: nothing to commit */
+            pool->begun = pool->undo.dirty_count;
         pms_lock_release(&pool->undo.lock);
         return status;
     }

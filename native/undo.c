@@ -169,7 +169,7 @@ static void write_entry(const struct pms_undo *u, struct pms_persist *p, const s
         struct pms_entry head;
         unsigned char image[ENTRY_INLINE];
     } line = {{u->tag, e->target, e->seq, e->len, 0, 0}, {0}};
-    uint32_t crc = pms_crc32c(0, &line.head, 28);
+    uint32_t crc = pms_crc32c(u->persist->log_seed, &line.head, 28);
     if (e->len <= ENTRY_INLINE) {
         pms_quiet_copy(line.image, src, e->len);
         line.head.crc = pms_crc32c(crc, line.image, e->len);
@@ -587,7 +587,7 @@ static bool entry_valid(const struct pms_undo *u, const struct pms_log_extent *x
         return false;
     if (at + entry_bytes(out->len) > x->bytes)
         return false;
-    uint32_t crc = pms_crc32c(0, out, 28);
+    uint32_t crc = pms_crc32c(u->persist->log_seed, out, 28);
     return pms_crc32c(crc, p + image_offset(out->len), out->len) == out->crc;
 }
 

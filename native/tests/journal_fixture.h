@@ -175,7 +175,7 @@ static inline void format(int fd, uint64_t window)
         struct pms_ring ring;
         struct pms_janchor anchor;
         bool twins;
-        pms_ring_init(&ring, fd, &super);
+        pms_ring_init(&ring, fd, &super, 0);
         MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && twins);
         anchor.window = window;
         MUST(pms_anchor_advance(fd, &p, &anchor, &error) == PMS_OK);

@@ -8,6 +8,7 @@
 
 #include "checksum.h"
 #include "layout.h"
+#include "super.h"
 
 static inline void seal_crc(unsigned char *image, uint64_t off, size_t crc_at) /* a record with a CRC of everything before it */
 {
@@ -18,6 +19,14 @@ static inline void seal_crc(unsigned char *image, uint64_t off, size_t crc_at) /
 static inline void seal_super(unsigned char *image, uint64_t off) { seal_crc(image, off, offsetof(struct pms_superblock, crc)); }
 static inline void seal_session(unsigned char *image, uint64_t off) { seal_crc(image, off, offsetof(struct pms_session, crc)); }
 static inline void seal_janchor(unsigned char *image, uint64_t off) { seal_crc(image, off, offsetof(struct pms_janchor, crc)); }
+
+static inline uint32_t log_seed(const unsigned char *image)
+{
+    struct pms_session s[2];
+    for (uint64_t copy = 0; copy < 2; copy++)
+        memcpy(&s[copy], image + PMS_OFF_SESSION(copy), sizeof s[copy]);
+    return pms_session_seed(&s[s[1].generation > s[0].generation]);
+}
 
 static inline void seal_anchor(unsigned char *image)
 {
@@ -32,7 +41,7 @@ static inline void seal_entry(unsigned char *image, uint64_t bytes, uint64_t off
     struct pms_entry e;
     memcpy(&e, image + off, sizeof e);
     uint64_t pre = off + (e.len <= 32 ? sizeof e : PMS_LINE);
-    uint32_t crc = pms_crc32c(0, &e, 28);
+    uint32_t crc = pms_crc32c(log_seed(image), &e, 28);
     if (pre <= bytes && e.len <= bytes - pre)
         crc = pms_crc32c(crc, image + pre, e.len);
     memcpy(image + off + offsetof(struct pms_entry, crc), &crc, sizeof crc);
@@ -43,8 +52,7 @@ static inline void seal_record(unsigned char *image, uint64_t bytes, uint64_t of
     struct pms_record r;
     memcpy(&r, image + off, sizeof r);
     r.crc = 0;
-    uint32_t crc = pms_crc32c(0, image + PMS_OFF_SUPER(0) + offsetof(struct pms_superblock, uuid), 16);
-    crc = pms_crc32c(crc, &r, sizeof r);
+    uint32_t crc = pms_crc32c(log_seed(image), &r, sizeof r);
     uint64_t runs = (uint64_t)r.run_count * sizeof(struct pms_run), room = bytes - off - sizeof r;
     crc = pms_crc32c(crc, image + off + sizeof r, runs < room ? runs : room);
     memcpy(image + off + offsetof(struct pms_record, crc), &crc, sizeof crc);

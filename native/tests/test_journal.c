@@ -53,7 +53,7 @@ static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *po
     struct pms_janchor anchor;
     struct pms_error error;
     bool twins;
-    pms_ring_init(ring, fd, &super);
+    pms_ring_init(ring, fd, &super, 0);
     MUST(pms_anchor_read(ring, &anchor, &twins, &error) == PMS_OK);
     MUST(anchor.tx == 0);
     uint64_t at = anchor.head;
@@ -345,7 +345,7 @@ static void test_newer_image_beyond_batch(void)
     struct pms_error error;
     bool twins;
     uint64_t room;
-    pms_ring_init(&ring, fd, &super);
+    pms_ring_init(&ring, fd, &super, 0);
     MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && anchor.tx == 1 && twins);
     flip(fd, pms_ring_place(&ring, anchor.head + PMS_PAGE + 77, &room), 1);
     expect(fd, 1);
@@ -395,7 +395,7 @@ static int hostile(const struct pms_run *runs, uint32_t count, struct pms_record
     bool twins;
     int fd = new_file();
     format(fd, 0);
-    pms_ring_init(&ring, fd, &super);
+    pms_ring_init(&ring, fd, &super, 0);
     MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK);
     header.magic = PMS_RECORD_MAGIC;
     header.tx = header.tx ? header.tx : 1;

@@ -193,7 +193,7 @@ static void test_anchor_failures(void)
         bool twins;
         int fd = new_file();
         format(fd, 0);
-        pms_ring_init(&ring, fd, &super);
+        pms_ring_init(&ring, fd, &super, 0);
         MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && twins);
         sure[0] = sure[1] = true;
         anchor_primitives = 0;

@@ -302,6 +302,24 @@ static void a_slow_flush_breaks_no_seal(void)
     close_store();
 }
 
+static void a_landing_that_fails_leaves_nothing_pending(void)
+{
+    char flipped[8];
+    make();
+    struct pms_slot_pair pair = pair_of(0);
+    uint64_t epoch = pms_epoch(pool);
+    memcpy(flipped, head, 8);
+    flipped[7] = (char)!pair.current;
+    struct pms_land_copy copy = {pair.data[!pair.current], 0, LARGE, source, &never};
+    struct pms_land_flip flip = {0, pair.data[!pair.current], names[0], flipped, 1, 8};
+    struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, SECOND / 100, &e);
+    CHECK(l && ok(pms_landing_start(pool, l, &e)));
+    CHECK(pms_landing_wait(l, PMS_LANDING_DONE, -1) && pms_landing_result(l, &e) == PMS_E_STATE);
+    CHECK(ok(pms_commit(pool, &e)) && pms_epoch(pool) == epoch);
+    pms_landing_free(l);
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-landing-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -315,6 +333,7 @@ int main(void)
         TEST(copies_flips_and_writes_are_one_commit);
         TEST(what_is_written_after_the_seal_is_of_the_next_transaction);
         TEST(a_slow_flush_breaks_no_seal);
+        TEST(a_landing_that_fails_leaves_nothing_pending);
         TEST(copies_that_fail_or_are_late);
         TEST(a_roll_back_or_another_one_disarms_it);
         TEST(bad_landings);

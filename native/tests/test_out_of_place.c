@@ -99,6 +99,64 @@ static void records_of_another_store_are_only_data(void)
     unlink(path);
 }
 
+/* ---- entries of an undo log, as data ---- */
+
+#define UPLOAD (2u << 20)
+#define MIDDLE (256u << 10)
+
+static uint64_t put_zeros(const char *name, uint64_t bytes)
+{
+    uint64_t at = 0;
+    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &at, &e)));
+    return at;
+}
+
+static void overwrite(uint64_t at, int content, uint64_t bytes)
+{
+    struct pms_range r = {(uint64_t)(uintptr_t)memory(at), bytes};
+    CHECK(ok(pms_will_write(pool, &r, 1, &e)));
+    memset(memory(at), content, bytes);
+}
+
+/* Bytes from outside are lines of an undo log, for a transaction to come. Overwritten, they are pre-images; and when that log is gone they lie where the
+ * entries of the next but one go. Returns the number of the entry that would have to follow. */
+static uint32_t entries_as_data(uint32_t seq)
+{
+    struct { struct pms_entry head; unsigned char image[PMS_LINE - sizeof(struct pms_entry)]; } line = {0};
+    static_assert(sizeof line == PMS_LINE, "as in the log");
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    uint64_t upload = put_zeros("upload", UPLOAD), middle = put_zeros("middle", MIDDLE), victim = put_zeros("victim", 64u << 10);
+    CHECK(ok(pms_commit(pool, &e)));
+    line.head = (struct pms_entry){.tag = pool->undo.tag + 2, .target = victim, .seq = seq, .len = 8};
+    memset(line.image, 0xee, 8);
+    line.head.crc = pms_crc32c(pms_crc32c(0, &line.head, 28), line.image, 8);
+    overwrite(upload, 0, UPLOAD);
+    for (uint64_t at = 0; at < UPLOAD; at += PMS_LINE)
+        memcpy(memory(upload) + at, &line, sizeof line);
+    CHECK(ok(pms_commit(pool, &e)));
+    overwrite(upload, 0, UPLOAD);
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(pool->undo.tag == line.head.tag);
+    overwrite(middle, 5, MIDDLE);
+    uint32_t next = pool->undo.seq;
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(memory(victim)[0] == 0);
+    close_store();
+    return next;
+}
+
+static void entries_of_a_log_are_only_data(void)
+{
+    static const int all[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
+    for (int i = 0; i < 3; i++) {
+        name_store("entries");
+        domain = all[i];
+        uint32_t next = entries_as_data(UINT32_MAX);
+        CHECK(entries_as_data(next) == next);
+        unlink(path);
+    }
+}
+
 /* ---- the size of a slot ---- */
 
 #define SLOT (96u << 10)
@@ -142,6 +200,7 @@ int main(void)
     killed("foreign", commits_of_foreign_records);
     TEST(the_other_copy_of_a_session_says_that_it_was_open);
     TEST(records_of_another_store_are_only_data);
+    TEST(entries_of_a_log_are_only_data);
     domain = PMS_DOMAIN_PROCESS;
     TEST(slots_of_two_sizes_are_corrupt);
     return test_summary();

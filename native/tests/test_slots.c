@@ -364,6 +364,7 @@ static void a_flipped_pair_is_not_opened_again(void)
     CHECK(ok(pms_commit(pool, &e)));
     turn(&p, 1);
     CHECK(pms_slot_open(pool, p.data[!p.now], &e) == PMS_E_STATE);
+    CHECK(pms_slot_flip(pool, 0, "p", 1, NULL, &e) == PMS_E_STATE);
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(ok(pms_slot_open(pool, p.data[!p.now], &e)));
     CHECK(ok(pms_slot_flip(pool, 0, "p", 1, &when, &e)));
