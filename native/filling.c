@@ -52,7 +52,7 @@ int pms_filling_open(int fd, uint64_t bytes, struct pms_filling **out, struct pm
     f->raw_bytes = bytes + PMS_HUGE;
     f->raw = mmap(NULL, f->raw_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (f->raw == MAP_FAILED) {
-        int status = pms_fail_errno(error, "reserving address space for the restored store");
+        int status = errno == ENOMEM ? PMS_OK : pms_fail_errno(error, "reserving address space for the restored store");
         free(f);
         return status;
     }
@@ -61,7 +61,7 @@ int pms_filling_open(int fd, uint64_t bytes, struct pms_filling **out, struct pm
     if (!errno)
         errno = pms_persist_map(&f->persist, f->map, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (errno) {
-        int status = pms_fail_errno(error, "mapping the restored store");
+        int status = errno == ENOMEM ? PMS_OK : pms_fail_errno(error, "mapping the restored store");
         pms_filling_close(f);
         return status;
     }

@@ -10,8 +10,9 @@
 struct pms_filling;
 struct pms_transfer;
 
-/* Makes the file that long. *fill = NULL, and nothing was done, if it is not in memory, or the kernel cannot tell a full file system from a
- * fault (before Linux 5.14): fill it by system calls then. fd stays the caller's.  ERRORS: PMS_E_OS. */
+/* Makes the file that long. *fill = NULL, and no more than that was done, if it is not in memory, there is no address space for it
+ * (RLIMIT_AS), or the kernel cannot tell a full file system from a fault (before Linux 5.14): fill it by system calls then. fd stays the
+ * caller's.  ERRORS: PMS_E_OS. */
 int pms_filling_open(int fd, uint64_t file_bytes, struct pms_filling **fill, struct pms_error *error);
 void pms_filling_close(struct pms_filling *f);
 uint64_t pms_filling_bytes(const struct pms_filling *f);

@@ -82,9 +82,15 @@ class Descriptor:
 
     @cached_property
     def in_numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Dtype, and strides in bytes. Worked out once for all arrays of the kind. Raises: as `numpy_dtype`."""
+        """Dtype (see `own_dtype`), and strides in bytes. Worked out once for all of the kind. Raises: as `numpy_dtype`."""
         dtype = numpy_dtype(self)
         return dtype, tuple(step * dtype.itemsize for step in layout.strides_of(self.shape, self.order))
+
+    @property
+    def own_dtype(self) -> np.dtype[Any]:
+        """For one array: numpy lets the fields of a dtype be renamed (`x.dtype.names = ...`), which is to change no other's."""
+        shared = self.in_numpy[0]
+        return shared if shared.fields is None and shared.subdtype is None else numpy_dtype(self)
 
 
 @lru_cache(maxsize=1024)
@@ -162,7 +168,7 @@ def describe(value: Array) -> tuple[Array, Descriptor]:
 
 def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
     """The array over the memory; it keeps the memory, and so the block. Writable if the memory is."""
-    dtype, strides = descriptor.in_numpy
+    dtype, strides = descriptor.own_dtype, descriptor.in_numpy[1]
     # Not frombuffer().reshape(): the base of every view of this array is to be this array, which the store knows.
     made: Array = np.ndarray(descriptor.shape, dtype, memory, 0, strides)  # type: ignore[arg-type] # any buffer does
     return made

@@ -8,6 +8,8 @@ where it was, as any code may: its page is captured then.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 __all__ = ["install"]
 
 _PAGE = 4096
+_KEY = "AutogradCPU"
+_once = threading.Lock()  # taken by the first `install`, for good
 _library: Any = None
 
 
@@ -32,7 +36,7 @@ def _capture(written: Any, is_captured: Callable[[int], bool]) -> None:
     span = 1 + sum((length - 1) * stride for length, stride in zip(written.shape, written.stride(), strict=True))
     end = begin + span * written.element_size()
     # Not in the tensor's own type: -0.0 + 0 is another number. Nor through a view of it: autograd reads its version.
-    bytes_ = torch.empty(0, dtype=torch.uint8)
+    bytes_ = torch.empty(0, dtype=torch.uint8, device="cpu")
     for at, count in ((begin, (end - begin - 1) // _PAGE + 1), (end - 1, 1)):
         bytes_.set_(written.untyped_storage(), at, (count,), (_PAGE,)).bitwise_or_(0)
 
@@ -40,16 +44,20 @@ def _capture(written: Any, is_captured: Callable[[int], bool]) -> None:
 def install(is_captured: Callable[[int], bool]) -> None:
     """Puts the layer in, once a process. What happens under `torch.inference_mode()` does not pass through it.
 
+    Where it cannot be put in, it is left out, whole: what is received is to be declared then. That is so where torch has other
+    private names, and where another library has kernels in the same place.
+
     is_captured: whether a store at an address is one into a heap that is open for writing.
     """
     global _library
-    if _library is not None or not torch.distributed.is_available():
-        return
-    below = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
-    names = getattr(torch._C, "_dispatch_get_all_op_names", None)
-    if below is None or names is None:  # private names: where they are gone, what is received is to be declared
-        return
-    _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    if _once.acquire(blocking=False) and torch.distributed.is_available():
+        with contextlib.suppress(Exception):  # tensors can be loaded without it
+            _library = _layer(is_captured)
+
+
+def _layer(is_captured: Callable[[int], bool]) -> Any:
+    """The library that holds the kernels; None if another one has some. Without it they are gone. Raises: what torch does."""
+    below = torch._C._AutoDispatchBelowAutograd
 
     def kernel(name: str) -> Callable[..., Any]:
         def capture_first(*arguments: Any) -> Any:
@@ -59,7 +67,11 @@ def install(is_captured: Callable[[int], bool]) -> None:
 
         return capture_first
 
-    for qualified in names():
-        space, _, name = qualified.partition("::")
-        if space == "c10d" and name.endswith("_") and name != "monitored_barrier_":
-            _library.impl(name, kernel(name), "AutogradCPU")
+    operators = [name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
+    receiving = [name for name in operators if name.endswith("_") and name != "monitored_barrier_"]
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", _KEY) for name in receiving):
+        return None
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    for name in receiving:
+        library.impl(name, kernel(name), _KEY)
+    return library

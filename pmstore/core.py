@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from typing import Any, NamedTuple
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Core:
         self.objects: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
         self.removals = 0
         self.turns: dict[tuple[bytes, ...], Any] = {}
-        _cores.add(self)
+        _cores[id(self)] = self
 
     def _new_lock(self) -> None:
         self.lock = threading.RLock()
@@ -81,12 +81,17 @@ class Core:
         return made
 
 
-_cores: WeakSet[Core] = WeakSet()
+_cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
+
+
+def _open_cores() -> list[Core]:
+    """Those that are alive now. Not by iterating: meanwhile other threads open stores."""
+    return [core for reference in _cores.valuerefs() if (core := reference()) is not None]
 
 
 def is_captured(address: int) -> bool:
     """Whether a store to the address is captured: it is in the heap of a store that this process has open for writing."""
-    for core in list(_cores):
+    for core in _open_cores():
         info = core.pool.info
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:  # else others may lie there now
             return not info.read_only and core.process == os.getpid()
@@ -100,7 +105,7 @@ def _declare_collectives() -> None:
 
 
 def _new_locks() -> None:
-    for core in _cores:  # another thread may have held one at the fork; in the child it is not there to give it back
+    for core in _open_cores():  # another thread may have held one at the fork; in the child it is not there to give it back
         core._new_lock()
 
 

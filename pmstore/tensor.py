@@ -65,8 +65,9 @@ def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
     dtype = dtype_of(descriptor)
     strides = layout.strides_of(descriptor.shape, descriptor.order)
     # Reinterpreted, not made as dtype: torch warns when a complex32 tensor is made, and it is not the user who makes one.
-    tensor = torch.empty(0, dtype=torch.uint8).view(dtype)
-    flat = torch.empty(0, dtype=torch.uint8) if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+    # The CPU's, whatever torch.set_default_device says.
+    tensor = torch.empty(0, dtype=torch.uint8, device="cpu").view(dtype)
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu") if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
     # Not .view(): a view would carry its base along in autograd and in pickles.
     tensor.set_(flat.untyped_storage(), 0, descriptor.shape, strides)
     if descriptor.parameter:

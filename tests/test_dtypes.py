@@ -129,3 +129,26 @@ def test_long_double_of_another_machine() -> None:
 
 def test_shapes_of_subarray_dtypes(store: pmstore.Store) -> None:
     assert store.zeros("a", 3, np.dtype(("f4", (2,)))).shape == (3, 2)
+
+
+def test_renamed_fields_are_one_array_s_alone(path: Path) -> None:
+    """numpy lets the fields of an array's dtype be renamed in place: dtypes of stored arrays are not shared."""
+    kind = np.dtype([("mean", "f8"), ("var", "f8"), ("inner", [("a", "f4"), ("b", "f4")])])
+    value = np.array([(1.0, 2.0, (3.0, 4.0))] * 3, kind)
+    with pmstore.open(path) as store:
+        for name in ("x", "y", "z"):
+            store[name], store[f"empty/{name}"] = value, value[:0]
+        store.slots("pair", 3, kind)
+    with pmstore.open(path) as store:
+        for before, after in (("x", "y"), ("empty/x", "empty/y")):
+            renamed = store[before]
+            renamed.dtype.names = ("var", "mean", "inner")
+            renamed.dtype["inner"].names = ("b", "a")
+            assert store[after].dtype == kind
+        assert store["y"]["mean"].tolist() == [1.0] * 3
+        pair = store["pair"]
+        pair.next.dtype.names = ("var", "mean", "inner")
+        assert pair.current.dtype == kind
+        del renamed
+    with pmstore.open(path) as store:
+        assert [store[name].dtype == kind for name in ("x", "y", "z", "empty/x", "empty/z")] == [True] * 5

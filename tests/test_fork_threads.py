@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore import core
 
 
 def in_child(work: Callable[[], str]) -> tuple[str, int]:
@@ -308,3 +309,26 @@ def test_close_between_finding_and_pinning(store: pmstore.Store, monkeypatch: py
     thread.join()
     assert store.closed
     assert (found == np.arange(50_000)).all()
+
+
+def test_stores_opened_while_is_captured_looks(shm: Path) -> None:
+    """As another thread may, at any line: the trace function stands for it, as a race in a test would be won sometimes only."""
+    opened: list[pmstore.Store] = []
+
+    def between_lines(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and len(opened) < 50:
+            opened.append(pmstore.open(shm / f"{len(opened)}.pm", size="1MiB"))
+        return between_lines
+
+    traced = sys.gettrace()
+    with pmstore.open(shm / "first.pm", size="1MiB") as store:
+        array = store.zeros("a", 3)
+        sys.settrace(between_lines)
+        try:
+            found = core.is_captured(array.ctypes.data), core.is_captured(1)
+        finally:
+            sys.settrace(traced)
+        assert found == (True, False)
+    assert opened
+    for each in opened:
+        each.close()

@@ -142,7 +142,7 @@ class CudaCopier:
         torch.cuda.current_stream(device).synchronize()  # the one is there
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
-        word = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        word = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
         kept, copies = [word], []
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):

@@ -34,9 +34,10 @@ class torch_tensor(Shadow):
         del strides, order
         kind = _dtype(dtype)
         if isinstance(shape, tuple):
-            self._data = torch.zeros(shape, dtype=kind)
+            self._data = torch.zeros(shape, dtype=kind, device="cpu")
         else:
-            self._data = torch.as_tensor(shape).detach().to(kind)
+            given = shape if isinstance(shape, torch.Tensor) else torch.as_tensor(shape, device="cpu")
+            self._data = given.detach().to(kind)
         self._data.requires_grad_(requires_grad)
 
     def store_in(self, store: Store, name: str) -> None:

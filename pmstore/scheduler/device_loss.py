@@ -28,7 +28,7 @@ class DeviceLoss:
             return
         torch = sys.modules["torch"]
         if self._buffer is None:
-            self._buffer = torch.empty((), dtype=torch.float64, pin_memory=True)
+            self._buffer = torch.empty((), dtype=torch.float64, device="cpu", pin_memory=True)
             self._event = torch.cuda.Event()
         self._buffer.copy_(loss.detach().reshape(()), non_blocking=True)
         self._event.record(torch.cuda.current_stream(loss.device))

@@ -90,7 +90,7 @@ def _memory(heap: torch.Tensor) -> Memory:
     """All bytes of the tensor's storage."""
     if not heap.numel():
         return np.empty(0, np.uint8)
-    memory: Memory = torch.empty(0, dtype=torch.uint8).set_(heap.untyped_storage()).numpy()
+    memory: Memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(heap.untyped_storage()).numpy()
     return memory
 
 

@@ -110,7 +110,7 @@ class Pack:
             held[name] = (
                 whole[at : at + count * kind.itemsize].view(kind).as_strided(shape, stride)
                 if count
-                else (torch.empty(shape, dtype=kind))
+                else torch.empty(shape, dtype=kind, device="cpu")
             )
         return held
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,33 @@ def test_memory_that_is_full(shm: Path) -> None:
         assert done.stdout.splitlines() == ["full ['else']"] * 4
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+LIMITED = """
+import resource, sys, pmstore
+from pathlib import Path
+from pmstore.tiers import engine
+place, size = Path(sys.argv[1]), int(sys.argv[2])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + size,) * 2)
+with open(place / "new", "w+b") as file:
+    print(engine.Fill(file.fileno(), 2 * size, "new").mapped)
+print(pmstore.restore(place / "r.pm", place / "tier").nbytes)
+"""
+
+
+def test_address_space_that_is_limited(shm: Path) -> None:
+    """There is none for a mapping of the new store: it is filled by system calls."""
+    with pmstore.open(shm / "s.pm", size=200 * MIB) as store:
+        store["a"] = np.arange(MIB)
+        store.add_tier("t", shm / "tier")
+        store.commit()
+        store.flush("t", wait=True)
+    size = (shm / "s.pm").stat().st_size
+    one_arena = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # glibc sets 64 MiB aside for each thread
+    command = [sys.executable, "-c", LIMITED, shm, str(size)]
+    done = subprocess.run(command, env=one_arena, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", str(size)]
+    with pmstore.open(shm / "r.pm", "r") as store:
+        assert np.array_equal(store["a"], np.arange(MIB))

@@ -375,6 +375,17 @@ def test_options_are_refused_wherever_they_come_from(store: pmstore.Store, attac
     with pytest.raises(ValueError, match="has no decoupled_weight_decay"):  # what torch's Adam would take over
         optim.Adam([nn.Parameter(torch.ones(3))]).load_state_dict(torch.optim.AdamW([nn.Parameter(torch.ones(3))]).state_dict())
     optimizer.param_groups[0]["amsgrad"] = False
+    adam = torch.optim.Adam([nn.Parameter(torch.ones(200, 100))], weight_decay=0.1)
+    if "decoupled_weight_decay" in adam.param_groups[0]:  # torch >= 2.7 says whose it is
+        with pytest.raises(ValueError, match="is an Adam's"):
+            optimizer.load_state_dict(adam.state_dict())
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        optimizer.load_state_dict(torch.optim.AdamW([nn.Parameter(torch.ones(200, 100))], lr=0.1).state_dict())
+        optimizer.param_groups[0]["decoupled_weight_decay"] = False
+        with pytest.raises(ValueError, match="is an Adam's"):
+            optimizer.step()
+        optimizer.param_groups[0]["decoupled_weight_decay"] = True
+        assert (w == 1).all()
     optimizer.state[w]["exp_avg"] = torch.ones(100)  # of a shape that would be broadcast
     with pytest.raises(ValueError, match=r"exp_avg has shape \(100,\), its parameter \(200, 100\)"):
         optimizer.step()

@@ -78,6 +78,15 @@ class AdamW(Adam):
     kind = _ffi.OPTIM_ADAMW
     refused = ("amsgrad", "capturable", "differentiable")
 
+    def _check_options(self, groups: Iterable[dict[str, Any]]) -> None:
+        groups = list(groups)
+        super()._check_options(groups)
+        if not all(group.get("decoupled_weight_decay", True) for group in groups):
+            raise ValueError(
+                "pmstore.torch.optim.AdamW keeps weight decay apart from the moments, and this group or state_dict is an "
+                "Adam's (decoupled_weight_decay=False), whose decay is an L2 penalty: use pmstore.torch.optim.Adam"
+            )
+
     def __init__(
         self,
         params: Iterable[Any],

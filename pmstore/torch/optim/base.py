@@ -173,7 +173,7 @@ class NativeOptimizer(Optimizer):
                 state[name] = torch.empty_like(parameter, dtype=torch.float32).copy_(here)
         step = state.get("step")
         if not isinstance(step, torch.Tensor) or step.dtype != torch.float32:
-            state["step"] = torch.tensor(float(step) if step is not None else float(known), dtype=torch.float32)
+            state["step"] = torch.tensor(float(known if step is None else step), dtype=torch.float32, device="cpu")
         return state
 
 
