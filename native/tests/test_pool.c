@@ -527,6 +527,9 @@ static void *wait_for_block(void *failing)
 
 static _Atomic bool through;
 
+#if defined(__SANITIZE_THREAD__)
+__attribute__((no_sanitize("thread"))) /* a commit protects the page before it reads it, which is no lock that the sanitizer knows */
+#endif
 static void *store_all_the_time(void *at) /* so that something is pending whenever a waiter comes to it */
 {
     volatile unsigned char *a = at;
