@@ -121,7 +121,7 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag)
     u->extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(tag & 1), PMS_FASTLOG_BYTES};
     u->at_extent = 0;
     u->at = 0;
-    u->unfenced = u->prepared = false;
+    u->unfenced = false;
 }
 
 /* ---- appending ---- */
@@ -441,17 +441,13 @@ void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len)
 void pms_undo_prepare(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     pms_lock_acquire(&u->lock);
-    uint32_t before = u->seq;
     pms_undo_prepare_locked(u, off, len);
-    u->prepared |= u->seq != before;
     pms_lock_release(&u->lock);
 }
 
 void pms_undo_fence(struct pms_undo *u)
 {
     pms_lock_acquire(&u->lock);
-    u->unfenced |= u->prepared; /* a fault in another thread may have fenced meanwhile, on its core */
-    u->prepared = false;
     pms_undo_fence_locked(u);
     pms_lock_release(&u->lock);
 }

@@ -67,7 +67,6 @@ struct pms_undo {
     uint32_t seq;
     uint64_t scattered;     /* log lines that granules of the user's pages took: see pms_write */
     bool unfenced;          /* entries appended since the last fence */
-    bool prepared;          /* entries of pms_undo_prepare since that thread's own fence: a fence orders one core's stores only */
     bool stored;            /* the engine stored something in this transaction */
     bool gathering;         /* between pms_undo_gather and pms_undo_gathered */
     struct pms_lock lock;   /* the log lock: taken by the fault handler */
