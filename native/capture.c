@@ -153,16 +153,16 @@ static bool engine_page(const struct pms_capture *c, uint64_t off)
 bool pms_capture_fault(struct pms_capture *c, uint64_t off)
 {
     struct pms_span span;
-    pms_lock_acquire(&c->undo->lock);
+    pms_undo_lock(c->undo);
     c->faults++;
     bool ours = off < c->map->bytes;
     if (ours && pms_map_all_writable(c->map, page_down(off), PMS_PAGE)) { /* another thread was faster, or the store closed */
-        pms_lock_release(&c->undo->lock);
+        pms_undo_unlock(c->undo);
         return true;
     }
     if (ours && engine_page(c, off)) {
         unprotect(c, (struct pms_span){page_down(off), PMS_PAGE});
-        pms_lock_release(&c->undo->lock);
+        pms_undo_unlock(c->undo);
         return true;
     }
     ours = ours && choose_span(c, off, &span);
@@ -176,7 +176,7 @@ bool pms_capture_fault(struct pms_capture *c, uint64_t off)
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
         unprotect(c, span);
     }
-    pms_lock_release(&c->undo->lock);
+    pms_undo_unlock(c->undo);
     return ours;
 }
 
@@ -260,7 +260,7 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
         bytes += span[kept++].bytes;
     }
     sort_by_offset(span, kept);
-    pms_lock_acquire(&c->undo->lock);
+    pms_undo_lock(c->undo);
     bool by_all_cores = bytes >= PMS_UNDO_PARALLEL;
     if (by_all_cores)
         pms_undo_gather(c->undo);
@@ -272,7 +272,7 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
     pms_undo_fence_locked(c->undo); /* F1: all entries, before any of their targets becomes writable (I2) */
     unprotect_spans(c, span, kept);
     uint64_t settled = c->captures > before ? choose_settled(c, span, kept) : 0; /* once in a transaction */
-    pms_lock_release(&c->undo->lock);
+    pms_undo_unlock(c->undo);
     for (uint64_t i = 0; i < settled; i++) /* not under the lock: it takes milliseconds */
         pms_map_prefer_huge(c->map, span[i].off, span[i].bytes);
     return PMS_OK;

@@ -1,5 +1,5 @@
 /* Every operation first reads and checks all it is going to touch, then takes the new blocks it needs, and only then
- * changes what is live: all of it prepared, one fence, written. So PMS_E_FULL leaves everything as it was. */
+ * changes what is live, with one fence. So PMS_E_FULL leaves everything as it was. */
 #include "directory.h"
 
 #include <stddef.h>
@@ -12,15 +12,9 @@
 
 /* ---- one change of live metadata ---- */
 
-struct range {
-    uint64_t off;
-    const void *src;
-    uint64_t len;
-};
-
 struct edit {
-    struct range range[6];
-    uint32_t ranges;
+    struct pms_store store[6];
+    uint32_t stores;
     uint64_t dead[5]; /* blocks to free */
     uint32_t deaths;
 };
@@ -29,8 +23,8 @@ static void edit_store(struct edit *e, uint64_t off, const void *src, uint64_t l
 {
     if (!len)
         return;
-    PMS_ASSERT(e->ranges < sizeof e->range / sizeof *e->range);
-    e->range[e->ranges++] = (struct range){off, src, len};
+    PMS_ASSERT(e->stores < sizeof e->store / sizeof *e->store);
+    e->store[e->stores++] = (struct pms_store){off, src, len};
 }
 
 static void edit_free(struct edit *e, uint64_t off)
@@ -41,11 +35,7 @@ static void edit_free(struct edit *e, uint64_t off)
 
 static int edit_run(const struct pms_dir_ctx *ctx, const struct edit *e, struct pms_error *error)
 {
-    for (uint32_t i = 0; i < e->ranges; i++)
-        pms_undo_prepare(ctx->undo, e->range[i].off, e->range[i].len);
-    pms_undo_fence(ctx->undo); /* F1: the entries of all ranges, before the first store to one (I2) */
-    for (uint32_t i = 0; i < e->ranges; i++)
-        pms_undo_write(ctx->undo, e->range[i].off, e->range[i].src, e->range[i].len);
+    pms_undo_store_all(ctx->undo, e->store, e->stores);
     for (uint32_t i = 0; i < e->deaths; i++)
         if (pms_heap_free(ctx->heap, e->dead[i], error) != PMS_OK) /* live a moment ago: freed twice in this loop */
             return pms_dir_corrupt(error, e->dead[i], "a block belongs to two owners");

@@ -33,20 +33,18 @@ struct edits {
 static void edits_store(struct pms_heap *h, const struct edits *ed)
 {
     struct pms_pte entries[EDITS_MAX][SLAB_PAGES_MAX];
-    uint64_t bytes[EDITS_MAX];
+    struct pms_store store[EDITS_MAX];
     for (unsigned i = 0; i < ed->count; i++) {
         const struct pms_descriptor *x = &ed->extent[i];
-        bytes[i] = sizeof(struct pms_pte) * (pms_kind_is_slab(x->kind) ? x->pages : 1);
-        PMS_ASSERT(bytes[i] <= sizeof entries[i]);
-        memset(entries[i], 0, bytes[i]);
+        uint64_t bytes = sizeof(struct pms_pte) * (pms_kind_is_slab(x->kind) ? x->pages : 1);
+        PMS_ASSERT(bytes <= sizeof entries[i]);
+        memset(entries[i], 0, bytes);
         entries[i][0] = pms_table_encode(x);
         if (pms_kind_is_slab(x->kind))
             memcpy(&entries[i][1], ed->bitmap, pms_slab_words(x->cls) * sizeof(uint64_t));
-        pms_undo_prepare(h->undo, pms_table_entry(ed->table, x->page), bytes[i]);
+        store[i] = (struct pms_store){pms_table_entry(ed->table, x->page), entries[i], bytes};
     }
-    pms_undo_fence(h->undo); /* the old descriptors' log entries, before the new descriptors (I2) */
-    for (unsigned i = 0; i < ed->count; i++)
-        pms_undo_write(h->undo, pms_table_entry(ed->table, ed->extent[i].page), entries[i], bytes[i]);
+    pms_undo_store_all(h->undo, store, ed->count);
 }
 
 static struct pms_descriptor free_extent(uint64_t from, uint64_t to)

@@ -17,11 +17,11 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
     if (pms_idle_is(u, off) && pms_map_all_writable(u->map, off, len))
         return;
     pms_snapshot_keep(u, off, len); /* I6 */
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     pms_undo_tag_block(u, off, len, PMS_TAG_IDLE);
     /* Should the mappings have run out, the first store faults, finds its page prepared, and makes it writable then. */
     (void)pms_map_unprotect(u->map, off, len);
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }
 
 void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
@@ -35,20 +35,20 @@ void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uin
 
 void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
 {
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     pms_idle_publish_locked(u, off, len, used);
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }
 
 void pms_idle_close(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     if (!pms_idle_is(u, off))
         return;
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     int err = pms_map_protect(u->map, off, len);
     if (err)
         err = pms_map_protect(u->map, 0, u->map->bytes); /* one mapping of all: can not run out */
     PMS_ASSERT(err == 0);
     pms_undo_tag_block(u, off, len, 0); /* after the protection: a page that needs a pre-image is never writable */
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }

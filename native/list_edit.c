@@ -1,5 +1,5 @@
 /* As in directory.c: every operation first reads and checks all it is going to touch, then takes the blocks it needs, and only then
- * changes what is live: all of it prepared, one fence, written. At each level at most one node that was live stays and changes. */
+ * changes what is live, with one fence. At each level at most one node that was live stays and changes. */
 #include <stddef.h>
 #include <string.h>
 
@@ -47,40 +47,37 @@ static void edit_kill(struct edit *e, uint64_t off)
 
 /* ---- only what differs is logged and written ---- */
 
-struct range { uint64_t off, len; const unsigned char *src; };
+struct changes {
+    struct pms_store store[2 * PMS_LIST_LEVELS + 1];
+    uint32_t count;
+};
 
 /* The words in [from, end) of the image that the medium does not have. */
-static void difference(struct range *r, uint64_t off, const void *image, const void *medium, uint64_t from, uint64_t end)
+static void difference(struct changes *c, uint64_t off, const void *image, const void *medium, uint64_t from, uint64_t end)
 {
     const unsigned char *now = image, *was = medium;
     while (from < end && memcmp(now + from, was + from, 8) == 0)
         from += 8;
     while (end > from && memcmp(now + end - 8, was + end - 8, 8) == 0)
         end -= 8;
-    *r = (struct range){off + from, end - from, now + from};
+    if (from < end)
+        c->store[c->count++] = (struct pms_store){off + from, now + from, end - from};
 }
 
 static int edit_run(struct edit *e, struct pms_error *error)
 {
     const uint64_t entries = offsetof(struct pms_list_node, item);
     struct pms_undo *undo = e->ctx->undo;
-    struct range range[2 * PMS_LIST_LEVELS + 1];
-    uint32_t ranges = 0;
+    struct changes c = {.count = 0};
     for (unsigned level = 0; level < PMS_LIST_LEVELS; level++) {
         if (!(e->dirty & 1u << level))
             continue;
         const void *medium = pms_map_at(undo->map, e->off[level]);
-        difference(&range[ranges++], e->off[level], &e->node[level], medium, 0, entries);
-        difference(&range[ranges++], e->off[level], &e->node[level], medium, entries, bytes_used(&e->node[level]));
+        difference(&c, e->off[level], &e->node[level], medium, 0, entries);
+        difference(&c, e->off[level], &e->node[level], medium, entries, bytes_used(&e->node[level]));
     }
-    difference(&range[ranges++], e->list, &e->now, &e->was, 0, sizeof e->now);
-    for (uint32_t i = 0; i < ranges; i++)
-        if (range[i].len)
-            pms_undo_prepare(undo, range[i].off, range[i].len);
-    pms_undo_fence(undo); /* F1: the entries of all ranges, before the first store to one (I2) */
-    for (uint32_t i = 0; i < ranges; i++)
-        if (range[i].len)
-            pms_undo_write(undo, range[i].off, range[i].src, range[i].len);
+    difference(&c, e->list, &e->now, &e->was, 0, sizeof e->now);
+    pms_undo_store_all(undo, c.store, c.count);
     for (uint32_t i = 0; i < e->deaths; i++)
         if (pms_heap_free(e->ctx->heap, e->dead[i], error) != PMS_OK)
             return pms_list_corrupt(error, e->dead[i], "a block belongs to two owners");

@@ -131,10 +131,10 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
         return status;
     bool shares = pool->map.shared && bytes <= PMS_SMALL_MAX;
     if (shares) /* its pages hold other blocks too: a capture of those reads each page twice, and must find the same (I1) */
-        pms_lock_acquire(&pool->undo.lock);
+        pms_undo_lock(&pool->undo);
     fill(&f);
     if (shares)
-        pms_lock_release(&pool->undo.lock);
+        pms_undo_unlock(&pool->undo);
     pms_undo_count(&pool->undo, &own);
     return PMS_OK;
 }

@@ -332,10 +332,10 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
     }
     if (status != PMS_OK)
         return status;
-    pms_lock_acquire(&pool->undo.lock);
+    pms_undo_lock(&pool->undo);
     pool->super = super;
     pms_undo_set_extents(&pool->undo, &pool->super);
-    pms_lock_release(&pool->undo.lock);
+    pms_undo_unlock(&pool->undo);
     if (pool->journal)
         pms_journal_set_super(pool->journal, &pool->super);
     return pms_heap_add_segment(pool->heap, first, error);
@@ -390,11 +390,11 @@ static void make_private(struct pms_pool *pool, uint64_t from, uint64_t to)
 static void release_views(struct pms_pool *pool)
 {
     struct pms_map *map = &pool->map;
-    pms_lock_acquire(&pool->undo.lock); /* a thread that stores meanwhile waits here, and then finds its page writable */
+    pms_undo_lock(&pool->undo); /* a thread that stores meanwhile waits here, and then finds its page writable */
     pms_map_protect(map, 0, map->bytes);
     for (uint64_t from = 0; from < map->bytes; from += WINDOW_BYTES)
         make_private(pool, from, map->bytes - from < WINDOW_BYTES ? map->bytes : from + WINDOW_BYTES);
-    pms_lock_release(&pool->undo.lock);
+    pms_undo_unlock(&pool->undo);
     pms_capture_close(&pool->capture);
     if (map->shared)
         munmap(map->engine, map->reserve);

@@ -236,9 +236,9 @@ static void wait_for_room(struct pms_undo *u, struct wait *w)
         return;
     uint32_t seen = atomic_load(&all->progress); /* nothing is released while the lock is held */
     all->writers++;
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
     pms_futex_wait(&all->progress, seen, SLICE_NS);
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     all->writers--;
 }
 
@@ -288,9 +288,9 @@ void pms_snapshot_keep(struct pms_undo *u, uint64_t off, uint64_t bytes)
 {
     if (!bytes)
         return;
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     keep(u, off, bytes);
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }
 
 /* ---- opening and closing ---- */
@@ -322,9 +322,9 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
             snapshot_free(s);
         return pms_fail_errno(error, "reserving memory for a snapshot");
     }
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     if (u->seq > u->taken_room) {
-        pms_lock_release(&u->lock);
+        pms_undo_unlock(u);
         shared_free(all);
         snapshot_free(s);
         return pms_fail(error, PMS_E_STATE, "the running transaction has too many pieces for a snapshot: commit first");
@@ -338,7 +338,7 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
     s->next = u->snapshots->first;
     s->listed = true;
     u->snapshots->first = s;
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
     shared_free(all);
     *out = s;
     return PMS_OK;
@@ -401,9 +401,9 @@ static bool is_detached(struct pms_snapshot *s)
 void pms_snapshot_close(struct pms_snapshot *s)
 {
     if (enter(s)) {
-        pms_lock_acquire(&s->undo->lock);
+        pms_undo_lock(s->undo);
         struct pms_snapshots *last = unlist(s->undo, s);
-        pms_lock_release(&s->undo->lock);
+        pms_undo_unlock(s->undo);
         leave(s);
         shared_free(last);
     }
@@ -415,7 +415,7 @@ void pms_snapshot_close(struct pms_snapshot *s)
 void pms_snapshot_detach_all(struct pms_undo *u)
 {
     for (;;) {
-        pms_lock_acquire(&u->lock);
+        pms_undo_lock(u);
         struct pms_snapshot *s = u->snapshots ? u->snapshots->first : NULL;
         if (s) {
             pms_lock_acquire(&s->gate);
@@ -424,7 +424,7 @@ void pms_snapshot_detach_all(struct pms_undo *u)
         }
         struct pms_snapshots *rest = s ? NULL : u->snapshots;
         u->snapshots = s ? u->snapshots : NULL;
-        pms_lock_release(&u->lock);
+        pms_undo_unlock(u);
         if (!s) {
             shared_free(rest);
             return;
@@ -438,9 +438,9 @@ void pms_snapshot_detach_all(struct pms_undo *u)
                 break;
             pms_futex_wait(&s->left, seen, -1);
         }
-        pms_lock_acquire(&u->lock);
+        pms_undo_lock(u);
         struct pms_snapshots *last = unlist(u, s);
-        pms_lock_release(&u->lock);
+        pms_undo_unlock(u);
         shared_free(last);
         atomic_store(&s->let_go, 1); /* from here on it may be gone: the kernel looks at the address alone */
         pms_futex_wake(&s->let_go, 1);
@@ -538,21 +538,21 @@ static uint64_t log_end(const struct pms_undo *u)
 static bool try_stretch(struct stretch *x)
 {
     struct pms_undo *u = x->s->undo;
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     uint64_t tag = u->tag;
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
     copy_now(x);
     pms_full_fence(); /* the copies, before the count of entries is read: I3 turned round */
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     bool same = u->tag == tag;
     uint64_t n = taken_count(u), end = log_end(u);
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
     if (!same || n > u->taken_room)
         return false;
     lay_over(x, n, end);
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     same = u->tag == tag;
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
     return same;
 }
 
@@ -566,19 +566,19 @@ static void read_stretch(struct stretch *x)
         part.first = x->first + at;
         part.count = x->count - at < STRETCH_LOCKED ? x->count - at : STRETCH_LOCKED;
         part.dst = x->dst + at * PMS_PAGE;
-        pms_lock_acquire(&x->s->undo->lock);
+        pms_undo_lock(x->s->undo);
         copy_now(&part);
         if (taken_count(x->s->undo) <= x->s->undo->taken_room)
             lay_over(&part, taken_count(x->s->undo), log_end(x->s->undo));
-        pms_lock_release(&x->s->undo->lock);
+        pms_undo_unlock(x->s->undo);
     }
 }
 
 static int lost(struct pms_snapshot *s, struct pms_error *error)
 {
-    pms_lock_acquire(&s->undo->lock);
+    pms_undo_lock(s->undo);
     bool gone = s->lost;
-    pms_lock_release(&s->undo->lock);
+    pms_undo_unlock(s->undo);
     if (!gone)
         return PMS_OK;
     return pms_fail(error, PMS_E_STATE, "the snapshot was given up: a commit waited too long for room to keep pages for it");
@@ -607,7 +607,7 @@ void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)
     if (!bytes || !enter(s))
         return;
     struct pms_snapshots *all = s->undo->snapshots;
-    pms_lock_acquire(&s->undo->lock);
+    pms_undo_lock(s->undo);
     for (uint64_t p = off / PMS_PAGE, end = (off + bytes) / PMS_PAGE; p < end && p < s->pages; p++) {
         uint32_t number = atomic_load_explicit(&s->slot[p], memory_order_relaxed);
         atomic_store_explicit(&s->slot[p], DONE, memory_order_relaxed);
@@ -615,7 +615,7 @@ void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)
             unref(all, number);
     }
     wake_writers(all);
-    pms_lock_release(&s->undo->lock);
+    pms_undo_unlock(s->undo);
     leave(s);
 }
 
@@ -630,12 +630,12 @@ int pms_snapshot_only(struct pms_snapshot *s, uint64_t chunk_bytes, const uint8_
         free(copy);
         return pms_fail(error, PMS_E_CLOSED, "the store was closed under the snapshot");
     }
-    pms_lock_acquire(&s->undo->lock);
+    pms_undo_lock(s->undo);
     s->live_pages = chunk_bytes / PMS_PAGE;
     s->live_count = chunks;
     s->live = copy;
     wake_writers(s->undo->snapshots);
-    pms_lock_release(&s->undo->lock);
+    pms_undo_unlock(s->undo);
     leave(s);
     return PMS_OK;
 }
@@ -666,10 +666,10 @@ void pms_snapshot_get_stats(struct pms_snapshot *s, struct pms_snapshot_stats *s
     memset(stats, 0, sizeof *stats);
     if (!enter(s))
         return;
-    pms_lock_acquire(&s->undo->lock);
+    pms_undo_lock(s->undo);
     const struct pms_snapshots *all = s->undo->snapshots;
     *stats = (struct pms_snapshot_stats){.kept_bytes = all->used * PMS_PAGE, .peak_bytes = all->peak * PMS_PAGE,
                                          .bound_bytes = all->room * PMS_PAGE, .waits = s->waits, .wait_ns = s->wait_ns};
-    pms_lock_release(&s->undo->lock);
+    pms_undo_unlock(s->undo);
     leave(s);
 }

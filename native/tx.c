@@ -54,19 +54,19 @@ static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct ahea
 
 void pms_tx_start(struct pms_pool *pool)
 {
-    pms_lock_acquire(&pool->undo.lock);
+    pms_undo_lock(&pool->undo);
     capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
     pms_undo_fence_locked(&pool->undo); /* F1: the root's pre-image, before the epoch is stored */
-    pms_lock_release(&pool->undo.lock);
+    pms_undo_unlock(&pool->undo);
 }
 
 bool pms_tx_pending(struct pms_pool *pool)
 {
     if (pool->undo.stored) /* changes under the operation lock only */
         return true;
-    pms_lock_acquire(&pool->undo.lock);
+    pms_undo_lock(&pool->undo);
     bool pending = pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
-    pms_lock_release(&pool->undo.lock);
+    pms_undo_unlock(&pool->undo);
     return pending;
 }
 
@@ -83,7 +83,7 @@ static void count_commit(struct pms_pool *pool, uint64_t by)
 static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahead *ahead, struct pms_error *error)
 {
     int status = PMS_OK;
-    pms_lock_acquire(&pool->undo.lock);
+    pms_undo_lock(&pool->undo);
     bool pending = pool->undo.stored || pool->undo.dirty_count > pool->begun;
     if (landing)
         pms_landing_capture(pool, landing);
@@ -93,7 +93,7 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
     if (status != PMS_OK) {
         if (!pending) /* what the landing captured is as it was: nothing to commit */
             pool->begun = pool->undo.dirty_count;
-        pms_lock_release(&pool->undo.lock);
+        pms_undo_unlock(&pool->undo);
         return status;
     }
     count_commit(pool, 1);
@@ -137,7 +137,7 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, s
     capture_ahead(pool, pool->tx + 1, &ahead);
     pms_persist_fence(&pool->persist); /* F3: the anchor, before commit returns; F1 of what was captured ahead */
     pool->undo.unfenced = false;
-    pms_lock_release(&pool->undo.lock);
+    pms_undo_unlock(&pool->undo);
     return PMS_OK;
 }
 
@@ -222,7 +222,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, st
         if (landing)
             pms_landing_unflip(pool, landing);
     }
-    pms_lock_release(&pool->undo.lock);
+    pms_undo_unlock(&pool->undo);
     if (indeterminate)
         pool->failed = true;
     return status;
@@ -296,12 +296,12 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
     pms_landing_disarm(pool);
     if (!pms_tx_pending(pool))
         return PMS_OK;
-    pms_lock_acquire(&pool->undo.lock);
+    pms_undo_lock(&pool->undo);
     if (pool->map.shared)
         roll_back_in_place(pool);
     else
         roll_back_private(pool);
-    pms_lock_release(&pool->undo.lock);
+    pms_undo_unlock(&pool->undo);
     pool->rollbacks++;
     int status = pms_heap_rebuild(pool->heap, error);
     pool->failed = pool->failed || status != PMS_OK; /* without an index nothing can be allocated or freed safely */

@@ -307,13 +307,13 @@ static void part(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t first)
 void pms_undo_part_block(struct pms_undo *u, uint64_t off)
 {
     struct pms_whole *w = &u->whole[off / PMS_PAGE];
-    pms_lock_acquire(&u->lock); /* the fault handler marks pages too */
+    pms_undo_lock(u); /* the fault handler marks pages too */
     PMS_ASSERT(pms_undo_block_tag(u, off) != PMS_TAG_IDLE);
     if (pms_undo_block_tag(u, off) == u->tag) /* published just now: without the mark nobody knows that all of it is to be protected */
         pms_undo_note(u, PMS_DIRTY_FRESH, off, w->tag.pages * PMS_PAGE, 0);
     part(u->page_tag, &w->tag, off / PMS_PAGE);
     part(u->changed, &w->changed, off / PMS_PAGE);
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }
 
 void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len) { set_pages(u, false, off, len, u->tag); }
@@ -438,20 +438,6 @@ void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len)
     }
 }
 
-void pms_undo_prepare(struct pms_undo *u, uint64_t off, uint64_t len)
-{
-    pms_lock_acquire(&u->lock);
-    pms_undo_prepare_locked(u, off, len);
-    pms_lock_release(&u->lock);
-}
-
-void pms_undo_fence(struct pms_undo *u)
-{
-    pms_lock_acquire(&u->lock);
-    pms_undo_fence_locked(u);
-    pms_lock_release(&u->lock);
-}
-
 /* In private views engine and user share their pages: those the engine stores to stay writable once they are. */
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len)
 {
@@ -485,20 +471,20 @@ void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, ui
     store_locked(u, off, src, len);
 }
 
-void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
+void pms_undo_store_all(struct pms_undo *u, const struct pms_store *s, uint32_t count)
 {
-    pms_lock_acquire(&u->lock);
-    pms_undo_write_locked(u, off, src, len);
-    pms_lock_release(&u->lock);
+    pms_undo_lock(u);
+    for (uint32_t i = 0; i < count; i++)
+        pms_undo_prepare_locked(u, s[i].off, s[i].len);
+    pms_undo_fence_locked(u); /* F1: the entries of all ranges, before the first store to one (I2) */
+    for (uint32_t i = 0; i < count; i++)
+        store_locked(u, s[i].off, s[i].src, s[i].len);
+    pms_undo_unlock(u);
 }
 
 void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
 {
-    pms_lock_acquire(&u->lock);
-    pms_undo_prepare_locked(u, off, len);
-    pms_undo_fence_locked(u);
-    store_locked(u, off, src, len);
-    pms_lock_release(&u->lock);
+    pms_undo_store_all(u, &(struct pms_store){off, src, len}, 1);
 }
 
 /* Marks the granules of a range that needs no pre-image. false: all of them were marked before. */
@@ -523,13 +509,13 @@ static bool mark_born(struct pms_undo *u, uint64_t off, uint64_t len)
 void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     pms_snapshot_keep(u, off, len); /* I6 */
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     u->stored = true;
     pms_undo_set_changed(u, off, len);
     if (mark_born(u, off, len)) /* else it is on the list: a block that comes and goes must not make it longer for ever */
         pms_undo_note(u, PMS_DIRTY_BORN, off, len, 0);
     pms_undo_make_writable(u, off, len);
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }
 
 void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uint64_t len)
@@ -548,9 +534,9 @@ void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uin
 
 void pms_undo_count(struct pms_undo *u, const struct pms_persist *own)
 {
-    pms_lock_acquire(&u->lock); /* the fault handler counts too */
+    pms_undo_lock(u); /* the fault handler counts too */
     pms_persist_add(u->persist, own);
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }
 
 static bool all_listed(const struct pms_undo *u, uint64_t off, uint64_t len)
@@ -564,14 +550,14 @@ static bool all_listed(const struct pms_undo *u, uint64_t off, uint64_t len)
 void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     pms_snapshot_keep(u, off, len); /* I6 */
-    pms_lock_acquire(&u->lock);
+    pms_undo_lock(u);
     u->stored = true;
     pms_undo_set_changed(u, off, len);
     if (!all_listed(u, off, len)) { /* else the list has these pages already */
         pms_undo_set_prepared(u, off, len);
         pms_undo_note(u, PMS_DIRTY_FRESH, off, len, 0);
     }
-    pms_lock_release(&u->lock);
+    pms_undo_unlock(u);
 }
 
 /* ---- reading the log back ---- */

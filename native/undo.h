@@ -66,7 +66,7 @@ struct pms_undo {
     uint64_t tag;           /* anchor.tx + 1 */
     uint32_t seq;
     uint64_t scattered;     /* log lines that granules of the user's pages took: see pms_write */
-    bool unfenced;          /* entries appended since the last fence */
+    bool unfenced;          /* entries appended since the last fence: only while the log lock is held (I2) */
     bool stored;            /* the engine stored something in this transaction */
     bool gathering;         /* between pms_undo_gather and pms_undo_gathered */
     struct pms_lock lock;   /* the log lock: taken by the fault handler */
@@ -87,15 +87,14 @@ struct pms_undo {
 
 /* ---- for heap and directory. The caller holds the pool's operation lock; these take the log lock themselves. ---- */
 
-/* Stores len bytes at off, captured first. One fence if something had to be captured.
- * REQUIRES: transaction active; the range lies in engine-owned space.  ERRORS: none (I5).
- * CRASH: entry absent or whole; target untouched until the entry is durable. */
-void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
+struct pms_store { uint64_t off; const void *src; uint64_t len; };
 
-/* The same in two halves, so that several ranges share one fence: prepare each, fence once, then write. */
-void pms_undo_prepare(struct pms_undo *u, uint64_t off, uint64_t len);
-void pms_undo_fence(struct pms_undo *u);
-void pms_undo_write(struct pms_undo *u, uint64_t off, const void *src, uint64_t len); /* asserts prepared */
+/* Stores several ranges, all captured first, with one fence if something had to be captured. The log lock is held from the first entry to
+ * the last store: an entry that another thread's fault appends above these relies on their being durable (I2).
+ * REQUIRES: transaction active; the ranges lie in engine-owned space, none empty, none over another; no src lies in a page that may fault.
+ * ERRORS: none (I5).  CRASH: each entry absent or whole; no target touched until all entries are durable. */
+void pms_undo_store_all(struct pms_undo *u, const struct pms_store *s, uint32_t count);
+void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t len); /* one range */
 
 /* Stores into a block that was dead at the last commit (born in this transaction): no pre-image; the range is written
  * back at commit. src NULL: zeros. */
@@ -110,6 +109,16 @@ void pms_undo_count(struct pms_undo *u, const struct pms_persist *own);
 void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len);
 
 /* ---- for capture and tx ---- */
+
+static inline void pms_undo_lock(struct pms_undo *u) { pms_lock_acquire(&u->lock); }
+
+/* What the next holder appends comes above the entries appended so far, and it fences for its own core alone. */
+static inline void pms_undo_unlock(struct pms_undo *u)
+{
+    PMS_ASSERT(!u->unfenced); /* I2 */
+    pms_lock_release(&u->lock);
+}
+
 int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, struct pms_error *error);
 void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super); /* also after growth */
 void pms_undo_close(struct pms_undo *u);

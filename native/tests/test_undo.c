@@ -605,25 +605,39 @@ static void the_log_has_it_when_the_store_comes(void)
     bench_close(&b);
 }
 
-static void prepares_share_a_fence(void)
+static const struct pms_undo *lock_of;
+static uint32_t unfenced_steps, free_steps;
+
+static int record_lock(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
+    unfenced_steps += lock_of->unfenced;
+    free_steps += atomic_load(&lock_of->lock.word) == 0;
+    return record(primitive, addr, bytes);
+}
+
+/* With one fence, and the log lock held throughout: an entry of another thread, fenced for that thread's core alone, must not come to lie
+ * above one that is not durable yet. */
+static void several_stores_share_a_fence(void)
+{
+    static const char text[] = "0123456789012345678901234567890123456789";
+    struct pms_store store[5];
     struct bench b;
     bench_open(&b, MIB, 0);
     uint64_t data = data_of(&b), fences = b.persist.fences;
+    for (uint64_t i = 0; i < 5; i++)
+        store[i] = (struct pms_store){data + i * 200, text, 40};
+    lock_of = &b.undo;
     trace_start();
-    for (uint64_t i = 0; i < 5; i++)
-        pms_undo_prepare(&b.undo, data + i * 200, 40);
-    CHECK(b.persist.fences == fences && b.undo.unfenced);
-    pms_undo_fence(&b.undo);
-    CHECK(b.persist.fences == fences + 1 && !b.undo.unfenced);
-    pms_undo_fence(&b.undo); /* nothing new: none */
-    uint32_t fenced = steps;
-    for (uint64_t i = 0; i < 5; i++)
-        pms_undo_write(&b.undo, data + i * 200, "0123456789012345678901234567890123456789", 40);
+    pms_persist_hook = record_lock;
+    pms_undo_store_all(&b.undo, store, 5);
     pms_persist_hook = NULL;
-    CHECK(b.persist.fences == fences + 1 && count_of(PMS_PRIM_FENCE) == 1);
-    CHECK(first_change(0, at(&b, data), PMS_PAGE) == fenced); /* no target before the fence */
-    check_fenced_before(&b.undo, fenced);
+    CHECK(b.persist.fences == fences + 1 && count_of(PMS_PRIM_FENCE) == 1 && !b.undo.unfenced);
+    CHECK(unfenced_steps > 0 && free_steps == 0);
+    check_fenced_before(&b.undo, first_change(0, at(&b, data), PMS_PAGE)); /* no target before the fence */
+    for (uint64_t i = 0; i < 5; i++)
+        CHECK(memcmp(at(&b, data + i * 200), text, 40) == 0);
+    pms_undo_store_all(&b.undo, store, 5); /* nothing new: no fence */
+    CHECK(b.persist.fences == fences + 1 && b.undo.seq == 5);
     bench_close(&b);
 }
 
@@ -678,12 +692,19 @@ static bool dies(void (*fn)(struct bench *b), struct bench *b)
     return WIFSIGNALED(ws) && WTERMSIG(ws) == SIGABRT;
 }
 
-static void write_unprepared(struct bench *b) { pms_undo_write(&b->undo, data_of(b), "a", 1); }
+static void write_unprepared(struct bench *b) { pms_undo_write_locked(&b->undo, data_of(b), "a", 1); }
 
 static void write_unfenced(struct bench *b)
 {
-    pms_undo_prepare(&b->undo, data_of(b), 1);
-    pms_undo_write(&b->undo, data_of(b), "a", 1);
+    pms_undo_prepare_locked(&b->undo, data_of(b), 1);
+    pms_undo_write_locked(&b->undo, data_of(b), "a", 1);
+}
+
+static void unlock_unfenced(struct bench *b)
+{
+    pms_undo_lock(&b->undo);
+    pms_undo_append(&b->undo, data_of(b), 1);
+    pms_undo_unlock(&b->undo);
 }
 
 static void begin_again(struct bench *b) { pms_undo_begin(&b->undo, b->undo.tag); } /* a tag is used once */
@@ -695,6 +716,7 @@ static void broken_order_is_fatal(void)
     *at(&b, data_of(&b)) = 'z';
     CHECK(dies(write_unprepared, &b));
     CHECK(dies(write_unfenced, &b));
+    CHECK(dies(unlock_unfenced, &b));
     CHECK(dies(begin_again, &b));
     CHECK(*at(&b, data_of(&b)) == 'z');
     bench_close(&b);
@@ -923,7 +945,7 @@ int main(void)
     TEST(targets_are_checked);
     TEST(a_store_comes_after_its_entry);
     TEST(the_log_has_it_when_the_store_comes);
-    TEST(prepares_share_a_fence);
+    TEST(several_stores_share_a_fence);
     TEST(a_granule_is_captured_once);
     TEST(worst_case_fits);
     TEST(a_fault_opens_its_page_after_the_entry);
