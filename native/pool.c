@@ -128,9 +128,32 @@ static int open_reading(struct pms_pool *pool, struct pms_error *error)
     return status;
 }
 
-static int open_writing(struct pms_pool *pool, struct pms_error *error)
+/* Another limit of growth than the store was given before. */
+static int set_limit(struct pms_pool *pool, uint64_t max_bytes, struct pms_error *error)
+{
+    if (max_bytes == 0 || max_bytes == pool->super.max_bytes)
+        return PMS_OK;
+    if (max_bytes < pool->super.file_bytes) {
+        int status = pms_fail(error, PMS_E_INVALID, "max_size is smaller than the file is");
+        if (error) {
+            error->needed = pool->super.file_bytes;
+            error->available = max_bytes;
+        }
+        return status;
+    }
+    struct pms_superblock super = pool->super;
+    super.max_bytes = max_bytes;
+    int status = pms_super_write(pool->fd, &pool->persist, &super, error);
+    if (status == PMS_OK)
+        pool->super = super;
+    return status;
+}
+
+static int open_writing(struct pms_pool *pool, const struct pms_options *o, struct pms_error *error)
 {
     int status = pms_recover_file(pool, error);
+    if (status == PMS_OK)
+        status = set_limit(pool, o->max_size, error);
     if (status == PMS_OK)
         status = mark_dirty(pool, error);
     if (status == PMS_OK)
@@ -220,7 +243,7 @@ static int open_files(struct pms_pool *pool, const char *path, const struct pms_
         return status;
     pool->domain = pms_domain_choose(pool->fd, (enum pms_domain)o->domain, (enum pms_domain)pool->super.domain);
     pool->persist.flush = pms_domain_flush(pool->domain);
-    status = pool->read_only ? open_reading(pool, error) : open_writing(pool, error);
+    status = pool->read_only ? open_reading(pool, error) : open_writing(pool, o, error);
     if (status == PMS_OK)
         status = start_engine(pool, o, error);
     if (status == PMS_OK && pms_pool_root(pool)->directory == 0 && pool->info.created)

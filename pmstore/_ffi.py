@@ -152,19 +152,23 @@ def _locked(path: str) -> errors.StoreLockedError:
         remedy = "stop it, or wait for it with lock_timeout=seconds"
     else:
         who, remedy = "another process or another open in this one", "close it, or wait with lock_timeout=seconds"
-    error = errors.StoreLockedError(errno.EAGAIN, f"the store is held open by {who}: {remedy}", path)
+    problem = f"the store is held open by {who}"
+    error = errors.StoreLockedError(errno.EAGAIN, f"{problem}: {remedy}", path)
+    error.problem = problem
     error.pid = pids[0] if pids else None
     return error
 
 
 def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFullError:
     amounts = f" ({needed:,} bytes needed, {available:,} to be had)" if needed else ""
+    problem = f"no room in the store{amounts}: {what}. Nothing was changed"
     error = errors.StoreFullError(
         errno.ENOSPC,
-        f"no room in the store{amounts}: {what}. Nothing was changed. Delete objects and commit, free space on the "
-        "file system, or open with a larger max_size (a store takes about twice the bytes of what it holds, for its log)",
+        f"{problem}. Delete objects and commit, free space on the file system, or open with a larger max_size "
+        "(a store takes about twice the bytes of what it holds, for its log)",
         path,
     )
+    error.problem = problem
     error.needed_bytes, error.available_bytes = needed, available
     return error
 
@@ -191,6 +195,7 @@ def _exception(path: str, error: Any) -> Exception:
     status = error.status
     what = _ffi.string(error.what).decode("ascii", "replace")
     made: Exception
+    problem = ""
     if status == _lib.PMS_E_OS:
         return OSError(error.sys_errno, f"{os.strerror(error.sys_errno)} ({what})", path)
     if status == _lib.PMS_E_LOCKED:
@@ -198,23 +203,25 @@ def _exception(path: str, error: Any) -> Exception:
     elif status == _lib.PMS_E_FULL:
         made = _full(path, what, error.needed, error.available)
     elif status == _lib.PMS_E_CORRUPT:
+        problem = f"the store is damaged (at byte {error.offset:,}): {what}"
         made = errors.CorruptStoreError(
-            f"{path}: the store is damaged (at byte {error.offset:,}): {what}. Restore it from a tier or a copy; "
-            "mode='r' may still read parts of it"
+            f"{path}: {problem}. Restore it from a tier or a copy; mode='r' may still read parts of it"
         )
         made.offset = error.offset
     elif status == _lib.PMS_E_NOT_A_STORE:
-        made = errors.NotAStoreError(
-            f"{path}: {what}. It was left as it is; give another path, or mode='w' to replace it with a new store"
-        )
+        problem = f"{what}. It was left as it is"
+        made = errors.NotAStoreError(f"{path}: {problem}; give another path, or mode='w' to replace it with a new store")
     elif status == _lib.PMS_E_VERSION:
         made = errors.FormatVersionError(f"{path}: {what}. Open it with the version of pmstore that wrote it")
     elif status == _lib.PMS_E_UNCLEAN:
+        problem = (
+            "the machine restarted while the store was open, and its domain survives the death of the process only "
+            f"({what}): it may hold a mixture of old and new bytes"
+        )
         made = errors.UncleanMachineCrashError(
             errno.EUCLEAN,
-            "the machine restarted while the store was open, and its domain survives the death of the process only "
-            f"({what}): it may hold a mixture of old and new bytes. Restore it from a tier or a copy, or accept it "
-            "with `pmstore repair`, or look at it with open(..., force=True)",
+            f"{problem}. Restore it from a tier or a copy, or accept it with `pmstore repair`, or look at it with "
+            "open(..., force=True)",
             path,
         )
     elif status == _lib.PMS_E_BUSY:
@@ -236,6 +243,7 @@ def _exception(path: str, error: Any) -> Exception:
     elif status == _lib.PMS_E_EXISTS:
         made = errors.NameExistsError(f"{path}: {what}")
     elif status == _lib.PMS_E_UNSUPPORTED:
+        problem = what
         made = errors.DomainError(errno.EOPNOTSUPP, f"{what}. Open it with domain='file', or 'process' on tmpfs", path)
     elif status == _lib.PMS_E_STATE:
         made = errors.TransactionError(f"{path}: {what}")
@@ -244,6 +252,7 @@ def _exception(path: str, error: Any) -> Exception:
     else:  # PMS_E_INVALID
         return ValueError(f"{path}: {what}")
     made.path = path
+    made.problem = made.problem or problem
     return made
 
 

@@ -34,9 +34,11 @@ class PmstoreError(Exception):
 
     Attributes:
         path: the store's file, or "" where none is concerned.
+        problem: the message without path and remedy, which is for programs in Python, or "" where it has no such parts.
     """
 
     path: str = ""
+    problem: str = ""
 
 
 class StoreLockedError(PmstoreError, BlockingIOError):

@@ -683,7 +683,8 @@ def open(
         creates, and there must be nothing; "r" opens for reading: it excludes writers, and shows a crashed file as of its
         last commit without changing it. Arrays are then not writeable.
     size: of a new file, in bytes or as "4GiB" (default 64 MiB, at least 1 MiB). It grows by itself.
-    max_size: of the file ever; None: until the file system is full.
+    max_size: the file never grows beyond; it replaces what an existing store was given before. None: that, or no limit but
+        the file system.
     domain: what a commit survives (see `SURVIVES`); "auto": "dax" where the file system can, "process" on tmpfs, else "file".
     lock_timeout: seconds to wait for another process that has the store open; 0: none; None: for ever.
     hot: False protects all pages again at every commit (slower; no assumption about writers being quiet at a commit).

@@ -261,6 +261,34 @@ def test_max_size(path: Path) -> None:
     assert path.stat().st_size <= 2 << 20
 
 
+def test_max_size_of_a_store_that_is_there(path: Path, domain: Any) -> None:
+    """What StoreFullError advises: opened with a larger one it grows on; the number stays until another is given."""
+    room = 1 << 19  # more than a store of the first size has
+    with pmstore.open(path, size="1MiB", max_size="1MiB", domain=domain) as store:
+        store["x"] = 1
+        with pytest.raises(pmstore.StoreFullError, match="larger max_size"):
+            store.zeros("a", room, "u1")
+    with pmstore.open(path, domain=domain) as store, pytest.raises(pmstore.StoreFullError):
+        store.zeros("a", room, "u1")
+    before = path.read_bytes()
+    with pmstore.open(path, "r", max_size="16MiB") as store:  # a reader changes nothing
+        assert store["x"] == 1
+    assert path.read_bytes() == before
+    with pmstore.open(path, domain=domain, max_size="16MiB") as store:
+        store.zeros("a", room, "u1")
+    with pmstore.open(path, domain=domain) as store:
+        store.zeros("b", room, "u1")
+        store["a"][:] = 1
+        with pytest.raises(pmstore.StoreFullError):
+            store.zeros("c", 16 << 20, "u1")
+    with pytest.raises(ValueError, match="max_size is smaller than the file"):
+        pmstore.open(path, domain=domain, max_size="1MiB")
+    with pmstore.open(path, domain=domain) as store:
+        assert store["a"].all()
+        assert store["x"] == 1
+        assert (store.check().problems, store.check().sound_copies) == ((), 3)
+
+
 # ---- arrays ----
 
 

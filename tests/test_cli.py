@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_a_damaged_store(path: Path) -> None:
     assert result.stderr.startswith("pmstore: ")
 
 
-@pytest.mark.parametrize("command", ["info", "ls", "check"])
+@pytest.mark.parametrize("command", ["info", "ls", "check", "repair", "compact"])
 def test_what_is_no_store(command: str, tmp_path: Path) -> None:
     missing = run(command, tmp_path / "none.pm")
     assert missing.exit_code == 2
@@ -94,13 +95,47 @@ def test_what_is_no_store(command: str, tmp_path: Path) -> None:
     other.write_text("something else")
     result = run(command, other)
     assert result.exit_code == 1
-    assert "pmstore: " in result.stderr
+    assert result.stderr == (
+        f"pmstore: {other}: not a pmstore file (no magic). It was left as it is: give a store's path, or, to have a new store "
+        f"there, remove it and pmstore create {other}\n"
+    )
     assert other.read_text() == "something else"
     assert run(command).exit_code == 2
     with pmstore.open(tmp_path / "busy.pm"):
         busy = run(command, tmp_path / "busy.pm")
         assert busy.exit_code == 2
         assert "held open" in busy.stderr
+        assert busy.stderr.endswith(": stop it, or wait until it is done\n")
+
+
+PYTHON = re.compile(r"\w+\(|\w=['\w]|`")
+"""Calls and arguments: words of a program, which a user of the command line has not written."""
+
+
+def test_errors_speak_to_users_of_the_command_line(tmp_path: Path) -> None:
+    store, full, text, wrong = (tmp_path / name for name in ("run.pm", "full.pm", "text", "wrong.npy"))
+    text.write_text("something else")
+    with pmstore.open(store) as opened:
+        opened["a"] = np.arange(5)
+    damaged = tmp_path / "damaged.pm"
+    damaged.write_bytes(store.read_bytes()[:100_000])
+    pmstore.open(full, size="1MiB", max_size="1MiB").close()
+    np.save(wrong, np.array([{}], dtype=object), allow_pickle=True)
+    for code, said, words in (
+        (1, "remove it and pmstore create", ["show", text, "x"]),
+        (1, "remove it and pmstore create", ["dump", text, tmp_path / "x"]),
+        (1, "pmstore restore", ["info", damaged]),
+        (2, "pmstore rm", ["set", full, "x", "--dtype", "S900000", '["x"]']),
+        (2, "--domain file", ["create", tmp_path / "dax.pm", "--domain", "dax"]),
+        (2, "not a .npy file", ["set", store, "x", "--file", text]),
+        (2, str(wrong), ["set", store, "x", "--file", wrong]),
+        (1, f"{text}: not a dump", ["load", text, tmp_path / "new.pm"]),
+    ):
+        result = run(*words)
+        assert result.exit_code == code
+        assert said in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert not PYTHON.search(result.stderr.replace("(made by `pmstore dump`)", "")), result.stderr
 
 
 def test_help_has_examples() -> None:

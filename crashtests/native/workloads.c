@@ -66,11 +66,16 @@ uint32_t wl_digest_if_committed(struct pms_pool *pool) { return digest_at(pool, 
 
 /* ---- operations ---- */
 
-struct pms_pool *wl_open(const char *path, int domain, int mode, struct pms_error *error)
+static struct pms_pool *open_limited(const char *path, int domain, int mode, uint64_t max_size, struct pms_error *error)
 {
-    struct pms_options o = {.size = 1792 << 10, .max_size = TRACE_MAX_FILE, .mode = mode, .domain = domain, .hot = 1};
+    struct pms_options o = {.size = 1792 << 10, .max_size = max_size, .mode = mode, .domain = domain, .hot = 1};
     struct pms_pool *pool = NULL;
     return pms_pool_open(path, &o, &pool, error) == PMS_OK ? pool : NULL;
+}
+
+struct pms_pool *wl_open(const char *path, int domain, int mode, struct pms_error *error)
+{
+    return open_limited(path, domain, mode, mode == PMS_MODE_TRUNCATE ? TRACE_MAX_FILE : 0, error);
 }
 
 void wl_done(struct wl *w, int status)
@@ -229,9 +234,10 @@ void wl_reopen(struct wl *w)
         return;
     int domain = (int)w->pool->domain;
     snprintf(path, sizeof path, "%s", w->pool->path);
+    uint64_t limit = w->pool->super.max_bytes == TRACE_MAX_FILE ? TRACE_MAX_FILE - PMS_PAGE : TRACE_MAX_FILE; /* another one */
     wl_done(w, pms_pool_close(w->pool, 0, &w->error));
     pms_pool_release(w->pool);
-    w->pool = wl_open(path, domain, PMS_MODE_READ_WRITE, &w->error);
+    w->pool = open_limited(path, domain, PMS_MODE_READ_WRITE, limit, &w->error);
     if (!w->pool)
         w->failed = true;
 }

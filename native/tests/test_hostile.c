@@ -4,7 +4,8 @@
  * Bits are flipped as they would by accident, and once more with checksums made right again, as an enemy would. Children do it, many
  * flips each: one that dies costs one failure, and the next goes on behind it.
  *
- * PMS_HOSTILE_STEP=1 flips every bit and takes long; the default takes a sample. PMS_HOSTILE_ONLY=variant:trial runs one trial alone. */
+ * PMS_HOSTILE_STEP=1 flips every bit and takes long; the default takes a sample. PMS_HOSTILE_ONLY=variant runs the trials of one store
+ * (0 to 3), variant:trial one of them alone. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -654,10 +655,10 @@ static void every_damage_is_answered(void)
     const char *only = getenv("PMS_HOSTILE_ONLY");
     unsigned variant = 0;
     unsigned long long n = 0;
-    if (!only || sscanf(only, "%u:%llu", &variant, &n) != 2)
-        run_trials(0, UINT64_MAX);
-    else if (variant == (unsigned)(now - variants))
-        run_trials(n, n + 1);
+    int asked = only ? sscanf(only, "%u:%llu", &variant, &n) : 0;
+    if (asked > 0 && variant != (unsigned)(now - variants))
+        return;
+    run_trials(n, asked == 2 ? n + 1 : UINT64_MAX);
 }
 
 /* ---- other files ---- */

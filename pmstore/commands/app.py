@@ -13,7 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 import pmstore
-from pmstore.errors import CorruptStoreError, PmstoreError, UncleanMachineCrashError
+from pmstore.errors import (
+    CorruptStoreError,
+    DomainError,
+    NotAStoreError,
+    PmstoreError,
+    StoreFullError,
+    StoreLockedError,
+    UncleanMachineCrashError,
+)
 from pmstore.extras import missing
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "app",
     "console",
     "ending",
+    "existing",
     "fail",
     "find",
     "milliseconds",
@@ -80,6 +89,17 @@ def fail(message: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
+_REMEDIES: list[tuple[type[PmstoreError], str]] = [  # first come, first served
+    (NotAStoreError, ": give a store's path, or, to have a new store there, remove it and pmstore create {path}"),
+    (CorruptStoreError, ": pmstore restore makes a store of an epoch in a tier; or take a copy of the file"),
+    (UncleanMachineCrashError, ": pmstore restore makes a store of an epoch in a tier; pmstore repair accepts this one"),
+    (StoreLockedError, ": stop it, or wait until it is done"),
+    (StoreFullError, ": remove something with pmstore rm, or free space on the file system"),
+    (DomainError, ": use --domain file, or process on tmpfs"),
+]
+"""What to do about an error on the command line: messages of errors are written for programs in Python."""
+
+
 @contextmanager
 def ending() -> Iterator[None]:
     """Makes what goes wrong inside the end of the command: one line, and an exit code."""
@@ -101,15 +121,24 @@ def ending() -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if isinstance(error, OSError) and error.strerror and error.filename:
+    if isinstance(error, PmstoreError) and error.problem:
+        remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), "")
+        text = f"{error.path}: {error.problem}{remedy.format(path=error.path)}"
+    elif isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}"
     return " ".join(text.split())
 
 
+def existing(path: Path) -> None:
+    """Ends the command where there is nothing."""
+    if not path.exists():
+        raise fail(f"{path}: no such store; pmstore create {path} makes one", 2)
+
+
 def opened(path: Path, mode: Any, **options: Any) -> pmstore.Store:
     """The store; a command that would have to make it ends where there is none."""
-    if mode in ("r", "r+") and not path.exists():
-        raise fail(f"{path}: no such store; pmstore create {path} makes one", 2)
+    if mode in ("r", "r+"):
+        existing(path)
     return pmstore.open(path, mode, **options)
 
 

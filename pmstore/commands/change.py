@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 import pmstore
-from pmstore.commands.app import Name, Names, StorePath, app, ending, fail, find, progress, size, writing
+from pmstore.commands.app import Name, Names, StorePath, app, ending, existing, fail, find, progress, size, writing
 from pmstore.containers import Group
 from pmstore.store import SURVIVES
 
@@ -70,12 +70,22 @@ def _parse(value: str, text: bool, dtype: str | None, file: bool) -> Any:
     if text:
         return value
     if file:
-        return np.load(value, mmap_mode="r", allow_pickle=False)
+        return _load(value)
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"VALUE is not JSON ({error}): quote it twice, '\"text\"', or give --text") from None
     return parsed if dtype is None else np.array(parsed, dtype)
+
+
+def _load(path: str) -> Any:
+    with open(path, "rb") as file:
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            raise ValueError(f"{path}: not a .npy file (numpy.save writes them; for .npz and .safetensors: pmstore import)")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 @app.command()
@@ -108,6 +118,7 @@ def compact(path: StorePath) -> None:
     Example: pmstore compact run.pm
     """
     with ending():
+        existing(path)
         total = path.stat().st_size
         with progress("compacting", total) as advance:
             before = 0

@@ -13,8 +13,9 @@ from typing import Annotated, BinaryIO
 import typer
 
 from pmstore import portable
-from pmstore.commands.app import StorePath, app, ending, progress, reading, size
+from pmstore.commands.app import StorePath, app, ending, fail, progress, reading, size
 from pmstore.commands.change import Domain
+from pmstore.errors import CorruptStoreError
 from pmstore.words import counted
 
 DumpPath = Annotated[Path, typer.Argument(metavar="DUMP", help="The dump, or - for a pipe.", show_default=False)]
@@ -77,12 +78,15 @@ def load(
         length = os.fstat(file.fileno()).st_size
         chosen = size_ or (max(1 << 20, int(2.1 * length) + (1 << 20)) if length else None)
         advance = stack.enter_context(progress("loading", length))
-        objects = portable.load(
-            file,
-            path,
-            size=chosen,
-            max_size=max_size,
-            domain=domain,  # type: ignore[arg-type]
-            progress=advance,
-        )
+        try:
+            objects = portable.load(
+                file,
+                path,
+                size=chosen,
+                max_size=max_size,
+                domain=domain,  # type: ignore[arg-type]
+                progress=advance,
+            )
+        except CorruptStoreError as error:
+            raise fail(f"{'standard input' if str(dump) == '-' else dump}: {error}", 1) from None
     typer.echo(f"{path}: {counted(objects, 'object')}")
