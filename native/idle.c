@@ -35,6 +35,8 @@ void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uin
 
 void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
 {
+    if (!pms_idle_is(u, off)) /* never opened: it is the version before, which open snapshots may need, and is stored to from now on (I6) */
+        pms_snapshot_keep(u, off, len);
     pms_undo_lock(u);
     pms_idle_publish_locked(u, off, len, used);
     pms_undo_unlock(u);

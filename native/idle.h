@@ -14,9 +14,9 @@
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len);
 
 /* Its first `used` bytes (whole pages) are part of this transaction: written back at its commit; all of it is read-only after it. A roll back
- * leaves undefined content. */
+ * leaves undefined content. What open snapshots need of a block that was not idle is kept first (I6); that may wait. */
 void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used);
-void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used); /* REQUIRES: the log lock */
+void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used); /* REQUIRES: the log lock; it is idle */
 
 /* A pair of slots turns away from this block: until the transaction is over, the last commit names it, and it must not be opened. */
 void pms_idle_leave(struct pms_undo *u, uint64_t off);

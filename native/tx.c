@@ -87,12 +87,13 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
     bool pending = pool->undo.stored || pool->undo.dirty_count > pool->begun;
     if (landing)
         pms_landing_capture(pool, landing);
+    uint64_t captured = pool->undo.dirty_count;
     pms_snapshot_keep_transaction(&pool->undo); /* gives up the lock while it waits: so before the landing's seal */
     if (landing)
         status = pms_landing_land(pool, landing, error);
     if (status != PMS_OK) {
-        if (!pending) /* what the landing captured is as it was: nothing to commit */
-            pool->begun = pool->undo.dirty_count;
+        if (!pending) /* what the landing captured is as it was: nothing to commit. But others may have stored while the lock was given up */
+            pool->begun = captured;
         pms_undo_unlock(&pool->undo);
         return status;
     }
@@ -104,15 +105,20 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
 
 /* ---- byte-addressable domains ---- */
 
+/* What was stored into born blocks was written back there and then, by the thread that stored, and F2 waits for its own core's write-back
+ * alone (so on aarch64; x86-64's lock operations wait for all): what others started is started again. */
+static bool by_others(const struct pms_pool *pool) { return pool->writers || (pool->writer && pool->writer != pms_thread_id()); }
+
 static void write_back(struct pms_pool *pool)
 {
     const struct pms_undo *u = &pool->undo;
     if (pool->persist.flush == PMS_FLUSH_NONE)
         return;
+    bool born_too = by_others(pool);
     for (uint64_t i = 0; i < u->dirty_count; i++) {
         const struct pms_dirty *d = &u->dirty[i];
         const unsigned char *view = d->kind == PMS_DIRTY_ENGINE ? pool->map.engine : pool->map.user;
-        if (d->kind != PMS_DIRTY_BORN) /* those were copied with write-back */
+        if (d->kind != PMS_DIRTY_BORN || born_too)
             pms_persist_flush(&pool->persist, view + d->off, d->len);
     }
 }
@@ -120,6 +126,8 @@ static void write_back(struct pms_pool *pool)
 static void finish(struct pms_pool *pool)
 {
     pool->tx = pool->undo.tag;
+    pool->writer = 0;
+    pool->writers = false;
     pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), pms_anchor_pack(pool->tx));
     pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
 }

@@ -148,6 +148,14 @@ void wl_slots_flush(struct wl *w) /* flips under a flush: what it reads is kept 
         }
         wl_flush_end(w, &f);
     }
+    wl_flush_begin(w, &f);
+    wl_fill_next(w, "pair", PAIR_WORDS, 300);
+    wl_flip(w, "pair");
+    wl_commit(w);
+    wl_flip(w, "pair"); /* back to the version that is being flushed, and a step in place */
+    memset(wl_current(w, "pair"), 7, 4 * PAIR_WORDS);
+    wl_flush_some(w, &f, 1, 2);
+    wl_commit(w);
     wl_flush_close(w, &f);
 }
 
@@ -240,8 +248,12 @@ void wl_mirrors(struct wl *w) /* in one commit with captured writes; one that fa
     wl_commit(w);
     for (uint32_t step = 0; step < 6; step++) {
         wl_data(w, "keep", NULL)[step] = step + 50;
-        if (step % 2)
+        if (step % 2) { /* and stores into what was born: written back by this thread, though another one commits */
             wl_array(w, 0, "born", 200 + 50 * step, step);
+            uint64_t group = wl_group(w, 0, (const char[2]){(char)('0' + step), 0});
+            for (uint32_t i = 0; i < 4; i++)
+                wl_value(w, group, "value", "0123456789" + i, 6);
+        }
         enum how how = step == 2 ? ROLLED_BACK : step == 4 ? FAILED : step % 2 && w->pool && !w->pool->journal ? STARTED : ARMED;
         land(w, name, words, 2, step * 1000, how); /* in domain file the recorder takes a second thread for the journal's */
     }

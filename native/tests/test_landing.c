@@ -11,6 +11,7 @@
 #include "landing.h"
 #include "one_store.h"
 #include "pool_state.h"
+#include "snapshot.h"
 #include "test.h"
 #include "tier.h"
 
@@ -320,6 +321,39 @@ static void a_landing_that_fails_leaves_nothing_pending(void)
     close_store();
 }
 
+/* While a commit waits for a snapshot's room others may store: what they did is pending still when the landing has failed. */
+static void what_was_written_while_a_landing_that_fails_waited(void)
+{
+    char flipped[8];
+    struct pms_snapshot *s;
+    struct pms_snapshot_stats stats = {0};
+    make();
+    struct pms_slot_pair pair = pair_of(0);
+    uint64_t epoch = pms_epoch(pool);
+    unsigned char *at = beside();
+    memcpy(flipped, head, 8);
+    flipped[7] = (char)!pair.current;
+    struct pms_land_copy copy = {pair.data[!pair.current], 0, LARGE, source, &never};
+    struct pms_land_flip flip = {0, pair.data[!pair.current], names[0], flipped, 1, 8};
+    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e))); /* idle already: opening it need not wait */
+    CHECK(ok(pms_snapshot_begin(pool, PMS_PAGE, -1, &s, &e)));    /* the root's page, and no room for the description's */
+    struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, SECOND / 100, &e);
+    CHECK(l && ok(pms_landing_start(pool, l, &e)));
+    while (!stats.waits)
+        pms_snapshot_get_stats(s, &stats);
+    at[0] = 9;
+    pms_snapshot_end(pool, s);
+    CHECK(pms_landing_wait(l, PMS_LANDING_DONE, -1) && pms_landing_result(l, &e) == PMS_E_STATE);
+    CHECK(ok(pms_commit(pool, &e)) && pms_epoch(pool) == epoch + 1);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(at[0] == 9);
+    pms_landing_free(l);
+    close_store();
+    CHECK(open_store(PMS_MODE_READ_WRITE));
+    CHECK(beside()[0] == 9);
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-landing-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -334,6 +368,7 @@ int main(void)
         TEST(what_is_written_after_the_seal_is_of_the_next_transaction);
         TEST(a_slow_flush_breaks_no_seal);
         TEST(a_landing_that_fails_leaves_nothing_pending);
+        TEST(what_was_written_while_a_landing_that_fails_waited);
         TEST(copies_that_fail_or_are_late);
         TEST(a_roll_back_or_another_one_disarms_it);
         TEST(bad_landings);

@@ -154,6 +154,32 @@ static void snapshots_keep_what_is_replaced(void)
     close_store();
 }
 
+/* A flip back to the version before, without `next`: an open snapshot may need that version, and a step may go in place into it. */
+static void a_flip_back_under_a_snapshot(void)
+{
+    static unsigned char copy[BYTES];
+    struct pms_snapshot *s;
+    struct pair p;
+    CHECK(open_store(PMS_MODE_TRUNCATE));
+    make_pair();
+    CHECK(find(&p));
+    flip(&p, 1, true);
+    CHECK(ok(pms_commit(pool, &e)));
+    uint64_t pinned = p.slot[p.current];
+    CHECK(ok(pms_snapshot_begin(pool, 64u << 20, -1, &s, &e)));
+    flip(&p, 2, true);
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(ok(pms_slot_flip(pool, 0, "w", 1, NULL, &e)));
+    memset(memory(pinned), 3, BYTES); /* in place: the committed version is the other one */
+    CHECK(ok(pms_snapshot_take(s, pinned, BYTES, copy, 0, &e)));
+    CHECK(all(copy, BYTES, 1));
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(ok(pms_snapshot_take(s, pinned, BYTES, copy, 0, &e)));
+    CHECK(all(copy, BYTES, 1) && all(memory(pinned), BYTES, 3));
+    pms_snapshot_end(pool, s);
+    close_store();
+}
+
 static void nothing_is_logged_for_the_idle_slot(void)
 {
     struct pms_stats before, after;
@@ -388,6 +414,7 @@ int main(void)
         TEST(a_hot_range_over_two_slots);
         TEST(a_flipped_pair_is_not_opened_again);
         TEST(snapshots_keep_what_is_replaced);
+        TEST(a_flip_back_under_a_snapshot);
         TEST(kills);
     }
     unlink(path);
