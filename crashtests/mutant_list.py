@@ -134,6 +134,11 @@ _TX = [
            ".home = whole && end - first >= STRAIGHT_HOME_PAGES,", "pages live at the last commit are written straight home (I3)", FILE),
 ]  # fmt: skip
 
+_LOCKS = [
+    Mutant("no_hand_over", "block.c", "        pms_persist_hand_over(&pool->persist);", "        (void)0;",
+           "what a thread wrote back is not ordered before the commit of another", first=("turns",)),
+]  # fmt: skip
+
 _RECOVER = [
     Mutant("recover_by_one", "recover.c", "    pool->tx += 2;", "    pool->tx += 1;", "entries captured ahead of a commit cut off come back"),
     Mutant("recover_no_anchor", "recover.c", "    pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx));\n", "",
@@ -267,4 +272,4 @@ _HEAD = [
     Mutant("super_crc_unchecked", "super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a damaged superblock counts", native=("test_damage",)),
 ]  # fmt: skip
 
-MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_RECOVER, *_CAPTURE, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD]
+MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD]

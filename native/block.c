@@ -51,7 +51,12 @@ int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
     return status;
 }
 
-void pms_pool_leave(struct pms_pool *pool) { pthread_mutex_unlock(&pool->op); }
+void pms_pool_leave(struct pms_pool *pool)
+{
+    if (pool->undo.stored) /* what is written back already, before F2 of a commit by another thread */
+        pms_persist_hand_over(&pool->persist);
+    pthread_mutex_unlock(&pool->op);
+}
 
 static int busy(const struct pms_pool *pool, struct pms_error *error)
 {

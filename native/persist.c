@@ -130,6 +130,17 @@ void pms_persist_fence(struct pms_persist *p)
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* without write-back program order is enough: stores survive their process */
 }
 
+void pms_persist_hand_over(struct pms_persist *p)
+{
+    if (p->flush == PMS_FLUSH_NONE)
+        return;
+    hook(PMS_PRIM_FENCE, NULL, 0);
+#if !defined(__x86_64__)
+    p->fences++;
+    order_stores();
+#endif
+}
+
 /* ---- non-temporal copies: dst aligned to a line, n a multiple of it ---- */
 
 #if defined(__x86_64__)

@@ -86,6 +86,11 @@ void pms_persist_flush(struct pms_persist *p, const void *addr, size_t n);
  * ordered by it in every domain. */
 void pms_persist_fence(struct pms_persist *p);
 
+/* Before the release of a lock: what this thread wrote back is durable after the *next* fence of any thread that takes the lock. A fence orders one
+ * core's write-backs. On x86-64 the release is a locked instruction, which orders them as a fence does (Intel SDM vol. 2, CLWB), and this
+ * executes nothing; elsewhere it is a fence. To a hook it is a fence of this thread. */
+void pms_persist_hand_over(struct pms_persist *p);
+
 /* ---- files: 0 or errno; retried on EINTR and on short writes ---- */
 int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset);
 int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset); /* may change iov */

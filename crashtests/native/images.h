@@ -48,12 +48,8 @@ struct campaign {
 
 struct promise { uint32_t digest[2]; uint32_t count; };
 
-/* The table of images seen: its size says how many it holds. Jobs that share one do not count an image twice, but each tries its own
- * images whatever others have tried: what a job does follows from its options alone. NULL: one for this process. */
-void seen_open(const char *path);
-
-/* Crashes what the trace did to a file that held base at its start. used: pages of it that may be other than zeros; NULL: any. states: digests by commit number; NULL: whatever happens, the state stays
- * fixed->digest (a recovery). */
+/* Crashes what the trace did to a file that held base at its start. used: pages of it that may be other than zeros; NULL: any. board: digests by
+ * commit number; NULL: whatever happens, the state stays fixed->digest (a recovery). */
 void images_explore(struct campaign *c, const struct trace *t, const unsigned char *base, const bool *used, const struct board *board,
                     const struct promise *fixed, int depth);
 

@@ -109,6 +109,11 @@ void wl_mirrors(struct wl *w);
 void wl_fork(struct wl *w);
 void wl_repair(struct wl *w);
 
+/* threads.c */
+void wl_threads(struct wl *w);
+void wl_faults_between(struct wl *w);
+void wl_turns(struct wl *w);
+
 /* blocks.c */
 void wl_churn(struct wl *w);
 void wl_pins(struct wl *w);

@@ -538,32 +538,6 @@ static void born_beside(struct wl *w) /* in a page with committed blocks, of whi
     }
 }
 
-struct writer { struct wl *w; uint32_t *at; uint32_t n, value; };
-static void *write_range(void *arg)
-{
-    const struct writer *me = arg;
-    for (uint32_t i = 0; i < me->n; i++)
-        me->at[i] = me->value + i;
-    return NULL;
-}
-
-static void threads(struct wl *w) /* several threads write in one transaction, some of them the same pages */
-{
-    uint32_t *large = wl_data(w, "large", NULL), *medium = wl_data(w, "medium", NULL);
-    if (w->failed)
-        return;
-    for (uint32_t round = 0; round < 2; round++) {
-        pthread_t t[3];
-        struct writer job[3] = {{w, large, 3000, round}, {w, large + 3000, 3000, 7 + round}, {w, medium, 900, round}};
-        for (int i = 0; i < 3; i++)
-            pthread_create(&t[i], NULL, write_range, &job[i]);
-        wl_value(w, 0, "value", "during", 6);
-        for (int i = 0; i < 3; i++)
-            pthread_join(t[i], NULL);
-        wl_commit(w);
-    }
-}
-
 static void many_commits(struct wl *w) /* the ring of domain file goes round; both fast logs are used again */
 {
     char text[8];
@@ -620,7 +594,9 @@ const struct workload wl_table[] = {
     {"nested", nested, false},
     {"born_and_gone", born_and_gone, false},
     {"born_beside", born_beside, false},
-    {"threads", threads, false},
+    {"threads", wl_threads, false},
+    {"faults_between", wl_faults_between, false},
+    {"turns", wl_turns, false},
     {"many_commits", many_commits, false},
     {"long_log", long_log, false},
     {"slots", wl_slots, false},
