@@ -16,13 +16,15 @@
 #define LINE 64u
 #define SECTOR 512u
 
-struct pend { uint64_t value; uint8_t word, kind, thread; }; /* kind: 0 stored, 1 non-temporal, 2 written to the file */
+struct pend { /* one store to a unit, not durable yet */
+    uint64_t value;    /* of a sector: which version */
+    uint64_t flushers; /* a bit for each thread that has started a write-back of it: durable after that thread's fence */
+    uint8_t word, kind, thread; /* kind: 0 stored, 1 non-temporal, 2 written to the file */
+};
 
 struct unit { /* a line or a sector with something that is not durable yet */
     struct pend *pend;
     uint32_t count, room;
-    uint32_t flushed;  /* the first so many have their write-back started, */
-    uint16_t flusher;  /* by this thread */
     bool listed;
 };
 

@@ -49,26 +49,26 @@ void lines_apply(struct explorer *x, uint64_t number, uint64_t option)
 
 /* ---- the walk ---- */
 
-static void settle(struct explorer *x, uint64_t number, uint32_t upto, int thread, bool all)
+/* What this thread's fence makes durable: what it wrote back, whoever stored it, and its own non-temporal stores. */
+static void settle(struct explorer *x, uint64_t number, int thread, bool all)
 {
     struct unit *u = &x->unit[number];
     uint32_t left = 0;
     for (uint32_t i = 0; i < u->count; i++) {
-        const struct pend *p = &u->pend[i];
-        bool durable = all || i < upto || (p->kind == 1 && p->thread == thread);
+        const struct pend p = u->pend[i];
+        bool durable = all || (p.flushers >> thread & 1) != 0 || (p.kind == 1 && p.thread == thread);
         if (!durable) {
-            u->pend[left++] = *p;
+            u->pend[left++] = p;
             continue;
         }
-        image_put(x, number * LINE + p->word * 8u, p->value);
+        image_put(x, number * LINE + p.word * 8u, p.value);
         uint32_t kept = 0; /* what was stored to the word before it cannot come after it */
         for (uint32_t k = 0; k < left; k++)
-            if (u->pend[k].word != p->word)
+            if (u->pend[k].word != p.word)
                 u->pend[kept++] = u->pend[k];
         left = kept;
     }
     u->count = left;
-    u->flushed = 0;
 }
 
 static void store_words(struct explorer *x, const struct tr_event *e)
@@ -83,16 +83,14 @@ static void store_words(struct explorer *x, const struct tr_event *e)
         if (!known && *word_at(x->img, off) == *word_at(x->now, off))
             continue; /* durable already, and nothing in between */
         u = unit_touch(x, off / LINE);
-        u->pend[u->count++] = (struct pend){*word_at(x->now, off), (uint8_t)(off % LINE / 8), kind, (uint8_t)e->thread};
+        u->pend[u->count++] = (struct pend){*word_at(x->now, off), 0, (uint8_t)(off % LINE / 8), kind, (uint8_t)e->thread};
     }
 }
 
 static void fence(struct explorer *x, int thread)
 {
-    for (uint64_t i = 0; i < x->active_count; i++) {
-        const struct unit *u = &x->unit[x->active[i]];
-        settle(x, x->active[i], u->flusher == thread ? u->flushed : 0, thread, false);
-    }
+    for (uint64_t i = 0; i < x->active_count; i++)
+        settle(x, x->active[i], thread, false);
     units_compact(x);
 }
 
@@ -105,10 +103,8 @@ void lines_walk(struct explorer *x, const struct tr_event *e)
     case TR_FLUSH:
         for (uint64_t n = e->off / LINE; n * LINE < e->off + e->bytes; n++) {
             struct unit *u = &x->unit[n];
-            if (u->count) {
-                u->flushed = u->count;
-                u->flusher = e->thread;
-            }
+            for (uint32_t i = 0; i < u->count; i++)
+                u->pend[i].flushers |= 1ull << e->thread;
         }
         break;
     case TR_FENCE:
@@ -118,7 +114,7 @@ void lines_walk(struct explorer *x, const struct tr_event *e)
     case TR_SYNC: /* on fsdax it writes back the lines of all dirty pages too */
         window_crash(x);
         for (uint64_t i = 0; i < x->active_count; i++)
-            settle(x, x->active[i], 0, 0, true);
+            settle(x, x->active[i], 0, true);
         units_compact(x);
         x->bytes = x->now_bytes;
         break;
