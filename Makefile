@@ -41,7 +41,7 @@ fuzz:
 # its many processes (kills of training runs, the demo, crashtests); what has no native code (scheduler, simulation).
 ASAN := $(CURDIR)/build/asan
 ASAN_QUICK := lifetimes lists slots store
-ASAN_ALL := $(ASAN_QUICK) any_array bad_input cli_data compact dtypes fork_threads full interrupt kill limits machine processes repair signals \
+ASAN_ALL := $(ASAN_QUICK) any_array bad_input cli cli_data compact dtypes fork_threads full interrupt kill limits machine processes repair signals \
     slots_beside values tiers/local tiers/enemy_tiers torch/attach torch/mirrors torch/optim torch/rollback
 ASAN_TESTS ?= $(ASAN_ALL)
 ASAN_RUN := cd $(ASAN) && PYTHONPATH=$(ASAN) PYTHONMALLOC=malloc \

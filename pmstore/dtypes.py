@@ -44,8 +44,16 @@ TORCH_DTYPES = (
     "uint16",
     "uint8",
     "bool",
+    "bits8",
+    "bits16",
+    "bits1x8",
+    "bits2x4",
+    "bits4x2",
+    *(f"{sign}{bits}" for sign in ("int", "uint") for bits in range(1, 8)),
 )
 """Names of the dense torch dtypes that a store holds, as far as the installed torch has them."""
+
+_NO_NUMBERS = re.compile(r"torch\.(bits.*|float4_.*|u?int[1-7])")
 
 
 def _longdouble_format() -> str:
@@ -180,6 +188,11 @@ def decode_torch(name: Any) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise FormatVersionError(f"the installed torch {torch.__version__} has no dtype {name}: install a newer one")
     return dtype
+
+
+def has_numbers(dtype: Any) -> bool:
+    """Whether torch knows what numbers the bytes of a tensor of that torch dtype are: of some it only holds the bytes."""
+    return _NO_NUMBERS.fullmatch(str(dtype)) is None
 
 
 def is_torch_dtype(dtype: Any) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pmstore import dtypes
+
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = " ░▒▓█"
 BINS = 40
@@ -35,7 +37,7 @@ class Statistics:
 
 def is_numeric(value: Any) -> bool:
     """Whether there are statistics and pictures of it: numbers and truth values."""
-    return hasattr(value, "data_ptr") or value.dtype.kind in "biufc"
+    return dtypes.has_numbers(value.dtype) if hasattr(value, "data_ptr") else value.dtype.kind in "biufc"
 
 
 def _pieces(value: Any) -> Iterator[Numbers]:
@@ -46,7 +48,10 @@ def _pieces(value: Any) -> Iterator[Numbers]:
         flat = value.detach().as_strided((value.numel(),), (1,))  # dense in the store, whatever the order of its axes
         for at in range(0, flat.numel(), _PIECE):
             piece = flat[at : at + _PIECE]
-            yield np.abs(piece.numpy()).astype(float) if piece.is_complex() else piece.to(torch.float64).numpy()
+            if piece.is_complex():  # complex32 has no arithmetic
+                yield np.abs(piece.to(torch.complex128).numpy())
+            else:
+                yield piece.to(torch.float64).numpy()
         return
     flat = value.ravel(order="K")
     for at in range(0, flat.size, _PIECE):
@@ -141,8 +146,10 @@ def shrink(values: Numbers, most: int, axis: int) -> Numbers:
 
 def _as_numbers(value: Any) -> Numbers:
     if hasattr(value, "data_ptr"):
+        import torch
+
         value = value.detach()
-        value = (value.abs() if value.is_complex() else value).double().numpy()
+        value = value.to(torch.complex128 if value.is_complex() else torch.float64).numpy()
     return np.abs(value).astype(np.float64) if value.dtype.kind == "c" else np.asarray(value, np.float64)
 
 

@@ -29,6 +29,8 @@ def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
     """
     import torch
 
+    if value.is_nested:
+        raise TypeError("cannot store a nested tensor: store the tensors of value.unbind() under names of their own")
     if value.layout != torch.strided:
         raise TypeError(f"cannot store a tensor of layout {value.layout}: store value.to_dense(), or its indices and values")
     if value.is_quantized:
@@ -42,7 +44,9 @@ def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
     data = value.detach().resolve_conj().resolve_neg()
     order = layout.order_of(data.shape, data.stride())
     if order is False:
-        data, order = data.contiguous(), None
+        # As bytes where that is possible: torch copies no tensors of its dtypes of less than a byte.
+        dense = data.view(torch.uint8).contiguous().view(data.dtype) if data.element_size() == 1 else data.contiguous()
+        data, order = dense, None
     descriptor = Descriptor(True, dtype, tuple(data.shape), order, value.requires_grad, isinstance(value, torch.nn.Parameter))
     return data, descriptor
 

@@ -351,6 +351,11 @@ def test_tensors(store: pmstore.Store) -> None:
         store["m"] = torch.ones(3, device="meta")
     with pytest.raises(TypeError, match="to_dense"):
         store["m"] = torch.eye(3).to_sparse()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch: nested tensors are a prototype
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(TypeError, match="unbind"):
+        store["m"] = nested
     with pytest.raises(TypeError, match="int_repr"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch: quantized tensors are deprecated

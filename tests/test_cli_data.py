@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import picture, portable
+from pmstore import dtypes, picture, portable
 from pmstore.commands import app
 
 try:
@@ -107,6 +107,22 @@ def test_show(path: Path) -> None:
     missing = run("show", path, "nix")
     assert missing.exit_code == 2
     assert len(missing.stderr.strip().splitlines()) == 1
+
+
+def test_show_and_notebooks_know_every_dtype_of_torch(shm: Path) -> None:
+    torch = pytest.importorskip("torch")
+    names = [name for name in dtypes.TORCH_DTYPES if hasattr(torch, name)]
+    with pmstore.open(shm / "run.pm") as store:
+        for name in names:
+            raw = torch.tensor([0, 1, 0, 1] * 12, dtype=torch.uint8)
+            store[name] = raw.view(getattr(torch, name)).view(3, -1).t()
+        assert "int4" in store._repr_html_()
+    for name in names:
+        result = run("show", shm / "run.pm", name)
+        assert result.exit_code == 0, result.exception
+        assert f"tensor of {name}, " in result.stdout
+        assert "first" in result.stdout
+        assert json.loads(run("show", shm / "run.pm", name, "--json").stdout)["dtype"] == name
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u8", "?", ">f4", "c16"])

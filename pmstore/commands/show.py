@@ -13,7 +13,7 @@ import typer
 from rich.pretty import pretty_repr
 from rich.text import Text
 
-from pmstore import picture
+from pmstore import dtypes, picture
 from pmstore.commands.app import Json, Name, StorePath, app, console, find, printable, progress, reading, size
 from pmstore.containers import Entry, Group
 from pmstore.lists import List
@@ -83,9 +83,16 @@ def _statistics(value: Any) -> picture.Statistics | None:
 
 
 def _first(value: Any, count: int) -> Any:
-    """The first elements, as Python's own."""
+    """The first elements, as Python's own; as bytes (or pairs of them) where torch knows no numbers."""
     if hasattr(value, "data_ptr"):
-        flat = value.detach().reshape(-1)[:count]
+        plain = value.detach()
+        import torch
+
+        if not dtypes.has_numbers(plain.dtype):
+            plain = plain.view(torch.uint8 if plain.element_size() == 1 else torch.uint16)
+        elif plain.is_complex():
+            plain = plain.to(torch.complex128)  # of complex32 torch warns
+        flat = plain.reshape(-1)[:count]
         return flat.tolist() if not flat.dtype.is_floating_point or flat.itemsize > 1 else flat.float().tolist()
     return value.reshape(-1)[:count].tolist() if value.size else []
 

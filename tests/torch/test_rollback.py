@@ -56,7 +56,7 @@ def train_with_failures(store: pmstore.Store, job: Any, fail_at: set[int], total
         {"optimizer": "sgd-momentum", "scheduler": "onecycle"},
         {"model": "conv", "scaler": True, "scheduler": "sequential"},
         {"optimizer": "lbfgs"},
-        {"num_workers": 2},
+        pytest.param({"num_workers": 2}, id="data_loader"),
     ],
     ids=lambda kinds: "-".join(map(str, kinds.values())) or "plain",
 )
