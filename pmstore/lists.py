@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import reprlib
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
@@ -168,7 +169,7 @@ class List(MutableSequence[Any]):
         new = payload(value)
         with self._core.lock:
             length = len(self)
-            at = index.__index__()
+            at = operator.index(index)
             self._splice(max(0, at + length) if at < 0 else min(at, length), 0, [new])
 
     def append(self, value: Any) -> None:

@@ -6,11 +6,11 @@ import atexit
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakMethod, WeakValueDictionary, ref
 
 from pmstore import _ffi, array, values
 from pmstore._block import Transaction
@@ -227,9 +227,6 @@ class SegmentUsage:
     """Bytes in use of each of 64 equal parts of the data."""
 
 
-_open_stores: WeakSet[Store]
-
-
 class Store(Group):
     """An open store, made by `pmstore.open`: a mapping of names to arrays, tensors, values and groups (see `Group`).
 
@@ -250,7 +247,7 @@ class Store(Group):
         self._guards: list[WeakMethod[Callable[[], None]]] = []
         self._tiers: Tiers | None = None
         self._mirrors: Mirrors | None = None
-        _open_stores.add(self)
+        _open_stores[id(self)] = self
 
     # ---- transactions ----
 
@@ -367,11 +364,13 @@ class Store(Group):
         return self._core.pool.handle.closed
 
     def _close(self, commit: bool) -> None:
-        """Flushes under way are finished before the state that they read goes; an interrupt ends the waiting."""
+        """Flushes under way are finished before the state that they read goes; an interrupt ends the waiting, and them."""
         try:
             if self._tiers is not None and not self.closed:
                 self._tiers.close()
         finally:
+            if self._tiers is not None:
+                self._tiers.abandon()
             if self._mirrors is not None and not self.closed:
                 self._mirrors.close()
             with self._core.lock:  # nobody is reading what goes now
@@ -443,9 +442,11 @@ class Store(Group):
         if self._tiers is None:
             from pmstore.tiers.manager import Tiers
 
-            made = Tiers(self._core.pool)
-            made.load(self)
-            self._tiers = made
+            with self._core.lock:  # two of them would write to the same tiers
+                if self._tiers is None:
+                    made = Tiers(self._core.pool)
+                    made.load(self)
+                    self._tiers = made
         return self._tiers
 
     def add_tier(
@@ -469,8 +470,8 @@ class Store(Group):
     ) -> None:
         """Adds a place that committed state is flushed to, or changes one. The store remembers it (from the next commit on).
 
-        url: a local directory, or any URL of fsspec ("s3://bucket/run"; `pip install 'pmstore[s3]'`); "{rank}" in it is the
-            rank. storage_options: for fsspec; not remembered, they may hold credentials.
+        url: a local directory (remembered by its absolute path), or any URL of fsspec ("s3://bucket/run"; `pip install
+            'pmstore[s3]'`); "{rank}" in it is the rank. storage_options: for fsspec; not remembered, they may hold credentials.
         keep: how many epochs stay; None: all. every: flushed by itself when so many commits have been made since the last time.
         max_rate: bytes a second; None: no limit.
         memory: for content that commits change while a flush still needs it; None: a quarter of the state. A commit that would
@@ -482,10 +483,11 @@ class Store(Group):
 
         Raises: TierError, ValueError, TypeError.
         """
+        from pmstore.tiers.backend import normal_url
         from pmstore.tiers.config import TierConfig
 
         config = TierConfig(
-            url=os.fspath(url),
+            url=normal_url(url),
             keep=keep,
             every=every,
             chunk_bytes=chunk_bytes,
@@ -497,7 +499,7 @@ class Store(Group):
             rank=rank,
             world_size=world_size,
             run=run,
-            replicated=tuple(replicated),
+            replicated=replicated,
             storage_options=storage_options,
         )
         self._open_tiers().add(self, name, config)
@@ -654,12 +656,14 @@ class Store(Group):
             return f"<pmstore.Store {self.path!r}, of the parent process>"
 
 
-_open_stores = WeakSet()
+_open_stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
 
 
 def _close_all() -> None:
-    for store in list(_open_stores):
-        store.close()
+    with ExitStack() as closing:  # all of them, whatever one of them raises
+        for reference in _open_stores.valuerefs():
+            if (store := reference()) is not None:
+                closing.callback(store.close)
 
 
 # A store that is still open at exit is closed cleanly, as a file is flushed: uncommitted writes are rolled back.

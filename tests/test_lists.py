@@ -270,3 +270,14 @@ def test_the_binding_refuses_what_it_does_not_take(store: pmstore.Store) -> None
     assert pool.item(at, 2) is None
     assert store.list("l")[:] == [1, 2]
     assert store.check().problems == ()
+
+
+def test_an_index_that_is_none(store: pmstore.Store) -> None:
+    items = store.list("items")
+    for wrong in (1.5, "1", None):
+        with pytest.raises(TypeError):
+            items.insert(wrong, 0)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            items[wrong]  # type: ignore[call-overload]
+    items.insert(np.int64(0), 1)
+    assert items[:] == [1]

@@ -142,12 +142,20 @@ def epochs(
             table.add_column(title, justify="right" if title in ("epoch", "state", "files") else "left")
         for one in found:
             ranks = f"{len(one.ranks)}/{one.world_size}"
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.time)) if one.time else ""
+            when = _when(one.time)
             state = problems[one.run, one.epoch] or ("whole, every byte read" if verify else "whole")
             table.add_row(str(one.epoch), one.run, ranks, size(one.state_bytes), size(one.file_bytes), when, state)
         console().print(table)
     if any(problem and problem.startswith("corrupt") for problem in problems.values()):
         raise typer.Exit(1)
+
+
+def _when(seconds: float) -> str:
+    """Local time; "" if the manifest has none that a calendar has."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else ""
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 @app.command("export-tier")

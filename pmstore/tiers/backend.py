@@ -13,13 +13,13 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
-from weakref import WeakSet
+from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 from pmstore.errors import TierError
 from pmstore.tiers import engine
 
-__all__ = ["Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "open_backend", "open_places"]
+__all__ = ["Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "normal_url", "open_backend", "open_places"]
 
 
 class Lock(Protocol):
@@ -55,20 +55,43 @@ class Backend(Protocol):
         """
 
 
-def open_backend(url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Backend:
+def open_backend(url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> LocalBackend | FsspecBackend:
     """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`.
 
-    Raises: TierError, ValueError.
+    Raises: TierError, ValueError, TypeError.
+    """
+    text = normal_url(url)
+    if text.startswith("/"):
+        return LocalBackend(Path(text))
+    return FsspecBackend(text, storage_options or {})
+
+
+def normal_url(url: str | os.PathLike[str]) -> str:
+    """As it is remembered: of a local directory its absolute path, so that it means the same when the working directory is
+    another one; else the URL.
+
+    Raises: ValueError, TypeError.
     """
     text = os.fspath(url)
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str):
+        raise TypeError(f"the URL of a tier is a str or a path of str, not {type(text).__name__}")
+    if "\0" in text:
+        raise ValueError("a URL has no NUL character")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        if re.match(r"(file|s3|gs|gcs|az|abfs|hdfs|https?|memory):", text):
+            raise ValueError(f"{text!r} is no URL: two slashes follow the colon, as in 's3://bucket/run' or 'file:///mnt/run'")
+        path = text
+    elif scheme in ("file", "local"):
+        host, slash, rest = rest.partition("/")
+        if host not in ("", "localhost"):
+            raise ValueError(f"{text!r} names the host {host!r}: a local directory has three slashes, as in 'file:///mnt/run'")
+        path = slash + unquote(rest)
+    else:
+        return text
+    if not path:
         raise ValueError("the URL of a tier is a str, such as 's3://bucket/run' or '/mnt/checkpoints/run'")
-    if "://" not in text or text.startswith(("file://", "local://")):
-        path = unquote(urlsplit(text).path) if "://" in text else text
-        if not path:
-            raise ValueError(f"{text!r} names no directory")
-        return LocalBackend(Path(path).absolute())
-    return FsspecBackend(text, storage_options or {})
+    return os.path.join(os.getcwd(), path)
 
 
 # ---- a place for each rank --------------------------------------------------------------------------------------------------
@@ -108,31 +131,31 @@ def open_places(url: str | os.PathLike[str], storage_options: dict[str, Any] | N
 
     Raises: TierError, ValueError.
     """
-    text = os.fspath(url)
+    text = normal_url(url)
     if RANK not in text:
         return open_backend(text, storage_options)
-    there = open_backend(text.replace(RANK, "*"), storage_options)
-    if isinstance(there, LocalBackend):
-        found = glob.glob(str(there.path))
-        pattern = str(there.path)
-    else:
-        assert isinstance(there, FsspecBackend)
-        found, pattern = there.fs.glob(there.root), there.root
-    ranks = {int(match[1]) for one in found if (match := re.fullmatch(re.escape(pattern).replace(r"\*", r"(\d+)", 1), one))}
+    there = open_backend(text, storage_options)
+    name = str(there.path) if isinstance(there, LocalBackend) else there.root
+    pieces = name.split(RANK)
+    pattern = "*".join(map(glob.escape, pieces))
+    found = glob.glob(pattern) if isinstance(there, LocalBackend) else there.find(pattern)
+    first, *others = map(re.escape, pieces)
+    numbered = re.compile(first + r"([0-9]{1,9})" + r"\1".join(others))
+    ranks = {int(match[1]) for one in found if (match := numbered.fullmatch(one))}
     return Places(text, [open_backend(text.replace(RANK, str(rank)), storage_options) for rank in sorted(ranks)])
 
 
 # ---- local directories ---------------------------------------------------------------------------------------------------
 
 
-_file_locks: WeakSet[_FileLock] = WeakSet()
+_file_locks: WeakValueDictionary[int, _FileLock] = WeakValueDictionary()
 
 
 class _FileLock:
     def __init__(self, path: Path) -> None:
         self.place = path.parent
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        _file_locks.add(self)
+        _file_locks[id(self)] = self
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -157,8 +180,9 @@ class _FileLock:
 
 def _close_in_child() -> None:
     """A child that outlives its parent must not hold the lock that the parent's successor needs."""
-    for lock in list(_file_locks):
-        lock.release()
+    for reference in _file_locks.valuerefs():
+        if (lock := reference()) is not None:
+            lock.release()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -314,17 +338,36 @@ class FsspecBackend:
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """Libraries of places have errors of their own, which nobody could be told to expect: credentials that are missing,
+        hosts that are not there."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            raise TierError(f"{self.url}: {type(error).__name__}: {error}") from error
+
+    def find(self, pattern: str) -> list[str]:
+        """Paths that match."""
+        with self._in_words():
+            found: list[str] = self.fs.glob(pattern)
+        return found
+
     def names(self) -> dict[str, int]:
         try:
-            self.fs.invalidate_cache()
-            listed = self.fs.ls(self.root, detail=True)
+            with self._in_words():
+                self.fs.invalidate_cache()
+                listed = self.fs.ls(self.root, detail=True)
         except FileNotFoundError:
             return {}
         return {one["name"].rsplit("/", 1)[-1]: int(one["size"] or 0) for one in listed if one["type"] == "file"}
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         try:
-            data: bytes = self.fs.cat_file(self._path(name), start=start or None, end=end)
+            with self._in_words():
+                data: bytes = self.fs.cat_file(self._path(name), start=start or None, end=end)
         except FileNotFoundError:
             raise
         except OSError:
@@ -334,11 +377,12 @@ class FsspecBackend:
         return data
 
     def publish(self, name: str, data: bytes) -> None:
-        self.fs.makedirs(self.root, exist_ok=True)
-        self.fs.pipe_file(self._path(name), data)
+        with self._in_words():
+            self.fs.makedirs(self.root, exist_ok=True)
+            self.fs.pipe_file(self._path(name), data)
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self._in_words():
             self.fs.rm_file(self._path(name))
 
     def lock(self, prefix: str, session: str) -> Lock:

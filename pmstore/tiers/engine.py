@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -73,10 +74,17 @@ class SnapshotInfo:
     super: bytes
 
 
+def _unpin(pool: Pool, process: int, holder: Any) -> None:
+    """Also when the last reference goes, in whatever thread; in a fork child the snapshot is the parent's."""
+    raw, holder[0] = holder[0], native_ffi.NULL
+    if raw and os.getpid() == process:
+        native.pms_snapshot_end(pool.raw, raw)
+
+
 class Snapshot:
     """The last commit of a store, pinned until `close`. Opening copies nothing, whatever the size of the store."""
 
-    __slots__ = ("_calls", "_lock", "_pool", "_raw", "epoch", "file_bytes", "super", "tag")
+    __slots__ = ("_calls", "_closed", "_holder", "_lock", "_pool", "epoch", "file_bytes", "super", "tag")
 
     def __init__(self, pool: Pool, bound_bytes: int = 0, max_wait_seconds: float | None = None) -> None:
         """bound_bytes: of pages kept for it; 0: a quarter of the state. max_wait_seconds: how long a commit waits at the
@@ -84,32 +92,28 @@ class Snapshot:
 
         Raises: ClosedStoreError, ForkedStoreError, OSError.
         """
-        raw = native_ffi.new("struct pms_snapshot **")
         error = native_ffi.new("struct pms_error *")
         wait_ns = -1 if max_wait_seconds is None else round(max_wait_seconds * 1e9)
-        if native.pms_snapshot_begin(pool.raw, bound_bytes, wait_ns, raw, error):
-            fail(pool.path, error)
         self._pool = pool
-        self._raw = raw[0]
         self._lock = threading.Condition()
         self._calls = 0
-        try:
-            info = self.info()
-        except BaseException:
-            self.close()
-            raise
+        self._closed = False
+        # It is there before the snapshot: an interrupt between any two bytecodes would leave that pinned, and commits waiting.
+        self._holder = native_ffi.gc(native_ffi.new("struct pms_snapshot **"), partial(_unpin, pool, os.getpid()))
+        if native.pms_snapshot_begin(pool.raw, bound_bytes, wait_ns, self._holder, error):
+            fail(pool.path, error)
+        info = self.info()
         self.epoch, self.tag, self.file_bytes, self.super = info.epoch, info.tag, info.file_bytes, info.super
 
     def _call(self, function: Any, *arguments: Any) -> None:
         """A call that `close` waits for: a transfer that was given up may still be somewhere in its thread."""
         with self._lock:
-            raw = self._raw
-            self._calls += raw is not None
-        if raw is None:
-            raise ValueError("the snapshot is closed")
-        error = native_ffi.new("struct pms_error *")
+            if self._closed:
+                raise ValueError("the snapshot is closed")
+            self._calls += 1
         try:
-            if function(raw, *arguments, error):
+            error = native_ffi.new("struct pms_error *")
+            if function(self._holder[0], *arguments, error):
                 fail(self._pool.path, error)
         finally:
             with self._lock:
@@ -168,11 +172,10 @@ class Snapshot:
     def close(self) -> None:
         """Unpins. Idempotent. Waits for calls of other threads that are under way."""
         with self._lock:
-            raw, self._raw = self._raw, None
+            self._closed = True
             while self._calls:
                 self._lock.wait()
-        if raw is not None:
-            native.pms_snapshot_end(self._pool.raw, raw)
+            _unpin(self._pool, os.getpid(), self._holder)
 
     def __enter__(self) -> Snapshot:
         return self

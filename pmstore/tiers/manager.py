@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import _thread
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary, ref
 
 from pmstore._ffi import Pool
 from pmstore.containers import Group
-from pmstore.errors import TierError
+from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
 from pmstore.tiers.writer import Writer, start_thread
@@ -31,7 +33,7 @@ POLL_SECONDS = 0.02
 SIGTERM_SECONDS = 25.0
 """Less than what batch systems commonly leave between SIGTERM and SIGKILL."""
 
-_all: WeakSet[Tiers] = WeakSet()
+_all: WeakValueDictionary[int, Tiers] = WeakValueDictionary()
 
 
 class Tiers:
@@ -46,7 +48,7 @@ class Tiers:
         self._lock = threading.RLock()
         self._watcher: threading.Thread | None = None
         self._closed = threading.Event()
-        _all.add(self)
+        _all[id(self)] = self
 
     # ---- what there is ----
 
@@ -64,7 +66,10 @@ class Tiers:
                 if config.run is not None and value.get("uuid") != self._pool.info.uuid.hex():
                     continue  # a restored store: its epochs are not that run's; it has to be added anew
             except (KeyError, ValueError, TypeError) as error:
-                raise TierError(f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}") from error
+                raise TierError(
+                    f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}. Remove it with "
+                    f"del store[{f'{GROUP}/{name}'!r}], open the store again, and add the tier anew"
+                ) from error
             self._seen[name] = self._pool.epoch()
             self._configs[name] = config
         _install_sigterm()
@@ -73,15 +78,16 @@ class Tiers:
     def add(self, store: Store, name: str, config: TierConfig) -> None:
         if not name or "/" in name:
             raise ValueError(f"{name!r} is no name of a tier: it is not empty and has no '/'")
+        self._require()
         with self._lock:
             writer = Writer(name, config, self._pool)
+            value = {**config.to_value(), "uuid": self._pool.info.uuid.hex()}
+            if store.mode != "r" and store.get(f"{GROUP}/{name}") != value:
+                store[f"{GROUP}/{name}"] = value  # first: there may be no room
             before = self._writers.get(name)
             if before is not None:
                 before.drain(None)
                 before.close()
-            value = {**config.to_value(), "uuid": self._pool.info.uuid.hex()}
-            if store.mode != "r" and store.get(f"{GROUP}/{name}") != value:
-                store[f"{GROUP}/{name}"] = value
             self._seen.setdefault(name, self._pool.epoch())
             self._configs[name] = config
             self._writers[name] = writer
@@ -91,21 +97,31 @@ class Tiers:
         self._watch()
 
     def remove(self, store: Store, name: str) -> None:
+        self._require()
         with self._lock:
             if name not in self._configs:
                 raise KeyError(name)
-            writer = self._writers.pop(name, None)
+            if f"{GROUP}/{name}" in store:
+                del store[f"{GROUP}/{name}"]  # first: it may be open for reading
             del self._configs[name]
+            writer = self._writers.get(name)
+            if writer is not None:
+                writer.drain(None)
+                writer.close()
+                del self._writers[name]
         if writer is not None:
-            writer.drain(None)
-            writer.close()
-            writer.drain_callbacks(None)
-        if f"{GROUP}/{name}" in store:
-            del store[f"{GROUP}/{name}"]
+            writer.drain_callbacks(None)  # without the lock: they may want it
 
     @property
     def configs(self) -> Mapping[str, TierConfig]:
         return dict(self._configs)
+
+    def _require(self) -> None:
+        """Raises: ForkedStoreError, ClosedStoreError."""
+        if os.getpid() != self._process:  # where its threads are not there, and its locks may be another thread's for ever
+            raise ForkedStoreError(f"{self._pool.path}: a fork child cannot flush the store: the process that opened it does")
+        if self._pool.handle.closed:
+            raise ClosedStoreError(f"{self._pool.path}: the store is closed: open it again")
 
     # ---- flushing ----
 
@@ -120,10 +136,12 @@ class Tiers:
 
     def idle(self, name: str) -> bool:
         """While old epochs are deleted a flush would only pin its commit, and wait."""
+        self._require()
         last = self.writer(name).last
         return last is None or last.over
 
     def flush(self, name: str, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
+        self._require()
         with self._lock:
             return self.writer(name).flush(full, progress)
 
@@ -131,27 +149,27 @@ class Tiers:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""
         wanted = any(config.every for config in self._configs.values())
         if self._watcher is None and wanted and not self._pool.info.read_only:
-            self._watcher = start_thread("pmstore tiers", self._flush_regularly)
+            self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
 
-    def _flush_regularly(self) -> None:
-        seen = self._seen
-        while not self._closed.wait(POLL_SECONDS):
-            epoch = self._pool.epoch()
-            for name, config in list(self._configs.items()):
-                if not config.every:
-                    continue
-                if epoch - seen[name] < config.every:
-                    continue
-                try:
-                    writer = self.writer(name)
-                    if writer.last is None or writer.last.over:
-                        seen[name] = epoch  # after a failure, too, the next try is `every` commits later
-                        writer.warn_untold()
-                        self.flush(name, False)
-                except Exception as error:  # a thread has nobody to raise to
-                    seen[name] = epoch
-                    if not self._closed.is_set():
+    def flush_those_due(self) -> None:
+        """Tiers whose `every` is reached, unless they are still busy."""
+        seen, epoch = self._seen, self._pool.epoch()
+        for name, config in list(self._configs.items()):
+            if not config.every or epoch - seen[name] < config.every:
+                continue
+            try:
+                writer = self.writer(name)
+                if writer.last is None or writer.last.over:
+                    seen[name] = epoch  # after a failure, too, the next try is `every` commits later
+                    writer.warn_untold()
+                    self.flush(name, False)
+            except Exception as error:  # a thread has nobody to raise to
+                seen[name] = epoch
+                if not self._closed.is_set():
+                    try:
                         warnings.warn(f"tier {name!r} cannot be flushed: {error}", stacklevel=1)
+                    except Warning:  # they are errors here; the next commits are to be flushed all the same
+                        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
     # ---- ending ----
 
@@ -186,6 +204,23 @@ class Tiers:
             writer.drain_callbacks(None)  # without the lock: they may want it
             writer.warn_untold()
 
+    def abandon(self) -> None:
+        """After a `close` that an interrupt ended: without waiting, so that the tiers are free for the next store."""
+        if os.getpid() == self._process:
+            self._closed.set()
+            for writer in list(self._writers.values()):
+                writer.abandon()
+
+
+def _flush_regularly(tiers: ref[Tiers], closed: threading.Event) -> None:
+    """The thread keeps nothing alive while it waits: a store that nobody holds any more is closed, and ends it."""
+    while not closed.wait(POLL_SECONDS):
+        alive = tiers()
+        if alive is None:
+            return
+        alive.flush_those_due()
+        del alive
+
 
 # ---- SIGTERM ------------------------------------------------------------------------------------------------------------
 
@@ -193,14 +228,35 @@ class Tiers:
 def drain_all(timeout: float | None = None) -> None:
     """Waits for the flushes of all stores of this process, at most timeout seconds; errors stay with the handles."""
     end = None if timeout is None else time.monotonic() + timeout
-    for tiers in [one for one in _all if one._process == os.getpid()]:  # a fork child has none of the threads
+    for tiers in [one for reference in _all.valuerefs() if (one := reference()) is not None]:
+        if tiers._process != os.getpid():  # a fork child has none of the threads
+            continue
         for writer in list(tiers._writers.values()):
             if writer.drain(None if end is None else max(0.0, end - time.monotonic())):
                 writer.drain_callbacks(None if end is None else max(0.0, end - time.monotonic()))
 
 
+_drained: Any = None
+"""Released when what SIGTERM waits for has ended; None before the signal."""
+
+
+def _drain_and_tell() -> None:
+    try:
+        drain_all(SIGTERM_SECONDS)
+    finally:
+        _drained.release()
+
+
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    drain_all(SIGTERM_SECONDS)
+    """The waiting is done by another thread: this one may hold, wherever the signal found it, a lock that it takes."""
+    global _drained
+    if _drained is not None:
+        return  # a second signal: the first one's time goes on
+    _drained = _thread.allocate_lock()
+    _drained.acquire()
+    with suppress(RuntimeError):  # no thread to be had
+        _thread.start_new_thread(_drain_and_tell, ())
+        _drained.acquire(timeout=SIGTERM_SECONDS)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -210,6 +266,6 @@ def _install_sigterm() -> None:
     handles it is left alone; it may call `drain_all`."""
     if threading.current_thread() is not threading.main_thread():
         return
-    with contextlib.suppress(ValueError):  # a subinterpreter
+    with suppress(ValueError):  # a subinterpreter
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _on_sigterm)

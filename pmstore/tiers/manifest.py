@@ -6,6 +6,7 @@ whole. Its file is `PMSTIER1`, a CRC-32C and the length of the rest, then msgpac
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ CHUNK = np.dtype([("index", "<u8"), ("position", "<u8"), ("file", "<u4"), ("crc"
 
 _HEAD = struct.Struct("<8sIQ")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.chunks")
-_NAME = re.compile(r"(\d{8,})\.(\d{12,})\.([A-Za-z0-9_-]{1,64})\.(\d+)-(\d+)\.manifest")
+_NAME = re.compile(r"(\d{8,20})\.(\d{12,20})\.([A-Za-z0-9_-]{1,64})\.(\d{1,20})-(\d{1,20})\.manifest", re.ASCII)
 
 
 class BadManifestError(ValueError):
@@ -161,14 +162,14 @@ class Manifest:
                 rank=int(fields["rank"]),
                 world_size=int(fields["world_size"]),
                 chunk_bytes=int(fields["chunk_bytes"]),
-                head=bytes(fields["head"]),
+                head=bytes(memoryview(fields["head"])),
                 files=tuple((str(name), int(size)) for name, size in fields["files"]),
                 chunks=np.frombuffer(fields["chunks"], CHUNK),
-                time=float(fields["time"]),
+                time=float(fields["time"]) if math.isfinite(fields["time"]) else 0.0,
                 shared=tuple(Shared(str(n), int(o), int(b)) for n, o, b in fields["shared"]),
                 borrowed=np.frombuffer(fields["borrowed"], "<u8"),
             )
-        except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException) as error:
             raise BadManifestError(f"the manifest does not decode: {error!r}") from error
         made._check()
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pmstore._ffi import DOMAINS
 from pmstore.array import Array
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.tiers import engine
@@ -95,13 +97,18 @@ def restore(
         store. domain: what `pmstore.open` will use by default. progress: called with (bytes done, bytes of all), on some
         thread.
 
-    Raises: TierError: no epoch could be restored, with the reason for each; FileExistsError; StoreFullError, OSError.
+    Raises: TierError: no epoch could be restored, with the reason for each; FileExistsError; StoreFullError, OSError;
+    ValueError for arguments.
     """
     target = Path(os.path.abspath(os.fspath(path)))
     if os.path.lexists(target):
         raise FileExistsError(
             errno.EEXIST, "restore makes a new store: give a path where nothing is, or remove it first", str(target)
         )
+    if domain not in DOMAINS:
+        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory to restore into: make it first", str(target.parent))
     backend = open_places(url, storage_options)
     _clear_leavings(target)
     skipped: list[tuple[int, str]] = []
@@ -122,7 +129,7 @@ def restore(
 
 def _clear_leavings(target: Path) -> None:
     """Of restores that were killed. One that runs holds its file's lock."""
-    for old in target.parent.glob(f".{target.name}.*.restoring"):
+    for old in target.parent.glob(f".{glob.escape(target.name)}.*.restoring"):
         with contextlib.suppress(OSError):
             fd = os.open(old, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -137,29 +144,29 @@ def _restore_one(
 ) -> int:
     source = EpochBytes(backend, info, rank)
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.restoring"
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    # A file object, which closes its descriptor, and so gives the lock back, wherever an interrupt comes.
+    with open(temporary, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        fd = file.fileno()
         try:
-            size = engine.store_size(source.manifest.head, str(target))
-            _fill(fd, temporary, source, size, str(target), progress)
-            engine.seal_store(fd, source.manifest.head, domain, str(target))
-        except (CorruptStoreError, FormatVersionError) as error:
-            raise BrokenEpochError("corrupt", str(error)) from error
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            raise BrokenEpochError("corrupt", f"it cannot be read: {error}") from error
-        os.link(temporary, target)  # fails if somebody made a file there meanwhile
-        os.unlink(temporary)
-        _sync_directory(target.parent)
-        return size
-    except BaseException:
-        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                size = engine.store_size(source.manifest.head, str(target))
+                _fill(fd, temporary, source, size, str(target), progress)
+                engine.seal_store(fd, source.manifest.head, domain, str(target))
+            except (CorruptStoreError, FormatVersionError) as error:
+                raise BrokenEpochError("corrupt", str(error)) from error
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise BrokenEpochError("corrupt", f"it cannot be read: {error}") from error
+            os.link(temporary, target)  # fails if somebody made a file there meanwhile
             os.unlink(temporary)
-        raise
-    finally:
-        os.close(fd)
+            _sync_directory(target.parent)
+            return size
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
 def _sync_directory(path: Path) -> None:

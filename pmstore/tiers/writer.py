@@ -98,18 +98,19 @@ class Writer:
         self._start()
         began = time.perf_counter()
         snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
+        transfer = Transfer(self.config.max_bytes_per_second)
+        handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls)
+        job = _Job(handle, snapshot, transfer, full, began)
         try:
-            transfer = Transfer(self.config.max_bytes_per_second)
-            handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls)
-            job = _Job(handle, snapshot, transfer, full, began)
             self._pending.append(job)
+            self.last = handle
             job.blocked = time.perf_counter() - began
             self._jobs.put(partial(self._run, job))
-        except BaseException:
-            snapshot.close()
+        except BaseException:  # an interrupt, after the put too: whoever waits for the last flush is to wait for one that ends
+            handle.cancel()
+            self._jobs.put(partial(self._run, job))
             raise
-        self.last = job.flush
-        return job.flush
+        return handle
 
     def _start(self) -> None:
         """The threads are there before they are needed: starting one takes as long as the machine is busy."""
@@ -136,6 +137,8 @@ class Writer:
 
     def _run(self, job: _Job) -> None:
         """The handle is done when the epoch counts; old ones go afterwards, before the next flush."""
+        if job.flush.over:  # it was put twice, or given up as stalled before its turn
+            return
         error: BaseException | None = None
         stats = None
         try:
@@ -345,6 +348,20 @@ class Writer:
             warnings.warn(
                 f"old epochs in {self.name!r} could not be deleted ({error}): the next flush tries again", stacklevel=5
             )
+
+    def abandon(self) -> None:
+        """Instead of `drain` and `close`: what is under way is cancelled, and the thread that flushes closes after it. Nothing
+        happens if it is closed."""
+        if self._closed.is_set():
+            self.close()  # which an interrupt may have ended
+            return
+        self._closed.set()
+        for job in self._pending:
+            job.flush.cancel()
+        if self._threads:
+            self._jobs.put(self.close)
+        else:
+            self.close()
 
     def close(self) -> None:
         """After `drain`."""
