@@ -189,13 +189,19 @@ int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_e
 
 /* ---- in the commit ---- */
 
-static int open_block(struct pms_pool *pool, struct flip *f, struct pms_error *error)
+static int find_block(struct pms_pool *pool, struct flip *f, struct pms_error *error)
 {
     struct pms_block *b = &f->block;
     bool found = pms_heap_find(pool->heap, f->ask.data, b) && b->live && b->off == f->ask.data;
     if (!found || (b->kind != PMS_KIND_LARGE && b->kind != PMS_KIND_SLAB))
         return pms_fail(error, PMS_E_INVALID, "no block of an array starts there");
     f->alone = b->kind == PMS_KIND_LARGE && !pms_heap_is_fresh(pool->heap, b->off); /* as in slot.c */
+    return PMS_OK;
+}
+
+static int open_block(struct pms_pool *pool, const struct flip *f, struct pms_error *error)
+{
+    const struct pms_block *b = &f->block;
     if (!f->alone)
         return pms_capture_spans(&pool->capture, &(struct pms_span){b->off, b->bytes}, 1, error);
     if (pms_idle_is_left(&pool->undo, b->extent_off))
@@ -204,8 +210,9 @@ static int open_block(struct pms_pool *pool, struct flip *f, struct pms_error *e
     return PMS_OK;
 }
 
-/* How much of the block its array takes. */
-static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, struct flip *f, struct pms_error *error)
+/* How much of the block its array takes. current: the slot that the description names. It may be this one by now, if another landing that was
+ * prepared with the same description has been committed meanwhile: the last commit needs what it holds (I3). */
+static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, unsigned char current, struct flip *f, struct pms_error *error)
 {
     struct pms_object o;
     for (int i = 0; i < 2; i++)
@@ -213,7 +220,9 @@ static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, struct flip
             o.data_bytes > 0) {
             uint64_t used = (o.data_bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
             f->used = used < f->block.extent_bytes ? used : f->block.extent_bytes;
-            return PMS_OK;
+            if (i != current)
+                return PMS_OK;
+            return pms_fail(error, PMS_E_STATE, "another commit has flipped the slots since this one was prepared: commit again");
         }
     return pms_fail(error, PMS_E_INVALID, "the block is none of those slots'");
 }
@@ -226,11 +235,11 @@ static int find_description(struct pms_pool *pool, struct flip *f, struct pms_er
     int status = pms_dir_find(&dirs, dir, f->ask.name, f->ask.name_bytes, &o, error);
     if (status != PMS_OK)
         return status;
-    if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes != f->ask.meta_bytes || o.meta_bytes > META_MAX)
+    if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0 || o.meta_bytes != f->ask.meta_bytes || o.meta_bytes > META_MAX)
         return pms_fail(error, PMS_E_INVALID, "the slots' description is not what it was");
     f->where = (uint64_t)(o.meta - pool->map.engine);
     memcpy(f->old, o.meta, o.meta_bytes);
-    return find_used(&dirs, o.data, f, error);
+    return find_used(&dirs, o.data, o.meta[o.meta_bytes - 1], f, error); /* as in slot.c: the last byte says which one is current */
 }
 
 static int await(struct pms_landing *l, const uint64_t *word, struct pms_error *error)
@@ -298,9 +307,11 @@ int pms_landing_open(struct pms_pool *pool, struct pms_landing *l, struct pms_er
 {
     int status = PMS_OK;
     for (uint64_t i = 0; status == PMS_OK && i < l->flips; i++) {
-        status = open_block(pool, &l->flip[i], error);
+        status = find_block(pool, &l->flip[i], error);
         if (status == PMS_OK)
             status = find_description(pool, &l->flip[i], error);
+        if (status == PMS_OK)
+            status = open_block(pool, &l->flip[i], error);
     }
     return status == PMS_OK ? open_copies(pool, l, error) : status;
 }

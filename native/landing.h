@@ -64,7 +64,8 @@ void pms_landing_free(struct pms_landing *landing); /* by whom it was made; it g
 
 /* ---- for tx.c. REQUIRES: the operation lock. ---- */
 
-/* Opens the blocks and finds the descriptions. Small blocks of a private view are copied already.  ERRORS: PMS_E_INVALID, PMS_E_NOT_FOUND. */
+/* Opens the blocks and finds the descriptions. Small blocks of a private view are copied already.
+ * ERRORS: PMS_E_INVALID, PMS_E_NOT_FOUND; PMS_E_STATE: the slots were flipped since the landing was prepared. */
 int pms_landing_open(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error);
 
 /* Captures what the flips will store to, so that nothing is captured after the seal.  REQUIRES: the log lock. */

@@ -163,6 +163,11 @@ int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
  * ERRORS: PMS_E_INVALID: no array's block; PMS_E_STATE: its pair was flipped away from it in this transaction; PMS_E_READONLY.  CRASH: undefined content, as before. */
 int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error);
 
+/* Finds the pair and opens its idle block, if it has one, in one step: between two steps a landing in another thread's commit may flip, and
+ * the block that was idle is what the last commit needs.  ERRORS: as pms_slot_find and pms_slot_open. */
+int pms_slot_next(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
+                  struct pms_error *error);
+
 /* The idle one becomes the current one: what it holds at the next commit is durable with it, and is captured like any other block
  * afterwards. A roll back leaves undefined content in it. turn (may be NULL): when that was; other threads commit at any time.
  * ERRORS: as pms_slot_find; PMS_E_STATE: flipped in this transaction already; PMS_E_READONLY. */

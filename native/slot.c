@@ -24,19 +24,26 @@ static int find(struct pms_pool *pool, uint64_t data, struct pms_block *b, struc
     return pms_fail(error, PMS_E_INVALID, "no block of an array starts there");
 }
 
-int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error)
+static int open_block(struct pms_pool *pool, uint64_t data, struct pms_error *error)
 {
     struct pms_block b;
+    int status = find(pool, data, &b, error);
+    if (status != PMS_OK)
+        return status;
+    if (!stands_alone(pool, &b))
+        return pms_capture_spans(&pool->capture, &(struct pms_span){b.off, b.bytes}, 1, error);
+    if (pms_idle_is_left(&pool->undo, b.extent_off))
+        return pms_fail(error, PMS_E_STATE, "flipped in this transaction: the other slot holds the committed version");
+    pms_idle_open(&pool->undo, b.extent_off, b.extent_bytes);
+    return PMS_OK;
+}
+
+int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error)
+{
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
-    status = find(pool, data, &b, error);
-    if (status == PMS_OK && !stands_alone(pool, &b))
-        status = pms_capture_spans(&pool->capture, &(struct pms_span){b.off, b.bytes}, 1, error);
-    else if (status == PMS_OK && pms_idle_is_left(&pool->undo, b.extent_off))
-        status = pms_fail(error, PMS_E_STATE, "flipped in this transaction: the other slot holds the committed version");
-    else if (status == PMS_OK)
-        pms_idle_open(&pool->undo, b.extent_off, b.extent_bytes);
+    status = open_block(pool, data, error);
     pms_pool_leave(pool);
     return status;
 }
@@ -73,6 +80,19 @@ int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     if (status != PMS_OK)
         return status;
     status = find_pair(pool, dir, name, name_bytes, pair, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_slot_next(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
+                  struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = find_pair(pool, dir, name, name_bytes, pair, error);
+    if (status == PMS_OK && pair->data[!pair->current])
+        status = open_block(pool, pair->data[!pair->current], error);
     pms_pool_leave(pool);
     return status;
 }

@@ -522,17 +522,14 @@ class Pool:
             _fail(self.path, error)
         self._errors.append(error)
 
-    def slot_open(self, data: int) -> None:
-        """The block may be written without capture, until it is published: see native/pool.h."""
-        error = self._error()
-        if _lib.pms_slot_open(self._p, data, error):
-            _fail(self.path, error)
-        self._errors.append(error)
+    def slot_find(self, directory: int, name: bytes, *, open_idle: bool = False) -> tuple[int, int, int, int] | None:
+        """The group, the blocks of its two arrays (0: without bytes), and which one is current. None: no slots are there.
 
-    def slot_find(self, directory: int, name: bytes) -> tuple[int, int, int, int] | None:
-        """The group, the blocks of its two arrays (0: without bytes), and which one is current. None: no slots are there."""
+        open_idle: the other one may be written without capture from now on, until it is published (`pms_slot_next`).
+        """
         error, pair = self._error(), _ffi.new("struct pms_slot_pair *")
-        status = _lib.pms_slot_find(self._p, directory, name, len(name), pair, error)
+        find = _lib.pms_slot_next if open_idle else _lib.pms_slot_find
+        status = find(self._p, directory, name, len(name), pair, error)
         if status and status != _NOT_FOUND:
             _fail(self.path, error)
         self._errors.append(error)

@@ -107,10 +107,10 @@ class Slots:
             directory = found.data
         return directory
 
-    def _find(self) -> Place:
-        """REQUIRES: the lock."""
+    def _find(self, *, open_idle: bool = False) -> Place:
+        """open_idle: in the same step, as a commit of another thread may flip slots that are a mirror. REQUIRES: the lock."""
         directory = self._directory()
-        pair = self._core.pool.slot_find(directory, self._parts[-1])
+        pair = self._core.pool.slot_find(directory, self._parts[-1], open_idle=open_idle)
         if pair is None:
             raise self._gone()
         own, first, second, current = pair
@@ -165,17 +165,16 @@ class Slots:
         written to. Write into `current` (see `target`), or commit first.
         """
         with self._core.lock:
-            place, turn = self._find(), self._turn()
+            turn = self._turn()
             if self._flipped(turn):
+                self._find()  # KeyError, should it be gone
                 raise TransactionError(
                     f"{self.name!r} was flipped in this transaction, so that its other slot holds the committed version: write "
                     "the next one into .current, in place (or .target, which is always the right one), or commit first"
                 )
-            idle = 1 - place.current
             turn.whole = None
-            if place.data[idle]:
-                self._core.pool.slot_open(place.data[idle])
-            return self._array(place, idle, turn)
+            place = self._find(open_idle=True)
+            return self._array(place, 1 - place.current, turn)
 
     @property
     def target(self) -> Any:

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "debug.h"
+#include "idle.h"
 #include "landing.h"
 #include "one_store.h"
 #include "pool_state.h"
@@ -235,6 +236,27 @@ static void bad_landings(void)
     close_store();
 }
 
+/* Two threads that commit a mirror at once: the second one's block is what the first one's commit has named. */
+static void a_landing_into_what_another_one_committed(void)
+{
+    make();
+    step(1);
+    struct pms_landing *first = landing(2, &here, -1), *second = landing(3, &here, -1);
+    memset(source, 2, sizeof source);
+    CHECK(ok(pms_landing_arm(pool, first, &e)));
+    memset(beside(), 2, 5000);
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(state() == 2);
+    memset(source, 3, sizeof source);
+    CHECK(ok(pms_landing_arm(pool, second, &e)));
+    CHECK(pms_commit(pool, &e) == PMS_E_STATE);
+    CHECK(pms_landing_wait(second, PMS_LANDING_DONE, 0) && pms_landing_result(second, &e) == PMS_E_STATE);
+    CHECK(state() == 2 && !pms_idle_is(&pool->undo, pair_of(0).data[pair_of(0).current]));
+    pms_landing_free(first);
+    pms_landing_free(second);
+    close_store();
+}
+
 static void kills(void)
 {
     _Atomic int *done = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -372,6 +394,7 @@ int main(void)
         TEST(copies_that_fail_or_are_late);
         TEST(a_roll_back_or_another_one_disarms_it);
         TEST(bad_landings);
+        TEST(a_landing_into_what_another_one_committed);
     }
     unlink(path);
     return test_summary();

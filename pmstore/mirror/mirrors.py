@@ -165,7 +165,7 @@ class Mirrors:
         """Where the next version goes. Returns the mirror's blocks; none if its slots are not in the store (any more)."""
         from pmstore.mirror.copier import Piece, flat_bytes
 
-        slots, pool = mirror.slots, self._core.pool
+        slots = mirror.slots
         try:
             place = slots._find()
         except KeyError:
@@ -180,7 +180,9 @@ class Mirrors:
         turn.whole = _IN_FLIGHT
         block = None
         if data in mirror.settled:
-            pool.slot_open(data)
+            place = slots._find(open_idle=True)
+            idle = 1 - place.current
+            data = place.data[idle]
             block = flat_bytes(slots._array(place, idle, turn))
         for tensor, at, live in mirror.parts:
             pieces.setdefault(tensor.device, []).append(Piece(tensor, data, at, block, live))

@@ -18,6 +18,7 @@ import pmstore
 from pmstore.errors import MirrorError, NameExistsError, TransactionError
 from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for
 from pmstore.mirror.engine import LandCopy
+from pmstore.mirror.pending import PendingCommit
 from pmstore.testing import ForkServer
 
 KILLS = int(os.environ.get("PMSTORE_MIRROR_KILLS", "12"))
@@ -453,6 +454,32 @@ def test_other_threads(store: pmstore.Store) -> None:
     with store.transaction():
         assert pending.done
     assert (store.slots("w").current == 2).all()
+
+
+def test_next_while_another_thread_commits(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that flips between the look at the pair and the opening of its idle slot: what it has named is not opened."""
+    tensor = torch.zeros(LARGE)
+    store.mirror("w", tensor)
+    store.commit()
+    slots, mirrors = store.slots("w"), store._open_mirrors()
+    assert not (slots.current == 1).any()
+    tensor.fill_(1)
+    store.commit()
+    tensor.fill_(2)
+    pending = PendingCommit(*mirrors._prepare())
+
+    def flipped(*_: object) -> bool:
+        monkeypatch.undo()
+        pending.start()
+        pending.wait()
+        return False
+
+    monkeypatch.setattr(type(slots), "_flipped", flipped)
+    slots.next.fill_(7)
+    assert (slots.current == 2).all()
+    store.rollback()
+    assert (slots.current == 2).all()
+    assert (tensor == 2).all()
 
 
 # ---- killed ----
