@@ -17,6 +17,8 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
     if (pms_idle_is(u, off) && pms_map_all_writable(u->map, off, len))
         return;
     pms_snapshot_keep(u, off, len); /* I6 */
+    if (!u->whole[off / PMS_PAGE].tag.pages) /* the first time */
+        pms_map_set_apart(u->map, off, len);
     pms_undo_lock(u);
     pms_undo_tag_block(u, off, len, PMS_TAG_IDLE);
     /* Should the mappings have run out, the first store faults, finds its page prepared, and makes it writable then. */

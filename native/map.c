@@ -15,6 +15,8 @@
 #define MADV_COLLAPSE 25
 #endif
 
+#define APART_MAX 1024u /* of the 65,530 mappings that a process may have */
+
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 /* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file is aligned in memory. */
@@ -200,6 +202,19 @@ void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
     uint64_t from = (off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1), to = (off + bytes) & ~(uint64_t)(PMS_HUGE - 1);
     if (m->shared && to > from)
         (void)madvise(m->user + from, to - from, MADV_COLLAPSE);
+}
+
+/* Mappings are joined if they differ in nothing. Blocks of one size side by side differ in the parity of their number, and either way from
+ * what nobody set apart. Neither advice changes what is stored or read: whether a dump of the process's memory has the pages (by default
+ * it has none of a shared file's), and whether a page that is not in memory is read alone. */
+void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    bool odd = off / bytes % 2;
+    if (!m->shared || m->apart == APART_MAX)
+        return;
+    m->apart++;
+    (void)madvise(m->user + off, bytes, odd ? MADV_DODUMP : MADV_NORMAL); /* what lay here before may have had the other one */
+    (void)madvise(m->user + off, bytes, odd ? MADV_RANDOM : MADV_DONTDUMP);
 }
 
 void pms_map_read_around(struct pms_map *m, bool on)

@@ -169,7 +169,8 @@ int pms_slot_next(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
                   struct pms_error *error);
 
 /* The idle one becomes the current one: what it holds at the next commit is durable with it, and is captured like any other block
- * afterwards. A roll back leaves undefined content in it. turn (may be NULL): when that was; other threads commit at any time.
+ * afterwards. A roll back leaves undefined content in it. turn (may be NULL): when that was, and before the call when it was done last
+ * (UINT64_MAX: never); other threads commit at any time.
  * ERRORS: as pms_slot_find; PMS_E_STATE: flipped in this transaction already; PMS_E_READONLY. */
 int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_turn *turn,
                   struct pms_error *error);

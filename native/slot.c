@@ -103,6 +103,11 @@ static uint64_t used_pages(const struct pms_slot_pair *pair, const struct pms_bl
     return used < b->extent_bytes ? used : b->extent_bytes;
 }
 
+static int flipped_already(const char *name, uint32_t name_bytes, struct pms_error *error)
+{
+    return pms_fail(error, PMS_E_STATE, "slots '%.*s' were flipped in this transaction already: commit first", (int)name_bytes, name);
+}
+
 int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_turn *turn,
                   struct pms_error *error)
 {
@@ -113,13 +118,15 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     if (status != PMS_OK)
         return status;
     status = find_pair(pool, dir, name, name_bytes, &pair, error);
+    if (status == PMS_OK && turn && turn->epoch == pms_pool_root(pool)->epoch && turn->rollbacks == pool->rollbacks)
+        status = flipped_already(name, name_bytes, error);
     uint64_t data = status == PMS_OK ? pair.data[!pair.current] : 0;
     if (data)
         status = find(pool, data, &b, error);
     if (data && status == PMS_OK)
         status = find(pool, pair.data[pair.current], &before, error);
     if (data && status == PMS_OK && stands_alone(pool, &b) && pms_idle_is_left(&pool->undo, b.extent_off))
-        status = pms_fail(error, PMS_E_STATE, "flipped in this transaction already: commit first");
+        status = flipped_already(name, name_bytes, error);
     if (status == PMS_OK) {
         struct pms_dir_ctx dirs = pms_pool_dirs(pool);
         memcpy(meta, meta_head, META_BYTES);
@@ -132,7 +139,7 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
         pms_idle_publish(&pool->undo, b.extent_off, b.extent_bytes, used_pages(&pair, &b));
     if (status == PMS_OK && data && stands_alone(pool, &before))
         pms_idle_leave(&pool->undo, before.extent_off);
-    if (turn)
+    if (turn && status == PMS_OK)
         *turn = (struct pms_slot_turn){pms_pool_root(pool)->epoch, pool->rollbacks};
     pms_pool_leave(pool);
     return status;

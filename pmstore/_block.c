@@ -654,6 +654,9 @@ static PyMethodDef handle_methods[] = {
     {"find", (PyCFunction)(void (*)(void))block_find, METH_FASTCALL, "find(directory, name) -> Found or None"},
     {"item", (PyCFunction)(void (*)(void))block_item, METH_FASTCALL, "item(list, index) -> Found or None"},
     {"put_value", (PyCFunction)(void (*)(void))block_put_value, METH_FASTCALL, "put_value(directory, name, value)"},
+    {"flip", (PyCFunction)(void (*)(void))block_flip, METH_FASTCALL,
+     "flip(directory, name, turn) -> whether slots are there. turn: when they were flipped last; set."},
+    {"flipped", (PyCFunction)block_flipped, METH_O, "flipped(turn) -> whether that flip is not committed yet"},
     {"splice", (PyCFunction)(void (*)(void))block_splice, METH_FASTCALL,
      "splice(list, index, remove, step, new): replaces items by new ones; index -1 is the end."},
     {NULL, NULL, 0, NULL},
@@ -683,8 +686,9 @@ static PyType_Spec handle_spec = {
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    unsigned long long f[13];
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &f[12]))
+    unsigned long long f[15];
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &f[12],
+                          &f[13], &f[14]))
         return NULL;
     block_engine = (struct block_engine){
         .open = (__typeof__(block_engine.open))(uintptr_t)f[0],
@@ -699,13 +703,15 @@ static PyObject *bind(PyObject *module, PyObject *args)
         .find = (__typeof__(block_engine.find))(uintptr_t)f[9],
         .item = (__typeof__(block_engine.item))(uintptr_t)f[10],
         .put_value = (__typeof__(block_engine.put_value))(uintptr_t)f[11],
-        .splice = (__typeof__(block_engine.splice))(uintptr_t)f[12],
+        .flip = (__typeof__(block_engine.flip))(uintptr_t)f[12],
+        .epoch = (__typeof__(block_engine.epoch))(uintptr_t)f[13],
+        .splice = (__typeof__(block_engine.splice))(uintptr_t)f[14],
     };
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
-    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, pin, unpin, rollbacks, find, item, put_value, splice)"},
+    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, pin, unpin, rollbacks, find, item, put_value, flip, epoch, splice)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -22,6 +22,8 @@ struct block_engine {
     int (*find)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
     int (*item)(struct pms_pool *, uint64_t, uint64_t, struct pms_object *, struct pms_error *);
     int (*put_value)(struct pms_pool *, uint64_t, const char *, uint32_t, const char *, uint32_t, struct pms_error *);
+    int (*flip)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_slot_turn *, struct pms_error *);
+    uint64_t (*epoch)(struct pms_pool *);
     int (*splice)(struct pms_pool *, uint64_t, uint64_t, uint64_t, uint64_t, const struct pms_new_item *, uint64_t, struct pms_error *);
 };
 extern struct block_engine block_engine;
@@ -46,6 +48,8 @@ PyObject *block_rollbacks(Handle *h, PyObject *unused);
 PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *block_flip(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *block_flipped(Handle *h, PyObject *turn);
 PyObject *block_splice(Handle *h, PyObject *const *args, Py_ssize_t count);
 
 /* Adds the type Found to the module. Returns -1 with an exception set. */

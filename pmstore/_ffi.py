@@ -535,16 +535,6 @@ class Pool:
         self._errors.append(error)
         return None if status else (pair.group, pair.data[0], pair.data[1], pair.current)
 
-    def slot_flip(self, directory: int, name: bytes) -> tuple[int, int] | None:
-        """The idle array becomes the current one, at the next commit. Returns the epoch and the count of roll backs that it was
-        done in: while both are the pool's, it is not committed. None: no slots are there."""
-        error, turn = self._error(), _ffi.new("struct pms_slot_turn *")
-        status = _lib.pms_slot_flip(self._p, directory, name, len(name), turn, error)
-        if status and status != _NOT_FOUND:
-            _fail(self.path, error)
-        self._errors.append(error)
-        return None if status else (turn.epoch, turn.rollbacks)
-
     def remove(self, directory: int, name: bytes) -> bool:
         """Removes the object, a group with all it holds. False if there is none."""
         error = self._error()
@@ -683,6 +673,8 @@ _block.bind(
             "pms_object_find",
             "pms_sequence_get",
             "pms_object_put_value",
+            "pms_slot_flip",
+            "pms_epoch",
             "pms_sequence_splice",
         ),
     )

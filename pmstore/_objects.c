@@ -159,6 +159,55 @@ PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count)
     return status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
 }
 
+/* When slots were flipped last, as the engine has it: a bytearray, so that the engine's answer has its place before it is asked. */
+static int turn_of(PyObject *object, struct pms_slot_turn *turn)
+{
+    if (!PyByteArray_Check(object) || PyByteArray_GET_SIZE(object) != sizeof *turn) {
+        PyErr_Format(PyExc_TypeError, "when slots were flipped is a bytearray of %zu bytes", sizeof *turn);
+        return 0;
+    }
+    memcpy(turn, PyByteArray_AS_STRING(object), sizeof *turn);
+    return 1;
+}
+
+/* flip(directory, name, turn). No bytecode runs between the flip and the note of it: whoever is interrupted knows that it was done. */
+PyObject *block_flip(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t directory;
+    const char *name;
+    uint32_t name_bytes;
+    struct pms_slot_turn turn;
+    if (!count_is(count, 3, "flip(directory, name, turn)") || !number(args[0], &directory) || !bytes(args[1], &name, &name_bytes) ||
+        !turn_of(args[2], &turn))
+        return NULL;
+    struct pms_error error = {0};
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = block_engine.flip(h->pool, directory, name, name_bytes, &turn, &error);
+    Py_END_ALLOW_THREADS
+    if (status == PMS_E_NOT_FOUND)
+        Py_RETURN_FALSE;
+    if (status != PMS_OK)
+        return block_raise(h, &error);
+    memcpy(PyByteArray_AS_STRING(args[2]), &turn, sizeof turn);
+    Py_RETURN_TRUE;
+}
+
+/* flipped(turn): whether that is not committed yet, nor rolled back. */
+PyObject *block_flipped(Handle *h, PyObject *object)
+{
+    struct pms_slot_turn turn;
+    uint64_t epoch;
+    if (!turn_of(object, &turn))
+        return NULL;
+    if (turn.rollbacks != block_engine.rollbacks(h->pool))
+        Py_RETURN_FALSE;
+    Py_BEGIN_ALLOW_THREADS
+    epoch = block_engine.epoch(h->pool);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(turn.epoch == epoch);
+}
+
 /* One of (kind, meta, data_bytes, address, ...). */
 static int new_item(PyObject *from, struct pms_new_item *item)
 {

@@ -12,7 +12,7 @@ import numpy as np
 from pmstore import _ffi
 from pmstore.array import Descriptor
 from pmstore.core import Core
-from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
+from pmstore.errors import CorruptStoreError, TransactionError
 
 _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
 
@@ -21,10 +21,11 @@ _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the 
 class Turn:
     """What this process knows about a Slots beyond what is stored. Shared by all objects of the name.
 
+    flipped: when it was last, as the engine has it (struct pms_slot_turn): `Handle.flip` and `flipped` know.
     bound: block and array of each slot, while the array lives: a block is not reused meanwhile.
     """
 
-    flipped: tuple[int, int] | None = None  # epoch and roll backs when it was flipped last: if they still hold, uncommitted
+    flipped: bytearray = field(default_factory=lambda: bytearray(b"\xff" * 16))
     whole: int | None = None  # roll backs when the idle slot was known to hold the version before; None: it does not
     bound: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([0, None], [0, None]))
 
@@ -138,8 +139,7 @@ class Slots:
         return turn
 
     def _flipped(self, turn: Turn) -> bool:
-        pool = self._core.pool
-        return turn.flipped == (pool.epoch(), pool.rollbacks())
+        return self._core.pool.handle.flipped(turn.flipped)
 
     # ---- the versions ----
 
@@ -215,22 +215,10 @@ class Slots:
         Raises: TransactionError if it was flipped in this transaction already.
         """
         with self._core.lock:
-            directory, turn, pool = self._directory(), self._turn(), self._core.pool
-            now = pool.epoch(), pool.rollbacks()
-            if turn.flipped == now:
-                raise TransactionError(f"{self.name!r} was flipped in this transaction already: commit first")
-            # Known before it is done, for whoever is interrupted here; the engine says when it was, as others may commit first.
-            turn.flipped = now
-            turn.whole = None
-            try:
-                done = pool.slot_flip(directory, self._parts[-1])
-            except PmstoreError:
-                turn.flipped = None  # it was not done
-                raise
-            turn.flipped = done
-            if done is None:
+            turn, handle = self._turn(), self._core.pool.handle
+            if not handle.flip(self._directory(), self._parts[-1], turn.flipped):
                 raise self._gone()
-            turn.whole = done[1]
+            turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
 
     # ---- looking at it ----
 

@@ -384,7 +384,7 @@ static void a_hot_range_over_two_slots(void)
 /* Until the transaction is over the idle slot holds the last commit. */
 static void a_flipped_pair_is_not_opened_again(void)
 {
-    struct pms_slot_turn when;
+    struct pms_slot_turn when = {UINT64_MAX, 0};
     CHECK(open_store(PMS_MODE_TRUNCATE));
     struct turned p = neighbour('p');
     CHECK(ok(pms_commit(pool, &e)));
@@ -395,6 +395,9 @@ static void a_flipped_pair_is_not_opened_again(void)
     CHECK(ok(pms_slot_open(pool, p.data[!p.now], &e)));
     CHECK(ok(pms_slot_flip(pool, 0, "p", 1, &when, &e)));
     CHECK(when.epoch == pms_epoch(pool) && when.rollbacks == pms_rollbacks(pool));
+    struct pms_slot_turn again = when;
+    CHECK(pms_slot_flip(pool, 0, "p", 1, &again, &e) == PMS_E_STATE);
+    CHECK(again.epoch == when.epoch && again.rollbacks == when.rollbacks); /* nothing was done */
     CHECK(pms_slot_open(pool, p.data[p.now], &e) == PMS_E_STATE);
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(ok(pms_slot_open(pool, p.data[!p.now], &e)));
