@@ -20,29 +20,7 @@ from typing import Any
 import numpy as np
 
 import pmstore
-from benchmarks import algorithms
-from benchmarks.harness import (
-    KILL,
-    NONE,
-    OUT_OF_TIME,
-    POWER,
-    SEED,
-    Budget,
-    Method,
-    Row,
-    Target,
-    absent,
-    find,
-    kept,
-    measure,
-    missing,
-    report,
-    scratch,
-    size_text,
-    summarize,
-    with_ratios,
-    words_of,
-)
+from benchmarks import algorithms, harness
 from benchmarks.peers import WAYS, Peer, State, Way
 
 YARDSTICK = "np.savez, disk"
@@ -67,7 +45,7 @@ class Case:
 
     def name(self, state: State) -> str:
         bytes_ = sum(a.nbytes for a in state.values())
-        return f"{self.words()} ({size_text(bytes_)})"
+        return f"{self.words()} ({harness.size_text(bytes_)})"
 
     def words(self) -> str:
         return f"{self.algorithm.__name__} {self.data_name} k={self.k}, state {self.kind}"
@@ -86,9 +64,9 @@ def _gmm(
 DATA: dict[str, Callable[[], Any]] = {
     "digits": algorithms.digits,
     "MNIST-5k": algorithms.mnist,
-    "200,000 x 128": lambda: algorithms.synthetic(200_000, 128, SEED),
-    "60,000 x 784": lambda: algorithms.synthetic(60_000, 784, SEED),
-    "70,000 x 784": lambda: algorithms.synthetic(70_000, 784, SEED),
+    "200,000 x 128": lambda: algorithms.synthetic(200_000, 128, harness.SEED),
+    "60,000 x 784": lambda: algorithms.synthetic(60_000, 784, harness.SEED),
+    "70,000 x 784": lambda: algorithms.synthetic(70_000, 784, harness.SEED),
 }
 QUICK = (_kmeans("digits", 10, "A", 12),)
 FULL = (
@@ -166,11 +144,11 @@ class LivingInSlots:
 
 
 LIVING: dict[str, tuple[str, str, Callable[[Path, State], Living | LivingInSlots]]] = {
-    "pmstore process, living": (KILL, "memory", lambda f, s: Living(f, s, "process")),
-    "pmstore process, living in slots": (KILL, "memory", lambda f, s: LivingInSlots(f, s, "process", False)),
-    "pmstore process, slots: flip and commit": (KILL, "memory", lambda f, s: LivingInSlots(f, s, "process", True)),
-    "pmstore emulated, living": (KILL, "memory", lambda f, s: Living(f, s, "emulated")),
-    "pmstore file, living": (POWER, "disk", lambda f, s: Living(f, s, "file")),
+    "pmstore process, living": (harness.KILL, "memory", lambda f, s: Living(f, s, "process")),
+    "pmstore process, living in slots": (harness.KILL, "memory", lambda f, s: LivingInSlots(f, s, "process", False)),
+    "pmstore process, slots: flip and commit": (harness.KILL, "memory", lambda f, s: LivingInSlots(f, s, "process", True)),
+    "pmstore emulated, living": (harness.KILL, "memory", lambda f, s: Living(f, s, "emulated")),
+    "pmstore file, living": (harness.POWER, "disk", lambda f, s: Living(f, s, "file")),
 }
 """Name to class of durability, place, maker."""
 
@@ -191,7 +169,7 @@ def _nudge(state: State) -> None:
 
 def _states(case: Case, data: Any) -> Iterator[tuple[algorithms.KMeans | algorithms.Gmm, State, bool, float]]:
     """The algorithm after each computation, its state (not yet published), whether it has just (re)started, seconds it took."""
-    for seed in range(SEED, SEED + 1000):
+    for seed in range(harness.SEED, harness.SEED + 1000):
         algorithm = case.algorithm(data, case.k, seed)
         state = algorithm.start(case.kind)
         before: list[Any] = []
@@ -205,33 +183,33 @@ def _states(case: Case, data: Any) -> Iterator[tuple[algorithms.KMeans | algorit
             before = [now.copy()]
 
 
-def _run(case: Case, data: Any, budget: Budget) -> list[Row]:
-    first = case.algorithm(data, case.k, SEED).start(case.kind)
+def _run(case: Case, data: Any, budget: harness.Budget) -> list[harness.Row]:
+    first = case.algorithm(data, case.k, harness.SEED).start(case.kind)
     total = sum(a.nbytes for a in first.values())
     wanted = [w for w in WAYS.values() if total <= COMPRESSED_MOST_BYTES or "compressed" not in w.name]
-    ways = [w for w in wanted if not absent(w.needs)]
+    ways = [w for w in wanted if not harness.absent(w.needs)]
     failed: dict[str, str] = {}
     burst = 4 if total <= COMPRESSED_MOST_BYTES else 2
     times: dict[str, list[list[float]]] = {}
-    durability = {w.name: w.durability for w in ways} | {"the update alone, in ordinary memory": NONE}
+    durability = {w.name: w.durability for w in ways} | {"the update alone, in ordinary memory": harness.NONE}
     computed: list[float] = []
     with ExitStack() as stack:
         peers: list[tuple[Way, Peer]] = []
         for way in ways:
             try:
-                peers.append((way, way.make(stack.enter_context(scratch(way.where)), first)))
+                peers.append((way, way.make(stack.enter_context(harness.scratch(way.where)), first)))
             except Exception as error:  # whatever a peer raises
-                failed[way.name] = f"failed: {words_of(error)}"
+                failed[way.name] = f"failed: {harness.words_of(error)}"
                 continue
             stack.callback(_close, peers[-1][1])
         living: dict[str, Living | LivingInSlots] = {}
         for name, (survives, where, make) in LIVING.items():
-            living[name] = make(stack.enter_context(scratch(where)), first)
+            living[name] = make(stack.enter_context(harness.scratch(where)), first)
             stack.callback(living[name].store.close)
             durability[name] = survives
         stores = {w.name: p.store for w, p in peers if hasattr(p, "store")} | {n: one.store for n, one in living.items()}
         before: dict[str, dict[str, float]] = {}
-        order = random.Random(SEED)
+        order = random.Random(harness.SEED)
         for i, (algorithm, state, fresh, seconds) in zip(
             budget.rounds(case.rounds, warm_up=1), _states(case, data), strict=False
         ):
@@ -249,26 +227,30 @@ def _run(case: Case, data: Any, budget: Budget) -> list[Row]:
                 try:
                     times.setdefault(name, []).append(_timed(save, nudge, burst))
                 except Exception as error:
-                    failed[name] = f"failed: {words_of(error)}"
+                    failed[name] = f"failed: {harness.words_of(error)}"
         after = {name: _syncs(store) for name, store in stores.items()}
     compute_us = statistics.median(computed) * 1e6
     rows = []
     for name in durability:  # in the order of their definition
         if name in failed:
-            rows.append(missing(name, case.name(first), durability[name], failed[name]))
+            rows.append(harness.missing(name, case.name(first), durability[name], failed[name]))
             continue
         rounds = times[name]
         among, warm = [r[0] for r in rounds], [t for r in rounds for t in r[1:]]
         extra = {"bytes": float(total)}
-        if durability[name] == POWER and name in stores:
+        if durability[name] == harness.POWER and name in stores:
             commits = after[name]["commits"] - before[name]["commits"]
             extra["syncs per commit"] = (after[name]["syncs"] - before[name]["syncs"]) / max(commits, 1)
-        rows.append(summarize(name, case.name(first), durability[name], warm, **extra))
+        rows.append(harness.summarize(name, case.name(first), durability[name], warm, **extra))
         share = 100 * statistics.median(among) / (statistics.median(among) + compute_us)
-        rows.append(summarize(name, f"{AMONG}{case.name(first)}", durability[name], among, **{"share of run %": share}))
-    rows += [missing(w.name, case.name(first), w.durability, absent(w.needs)) for w in wanted if absent(w.needs)]
+        rows.append(harness.summarize(name, f"{AMONG}{case.name(first)}", durability[name], among, **{"share of run %": share}))
+    rows += [
+        harness.missing(w.name, case.name(first), w.durability, harness.absent(w.needs))
+        for w in wanted
+        if harness.absent(w.needs)
+    ]
     rows.sort(key=lambda r: r.case.startswith(AMONG))
-    return with_ratios(rows, YARDSTICK, speedup=True)
+    return harness.with_ratios(rows, YARDSTICK, speedup=True)
 
 
 def _close(peer: Peer) -> None:
@@ -303,12 +285,12 @@ def _saves(
     yield "the update alone, in ordinary memory", lambda: algorithm.publish(state), algorithm.nudge
 
 
-def _cold(case: Case, data: Any, rounds: int, budget: Budget) -> list[Row]:
+def _cold(case: Case, data: Any, rounds: int, budget: harness.Budget) -> list[harness.Row]:
     """The first save of a process that has just opened or made what it saves to. Opening is not timed."""
-    state = case.algorithm(data, case.k, SEED).start(case.kind)
+    state = case.algorithm(data, case.k, harness.SEED).start(case.kind)
 
     def first(way: Way) -> float:
-        with scratch(way.where) as folder:
+        with harness.scratch(way.where) as folder:
             peer = way.make(folder, state)
             start = time.perf_counter()
             peer.save(state)
@@ -316,13 +298,13 @@ def _cold(case: Case, data: Any, rounds: int, budget: Budget) -> list[Row]:
             peer.close()
         return seconds
 
-    ways = [w for w in WAYS.values() if "compressed" not in w.name and not absent(w.needs)]
-    methods = [Method(w.name, w.durability, lambda w=w: first(w)) for w in ways]  # type: ignore[misc]
-    rows = measure(COLD_PREFIX + case.name(state), methods, rounds, warm_up=1, budget=budget)
-    return with_ratios(rows, YARDSTICK, speedup=True)
+    ways = [w for w in WAYS.values() if "compressed" not in w.name and not harness.absent(w.needs)]
+    methods = [harness.Method(w.name, w.durability, lambda w=w: first(w)) for w in ways]  # type: ignore[misc]
+    rows = harness.measure(COLD_PREFIX + case.name(state), methods, rounds, warm_up=1, budget=budget)
+    return harness.with_ratios(rows, YARDSTICK, speedup=True)
 
 
-def _targets(rows: Sequence[Row]) -> list[Target]:
+def _targets(rows: Sequence[harness.Row]) -> list[harness.Target]:
     """Of the warm cases that were run."""
     warm = [r for r in rows if not r.case.startswith((AMONG, COLD_PREFIX))]
     found = []
@@ -333,35 +315,39 @@ def _targets(rows: Sequence[Row]) -> list[Target]:
         ("Gmm MNIST-5k k=2, state A", 18, True),
     ):
         here = [r for r in warm if r.case.startswith(part)]
-        ours = [r for r in here if r.method.startswith("pmstore") and r.durability == KILL and r.measured]
+        ours = [r for r in here if r.method.startswith("pmstore") and r.durability == harness.KILL and r.measured]
         if not ours:
             continue
         best = min(ours, key=lambda r: r.median_us)
-        found.append(Target(f"{best.case}: {best.method}, times cheaper than {YARDSTICK}", best.ratio or 0, bound, True))
-        peer = find(here, best.case, "lmdb, nosync + writemap")
+        found.append(
+            harness.Target(f"{best.case}: {best.method}, times cheaper than {YARDSTICK}", best.ratio or 0, bound, True)
+        )
+        peer = harness.find(here, best.case, "lmdb, nosync + writemap")
         if lmdb and peer:
-            found.append(Target(f"{best.case}: {best.method} / lmdb nosync + writemap", best.median_us / peer.median_us, 1))
+            found.append(
+                harness.Target(f"{best.case}: {best.method} / lmdb nosync + writemap", best.median_us / peer.median_us, 1)
+            )
     for case in dict.fromkeys(r.case for r in warm):
         ours = [r for r in warm if r.case == case and r.method.startswith("pmstore file") and r.measured]
         if not ours:
             continue
         best = min(ours, key=lambda r: r.median_us)
-        if durable := find(warm, case, "torch.save + fsync + rename"):
+        if durable := harness.find(warm, case, "torch.save + fsync + rename"):
             times = durable.median_us / best.median_us
-            found.append(Target(f"{case}: {best.method}, times cheaper than {durable.method}", times, 3, True))
-        if lmdb_sync := find(warm, case, "lmdb, sync"):
-            found.append(Target(f"{case}: {best.method} / lmdb sync", best.median_us / lmdb_sync.median_us, 1))
-        found.append(Target(f"{case}: {best.method}, syncs per commit", best.extra["syncs per commit"], 1))
+            found.append(harness.Target(f"{case}: {best.method}, times cheaper than {durable.method}", times, 3, True))
+        if lmdb_sync := harness.find(warm, case, "lmdb, sync"):
+            found.append(harness.Target(f"{case}: {best.method} / lmdb sync", best.median_us / lmdb_sync.median_us, 1))
+        found.append(harness.Target(f"{case}: {best.method}, syncs per commit", best.extra["syncs per commit"], 1))
     return found
 
 
-def main(quick: bool, budget: Budget) -> None:
-    if not absent("torch"):  # its first use is not to be part of a save
+def main(quick: bool, budget: harness.Budget) -> None:
+    if not harness.absent("torch"):  # its first use is not to be part of a save
         import torch
 
         torch.zeros(1)
-    rows = kept()
-    notes = [f"savez_compressed is left out above {size_text(COMPRESSED_MOST_BYTES)}"]
+    rows = harness.kept()
+    notes = [f"savez_compressed is left out above {harness.size_text(COMPRESSED_MOST_BYTES)}"]
     work: list[tuple[tuple[Case, bool], float]] = []  # by data sets: they are large
     for cases, cold in ((QUICK, COLD[:1]),) if quick else ((FULL, COLD), (SWEEP, ())):
         for name in DATA:
@@ -371,7 +357,7 @@ def main(quick: bool, budget: Budget) -> None:
     for (case, cold_save), part in budget.deal(work):
         if budget.spent:
             words = (COLD_PREFIX if cold_save else "") + case.words()
-            rows.append(missing("all of them", words, NONE, OUT_OF_TIME))
+            rows.append(harness.missing("all of them", words, harness.NONE, harness.OUT_OF_TIME))
             continue
         if case.data_name != data_name:
             data = None  # before the next is made
@@ -383,7 +369,7 @@ def main(quick: bool, budget: Budget) -> None:
         for r in rows
         if any(f"{text}, state A" in r.case for text in PLOTTED) and not r.case.startswith((AMONG, COLD_PREFIX))
     ]
-    report(
+    harness.report(
         "iterations",
         "A checkpoint after every iteration: KMeans and Gaussian mixtures",
         rows,

@@ -24,21 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import (
-    KILL,
-    OUT_OF_TIME,
-    POWER,
-    SEED,
-    Budget,
-    Row,
-    Target,
-    absent,
-    kept,
-    missing,
-    report,
-    scratch,
-    words_of,
-)
+from benchmarks import harness
 from benchmarks.peers import WAYS, Pmstore, State, Way, in_domain
 from pmstore.testing import shared_words
 
@@ -68,9 +54,9 @@ class NotDeclared(Pmstore):
 
 
 NOT_DECLARED = (
-    Way("pmstore process, living", KILL, "memory", NotDeclared),
-    Way("pmstore emulated, living", KILL, "memory", in_domain(NotDeclared, "emulated")),
-    Way("pmstore file, living", POWER, "disk", in_domain(NotDeclared, "file")),
+    Way("pmstore process, living", harness.KILL, "memory", NotDeclared),
+    Way("pmstore emulated, living", harness.KILL, "memory", in_domain(NotDeclared, "emulated")),
+    Way("pmstore file, living", harness.POWER, "disk", in_domain(NotDeclared, "file")),
 )
 
 
@@ -154,13 +140,13 @@ def _fresh(way: Way, folder: Path) -> None:
     os.waitpid(_fork(make), 0)
 
 
-def try_way(way: Way, kills: int, budget: Budget | None = None) -> Row:
+def try_way(way: Way, kills: int, budget: harness.Budget | None = None) -> harness.Row:
     """Kills one method's saves, and counts what the next process found; fewer kills where the budget ends before."""
-    budget = budget or Budget()
-    moment = random.Random(SEED)
+    budget = budget or harness.Budget()
+    moment = random.Random(harness.SEED)
     outcomes: Counter[str] = Counter()
     loads: list[float] = []
-    with scratch(way.where) as outer:
+    with harness.scratch(way.where) as outer:
         folder = outer / "state"
         _fresh(way, folder)
         last: tuple[int, int] | None = None  # finished, begun, of the child that was killed
@@ -198,17 +184,17 @@ def try_way(way: Way, kills: int, budget: Budget | None = None) -> Row:
     extra = {"kills": float(tried), **{k: float(outcomes[k]) for k in ("survived", "older", "torn")}}
     extra["between saves, not counted"] = float(between)
     median = statistics.median(loads)
-    return Row(way.name, CASE, median, min(loads), max(loads), way.durability, outcomes["survived"] / tried, extra)
+    return harness.Row(way.name, CASE, median, min(loads), max(loads), way.durability, outcomes["survived"] / tried, extra)
 
 
-def main(quick: bool, budget: Budget) -> None:
+def main(quick: bool, budget: harness.Budget) -> None:
     ways = [WAYS[name] for name in QUICK_WAYS] if quick else [*WAYS.values(), *NOT_DECLARED]
     ways.sort(key=lambda way: not way.name.startswith("pmstore"))
-    rows = kept()
+    rows = harness.kept()
     for way, part in budget.deal((way, 2.0 if way.where == "disk" else 1.0) for way in ways):
-        why = absent(way.needs) or (OUT_OF_TIME if budget.spent else "")
+        why = harness.absent(way.needs) or (harness.OUT_OF_TIME if budget.spent else "")
         if why:
-            rows.append(missing(way.name, CASE, way.durability, why))
+            rows.append(harness.missing(way.name, CASE, way.durability, why))
             continue
         if way.needs:
             importlib.import_module(way.needs)  # once, so that children need not
@@ -216,7 +202,7 @@ def main(quick: bool, budget: Budget) -> None:
         try:
             rows.append(try_way(way, KILLS_QUICK if quick else KILLS, part))
         except Exception as error:
-            rows.append(missing(way.name, CASE, way.durability, f"failed: {words_of(error)}"))
+            rows.append(harness.missing(way.name, CASE, way.durability, f"failed: {harness.words_of(error)}"))
             continue
         print(f"  {way.name}: {rows[-1].ratio:.1%} survived ({time.monotonic() - start:.1f} s)", flush=True)
     notes = [
@@ -224,13 +210,13 @@ def main(quick: bool, budget: Budget) -> None:
         for r in rows
         if r.measured and r.extra["kills"] < KILLS
     ]
-    report(
+    harness.report(
         "kills",
         "Crash column: SIGKILL at a random moment of a save",
         rows,
         ratio_text="share of kills survived",
         targets=[
-            Target(f"{r.method}, share of kills survived", r.ratio or 0, 1, True)
+            harness.Target(f"{r.method}, share of kills survived", r.ratio or 0, 1, True)
             for r in rows
             if r.method.startswith("pmstore") and r.measured
         ],

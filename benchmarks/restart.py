@@ -19,26 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import (
-    KILL,
-    NO_MEMORY,
-    OUT_OF_TIME,
-    POWER,
-    ROOT,
-    Budget,
-    Row,
-    Target,
-    find,
-    kept,
-    missing,
-    report,
-    room_bytes,
-    scratch,
-    size_text,
-    summarize,
-    with_ratios,
-    words_of,
-)
+from benchmarks import harness
 
 MB = 1_000_000
 FIRST_STEP = (
@@ -47,7 +28,7 @@ FIRST_STEP = (
     "of a small state, open and attach are the larger part; cold, a thread reads the data behind the program, and the step "
     "waits for what has not come yet, while torch.load and safetensors read their file from its first byte to its last"
 )
-ATTACH = "open and attach alone"
+STEPPED, HAVING, ATTACH = "to the end of the first step", "to having the state", "open and attach alone"
 IMPORTS = "import numpy, torch, torch.distributed.checkpoint, safetensors.torch, pmstore, pmstore.torch"
 
 
@@ -122,12 +103,12 @@ def _dcp(folder: Path, size: int) -> Any:
 
 
 LOADERS: dict[str, tuple[str, Callable[[Path, int], Any]]] = {
-    "pmstore file": (POWER, _pmstore),
-    "pmstore process (tmpfs)": (KILL, _pmstore),
-    "torch.load": (POWER, _torch_load),
-    "torch.load(mmap=True)": (POWER, _torch_load_mmap),
-    "safetensors": (POWER, _safetensors),
-    "DCP load": (POWER, _dcp),
+    "pmstore file": (harness.POWER, _pmstore),
+    "pmstore process (tmpfs)": (harness.KILL, _pmstore),
+    "torch.load": (harness.POWER, _torch_load),
+    "torch.load(mmap=True)": (harness.POWER, _torch_load_mmap),
+    "safetensors": (harness.POWER, _safetensors),
+    "DCP load": (harness.POWER, _dcp),
 }
 
 
@@ -219,7 +200,7 @@ class Server:
         self.threads = threads
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from benchmarks.restart import serve; serve()"],
-            cwd=ROOT,
+            cwd=harness.ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -283,81 +264,84 @@ def _warm(path: Path) -> None:
                     at += read
 
 
-def _trials(server: Server, size: int, most: int, budget: Budget) -> list[Row]:
-    """Rounds of all ways in turn, warm and cold."""
+def _trials(server: Server, size: int, most: int, budget: harness.Budget) -> list[harness.Row]:
+    """Rounds of all ways in turn, warm and cold. Where memory does not hold everything, the store on tmpfs comes before."""
+    crowded = 9 * size > harness.room_bytes("memory", 0.9)
+    times: dict[tuple[str, str], dict[str, list[float]]] = {}
+    failed: dict[str, str] = {}
+    groups = [list(LOADERS)]
+    if crowded:
+        groups = [[n for n in LOADERS if "tmpfs" in n], [n for n in LOADERS if "tmpfs" not in n]]
+    for names, part in budget.deal((group, len(group)) for group in groups):
+        with ExitStack() as stack:
+            disk, memory = (stack.enter_context(harness.scratch(where)) for where in ("disk", "memory"))
+            if any("tmpfs" in name for name in names):
+                server.ask("make process", memory, size)
+            if any(name in FILES for name in names):
+                server.ask("make file", disk, size)
+            for state, share in harness.Budget(part.left).deal((("warm", 1), ("cold", 1))):
+                here = [n for n in names if state == "warm" or n in FILES]
+                for i in share.rounds(most, least=1, warm_up=1 if state == "warm" and most > 3 else 0) if here else ():
+                    for name in here:
+                        if name in failed:
+                            continue
+                        if state == "cold":
+                            _drop(disk)
+                        elif crowded and name in FILES:
+                            _warm(disk / FILES[name])
+                        try:
+                            answer = server.ask(name, disk if name in FILES else memory, size)
+                        except RuntimeError as error:
+                            failed[name] = f"failed: {harness.words_of(error)}"
+                            continue
+                        for what, seconds in zip((HAVING, STEPPED, ATTACH), answer, strict=False) if i >= 0 else ():
+                            times.setdefault((state, what), {}).setdefault(name, []).append(seconds * 1e6)
     rows = []
-    with ExitStack() as stack:
-        disk, memory = (stack.enter_context(scratch(where)) for where in ("disk", "memory"))
-        server.ask("make file", disk, size)
-        server.ask("make process", memory, size)
-        crowded = 5 * size > room_bytes("memory", 0.9)  # the page cache does not hold all files at once
-        failed: dict[str, str] = {}
-        for state, part in budget.deal((("warm", 1), ("cold", 1))):
-            got: dict[str, list[float]] = {}
-            stepped: dict[str, list[float]] = {}
-            attached: dict[str, list[float]] = {}
-            names = [n for n in LOADERS if state == "warm" or "tmpfs" not in n]
-            for i in part.rounds(most, least=1, warm_up=1 if state == "warm" and not crowded else 0):
-                for name in names:
-                    if name in failed:
-                        continue
-                    if state == "cold":
-                        _drop(disk)
-                    elif crowded and name in FILES:
-                        _warm(disk / FILES[name])
-                    try:
-                        answer = server.ask(name, memory if "tmpfs" in name else disk, size)
-                    except RuntimeError as error:
-                        failed[name] = f"failed: {words_of(error)}"
-                        continue
-                    if i >= 0:
-                        got.setdefault(name, []).append(answer[0] * 1e6)
-                        stepped.setdefault(name, []).append(answer[1] * 1e6)
-                        for seconds in answer[2:]:
-                            attached.setdefault(name, []).append(seconds * 1e6)
-            for what, times in (("to the end of the first step", stepped), ("to having the state", got), (ATTACH, attached)):
-                case = f"{size_text(size)} of state, {state}, {what}"
-                rows += [summarize(name, case, LOADERS[name][0], t) for name, t in times.items() if name not in failed]
-                if times is stepped:
-                    rows += [missing(name, case, LOADERS[name][0], why) for name, why in failed.items()]
+    for state in "warm", "cold":
+        for what in STEPPED, HAVING, ATTACH:
+            case = f"{harness.size_text(size)} of state, {state}, {what}"
+            got = times.get((state, what), {})
+            rows += [harness.summarize(n, case, LOADERS[n][0], got[n]) for n in LOADERS if n in got and n not in failed]
+            if what == STEPPED:
+                rows += [harness.missing(name, case, LOADERS[name][0], why) for name, why in failed.items()]
     return rows
 
 
-def main(quick: bool, budget: Budget) -> None:
-    sizes = [(10 * MB, 1.0)] if quick else [(10 * MB, 1.0), (100 * MB, 2.0), (1000 * MB, 9.0), (4000 * MB, 28.0)]
+def main(quick: bool, budget: harness.Budget) -> None:
+    sizes = [(10 * MB, 1.0)] if quick else [(10 * MB, 1.0), (100 * MB, 2.0), (1000 * MB, 9.0), (4000 * MB, 30.0)]
     threads = 1 if os.getloadavg()[0] > 1.5 else os.cpu_count() or 1
     notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
-    starts, rows = [], kept()
-    for _ in Budget(0.06 * budget.seconds).rounds(1 if quick else 3, least=1):
+    starts, rows = [], harness.kept()
+    for _ in harness.Budget(0.06 * budget.seconds).rounds(1 if quick else 3, least=1):
         server = Server(threads)
         starts.append(server.start_us)
         server.close()
-    rows.append(summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", KILL, starts))
+    rows.append(harness.summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", harness.KILL, starts))
     server = Server(threads)
     for size, part in budget.deal(sizes):
-        short = 4.6 * size > room_bytes("memory", 0.9) or 6 * size > room_bytes("disk", 0.8)
-        why = OUT_OF_TIME if budget.spent else f"{NO_MEMORY}, or disk" if short else ""
+        short = 3.7 * size > harness.room_bytes("memory", 0.9) or 6 * size > harness.room_bytes("disk", 0.8)
+        why = harness.OUT_OF_TIME if budget.spent else f"{harness.NO_MEMORY}, or disk" if short else ""
         if not why:
             try:
                 rows += _trials(server, size, 7 if size <= 100 * MB else 3, part)
             except RuntimeError as error:  # what the trials need could not be made
-                why = f"failed: {words_of(error)}"
+                why = f"failed: {harness.words_of(error)}"
         if why:
-            rows.append(missing("all of them", f"{size_text(size)} of state", KILL, why))
-        print(f"  {size_text(size)}: {why or 'done'} ({budget.left:.0f} s left)", flush=True)
+            rows.append(harness.missing("all of them", f"{harness.size_text(size)} of state", harness.KILL, why))
+        print(f"  {harness.size_text(size)}: {why or 'done'} ({budget.left:.0f} s left)", flush=True)
     server.close()
-    rows = with_ratios(rows, "torch.load")
+    rows = harness.with_ratios(rows, "torch.load")
     targets = []
-    for case in dict.fromkeys(r.case for r in rows if "first step" in r.case):
-        ours = [r for r in (find(rows, case, "pmstore file"), find(rows, case, "pmstore process (tmpfs)")) if r]
+    for case in dict.fromkeys(r.case for r in rows if STEPPED in r.case):
+        ours = [r for r in (harness.find(rows, case, "pmstore file"), harness.find(rows, case, "pmstore process (tmpfs)")) if r]
         theirs = [r for r in rows if r.case == case and r not in ours and r.measured]
         if not (ours and theirs):
             continue  # the table says why
         best, peers = (min(rs, key=lambda r: r.median_us) for rs in (ours, theirs))
         words = f"{case}: {best.method} / {peers.method}"
-        targets.append(Target(words, best.median_us / peers.median_us, 1, reason=FIRST_STEP))
-    targets += [Target(f"{r.case}: {r.method}, ms", r.median_us / 1e3, 20) for r in rows if ATTACH in r.case]
-    report(
+        targets.append(harness.Target(words, best.median_us / peers.median_us, 1, reason=FIRST_STEP))
+    targets += [harness.Target(f"{r.case}: {r.method}, ms", r.median_us / 1e3, 20) for r in rows if ATTACH in r.case]
+    harness.report(
         "restart",
         "Restart: to the first training step",
         rows,
@@ -365,7 +349,5 @@ def main(quick: bool, budget: Budget) -> None:
         targets=targets,
         notes=notes,
         quick=quick,
-        plot={
-            "cases": [c for c in dict.fromkeys(r.case for r in rows) if "first step" in c and c.startswith(("10 MB", "4 GB"))]
-        },
+        plot={"cases": [c for c in dict.fromkeys(r.case for r in rows) if STEPPED in c and c.startswith(("10 MB", "4 GB"))]},
     )

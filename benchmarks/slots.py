@@ -23,26 +23,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from benchmarks.harness import (
-    KILL,
-    NO_MEMORY,
-    NONE,
-    OUT_OF_TIME,
-    POWER,
-    Budget,
-    Method,
-    Row,
-    Target,
-    find,
-    kept,
-    measure,
-    missing,
-    report,
-    room_bytes,
-    scratch,
-    size_text,
-    summarize,
-)
+from benchmarks import harness
 
 MEMCPY, FUSED, DEFAULT = "memcpy of the state", "torch fused", "torch default"
 IN_PLACE, SLOTS, COMMIT, UNDO = "pmstore, in place", "pmstore, slots + commit", "  of it the commit", "torch fused + undo log"
@@ -102,28 +83,28 @@ def _timed(run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget: Budget) -> list[Row]:
+def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget: harness.Budget) -> list[harness.Row]:
     """One domain: the ways of taking a step, in turn."""
     gradients = _gradients(parameters)
     state = 12 * sum(g.numel() for g in gradients)
     source, target = torch.ones(state // 4), torch.ones(state // 4)
-    survives = POWER if domain == "file" else KILL
+    survives = harness.POWER if domain == "file" else harness.KILL
     with ExitStack() as stack:
         place = "disk" if domain == "file" else "memory"
 
         def attached(make: Callable[[Any], Any]) -> Attached:
-            one = Attached(stack.enter_context(scratch(place)), domain, gradients, make)
+            one = Attached(stack.enter_context(harness.scratch(place)), domain, gradients, make)
             stack.callback(one.store.close)
             return one
 
         plain = _parameters(gradients)
-        ways: dict[str, tuple[str, Callable[[], object]]] = {MEMCPY: (NONE, lambda: target.copy_(source))}
+        ways: dict[str, tuple[str, Callable[[], object]]] = {MEMCPY: (harness.NONE, lambda: target.copy_(source))}
         if everything:
-            ways[DEFAULT] = NONE, torch.optim.AdamW(plain, foreach=False).step
-            ways["torch foreach"] = NONE, torch.optim.AdamW(plain, foreach=True).step
-        ways[FUSED] = NONE, torch.optim.AdamW(plain, fused=True).step
+            ways[DEFAULT] = harness.NONE, torch.optim.AdamW(plain, foreach=False).step
+            ways["torch foreach"] = harness.NONE, torch.optim.AdamW(plain, foreach=True).step
+        ways[FUSED] = harness.NONE, torch.optim.AdamW(plain, fused=True).step
         if everything:
-            ways[IN_PLACE] = NONE, pmstore.torch.optim.AdamW(_parameters(gradients)).step
+            ways[IN_PLACE] = harness.NONE, pmstore.torch.optim.AdamW(_parameters(gradients)).step
         ours = attached(pmstore.torch.optim.AdamW)
         ways[SLOTS] = survives, ours.step
         undo = attached(lambda p: torch.optim.AdamW(p, fused=True))
@@ -139,11 +120,11 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget
                 before = {id(one): (one.written(), one.store.stats().home_bytes) for one in (ours, undo)}
             for name, (_, run) in ways.items():
                 times[name].append(_timed(run))
-        case = f"AdamW, {size_text(state)} of state, {domain}"
+        case = f"AdamW, {harness.size_text(state)} of state, {domain}"
         copy = statistics.median(times[MEMCPY])
         rows = []
         for name, (durability, _) in ways.items():
-            row = summarize(name, case, durability, times[name])
+            row = harness.summarize(name, case, durability, times[name])
             added = statistics.median(t - base for t, base in zip(times[name], times[FUSED], strict=True))
             extra = {} if name == MEMCPY else {"added / memcpy": added / copy}
             one = {SLOTS: ours, UNDO: undo}.get(name)
@@ -153,7 +134,7 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget
                     extra["written / state"] = (one.written() - before[id(one)][0]) / done / state
             rows.append(replace(row, ratio=row.median_us / copy, extra=extra))
             if name == SLOTS:
-                alone = summarize(COMMIT, case, durability, ours.commits)
+                alone = harness.summarize(COMMIT, case, durability, ours.commits)
                 rows.append(replace(alone, ratio=alone.median_us / copy))
         return rows
 
@@ -201,12 +182,12 @@ def _states(quick: bool) -> dict[str, dict[str, tuple[int, ...]]]:
     return states
 
 
-def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int, budget: Budget) -> list[Row]:
+def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int, budget: harness.Budget) -> list[harness.Row]:
     count = sum(int(np.prod(shape)) for shape in shapes.values())
     source, target = torch.ones(count, dtype=torch.float64), torch.ones(count, dtype=torch.float64)
     halves = [np.ones(count), np.ones(count)]
     numpy_source = np.ones(count)
-    with scratch("memory") as folder, scratch("memory") as other:
+    with harness.scratch("memory") as folder, harness.scratch("memory") as other:
         slots = Flipped(folder, shapes)
         store = pmstore.open(other / "run.pm", size=(16 << 20) + 4 * 8 * count, domain="process")
         arrays = [store.zeros(name, shape) for name, shape in shapes.items()]
@@ -226,14 +207,14 @@ def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int, budget: 
             turn[0] ^= 1
             np.copyto(halves[turn[0] & 1], numpy_source)
 
-        rows = measure(
+        rows = harness.measure(
             title,
             [
-                Method(MEMCPY, NONE, memcpy),
-                Method("memcpy into the other of two, one core", NONE, copy_and_flip),
-                Method(FLIP, KILL, slots.commit),
-                Method(COLD, NONE, slots.nothing),
-                Method("pmstore process, undo log: write and commit", KILL, undo),
+                harness.Method(MEMCPY, harness.NONE, memcpy),
+                harness.Method("memcpy into the other of two, one core", harness.NONE, copy_and_flip),
+                harness.Method(FLIP, harness.KILL, slots.commit),
+                harness.Method(COLD, harness.NONE, slots.nothing),
+                harness.Method("pmstore process, undo log: write and commit", harness.KILL, undo),
             ],
             rounds,
             warm_up=5,
@@ -248,33 +229,33 @@ def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int, budget: 
 # ---- all of it ----
 
 
-def _targets(rows: list[Row]) -> list[Target]:
+def _targets(rows: list[harness.Row]) -> list[harness.Target]:
     found = []
     for case in dict.fromkeys(row.case for row in rows):
-        flip, ours = find(rows, case, FLIP), find(rows, case, SLOTS)
+        flip, ours = harness.find(rows, case, FLIP), harness.find(rows, case, SLOTS)
         if flip is not None:
-            found.append(Target(f"{case}: flip and commit, us", flip.median_us, 20, reason=CACHES))
+            found.append(harness.Target(f"{case}: flip and commit, us", flip.median_us, 20, reason=CACHES))
         if ours is None:
             continue
         if case.endswith("file"):
-            found.append(Target(f"{case}: bytes written over the state's", ours.extra["written / state"], 1.05))
+            found.append(harness.Target(f"{case}: bytes written over the state's", ours.extra["written / state"], 1.05))
             continue
         bound = 0.15 if case.endswith("process") else 0.4
-        found.append(Target(f"{case}: added over {FUSED}, in memcpys", ours.extra["added / memcpy"], bound))
-        alone, fused, default = (find(rows, case, name) for name in (IN_PLACE, FUSED, DEFAULT))
-        commit = find(rows, case, COMMIT)
+        found.append(harness.Target(f"{case}: added over {FUSED}, in memcpys", ours.extra["added / memcpy"], bound))
+        alone, fused, default = (harness.find(rows, case, name) for name in (IN_PLACE, FUSED, DEFAULT))
+        commit = harness.find(rows, case, COMMIT)
         assert fused is not None
         assert commit is not None
         step = ours.median_us - commit.median_us
-        found.append(Target(f"{case}: the step into the other slot over {FUSED}", step / fused.median_us, 1.15))
+        found.append(harness.Target(f"{case}: the step into the other slot over {FUSED}", step / fused.median_us, 1.15))
         if alone is not None and default is not None:
-            found.append(Target(f"{case}: {IN_PLACE} over {FUSED}", alone.median_us / fused.median_us, 1.15))
-            found.append(Target(f"{case}: {DEFAULT} over the step", default.median_us / step, 5, at_least=True))
+            found.append(harness.Target(f"{case}: {IN_PLACE} over {FUSED}", alone.median_us / fused.median_us, 1.15))
+            found.append(harness.Target(f"{case}: {DEFAULT} over the step", default.median_us / step, 5, at_least=True))
     return found
 
 
-def main(quick: bool, budget: Budget) -> None:
-    rows = kept()
+def main(quick: bool, budget: harness.Budget) -> None:
+    rows = harness.kept()
     notes = [f"torch computes with {torch.get_num_threads()} of {os.cpu_count()} cores"]
     flips, steps = (part for _, part in budget.deal((("flips", 1), ("steps", 4))))
     for (title, shapes), part in flips.deal((one, 1) for one in _states(quick).items()):
@@ -287,13 +268,21 @@ def main(quick: bool, budget: Budget) -> None:
             (("file", 3_000_000, 3 if quick else 6), 1),
         )
     ):
-        why = OUT_OF_TIME if budget.spent else NO_MEMORY if 12 * 14 * count > room_bytes("memory", 0.9) else ""
+        why = (
+            harness.OUT_OF_TIME
+            if budget.spent
+            else harness.NO_MEMORY
+            if 12 * 14 * count > harness.room_bytes("memory", 0.9)
+            else ""
+        )
         if why:
-            rows.append(missing("all of them", f"AdamW, {size_text(12 * count)} of state, {domain}", NONE, why))
+            rows.append(
+                harness.missing("all of them", f"AdamW, {harness.size_text(12 * count)} of state, {domain}", harness.NONE, why)
+            )
             continue
         rows += _case(count, domain, rounds, everything=domain == "process", budget=part)
         gc.collect()
-    report(
+    harness.report(
         "slots",
         "A commit without a copy: slots",
         rows,

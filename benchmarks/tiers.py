@@ -27,23 +27,7 @@ import torch.distributed.checkpoint as dcp
 
 import pmstore
 import pmstore.torch
-from benchmarks.harness import (
-    NONE,
-    POWER,
-    Budget,
-    Method,
-    Row,
-    Target,
-    find,
-    kept,
-    measure,
-    missing,
-    report,
-    scratch,
-    summarize,
-    with_ratios,
-    words_of,
-)
+from benchmarks import harness
 from benchmarks.models import Trainer, initialize, mlp, publish
 
 MB = 1_000_000
@@ -86,7 +70,7 @@ class Pmstore(Saver):
         super().__init__(size, folder)
         state = self.trainer.bytes()
         self.memory = ExitStack()
-        place = self.memory.enter_context(scratch("memory"))
+        place = self.memory.enter_context(harness.scratch("memory"))
         self.store = pmstore.open(place / "run.pm", "w", size=3 * state, domain="process")
         self.run = pmstore.torch.attach(self.store, model=self.trainer.model, optimizer=self.trainer.optimizer)
         self.step()
@@ -197,7 +181,7 @@ def _steps(step: Callable[[], None], count: int) -> list[float]:
     return times
 
 
-def _training(size: int, rounds: int, quick: bool, budget: Budget) -> list[Row]:
+def _training(size: int, rounds: int, quick: bool, budget: harness.Budget) -> list[harness.Row]:
     case, failed = f"{size / MB:.0f} MB of state", []
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     times: dict[str, list[float]] = {MEMCPY: []}
@@ -205,7 +189,7 @@ def _training(size: int, rounds: int, quick: bool, budget: Budget) -> list[Row]:
     extra: dict[str, dict[str, float]] = {}
     tried = {n: k for n, k in SAVERS.items() if not (quick and k is DcpProcess)}  # its process takes ten seconds to start
     for (name, kind), part in budget.deal((one, 1) for one in tried.items()):
-        with scratch("disk") as folder:
+        with harness.scratch("disk") as folder:
             try:
                 saver = kind(size, folder)
                 saver.start()
@@ -226,13 +210,13 @@ def _training(size: int, rounds: int, quick: bool, budget: Budget) -> list[Row]:
                 extra[name] = saver.extra()
                 saver.close()
             except (RuntimeError, ValueError, TypeError, OSError, dcp.api.CheckpointException) as error:
-                failed.append(missing(name, case, POWER, f"failed: {words_of(error)}"))
+                failed.append(harness.missing(name, case, harness.POWER, f"failed: {harness.words_of(error)}"))
                 times.pop(name, None)
-    rows = [summarize(MEMCPY, case, NONE, times.pop(MEMCPY))]
+    rows = [harness.summarize(MEMCPY, case, harness.NONE, times.pop(MEMCPY))]
     for name, taken in times.items():
         more = {"step slowdown": statistics.median(slow[name])} if name in slow else {}
-        rows.append(summarize(name, f"{case}", POWER, taken, **more, **extra.get(name, {})))
-    return with_ratios([*rows, *failed], MEMCPY)
+        rows.append(harness.summarize(name, f"{case}", harness.POWER, taken, **more, **extra.get(name, {})))
+    return harness.with_ratios([*rows, *failed], MEMCPY)
 
 
 # ---- bandwidth, increments, ranks ----
@@ -270,12 +254,12 @@ def _drop(path: Path) -> None:
         os.close(fd)
 
 
-def _bandwidth(size: int, rounds: int, budget: Budget) -> list[Row]:
+def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.Row]:
     block = _aligned(4 << 20)
     block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
     with (
-        scratch("disk") as disk,
-        scratch("memory") as memory,
+        harness.scratch("disk") as disk,
+        harness.scratch("memory") as memory,
         pmstore.open(memory / "run.pm", "w", size=22 * size // 10, domain="process") as store,  # what it would grow to
     ):
         a = store.zeros("a", size, "uint8")
@@ -330,16 +314,16 @@ def _bandwidth(size: int, rounds: int, budget: Budget) -> list[Row]:
             return seconds
 
         methods = [
-            Method("plain O_DIRECT writing", POWER, lambda: _direct(disk / "plain", block, size)),
-            Method("full flush", POWER, lambda: flush(True)),
-            Method("flush of 1 % of the chunks", POWER, incremental),
-            Method("plain O_DIRECT reading", NONE, reading),
-            Method(INTO_NEW_MEMORY, NONE, into_new_memory),
-            Method("restore into memory", POWER, restore),
+            harness.Method("plain O_DIRECT writing", harness.POWER, lambda: _direct(disk / "plain", block, size)),
+            harness.Method("full flush", harness.POWER, lambda: flush(True)),
+            harness.Method("flush of 1 % of the chunks", harness.POWER, incremental),
+            harness.Method("plain O_DIRECT reading", harness.NONE, reading),
+            harness.Method(INTO_NEW_MEMORY, harness.NONE, into_new_memory),
+            harness.Method("restore into memory", harness.POWER, restore),
         ]
-        rows = measure(f"{size / MB:.0f} MB", methods, rounds, 1, budget=budget)
+        rows = harness.measure(f"{size / MB:.0f} MB", methods, rounds, 1, budget=budget)
         a = None
-    return with_ratios(rows, "plain O_DIRECT writing")
+    return harness.with_ratios(rows, "plain O_DIRECT writing")
 
 
 RANK_RATE = 100 * MB
@@ -360,27 +344,27 @@ with pmstore.open(path, "w", size=3 * size, domain="process") as store:
 """
 
 
-def _disk_alone(case: str, size: int) -> list[Row]:
+def _disk_alone(case: str, size: int) -> list[harness.Row]:
     """What the disk says to one writer, and to two with half of it each: no flush of two ranks can gain more from it."""
     block = _aligned(4 << 20)
     block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
     times: dict[int, list[float]] = {1: [], 2: []}
-    with scratch("disk") as disk, ThreadPoolExecutor(2) as pool:
+    with harness.scratch("disk") as disk, ThreadPoolExecutor(2) as pool:
         for _ in range(3):
             for writers, taken in times.items():
                 jobs = [pool.submit(_direct, disk / f"{writers} {i}", block, size // writers) for i in range(writers)]
                 taken.append(1e6 * max(job.result() for job in jobs))
-    return [summarize(DISK_ALONE.format(writers), case, POWER, taken) for writers, taken in times.items()]
+    return [harness.summarize(DISK_ALONE.format(writers), case, harness.POWER, taken) for writers, taken in times.items()]
 
 
-def _ranks(size: int, rounds: int, rate: int, budget: Budget) -> list[Row]:
+def _ranks(size: int, rounds: int, rate: int, budget: harness.Budget) -> list[harness.Row]:
     """rate: bytes a second that each rank's place takes in; 0: one disk for all of them."""
     case = f"{size / MB:.0f} MB replicated, " + (f"{rate / MB:.0f} MB/s for each rank" if rate else "one disk")
     rows = [] if rate else _disk_alone(case, size)
     for world, part in budget.deal(((1, 1), (2, 1))):
         times, written = [], 0.0
         for _ in part.rounds(rounds, least=1):
-            with scratch("memory") as memory, scratch("disk") as disk:
+            with harness.scratch("memory") as memory, harness.scratch("disk") as disk:
                 ranks = [
                     subprocess.Popen(
                         [sys.executable, "-c", RANK, *map(str, (r, world, size, rate, memory / f"{r}.pm", disk / "t"))],
@@ -401,60 +385,62 @@ def _ranks(size: int, rounds: int, rate: int, budget: Budget) -> list[Row]:
                 times.append(1e6 * max(float(one[0]) for one in told))
                 written = max(float(one[1]) for one in told)
         rows.append(
-            summarize(f"{world} rank{'s'[: world - 1]}", case, POWER, times, **{"bytes per rank / state": written / size})
+            harness.summarize(
+                f"{world} rank{'s'[: world - 1]}", case, harness.POWER, times, **{"bytes per rank / state": written / size}
+            )
         )
-    return with_ratios(rows, "1 rank")
+    return harness.with_ratios(rows, "1 rank")
 
 
-def _targets(rows: list[Row]) -> list[Target]:
+def _targets(rows: list[harness.Row]) -> list[harness.Target]:
     """Of what was measured."""
     training, plain, shared, apart = dict.fromkeys(r.case for r in rows)
     found = []
-    if flush := find(rows, training, FLUSH):
+    if flush := harness.find(rows, training, FLUSH):
         found = [
-            Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
-            Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15, reason=SLOWER),
-            Target("peak memory / state", flush.extra["peak kept / state"], 0.25),
+            harness.Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
+            harness.Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15, reason=SLOWER),
+            harness.Target("peak memory / state", flush.extra["peak kept / state"], 0.25),
         ]
     full, part, restored = (
-        find(rows, plain, name) for name in ("full flush", "flush of 1 % of the chunks", "restore into memory")
+        harness.find(rows, plain, name) for name in ("full flush", "flush of 1 % of the chunks", "restore into memory")
     )
-    written, read = (find(rows, plain, name) for name in ("plain O_DIRECT writing", "plain O_DIRECT reading"))
+    written, read = (harness.find(rows, plain, name) for name in ("plain O_DIRECT writing", "plain O_DIRECT reading"))
     if full and written:
         ratio = written.median_us / full.median_us
-        found.append(Target("flush bandwidth / plain O_DIRECT writing", ratio, 0.8, True))
+        found.append(harness.Target("flush bandwidth / plain O_DIRECT writing", ratio, 0.8, True))
     if restored and read:
         ratio = read.median_us / restored.median_us
-        found.append(Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True, RESTORE))
-    if restored and (fresh := find(rows, plain, INTO_NEW_MEMORY)):
+        found.append(harness.Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True, RESTORE))
+    if restored and (fresh := harness.find(rows, plain, INTO_NEW_MEMORY)):
         ratio = fresh.median_us / restored.median_us
-        found.append(Target("restore bandwidth / plain O_DIRECT reading into new memory", ratio, 0.8, True))
+        found.append(harness.Target("restore bandwidth / plain O_DIRECT reading into new memory", ratio, 0.8, True))
     if full and part:
-        found.append(Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=SYNCS))
+        found.append(harness.Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=SYNCS))
     for case, words, why in ((shared, "on one disk", ONE_DISK), (apart, "each with a rate of its own", "")):
-        if two := find(rows, case, "2 ranks"):
-            found.append(Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6, reason=why))
-    one, two = (find(rows, shared, DISK_ALONE.format(writers)) for writers in (1, 2))
-    ranks = [find(rows, shared, name) for name in ("1 rank", "2 ranks")]
+        if two := harness.find(rows, case, "2 ranks"):
+            found.append(harness.Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6, reason=why))
+    one, two = (harness.find(rows, shared, DISK_ALONE.format(writers)) for writers in (1, 2))
+    ranks = [harness.find(rows, shared, name) for name in ("1 rank", "2 ranks")]
     if one and two and ranks[0] and ranks[1]:
         gain = (ranks[1].median_us / ranks[0].median_us) / (two.median_us / one.median_us)
-        found.append(Target("two ranks / one, over two plain writers / one on the same disk", gain, 1.1))
+        found.append(harness.Target("two ranks / one, over two plain writers / one on the same disk", gain, 1.1))
     return found
 
 
-def main(quick: bool, budget: Budget) -> None:
+def main(quick: bool, budget: harness.Budget) -> None:
     size, rounds = (50 * MB, 1) if quick else (450 * MB, 4)
-    parts: list[tuple[Callable[[Budget], list[Row]], float]] = [
+    parts: list[tuple[Callable[[harness.Budget], list[harness.Row]], float]] = [
         (lambda b: _training(size, min(rounds, 3), quick, b), 4),
         (lambda b: _bandwidth(size, rounds, b), 2),
         (lambda b: _ranks(size, rounds, 0, b), 1),
         (lambda b: _ranks(size, 1, RANK_RATE, b), 1),
     ]
-    rows = kept()
+    rows = harness.kept()
     for run, part in budget.deal(parts):
         rows += run(part)
         print(f"  {rows[-1].case}: done ({budget.left:.0f} s left)", flush=True)
-    report(
+    harness.report(
         "tiers",
         "Flushing to a disk: blocking times, bandwidth, ranks",
         rows,

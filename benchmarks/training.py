@@ -24,27 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import pmstore
 import pmstore.torch
-from benchmarks.harness import (
-    KILL,
-    NO_MEMORY,
-    NONE,
-    OUT_OF_TIME,
-    POWER,
-    TORN,
-    Budget,
-    Row,
-    Target,
-    absent,
-    find,
-    kept,
-    missing,
-    report,
-    room_bytes,
-    scratch,
-    size_text,
-    summarize,
-    words_of,
-)
+from benchmarks import harness
 from benchmarks.models import MB, Trainer, initialize, mlp, publish, transformer
 
 NO_CHECKPOINT = "no checkpoint"
@@ -63,7 +43,7 @@ HOT_MOST_BYTES = 112 << 10  # what pmstore captures ahead
 class Saver:
     """A way of saving after the step. `save` blocks; `wait` waits for what goes on behind it."""
 
-    durability = POWER
+    durability = harness.POWER
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +56,7 @@ class Saver:
 
 
 class TorchSave(Saver):
-    durability = TORN
+    durability = harness.TORN
 
     def save(self, trainer: Trainer) -> None:
         torch.save(trainer.nested(), self.folder / "state.pt")
@@ -211,8 +191,8 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _case(
-    title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], rounds: int, quick: bool, budget: Budget
-) -> list[Row]:
+    title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], rounds: int, quick: bool, budget: harness.Budget
+) -> list[harness.Row]:
     def trainer() -> Trainer:
         module, batch = make()
         initialize(module)
@@ -223,11 +203,11 @@ def _case(
     size = plain.bytes()
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     ways: list[tuple[str, str, str, type[Attached] | type[Faulted]]] = [
-        *([("pmstore process, hot", KILL, "process", Hot)] if size <= HOT_MOST_BYTES else []),
-        ("pmstore process, declared", KILL, "process", Attached),
-        ("pmstore process, faulted", KILL, "process", Faulted),
-        ("pmstore emulated, declared", KILL, "emulated", Attached),
-        ("pmstore file, declared", POWER, "file", Attached),
+        *([("pmstore process, hot", harness.KILL, "process", Hot)] if size <= HOT_MOST_BYTES else []),
+        ("pmstore process, declared", harness.KILL, "process", Attached),
+        ("pmstore process, faulted", harness.KILL, "process", Faulted),
+        ("pmstore emulated, declared", harness.KILL, "emulated", Attached),
+        ("pmstore file, declared", harness.POWER, "file", Attached),
     ]
     times: dict[str, list[float]] = {}
     added: dict[str, list[float]] = {}  # by pairs of steps one after the other: steps of a busy machine differ
@@ -235,16 +215,16 @@ def _case(
     beside: dict[str, list[float]] = {}
     written: dict[str, float] = {}
     failed: dict[str, str] = {}
-    durability = {MEMCPY: NONE, NO_CHECKPOINT: NONE}
+    durability = {MEMCPY: harness.NONE, NO_CHECKPOINT: harness.NONE}
     with ExitStack() as stack:
         savers = {
-            name: make_saver(stack.enter_context(scratch(where)))
+            name: make_saver(stack.enter_context(harness.scratch(where)))
             for name, (make_saver, where, needs) in SAVERS.items()
-            if not absent(needs) and not (quick and name == DCP_PROCESS)
+            if not harness.absent(needs) and not (quick and name == DCP_PROCESS)
         }
         ours: dict[str, Attached | Faulted] = {}
         for name, survives, domain, kind in ways:
-            folder = stack.enter_context(scratch("disk" if domain == "file" else "memory"))
+            folder = stack.enter_context(harness.scratch("disk" if domain == "file" else "memory"))
             ours[name] = kind(folder, trainer(), size, domain)
             stack.callback(ours[name].store.close)
             durability[name] = survives
@@ -262,7 +242,7 @@ def _case(
                     saver.wait()
                     save = _timed(lambda saver=saver: saver.save(plain))  # type: ignore[misc]
                 except Exception as error:  # whatever a peer raises
-                    failed[name] = f"failed: {words_of(error)}"
+                    failed[name] = f"failed: {harness.words_of(error)}"
                     continue
                 times.setdefault(name, []).append(step + save)
                 blocking.setdefault(name, []).append(save)
@@ -281,13 +261,13 @@ def _case(
                     counted = after.journal_bytes - before.journal_bytes + after.home_bytes - before.home_bytes
                 written[name] = counted
         ours.clear()
-    case = f"{title}, {size_text(size)} of state"
+    case = f"{title}, {harness.size_text(size)} of state"
     copy = statistics.median(times[MEMCPY])
     base = statistics.median(times[NO_CHECKPOINT])
     middle = {name: statistics.median(t) for name, t in added.items()}
     rows = []
     for name, t in times.items():
-        row = summarize(name, case, durability[name], t)
+        row = harness.summarize(name, case, durability[name], t)
         extra = {"added ms": middle[name] / 1e3, "added / memcpy": middle[name] / copy} if name in middle else {}
         if name in blocking:
             extra["blocks ms"] = statistics.median(blocking[name]) / 1e3
@@ -296,26 +276,30 @@ def _case(
             extra["MB written or captured"] = written[name] / MB
         rows.append(replace(row, ratio=row.median_us / base, extra=extra))
     rows = [r for r in rows if r.method not in failed]
-    rows += [missing(name, case, SAVERS[name][0].durability, why) for name, why in failed.items()]
-    rows += [missing(name, case, POWER, absent(needs)) for name, (_, _, needs) in SAVERS.items() if absent(needs)]
+    rows += [harness.missing(name, case, SAVERS[name][0].durability, why) for name, why in failed.items()]
+    rows += [
+        harness.missing(name, case, harness.POWER, harness.absent(needs))
+        for name, (_, _, needs) in SAVERS.items()
+        if harness.absent(needs)
+    ]
     return rows
 
 
-def _targets(rows: list[Row]) -> list[Target]:
+def _targets(rows: list[harness.Row]) -> list[harness.Target]:
     found = []
     for case in dict.fromkeys(r.case for r in rows):
-        ours, durable = find(rows, case, "pmstore process, declared"), find(rows, case, DURABLE)
-        copy = find(rows, case, MEMCPY)
+        ours, durable = harness.find(rows, case, "pmstore process, declared"), harness.find(rows, case, DURABLE)
+        copy = harness.find(rows, case, MEMCPY)
         if ours is None or durable is None or copy is None:
             continue  # the table says why
         words = f"{case}: {ours.method}, added time a step in memcpys of the state"
-        found.append(Target(words, ours.extra["added / memcpy"], 1.5, reason=SMALL if copy.median_us < 5000 else ""))
+        found.append(harness.Target(words, ours.extra["added / memcpy"], 1.5, reason=SMALL if copy.median_us < 5000 else ""))
         share = ours.extra["added ms"] / durable.extra["added ms"]
-        found.append(Target(f"{case}: {ours.method}, added time over that of {DURABLE}", share, 0.2))
+        found.append(harness.Target(f"{case}: {ours.method}, added time over that of {DURABLE}", share, 0.2))
     return found
 
 
-def main(quick: bool, budget: Budget) -> None:
+def main(quick: bool, budget: harness.Budget) -> None:
     cases: list[tuple[tuple[str, Any, int, int], float]] = [
         (("MLP", lambda: mlp(10 * MB), 10 * MB, 3 if quick else 15), 2)  # DCP's process starts in it
     ]
@@ -326,7 +310,7 @@ def main(quick: bool, budget: Budget) -> None:
             (("MLP", lambda: mlp(100 * MB), 100 * MB, 8), 3),
             (("MLP", lambda: mlp(450 * MB), 450 * MB, 5), 9),
         ]
-    rows = kept()
+    rows = harness.kept()
     threads = (
         1 if os.getloadavg()[0] > 1.5 else torch.get_num_threads()
     )  # two threads that wait for a core measure the others' load
@@ -334,13 +318,15 @@ def main(quick: bool, budget: Budget) -> None:
     notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
     notes += ["bytes: file peers, of one checkpoint; domain file, journal and home; else captured pre-images (in memory)"]
     for (title, make, size, rounds), part in budget.deal(cases):
-        why = OUT_OF_TIME if budget.spent else NO_MEMORY if 12 * size > room_bytes("memory", 0.9) else ""
+        why = (
+            harness.OUT_OF_TIME if budget.spent else harness.NO_MEMORY if 12 * size > harness.room_bytes("memory", 0.9) else ""
+        )
         if why:
-            rows.append(missing("all of them", f"{title}, {size_text(size)} of state", NONE, why))
+            rows.append(harness.missing("all of them", f"{title}, {harness.size_text(size)} of state", harness.NONE, why))
             continue
         rows += _case(title, make, rounds, quick, part)
-        print(f"  {title}, {size_text(size)}: done ({budget.left:.0f} s left)", flush=True)
-    report(
+        print(f"  {title}, {harness.size_text(size)}: done ({budget.left:.0f} s left)", flush=True)
+    harness.report(
         "training",
         "A checkpoint on every training step (AdamW)",
         rows,

@@ -246,6 +246,15 @@ def _run(out: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def _ended(out: Path, program: str, *arguments: str) -> str:
+    """What it said; it ended well and left nothing."""
+    process = _run(out, program, *arguments)
+    said, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert not _left(process.pid)
+    return said
+
+
 def _left(run: int) -> list[Path]:
     """Scratch directories of a run."""
     return [p for base in ("/dev/shm", tempfile.gettempdir()) for p in Path(base).glob(f"{harness.SCRATCH_PREFIX}{run}-*")]
@@ -259,10 +268,7 @@ def _sound(rows: list[dict[str, Any]]) -> None:
 
 
 def test_a_quick_run_answers(tmp_path: Path) -> None:
-    process = _run(tmp_path, "", "--quick", "growth")
-    _, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors
-    assert not _left(process.pid)
+    _ended(tmp_path, "", "--quick", "growth")
     data = json.loads((tmp_path / "growth.json").read_text())
     assert data["quick"]
     assert not data["failure"]
@@ -287,11 +293,7 @@ def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(t
         "r.QUESTIONS['key_value'] = d.replace(r.QUESTIONS['key_value'], quick_seconds=110)\n"
         "print(r.run(['growth', 'key_value'], True))"
     )
-    process = _run(tmp_path, program)
-    said, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors
-    assert said.splitlines()[-1] == "['growth']"
-    assert not _left(process.pid)
+    assert _ended(tmp_path, program).splitlines()[-1] == "['growth']"
     assert "limit of 0.03 s" in json.loads((tmp_path / "growth.json").read_text())["failure"]
     assert json.loads((tmp_path / "key_value.json").read_text())["rows"]
 
@@ -305,9 +307,7 @@ def test_a_question_that_is_told_to_end_reports_what_it_has(tmp_path: Path) -> N
         "sys.argv[1:] = ['--here', '--quick', 'growth']\n"
         "sys.exit(m.main())"
     )
-    process = _run(tmp_path, program)
-    _, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors
+    _ended(tmp_path, program)
     rows = json.loads((tmp_path / "growth.json").read_text())["rows"]
     assert rows[-1]["note"] == "ended at the limit of its time"
     _sound(rows[:-1])
