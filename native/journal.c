@@ -18,6 +18,7 @@
 #include "process.h"
 
 #define IOV_MOST 64
+#define FORGET_PAGES 16u /* runs from this length on */
 
 /* ---- building the record ------------------------------------------------------------------------------------------ */
 
@@ -186,6 +187,18 @@ static int write_home(struct pms_journal *j, struct pms_run *run, struct pms_err
     return PMS_OK;
 }
 
+/* The first store into a page of a private mapping reads it from the file, so that the page cache holds these pages one by one, and each
+ * of them costs every later write and sync of the file a microsecond. Nobody needs them any more: what is written to a place that the page
+ * cache does not hold is kept in large pieces (Linux 6.16 on ext4), at a third of the cost. Once for each run, before its first write. */
+static void forget_read_pages(struct pms_journal *j)
+{
+    for (uint32_t i = 0; i < j->record->run_count; i++) {
+        const struct pms_run *run = &pms_journal_runs(j)[i];
+        if (run->pages >= FORGET_PAGES && atomic_load_explicit(&j->marks[run->page], memory_order_relaxed) == 0)
+            pms_persist_forget(j->map->fd, run->page * PMS_PAGE, run->pages * PMS_PAGE);
+    }
+}
+
 static int write_homes(struct pms_journal *j, struct pms_error *error)
 {
     for (uint32_t i = 0; i < j->record->run_count; i++) {
@@ -335,6 +348,7 @@ int pms_journal_commit(struct pms_journal *j, uint64_t tx, struct pms_run *runs,
         return status;
     *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC, .tx = tx, .bytes = bytes, .image_bytes = plan.image_bytes,
                                      .run_count = j->record->run_count, .chain = j->chain};
+    forget_read_pages(j);
     status = write_homes(j, error);
     if (!status)
         status = write_record(j, error);
@@ -434,6 +448,8 @@ static int load_anchor(struct pms_journal *j, const struct pms_superblock *super
     if (j->anchor.tx != tx)
         return pms_fail(error, PMS_E_CORRUPT, "the journal's anchor is at transaction %llu, the store at %llu",
                         (unsigned long long)j->anchor.tx, (unsigned long long)tx);
+    for (uint32_t i = 0; i < j->ring.count; i++) /* it may be there page by page: see forget_read_pages */
+        pms_persist_forget(j->map->fd, j->ring.piece[i].off, j->ring.piece[i].bytes);
     j->head = j->tail = j->anchor.head;
     j->homed = j->last = tx;
     j->chain = j->anchor.chain;

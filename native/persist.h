@@ -103,6 +103,7 @@ int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_
 int pms_persist_reserve(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);
 #define PMS_CANNOT_RESERVE(err) ((err) == EOPNOTSUPP || (err) == ENOSYS || (err) == EINVAL)
 int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes);
+void pms_persist_forget(int fd, uint64_t offset, uint64_t bytes);     /* what the page cache has of it and need not have: advice alone */
 int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot); /* mprotect */
 /* mmap of the store's file at a reserved address. */
 int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int flags, int fd, uint64_t offset);

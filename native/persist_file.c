@@ -133,6 +133,8 @@ int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes)
     return 0;
 }
 
+void pms_persist_forget(int fd, uint64_t offset, uint64_t bytes) { (void)posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED); }
+
 /* In the fault handler: must not be failed by a hook that means files. */
 int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot)
 {
