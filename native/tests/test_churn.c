@@ -1,5 +1,8 @@
 /* Random allocation and freeing of 16 B to 64 MiB in a whole store, with commits and roll backs: little is lost to fragmentation, nothing
- * leaks, and the check stays clean. A million operations; PMS_CHURN_OPS asks for more or less. */
+ * leaks, and the check stays clean. A million operations; PMS_CHURN_OPS asks for more or less.
+ *
+ * PMS_CHURN_GROW=MiB instead lets a store of 64 MiB grow by itself while so much is live, and says how large it got (docs/ARCHITECTURE.md,
+ * Allocation); PMS_CHURN_LARGEST=bits: blocks of less than two to so many bytes (26). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +37,11 @@ static uint64_t rnd(uint64_t below)
     return x % below;
 }
 
-static uint64_t random_bytes(void) /* log-uniform from 2^4 to 2^26 */
+static unsigned largest = 26;
+
+static uint64_t random_bytes(void) /* log-uniform from 2^4 to 2^largest */
 {
-    unsigned bits = 4 + (unsigned)rnd(22);
+    unsigned bits = 4 + (unsigned)rnd(largest - 4);
     return (1ull << bits) + rnd(1ull << bits);
 }
 
@@ -161,10 +166,39 @@ static void churn(void)
     pms_pool_release(pool);
 }
 
+static void growth(void)
+{
+    const char *asked = getenv("PMS_CHURN_OPS");
+    uint64_t ops = asked ? strtoull(asked, NULL, 10) : 30000, most = strtoull(getenv("PMS_CHURN_GROW"), NULL, 10) << 20;
+    struct pms_options o = {.mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_PROCESS};
+    CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_OK);
+    for (uint64_t op = 0; pool && op < ops && test_checks_failed == 0; op++) {
+        uint64_t bytes = random_bytes();
+        while (objects && (live + bytes > most || objects == BLOCKS_MAX) && removals < sizeof removed / sizeof removed[0])
+            drop((uint32_t)rnd(objects));
+        CHECK(put((uint32_t)op, bytes));
+        if (op % COMMIT_EVERY == 0)
+            finish_transaction(true);
+    }
+    finish_transaction(true);
+    sound();
+    struct pms_stats s = stats();
+    printf("  %llu operations, blocks below 2^%u bytes: live %.0f MiB, file %.0f (%u segments), its data %.0f, free of that %.0f, largest piece "
+           "%.0f\n", (unsigned long long)ops, largest, (double)live / 0x1p20, (double)s.file_bytes / 0x1p20, pool->super.segment_count,
+           (double)s.data_bytes / 0x1p20, (double)s.free_bytes / 0x1p20, (double)s.largest_free_bytes / 0x1p20);
+    CHECK(pms_pool_close(pool, 1, &e) == PMS_OK);
+    pms_pool_release(pool);
+}
+
 int main(void)
 {
+    if (getenv("PMS_CHURN_LARGEST"))
+        largest = (unsigned)strtoul(getenv("PMS_CHURN_LARGEST"), NULL, 10);
     snprintf(path, sizeof path, "%s/pms-test-churn-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
-    TEST(churn);
+    if (getenv("PMS_CHURN_GROW"))
+        TEST(growth);
+    else
+        TEST(churn);
     unlink(path);
     return test_summary();
 }
