@@ -222,9 +222,9 @@ def test_a_signal_ends_the_wait_for_another_threads_block(store: pmstore.Store) 
     inside.wait(60)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
-    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
+            timer.start()  # in here: the signal may come before the wait begins
             with store.transaction(timeout=None):
                 pytest.fail("entered")
     finally:
@@ -240,9 +240,9 @@ def test_a_signal_ends_the_wait_for_another_threads_block(store: pmstore.Store) 
 def test_a_signal_ends_the_wait_for_the_lock(store: pmstore.Store) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
-    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
+            timer.start()  # in here: the signal may come before the wait begins
             pmstore.open(store.path, lock_timeout=None)
     finally:
         timer.join()

@@ -241,9 +241,12 @@ def test_a_copy_that_fails(opened: Callable[[], pmstore.Store], how: str) -> Non
         else:
             mirrors = store._open_mirrors()
             mirrors.timeout_seconds = 0.05
-            threading.Timer(0.4, copier.go.set).start()
+            pending = store.commit(wait=False)
+            while not pending.done:  # the copy comes when the commit has been given up
+                time.sleep(0.01)
+            copier.go.set()
             with pytest.raises(MirrorError, match="in time"):
-                store.commit(wait=False).wait()
+                pending.wait()
             mirrors.timeout_seconds = None
         assert store.epoch == epoch
         assert (store.slots("large").current == 1).all()
