@@ -72,3 +72,12 @@ def test_only_the_seam_stores_and_syncs() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if (found := forbidden.search(line)) and "fsync(dir)" not in line:
                 pytest.fail(f"{path.name}:{number}: {found.group(1)} outside the seam")
+
+
+def test_no_merge_was_left_half_done() -> None:
+    folders = ("native", "pmstore", "crashtests", "benchmarks", "examples", "tests", "docs", ".")
+    files = [path for folder in folders for path in (NATIVE.parent / folder).glob("*.*" if folder == "." else "**/*.*")]
+    texts = [path for path in files if path.suffix in (".c", ".h", ".py", ".pyi", ".md", ".toml", ".txt", ".json")]
+    assert len(texts) > 300
+    marked = [str(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)]
+    assert marked == []
