@@ -65,9 +65,10 @@ crashtest: $(STAMP)
 mutants: $(STAMP)
 	$(PY) -m crashtests.mutants
 
+# An hour or more; interrupted, it goes on where it was when it is started again.
 crashtest-long: $(STAMP)
 	$(PY) -m crashtests.coverage
-	$(PY) -m crashtests --images 1010000 --kill-step 1 --fault-step 1
+	$(PY) -m crashtests.long
 	$(PY) -m crashtests.mixtures --examples 300
 	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
 

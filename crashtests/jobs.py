@@ -116,13 +116,16 @@ def symbolise(program: Path, failure: dict[str, Any]) -> None:
 
 
 class Runner:
-    """Runs jobs, as many at a time as there are cores. A model's jobs in one domain have a table of the images seen."""
+    """Runs jobs, as many at a time as there are cores. A model's jobs in one domain have a table of the images seen.
 
-    def __init__(self, program: Path, *, cores: int | None = None, room: int = 1 << 20) -> None:
+    seen: the folder of these tables, if they are to be kept."""
+
+    def __init__(self, program: Path, *, cores: int | None = None, room: int = 1 << 20, seen: Path | None = None) -> None:
         self.program = program
         self.cores = cores or os.cpu_count() or 1
         self._room_bytes = room * 16
         self._folder = Path(tempfile.mkdtemp(prefix="pmstore-crash-", dir=MEMORY))
+        self._seen_folder = seen or self._folder
         self._lock = threading.Lock()
         self._children: set[subprocess.Popen[str]] = set()
         self._stopping = False
@@ -135,13 +138,14 @@ class Runner:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
+        """Jobs end early, and say what they did."""
         with self._lock:
             self._stopping = True
             for child in self._children:
-                child.kill()
+                child.terminate()
 
     def _seen(self, job: Job) -> Path:
-        path = self._folder / f"seen-{job.model}-{job.domain}"
+        path = self._seen_folder / f"seen-{job.model}-{job.domain}"
         with self._lock:
             if not path.exists():
                 with path.open("wb") as file:
@@ -157,7 +161,8 @@ class Runner:
         with self._lock:
             if self._stopping:
                 return outcome
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            # Not in our group: a terminal's interrupt is for us, and we tell our jobs.
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
             self._children.add(child)
         assert child.stdout is not None
         done = 0
@@ -192,6 +197,8 @@ class Runner:
         outcomes: list[Outcome] = []
         wanted = chain.images
         for i, job in enumerate(chain.jobs):
+            if self._stopping:
+                break
             if chain.images:
                 share = max(20, wanted // (len(chain.jobs) - i))
                 job = replace(job, options=job.options | {"budget": share})
@@ -206,7 +213,7 @@ class Runner:
         progress: Callable[[Job, int], None],
         done: Callable[[Outcome], None] = lambda _: None,
     ) -> list[Outcome]:
-        """done: called after each job."""
+        """done: called after each job. An exception here, as an interrupt, ends the jobs that run; they are done too."""
         outcomes: list[Outcome] = []
         chains = [w if isinstance(w, Chain) else Chain((w,)) for w in work]
         with concurrent.futures.ThreadPoolExecutor(self.cores) as pool:

@@ -36,6 +36,10 @@ class Report:
     seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     detector: dict[str, int] | None = None
+    interrupted: bool = False
+    """It ended early: this is what was done until then."""
+    rounds: int = 1
+    """Each with a seed of its own, from `seed` on."""
 
     @property
     def failures(self) -> int:
@@ -58,6 +62,8 @@ class Report:
             "seed": self.seed,
             "commit": commit_id(),
             "seconds": round(self.seconds, 1),
+            "rounds": self.rounds,
+            "interrupted": self.interrupted,
             "models": models,
             "kills": self._sum(by_mode["kill"], "trials", "nested")
             | {"failures": sum(len(o.failures) for o in by_mode["kill"])},
@@ -92,6 +98,8 @@ class Report:
             "# Crash tests",
             "",
             f"seed {data['seed']}, commit {data['commit']}, {data['seconds']:.0f} s, {self.failures} failures",
+            *([f"{self.rounds} rounds, with seeds from {data['seed']} on"] if self.rounds > 1 else []),
+            *(["**interrupted**: this is what was done until then"] if self.interrupted else []),
             "",
             "| model | what may survive | distinct images | windows (all combinations made) | crashes in recovery | failures |",
             "|---|---|---|---|---|---|",

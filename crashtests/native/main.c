@@ -6,9 +6,11 @@
  *   crash list
  *
  * One JSON object a line on standard output; exit code 1 if anything failed. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "harness.h"
 #include "seen.h"
@@ -85,11 +87,24 @@ static void parse(struct options *o, int argc, char **argv)
     }
 }
 
+static struct options o;
+
+/* Told to end, by a person or because our parent died: nothing new is begun, and what was done is said. */
+static void end_early(int sig)
+{
+    (void)sig;
+    o.campaign.stop_after = 0;
+}
+
 int main(int argc, char **argv)
 {
-    struct options o = {.campaign = {.model = MODEL_LINES, .domain = PMS_DOMAIN_EMULATED, .seed = 1, .budget = 1000, .stop_after = 5,
-                                     .nested_every = 40, .depth = 2, .workload = "", .scratch = "/dev/shm/pms-crash"}};
+    o = (struct options){.campaign = {.model = MODEL_LINES, .domain = PMS_DOMAIN_EMULATED, .seed = 1, .budget = 1000, .stop_after = 5,
+                                    .nested_every = 40, .depth = 2, .workload = "", .scratch = "/dev/shm/pms-crash"}};
     parse(&o, argc, argv);
+    struct sigaction early = {.sa_handler = end_early, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &early, NULL);
+    sigaction(SIGINT, &early, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
     o.campaign.rng = o.campaign.seed * 0x9e3779b97f4a7c15ull;
     for (const char *p = o.campaign.workload; *p; p++)
         o.campaign.rng = o.campaign.rng * 31 + (unsigned char)*p;
