@@ -138,6 +138,8 @@ _LOCKS = [
     Mutant("lock_left_between", "undo.c", "    pms_undo_fence_locked(u); /* F1: the entries of all ranges",
            "    pms_lock_release(&u->lock);\n    pms_lock_acquire(&u->lock);\n    pms_undo_fence_locked(u); /* F1: the entries of all ranges",
            "the log lock is given up between entries and their fence: another thread's fault fences above them (I2)", first=("faults_between",)),
+    Mutant("piece_unfenced", "undo.c", "    pms_persist_fence(&b->counters[i]);\n", "", "copies by all cores are fenced by the caller's core alone",
+           first=("all_cores",)),
     Mutant("no_hand_over", "block.c", "        pms_persist_hand_over(&pool->persist);", "        (void)0;",
            "what a thread wrote back is not ordered before the commit of another", first=("turns",)),
 ]  # fmt: skip

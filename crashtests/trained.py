@@ -27,6 +27,7 @@ import torch
 
 import pmstore
 import pmstore.torch
+import pmstore.torch.optim
 from pmstore import _native
 
 DOMAINS = {"file": 2, "process": 3, "emulated": 4}
@@ -95,8 +96,80 @@ def kmeans_reopened(store: pmstore.Store) -> list[Any]:
     return [store["centroids"], store["labels"]]
 
 
-PROGRAMS: dict[str, Callable[[pmstore.Store, int, Commit], None]] = {"adamw": adamw, "kmeans": kmeans}
-REOPENED: dict[str, Callable[[pmstore.Store], list[Any]]] = {"adamw": adamw_reopened, "kmeans": kmeans_reopened}
+# ---- SGD with momentum, of pmstore.torch.optim: each step computes the whole next state into the idle slot, and flips ----
+
+
+def sgd_parts() -> tuple[Any, Any]:
+    torch.manual_seed(8)
+    model = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.Tanh(), torch.nn.Linear(40, 5))
+    return model, pmstore.torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-3)
+
+
+def sgd_state(model: Any, optimizer: Any) -> list[Any]:
+    return [*model.state_dict().values(), *(state["momentum_buffer"] for state in optimizer.state.values())]
+
+
+def sgd(store: pmstore.Store, steps: int, commit: Commit) -> None:
+    model, optimizer = sgd_parts()
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(torch.randn(32, 24)), torch.randint(0, 5, (32,))).backward()
+        optimizer.step()
+        commit(lambda: run.commit(), sgd_state(model, optimizer))
+
+
+def sgd_reopened(store: pmstore.Store) -> list[Any]:
+    model, optimizer = sgd_parts()
+    pmstore.torch.attach(store, model=model, optimizer=optimizer)
+    return sgd_state(model, optimizer)
+
+
+# ---- a Gaussian mixture with full covariances, whose parameters are slots: an EM step is a flip ----
+
+
+def mixture_slots(store: pmstore.Store) -> list[Any]:
+    shapes = {"means": (3, 4), "covariances": (3, 4, 4), "weights": (3,)}
+    return [store.slots(name, shape, "float64") for name, shape in shapes.items()]
+
+
+def gmm(store: pmstore.Store, steps: int, commit: Commit) -> None:
+    points = np.random.default_rng(4).normal(size=(300, 4)) + np.repeat(np.eye(4)[:3] * 4, 100, axis=0)
+    slots = mixture_slots(store)
+    if "step" not in store:
+        for slot, first in zip(slots, (points[::100], np.stack([np.eye(4)] * 3), np.full(3, 1 / 3)), strict=True):
+            slot.next[:] = first
+            slot.flip()
+        store["step"] = 0
+        store.commit()  # before it `next` is refused: the other slots are what is committed
+    for _ in range(steps):
+        means, covariances, weights = (slot.current for slot in slots)
+        away = points[:, None] - means
+        distance = np.einsum("nki,kij,nkj->nk", away, np.linalg.inv(covariances), away)
+        density = weights * np.exp(-distance / 2) / np.sqrt(np.linalg.det(covariances))
+        share = density / density.sum(axis=1, keepdims=True)
+        total = share.sum(axis=0)
+        slots[0].next[:] = share.T @ points / total[:, None]
+        away = points[:, None] - slots[0].next
+        slots[1].next[:] = np.einsum("nk,nki,nkj->kij", share, away, away) / total[:, None, None] + 1e-6 * np.eye(4)
+        slots[2].next[:] = total / len(points)
+        for slot in slots:
+            slot.flip()
+        store["step"] += 1
+        commit(store.commit, [slot.current for slot in slots])
+
+
+def gmm_reopened(store: pmstore.Store) -> list[Any]:
+    return [slot.current for slot in mixture_slots(store)]
+
+
+PROGRAMS: dict[str, Callable[[pmstore.Store, int, Commit], None]] = {"adamw": adamw, "kmeans": kmeans, "sgd": sgd, "gmm": gmm}
+REOPENED: dict[str, Callable[[pmstore.Store], list[Any]]] = {
+    "adamw": adamw_reopened,
+    "kmeans": kmeans_reopened,
+    "sgd": sgd_reopened,
+    "gmm": gmm_reopened,
+}
 
 
 # ---- recording ----

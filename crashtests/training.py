@@ -1,4 +1,4 @@
-"""Real training under images: AdamW by `attach`, and KMeans, recorded in Python and crashed as all workloads are."""
+"""Real training under images: AdamW, SGD on slots, KMeans, a Gaussian mixture on slots. Recorded in Python, crashed as all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crashtests import jobs
 PYTHON = jobs.BUILD / "python"
 PACKAGE = PYTHON / "path" / "pmstore"
 FOLDER = jobs.BUILD / "training"
-PROGRAMS = ("adamw", "kmeans")
+PROGRAMS = ("adamw", "kmeans", "sgd", "gmm")
 
 
 def available() -> bool:

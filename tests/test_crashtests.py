@@ -28,7 +28,7 @@ def crashtests(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[
 
 
 def test_every_image_recovers() -> None:
-    """Of real training too: AdamW by `attach` and KMeans, recorded in Python, their states compared in Python."""
+    """Of real training too: AdamW, SGD on slots, KMeans, a Gaussian mixture, whose states are compared in Python."""
     models = ("i", "ii", "iii", "iv")
     run, report = crashtests("--images", str(IMAGES), *(word for model in models for word in ("--model", model)))
     assert run.returncode == 0, run.stdout + run.stderr
@@ -36,7 +36,7 @@ def test_every_image_recovers() -> None:
         found = report["models"][model]  # type: ignore[index]
         assert found["failures"] == 0
         assert found["distinct"] >= IMAGES
-        for name in ("train_adamw", "train_kmeans"):
+        for name in ("train_adamw", "train_kmeans", "train_sgd", "train_gmm"):
             assert report["workloads"][name][model] > 0  # type: ignore[index]
 
 

@@ -136,7 +136,7 @@ const struct workload *faults_workload;
 void faults_run(const struct workload *w, const char *path, int domain, struct board *board, uint64_t n, struct fault_result *r)
 {
     struct wl run;
-    const struct workload wrapped = {w->name, run_and_go_on, w->leaks};
+    const struct workload wrapped = {w->name, run_and_go_on, w->leaks, w->heavy};
     faults_workload = w;
     result = r;
     atomic_store(&seen, 0);

@@ -39,6 +39,9 @@ static void run_images(struct options *o)
     struct campaign *c = &o->campaign;
     struct scene s;
     scene_set(o, &s);
+    uint64_t most = s.workload ? s.workload->heavy / (c->model == MODEL_LINES ? 1 : 10) : 0;
+    if (most && c->budget > most)
+        c->budget = most;
     seen_open(o->seen);
     if (s.workload ? scene_record(c, &s) : scene_know(o, &s)) {
         c->oracle = oracle_new();

@@ -5,7 +5,9 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "trace.h"
 #include "workload.h"
 
 /* ---- as chance has it ---- */
@@ -171,6 +173,45 @@ void wl_faults_between(struct wl *w)
     }
     threads_released = NULL;
     second_end(&b.second);
+}
+
+/* ---- copies by all cores ---- */
+
+#define MEET_MS 2000 /* on a machine of one core there is nobody to wait for */
+
+static _Atomic bool met;
+
+static void meet(bool starter, enum pms_primitive primitive)
+{
+    if (primitive != PMS_PRIM_COPY)
+        return;
+    if (!starter)
+        atomic_store(&met, true);
+    for (int ms = 0; !atomic_load(&met) && ms < MEET_MS; ms++)
+        usleep(1000);
+    atomic_store(&met, true);
+}
+
+/* A pre-image so large that a second core copies a part of it: the caller's first copy waits for one of the other's. */
+void wl_all_cores(struct wl *w)
+{
+    uint32_t words = (PMS_UNDO_PARALLEL + PMS_PAGE) / 4;
+    wl_array(w, 0, "wide", words, 7);
+    wl_commit(w);
+    for (uint32_t round = 0; round < 2; round++) {
+        atomic_store(&met, false);
+        trace_before = meet;
+        wl_declare(w, (const char *const[]){"wide"}, 1);
+        trace_before = NULL;
+        uint32_t *wide = wl_data(w, "wide", NULL);
+        for (uint32_t i = 0; i < words && !w->failed; i += words / 9)
+            wide[i] = round + i;
+        if (round == 0)
+            wl_commit(w);
+    }
+    wl_rollback(w);
+    wl_data(w, "keep", NULL)[1] = 1;
+    wl_commit(w);
 }
 
 /* ---- one transaction, each operation by the other thread than the one before; commits by either ---- */

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "lock.h"
-#include "persist.h"
 
 #define EVENTS_MAX (4ull << 20)
 #define DATA_MAX (1ull << 30)
@@ -22,6 +21,7 @@
 #define SKIP_SITES 2 /* the hook itself */
 
 bool (*trace_may_run)(void);
+void (*trace_before)(bool starter, enum pms_primitive primitive);
 
 struct view { uintptr_t addr; uint64_t bytes; };
 struct pending { /* announced by a thread, done when its next event comes */
@@ -313,6 +313,8 @@ static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
     if (!tr || inside)
         return 0;
     uint32_t t = slot();
+    if (trace_before)
+        trace_before(t == starter, primitive);
     /* The thread that writes images home; threads of the user only fault. */
     if (t != starter && trace_may_run && !memory && (primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC))
         while (!trace_may_run())

@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <unistd.h>
 
+#include "persist.h"
+
 #define TRACE_SITES 4
 
 extern void __gcov_dump(void) __attribute__((weak)); /* where branches are counted */
@@ -73,6 +75,9 @@ bool trace_running(void);
 
 /* Holds a thread that is not the caller back until the other side wants it: set by workloads in domain file. */
 extern bool (*trace_may_run)(void);
+
+/* If set: called before each primitive, by its thread. starter: the one that called trace_start. */
+extern void (*trace_before)(bool starter, enum pms_primitive primitive);
 
 /* The engine is about to store: in a build with the detector (detect.c). */
 void trace_store(const void *at, uint64_t bytes, void *site);

@@ -36,7 +36,8 @@ struct wl {
 struct workload {
     const char *name;
     void (*run)(struct wl *w);
-    bool leaks; /* blocks may belong to nobody for a while */
+    bool leaks;     /* blocks may belong to nobody for a while */
+    uint32_t heavy; /* its images are large: at most so many under model (ii), and a tenth under others; 0: no limit */
 };
 extern const struct workload wl_table[];
 extern const unsigned wl_count;
@@ -113,6 +114,7 @@ void wl_repair(struct wl *w);
 void wl_threads(struct wl *w);
 void wl_faults_between(struct wl *w);
 void wl_turns(struct wl *w);
+void wl_all_cores(struct wl *w);
 
 /* blocks.c */
 void wl_churn(struct wl *w);
