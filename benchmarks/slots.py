@@ -30,7 +30,12 @@ IN_PLACE, SLOTS, COMMIT, UNDO = "pmstore, in place", "pmstore, slots + commit", 
 FLIP, COLD = "pmstore process, flip and commit", "  the same block without a flip"
 CACHES = (
     "that is what a flip and its commit take when the code is in the caches; here a new state of megabytes has just been "
-    "written, and every line of Python and of the engine comes from memory: see the row with the same block without a flip"
+    "written, and every line of Python and of the engine comes from memory (see the row with the same block without a flip); a "
+    "third of it is the change of the slot's protection, for which the kernel tells all cores, a huge page at a time"
+)
+BOUND = (
+    "the step reads the state and the gradients and writes the state in less time than a memcpy of the state takes: five times "
+    "faster than the default would be faster than this machine's memory"
 )
 
 
@@ -250,7 +255,9 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
         found.append(harness.Target(f"{case}: the step into the other slot over {FUSED}", step / fused.median_us, 1.15))
         if alone is not None and default is not None:
             found.append(harness.Target(f"{case}: {IN_PLACE} over {FUSED}", alone.median_us / fused.median_us, 1.15))
-            found.append(harness.Target(f"{case}: {DEFAULT} over the step", default.median_us / step, 5, at_least=True))
+            found.append(
+                harness.Target(f"{case}: {DEFAULT} over the step", default.median_us / step, 5, at_least=True, reason=BOUND)
+            )
     return found
 
 

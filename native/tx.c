@@ -109,6 +109,33 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
  * alone (so on aarch64; x86-64's lock operations wait for all): what others started is started again. */
 static bool by_others(const struct pms_pool *pool) { return pool->writers || (pool->writer && pool->writer != pms_thread_id()); }
 
+#define PIECE_BYTES (2u << 20)
+
+struct large { /* a range that is written back by all cores */
+    const unsigned char *at;
+    uint64_t bytes;
+    struct pms_persist *persist;
+    _Atomic uint64_t lines, fences;
+};
+
+static void write_back_piece(void *ctx, size_t i)
+{
+    struct large *l = ctx;
+    struct pms_persist own = {.flush = l->persist->flush};
+    uint64_t from = i * (uint64_t)PIECE_BYTES, left = l->bytes - from;
+    pms_persist_flush(&own, l->at + from, left < PIECE_BYTES ? left : PIECE_BYTES);
+    pms_persist_fence(&own); /* F2 of this core's write-backs: the caller's fence waits for its own core's alone */
+    atomic_fetch_add_explicit(&l->lines, own.lines, memory_order_relaxed);
+    atomic_fetch_add_explicit(&l->fences, own.fences, memory_order_relaxed);
+}
+
+static void write_back_large(struct pms_persist *p, const unsigned char *at, uint64_t bytes)
+{
+    struct large l = {.at = at, .bytes = bytes, .persist = p};
+    pms_parallel_for(write_back_piece, &l, (bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+    pms_persist_add(p, &(struct pms_persist){.lines = atomic_load(&l.lines), .fences = atomic_load(&l.fences)});
+}
+
 static void write_back(struct pms_pool *pool)
 {
     const struct pms_undo *u = &pool->undo;
@@ -118,7 +145,11 @@ static void write_back(struct pms_pool *pool)
     for (uint64_t i = 0; i < u->dirty_count; i++) {
         const struct pms_dirty *d = &u->dirty[i];
         const unsigned char *view = d->kind == PMS_DIRTY_ENGINE ? pool->map.engine : pool->map.user;
-        if (d->kind != PMS_DIRTY_BORN || born_too)
+        if (d->kind == PMS_DIRTY_BORN && !born_too)
+            continue;
+        if (d->len >= PMS_UNDO_PARALLEL)
+            write_back_large(&pool->persist, view + d->off, d->len);
+        else
             pms_persist_flush(&pool->persist, view + d->off, d->len);
     }
 }

@@ -1,6 +1,7 @@
 /* Power failure in the byte-addressable domains, as far as the order of primitives tells (the rule of PMDK's pmemcheck): every line that the
  * engine stored to is written back, and fenced, before the anchor makes it the state (F2); and nothing that the last commit needs is
  * stored to before its log entry is durable (F1). A line never written back is the bug that no SIGKILL shows. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,6 +190,68 @@ static void every_stored_line_is_written_back(void)
     pms_pool_release(pool);
 }
 
+/* ---- large ranges: by all cores, and each core's write-backs are fenced by itself ---- */
+
+#define LARGE (24u * MIB)
+static pthread_mutex_t large_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t large_off, large_anchors, large_missed;
+static bool large_durable[LARGE / PMS_LINE];
+static __thread struct { uint64_t off, bytes; } own_flush[64];
+static __thread uint32_t own_flushes;
+
+static void large_is(uint64_t off, uint64_t bytes, bool durable)
+{
+    for (uint64_t l = off / PMS_LINE; l < (off + bytes) / PMS_LINE; l++)
+        large_durable[l] = durable;
+}
+
+static int watch_large(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    uint64_t off;
+    pthread_mutex_lock(&large_lock);
+    if (primitive == PMS_PRIM_FENCE) {
+        for (; own_flushes > 0; own_flushes--)
+            large_is(own_flush[own_flushes - 1].off, own_flush[own_flushes - 1].bytes, true);
+    } else if (offset_of(addr, &off) && primitive == PMS_PRIM_STORE && off == PMS_OFF_ANCHOR) {
+        large_anchors++;
+        for (uint64_t l = 0; l < LARGE / PMS_LINE; l++)
+            large_missed += !large_durable[l];
+    } else if (offset_of(addr, &off) && primitive == PMS_PRIM_FLUSH && off >= large_off && off + bytes <= large_off + LARGE) {
+        if (own_flushes == 64)
+            abort();
+        own_flush[own_flushes].off = off - large_off;
+        own_flush[own_flushes++].bytes = bytes;
+    }
+    pthread_mutex_unlock(&large_lock);
+    return 0;
+}
+
+static void large_ranges_are_written_back_whole(void)
+{
+    struct pms_options o = {.size = SIZE, .max_size = ROOM, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED};
+    struct pms_error e;
+    struct pms_stats before, after;
+    CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_OK);
+    unsigned char *a = array(0, LARGE, PMS_FILL_ZERO);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    large_off = (uint64_t)(a - pool->map.user);
+    for (int t = 0; t < 20; t++) {
+        struct pms_range all = {(uint64_t)(uintptr_t)a, LARGE};
+        CHECK(pms_will_write(pool, &all, 1, &e) == PMS_OK);
+        memset(a, t, LARGE);
+        large_is(0, LARGE, false);
+        CHECK(pms_pool_stats(pool, &before, &e) == PMS_OK);
+        pms_persist_hook = watch_large;
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+        pms_persist_hook = NULL;
+        CHECK(pms_pool_stats(pool, &after, &e) == PMS_OK);
+        CHECK(after.lines - before.lines >= LARGE / PMS_LINE);
+    }
+    CHECK(large_anchors == 20 && large_missed == 0);
+    CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+    pms_pool_release(pool);
+}
+
 /* ---- recovery in another domain than the one that crashed ---- */
 
 static char order[1 << 16]; /* a letter for each primitive of a recovery */
@@ -254,6 +317,7 @@ int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-durable-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     TEST(every_stored_line_is_written_back);
+    TEST(large_ranges_are_written_back_whole);
     TEST(undone_with_the_guarantees_of_the_domain_that_crashed);
     unlink(path);
     return test_summary();
