@@ -42,8 +42,9 @@ from pmstore.errors import (
     UncleanMachineCrashError,
 )
 from pmstore.lists import List
+from pmstore.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.slots import Slots
-from pmstore.store import CheckReport, Info, Recovery, SegmentUsage, Stats, Store, open
+from pmstore.store import Store, open
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,7 @@ import typer
 import pmstore
 from pmstore.commands.app import Name, Names, StorePath, app, ending, existing, fail, find, progress, size, writing
 from pmstore.containers import Group
-from pmstore.store import SURVIVES
+from pmstore.reports import SURVIVES
 
 Domain = Annotated[str, typer.Option(help=f"What a commit survives: auto, {', '.join(SURVIVES)}.")]
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pmstore.commands.app import Json, app, console, fail, milliseconds, size
 from pmstore.errors import PmstoreError
-from pmstore.store import SURVIVES
+from pmstore.reports import SURVIVES
 
 if TYPE_CHECKING:
     from pmstore.demo import JobReport, Report

@@ -15,7 +15,7 @@ import typer
 import pmstore
 from pmstore.commands.app import Json, StorePath, app, ending, fail, opened, progress, size
 from pmstore.errors import UncleanMachineCrashError
-from pmstore.store import CheckReport
+from pmstore.reports import CheckReport
 from pmstore.words import counted
 
 _BOTH = 0b11
