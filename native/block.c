@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "handler.h"
+#include "quiet.h"
 
 #define SCATTERED_MAX 96u    /* lines of the fast log, in one transaction */
 #define LOOK_AT_HANDLER 16u /* blocks: a look is a system call */
@@ -200,6 +201,12 @@ uint64_t pms_epoch(struct pms_pool *pool)
 }
 
 uint64_t pms_rollbacks(const struct pms_pool *pool) { return pool->rollbacks; }
+
+uint64_t pms_put_backs(const struct pms_pool *pool)
+{
+    pms_full_fence(); /* what the caller has read, before the count that tells whether it may have changed */
+    return atomic_load(&pool->put_backs);
+}
 
 int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count, struct pms_error *error)
 {

@@ -64,11 +64,16 @@ static int compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+static struct owned *find(const struct checker *c, uint64_t off)
+{
+    struct owned key = {off, 0};
+    return c->count ? bsearch(&key, c->block, c->count, sizeof key, compare) : NULL;
+}
+
 /* An owner names the block at off. */
 static void own(struct checker *c, uint64_t off, const char *who)
 {
-    struct owned key = {off, 0};
-    struct owned *b = c->count ? bsearch(&key, c->block, c->count, sizeof key, compare) : NULL;
+    struct owned *b = find(c, off);
     if (!b)
         problem(c, "%s at offset %llu is not a live block", who, (unsigned long long)off);
     else if (b->seen++)
@@ -100,6 +105,16 @@ static int visit(void *ctx, uint64_t off, const struct pms_object *object)
     return 0;
 }
 
+/* A second owner of a container is a problem, and looking through all of it again would take as many times as long as it has owners. */
+static bool seen_before(struct checker *c, uint64_t header)
+{
+    const struct owned *b = find(c, header);
+    if (!b || b->seen == 0)
+        return false;
+    own(c, header, "a container's block");
+    return true;
+}
+
 static void check_containers(struct checker *c)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(c->pool);
@@ -107,7 +122,9 @@ static void check_containers(struct checker *c)
     struct container next = {pms_pool_root(c->pool)->directory, PMS_OBJECT_GROUP};
     for (uint64_t seen = 1;; seen++) {
         bool is_list = next.kind == PMS_OBJECT_LIST;
-        int status = is_list ? pms_list_check(&dirs, next.header, visit, c, &e) : pms_dir_check(&dirs, next.header, visit, c, &e);
+        int status = PMS_OK;
+        if (!seen_before(c, next.header))
+            status = is_list ? pms_list_check(&dirs, next.header, visit, c, &e) : pms_dir_check(&dirs, next.header, visit, c, &e);
         c->report->groups += !is_list;
         c->report->lists += is_list;
         if (status != PMS_OK && !c->out_of_memory)

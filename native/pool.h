@@ -90,6 +90,7 @@ int pms_rollback(struct pms_pool *pool, struct pms_error *error);
 int pms_block_depth(struct pms_pool *pool);  /* of the calling thread's block; 0 = none */
 uint64_t pms_epoch(struct pms_pool *pool);          /* of the last commit; 0 when closed */
 uint64_t pms_rollbacks(const struct pms_pool *pool); /* changes when cached knowledge of the directory must be dropped */
+uint64_t pms_put_backs(const struct pms_pool *pool); /* changes before a roll back's first store and after its last: what was read meanwhile is nobody's */
 
 /* Captures ranges of the user's view before they are written: pairs of address and length. Ranges outside the store are
  * PMS_E_INVALID. One fence for all. */

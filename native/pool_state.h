@@ -37,6 +37,7 @@ struct pms_pool {
     int block_depth;
     uint64_t refs;              /* the handle, and every pin */
     uint64_t commits, rollbacks;
+    _Atomic uint64_t put_backs; /* odd while a roll back stores */
     struct pms_landing *landing; /* what the next commit waits for, or NULL: landing.h */
     pthread_t populate_thread;  /* if populating: populate.c */
     bool populating;

@@ -9,6 +9,7 @@
 #include "debug.h"
 #include "landing.h"
 #include "pool_state.h"
+#include "quiet.h"
 #include "snapshot.h"
 
 /* ---- beginning ---- */
@@ -336,10 +337,13 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
     if (!pms_tx_pending(pool))
         return PMS_OK;
     pms_undo_lock(&pool->undo);
+    atomic_fetch_add(&pool->put_backs, 1);
+    pms_full_fence(); /* the count, before the stores that it announces */
     if (pool->map.shared)
         roll_back_in_place(pool);
     else
         roll_back_private(pool);
+    atomic_fetch_add(&pool->put_backs, 1);
     pms_undo_unlock(&pool->undo);
     pool->rollbacks++;
     int status = pms_heap_rebuild(pool->heap, error);

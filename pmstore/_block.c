@@ -686,9 +686,9 @@ static PyType_Spec handle_spec = {
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    unsigned long long f[15];
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &f[12],
-                          &f[13], &f[14]))
+    unsigned long long f[16];
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &f[12],
+                          &f[13], &f[14], &f[15]))
         return NULL;
     block_engine = (struct block_engine){
         .open = (__typeof__(block_engine.open))(uintptr_t)f[0],
@@ -706,12 +706,13 @@ static PyObject *bind(PyObject *module, PyObject *args)
         .flip = (__typeof__(block_engine.flip))(uintptr_t)f[12],
         .epoch = (__typeof__(block_engine.epoch))(uintptr_t)f[13],
         .splice = (__typeof__(block_engine.splice))(uintptr_t)f[14],
+        .put_backs = (__typeof__(block_engine.put_backs))(uintptr_t)f[15],
     };
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
-    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, pin, unpin, rollbacks, find, item, put_value, flip, epoch, splice)"},
+    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, pin, unpin, rollbacks, find, item, put_value, flip, epoch, splice, put_backs)"},
     {NULL, NULL, 0, NULL},
 };
 

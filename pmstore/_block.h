@@ -25,6 +25,7 @@ struct block_engine {
     int (*flip)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_slot_turn *, struct pms_error *);
     uint64_t (*epoch)(struct pms_pool *);
     int (*splice)(struct pms_pool *, uint64_t, uint64_t, uint64_t, uint64_t, const struct pms_new_item *, uint64_t, struct pms_error *);
+    uint64_t (*put_backs)(const struct pms_pool *);
 };
 extern struct block_engine block_engine;
 

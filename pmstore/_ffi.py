@@ -676,6 +676,7 @@ _block.bind(
             "pms_slot_flip",
             "pms_epoch",
             "pms_sequence_splice",
+            "pms_put_backs",
         ),
     )
 )

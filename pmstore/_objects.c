@@ -109,13 +109,13 @@ PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count)
         struct pms_error error = {0};
         int status;
         Py_XDECREF(result);
-        before = block_engine.rollbacks(h->pool);
+        before = block_engine.put_backs(h->pool);
         Py_BEGIN_ALLOW_THREADS
         status = block_engine.find(h->pool, directory, name, name_bytes, &object, &error);
         Py_END_ALLOW_THREADS
         result = result_of(h, status, &object, &error);
-        /* Another thread's block may have rolled back while the bytes were copied: then they are nobody's. */
-    } while (result && block_engine.rollbacks(h->pool) != before);
+        /* Another thread's block may be rolled back (its commit failed, say) while the bytes are copied: then they are nobody's. */
+    } while (result && block_engine.put_backs(h->pool) != before);
     return result;
 }
 
@@ -131,12 +131,12 @@ PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count)
         struct pms_error error = {0};
         int status;
         Py_XDECREF(result);
-        before = block_engine.rollbacks(h->pool);
+        before = block_engine.put_backs(h->pool);
         Py_BEGIN_ALLOW_THREADS
         status = block_engine.item(h->pool, list, index, &object, &error);
         Py_END_ALLOW_THREADS
         result = result_of(h, status, &object, &error);
-    } while (result && block_engine.rollbacks(h->pool) != before); /* as in block_find */
+    } while (result && block_engine.put_backs(h->pool) != before); /* as in block_find */
     return result;
 }
 

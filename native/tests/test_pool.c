@@ -575,6 +575,60 @@ static void a_waiter_that_fails_wakes_the_next(void)
     shut(pool, 0);
 }
 
+/* An enemy's file: many groups that are one. The check's time must not be their number times the directory's size. */
+static void a_directory_with_two_owners_is_checked_once(void)
+{
+    static struct pms_check_report r;
+    struct pms_error e;
+    struct pms_object o;
+    struct pms_pool *pool = fresh(4u << 20);
+    uint64_t first, other;
+    CHECK(pms_object_group(pool, 0, "a", 1, 1, &first, &e) == PMS_OK);
+    for (char name = 'p'; name < 's'; name++)
+        CHECK(pms_object_put_value(pool, first, &name, 1, "v", 1, &e) == PMS_OK);
+    for (char name = 'b'; name < 'f'; name++) {
+        CHECK(pms_object_group(pool, 0, &name, 1, 1, &other, &e) == PMS_OK);
+        CHECK(pms_object_find(pool, 0, &name, 1, &o, &e) == PMS_OK);
+        struct pms_node *node = pms_map_at(&pool->map, o.node);
+        node->data = first;
+    }
+    CHECK(pms_check(pool, &r, &e) == PMS_OK);
+    CHECK(r.problem_count > 0 && r.names == 5 + 3);
+    pms_pool_close(pool, 0, &e);
+    pms_pool_release(pool);
+}
+
+static struct pms_pool *watched;
+static uint64_t unmoved;
+static int stores, unannounced;
+
+static int announced(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)addr;
+    (void)bytes;
+    if (primitive == PMS_PRIM_STORE || primitive == PMS_PRIM_COPY) {
+        stores++;
+        unannounced += pms_put_backs(watched) == unmoved;
+    }
+    return 0;
+}
+
+/* Who reads without a lock (a value's bytes, as Python does) looks afterwards whether a roll back may have stored meanwhile. */
+static void a_roll_back_says_so_before_it_stores(void)
+{
+    struct pms_error e;
+    struct pms_pool *pool = watched = fresh(4u << 20);
+    CHECK(pms_object_put_value(pool, 0, "v", 1, "old", 3, &e) == PMS_OK && pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_object_put_value(pool, 0, "v", 1, "new", 3, &e) == PMS_OK);
+    unmoved = pms_put_backs(pool);
+    stores = unannounced = 0;
+    pms_persist_hook = announced;
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    pms_persist_hook = NULL;
+    CHECK(stores > 0 && unannounced == 0 && pms_put_backs(pool) == unmoved + 2);
+    shut(pool, 0);
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-pool-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -595,6 +649,8 @@ int main(void)
         TEST(threads_write);
         TEST(the_engine_stores_where_it_is_told);
         TEST(a_waiter_that_fails_wakes_the_next);
+        TEST(a_roll_back_says_so_before_it_stores);
+        TEST(a_directory_with_two_owners_is_checked_once);
         TEST(change_domain);
     }
     unlink(path);

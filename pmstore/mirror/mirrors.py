@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from pmstore.core import Core
@@ -37,6 +39,7 @@ class Mirrors:
         self._copiers: dict[torch.device, Copier] = {}
         self._pending: PendingCommit | None = None
         self._armed: PendingCommit | None = None
+        self._committing = threading.RLock()
         self.timeout_seconds: float | None = 300.0
         """That copies may take: a commit whose copies do not come by then fails."""
 
@@ -66,19 +69,25 @@ class Mirrors:
 
     def commit(self) -> PendingCommit:
         """Starts a commit. Everything that is pending is in it, and every mirrored tensor as it is now."""
-        self.join()
-        landing, batches, over = self._prepare()
-        made = PendingCommit(landing, batches, over)
-        _under_way.add(made)
-        self._pending = made
-        try:
-            made.start()
-        except BaseException:
-            if not made.started:
-                self._pending = None
-                _under_way.discard(made)
-            raise
-        return made
+        with self._alone():
+            self.join()
+            landing, batches, over = self._prepare()
+            made = PendingCommit(landing, batches, over)
+            _under_way.add(made)
+            self._pending = made
+            try:
+                made.start()
+            except BaseException:
+                if not made.started:
+                    self._pending = None
+                    _under_way.discard(made)
+                raise
+            return made
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """From the look for another commit until this one can be seen: else two would copy into the same slots, which the first
+        makes the current ones. A fork child, where every call is refused, may never get the lock: another thread held it."""
+        return self._committing if self._core.process == os.getpid() else nullcontext()
 
     def arm(self) -> None:
         """Copies everything, for the commit that follows."""

@@ -485,6 +485,33 @@ def test_next_while_another_thread_commits(store: pmstore.Store, monkeypatch: py
     assert (tensor == 2).all()
 
 
+def test_two_threads_commit(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of the second begin when the first is over: a device may write into the idle slot from then on."""
+    tensor = torch.zeros(LARGE)
+    store.mirror("w", tensor)
+    store.commit()
+    store.commit()
+    mirrors = store._open_mirrors()
+    prepare, events, second = mirrors._prepare, [], threading.Event()
+
+    def seen() -> Any:
+        place = mirrors.get("w").slots._find()  # type: ignore[union-attr]
+        events.append(place.data[1 - place.current])
+        if len(events) == 1:
+            thread.start()
+            second.wait(0.3)  # without order it prepares now
+        else:
+            second.set()
+        return prepare()
+
+    monkeypatch.setattr(mirrors, "_prepare", seen)
+    thread = threading.Thread(target=store.commit)
+    store.commit()
+    thread.join()
+    assert len(set(events)) == 2
+    assert store.epoch == 4
+
+
 # ---- killed ----
 
 
