@@ -385,6 +385,10 @@ static void scattered(struct wl *w) /* small writes that the engine does */
     wl_write(w, "keep", 3, 9);
     wl_rollback(w);
     wl_write(w, "keep", 4, 9);
+    wl_data(w, "keep", NULL)[5] = 10; /* the page is captured with what the engine has just stored there: the granule's older pre-image is the true one */
+    wl_rollback(w);
+    wl_write(w, "keep", 4, 11);
+    wl_data(w, "keep", NULL)[5] = 12;
     wl_commit(w);
 }
 
