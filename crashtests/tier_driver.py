@@ -2,6 +2,7 @@
 
 python -m crashtests.tier_driver RECORDER trace FOLDER TRACE STEPS
 python -m crashtests.tier_driver RECORDER faults FOLDER ERRNO STRIDE
+python -m crashtests.tier_driver RECORDER store FOLDER TRACE STEPS
 """
 
 from __future__ import annotations
@@ -74,6 +75,24 @@ def trace(recorder: ctypes.CDLL, folder: Path, target: Path, steps: int) -> None
     store.close()
 
 
+def store_itself(recorder: ctypes.CDLL, folder: Path, target: Path, steps: int) -> None:
+    """A store in domain file is made, written, and compacted after half of the steps."""
+    recorder.recorder_start(str(folder).encode(), str(target).encode())
+    path = folder / "run.pm"
+    for begun, ended in ((1, steps // 2), (steps // 2 + 1, steps)):
+        with pmstore.open(path, domain="file", size="1MiB") as store:
+            for step in range(begun, ended + 1):
+                with store.transaction():  # one commit with the arrays' making: there is no state between
+                    store.require("hot", LENGTH)
+                    store.require("cold", LENGTH * 2)
+                    store["ballast"] = bytes(300_000 if step < steps // 2 else 1)
+                    one_step(store, step)
+                recorder.recorder_mark(ctypes.c_uint64(step))
+        if ended < steps:
+            pmstore.compact(path)
+            recorder.recorder_mark(ctypes.c_uint64(ended))
+
+
 def faults(recorder: ctypes.CDLL, folder: Path, error: int, stride: int) -> int:
     """Each operation of a flush and of a restore fails once. Returns how many."""
     url, scratch = folder / "tier", folder / "restored.pm"
@@ -119,8 +138,9 @@ def main() -> None:
     folder = Path(sys.argv[3])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if sys.argv[2] == "trace":
-        trace(recorder, folder, Path(sys.argv[4]), int(sys.argv[5]))
+    if sys.argv[2] in ("trace", "store"):
+        run = trace if sys.argv[2] == "trace" else store_itself
+        run(recorder, folder, Path(sys.argv[4]), int(sys.argv[5]))
     else:
         print(faults(recorder, folder, int(sys.argv[4]), int(sys.argv[5])))
     sys.stdout.flush()

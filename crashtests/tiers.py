@@ -51,8 +51,7 @@ def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tu
                 yield done, acknowledged, image
 
 
-def verify(folder: Path, root: str, image: Image, acknowledged: int, steps: int) -> None:
-    """Raises: AssertionError; what restore and open raise."""
+def lay_out(folder: Path, root: str, image: Image) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name, content in image.items():
@@ -61,6 +60,24 @@ def verify(folder: Path, root: str, image: Image, acknowledged: int, steps: int)
             path.mkdir()
         else:
             path.write_bytes(content)
+
+
+def verify_store(folder: Path, acknowledged: int, steps: int) -> None:
+    """Of a store that was being made, written or compacted. Raises: AssertionError; what open raises."""
+    if not (folder / "run.pm").exists():
+        assert acknowledged == 0, f"step {acknowledged} was acknowledged, and the store is not there"
+        return
+    with pmstore.open(folder / "run.pm", "r+") as store:
+        if "step" not in store:
+            assert (acknowledged, len(store)) == (0, 0), "a step is there in part, or lost"
+            return
+        found = tier_driver.check(store)
+        assert acknowledged <= found <= steps, f"step {found} was found, {acknowledged} was acknowledged"
+        tier_driver.one_step(store, found + 1)
+
+
+def verify(folder: Path, acknowledged: int, steps: int) -> None:
+    """Of flushes and restores. Raises: AssertionError; what restore and open raise."""
     step = acknowledged % tier_driver.RESTORED
     if (folder / "restored.pm").exists():
         with pmstore.open(folder / "restored.pm") as store:
@@ -87,7 +104,8 @@ def build() -> Path:
     target = BUILD / "recorder.so"
     BUILD.mkdir(parents=True, exist_ok=True)
     source = ROOT / "crashtests" / "native" / "recorder.c"
-    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o", str(target), str(source)]
+    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
+    command = ["cc", *flags, "-o", str(target), str(source), "-ldl"]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return target
 
@@ -101,19 +119,24 @@ def drive(recorder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def power(recorder: Path, scratch: Path, count: int, seed: int, steps: int = 6) -> tuple[int, list[str]]:
+VERIFIED = {"trace": verify, "store": verify_store}
+"""What the driver does, and how an image of it is looked at."""
+
+
+def power(recorder: Path, scratch: Path, count: int, seed: int, what: str = "trace", steps: int = 6) -> tuple[int, list[str]]:
     """Checks images. Returns how many, and what failed."""
-    root = scratch / "trace"
-    drive(recorder, "trace", str(root), str(scratch / "record"), str(steps))
-    record = list(events((scratch / "record").read_bytes()))
+    root, recorded = scratch / what, scratch / f"record-{what}"
+    drive(recorder, what, str(root), str(recorded), str(steps))
+    record = list(events(recorded.read_bytes()))
     checked, failures = 0, []
     for done, acknowledged, image in images(record, str(root), count, seed):
         checked += 1
         # The directory has the name it had: a store remembers where its tiers are.
         try:
-            verify(root, str(root), image, acknowledged, steps)
+            lay_out(root, str(root), image)
+            VERIFIED[what](root, acknowledged, steps)
         except (AssertionError, OSError, pmstore.PmstoreError) as error:
-            failures.append(f"after operation {done} of {len(record)} (seed {seed}): {error!r}")
+            failures.append(f"{what}: after operation {done} of {len(record)} (seed {seed}): {error!r}")
     return checked, failures
 
 
@@ -128,9 +151,10 @@ def main() -> int:
     recorder = build()
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="pmstore-tiers-", dir=MEMORY) as folder:
-        if arguments.images:
-            checked, failures = power(recorder, Path(folder), arguments.images, arguments.seed)
-            print(f"power failure: {checked:,} distinct images, {len(failures)} failures")
+        for what in VERIFIED if arguments.images else ():
+            checked, failed = power(recorder, Path(folder), arguments.images, arguments.seed, what)
+            print(f"power failure ({what}): {checked:,} distinct images, {len(failed)} failures")
+            failures += failed
         for error in (errno.EIO, errno.ENOSPC) if arguments.fault_stride else ():
             where = str(Path(folder) / f"faults{error}")
             try:

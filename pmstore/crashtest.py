@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +87,7 @@ class CrashTestResult:
     """What `crash_test` found. `ok`: every trial was a clean resume.
 
     primitives, commits: of the run that nobody killed. deterministic: a second such run ended in the same state; if not,
-    final states were not compared.
+    `not_compared` has the names that two such runs leave with different contents, and only all others were compared.
     """
 
     seed: int
@@ -98,6 +98,7 @@ class CrashTestResult:
     deterministic: bool
     seconds: float
     trials: tuple[Trial, ...] = field(default=())
+    not_compared: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,6 +120,7 @@ class _Finding(Exception):
     def __init__(self, outcome: Outcome, detail: str) -> None:
         super().__init__(detail)
         self.outcome = outcome
+        self.acknowledged = 0
 
 
 # ---- a store's state -------------------------------------------------------------------------------------------------
@@ -244,6 +246,14 @@ class _Reference:
     seconds: float
     domain: str
     state: dict[str, str]
+    differs: frozenset[str] = frozenset()
+    """Names that another such run left with other contents."""
+    steady: bool = True
+    """Another such run made as many commits."""
+
+
+def _differing(a: dict[str, str], b: dict[str, str]) -> list[str]:
+    return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
 def _reference(program: _Program, cwd: Path, verify: Verify | None) -> _Reference:
@@ -302,7 +312,11 @@ def _die(program: _Program, cwd: Path, path: Path, kill: Kill, power_seed: int |
         if acknowledged:
             raise _Finding(Outcome.LOST, "the store is gone")
         return Kill(kill.primitive, kill.delay_seconds)
-    found, _ = _examine(path, verify)
+    try:
+        found, _ = _examine(path, verify)
+    except _Finding as finding:
+        finding.acknowledged = acknowledged
+        raise
     if found < acknowledged:
         raise _Finding(Outcome.LOST, f"{acknowledged} commits had returned, the store holds {found}")
     return Kill(kill.primitive, kill.delay_seconds, acknowledged, found)
@@ -327,12 +341,14 @@ def _one_trial(
         if commits < found:
             raise _Finding(Outcome.LOST, f"the store went back from commit {found} to {commits}")
         slack = len(plan.kills) + 1  # what a program may commit at each start
-        if compare and found > 2 * slack and commits - found > reference.commits - found // 2:
+        if compare and reference.steady and found > 2 * slack and commits - found > reference.commits - found // 2:
             raise _Finding(Outcome.LOST, f"it started over: {commits - found} commits after {found} were there")
-        if compare and state != reference.state:
-            names = sorted(name for name in state.keys() | reference.state if state.get(name) != reference.state.get(name))
+        names = [name for name in _differing(state, reference.state) if name not in reference.differs]
+        if compare and names:
             raise _Finding(Outcome.DIFFERENT, f"not the end of a run that nobody killed: {', '.join(names[:4])}")
     except _Finding as finding:
+        if finding.acknowledged:
+            kills[-1] = replace(kills[-1], acknowledged=finding.acknowledged)
         if keep is not None:
             shutil.copytree(cwd, keep / f"trial{plan.number}", dirs_exist_ok=True, symlinks=True)
         return Trial(plan.number, tuple(kills), finding.outcome, str(finding), None)
@@ -362,8 +378,8 @@ def crash_test(
         persistence point, and of all that was not durable its store's file keeps a part drawn at random, by cache lines
         (domains dax, emulated) or sectors (domain file).
     verify: gets the open store (a copy) after each kill; False or an exception is a state that should not be.
-    compare: the final state has to be, bit for bit, that of a run that nobody killed. It is not asked for where two such runs
-        differ.
+    compare: the final state has to be, bit for bit, that of a run that nobody killed, but for names whose contents differ
+        between two such runs.
     seed: the same seed draws the same points. at: one trial with these points instead, as an earlier run printed them.
     jobs: trials at a time. keep: a folder that gets the working directories of trials that failed.
 
@@ -377,7 +393,10 @@ def crash_test(
         program = _Program(command, Path(folder).resolve(), timeout_seconds)
         try:
             reference = _reference(program, room / "reference", verify)
-            deterministic = compare and _reference(program, room / "control", verify).state == reference.state
+            if compare:
+                control = _reference(program, room / "control", verify)
+                differs = frozenset(_differing(reference.state, control.state))
+                reference = replace(reference, differs=differs, steady=control.commits == reference.commits)
         except _Finding as finding:
             raise ValueError(str(finding)) from None
         if model == "power" and reference.domain not in _POWER_DOMAINS:
@@ -391,7 +410,7 @@ def crash_test(
         with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
             kept = Path(keep) if keep is not None else None
             futures = [
-                pool.submit(_one_trial, plan, program, room / f"trial{plan.number}", reference, verify, deterministic, kept)
+                pool.submit(_one_trial, plan, program, room / f"trial{plan.number}", reference, verify, compare, kept)
                 for plan in plans
             ]
             try:
@@ -403,6 +422,6 @@ def crash_test(
                     future.cancel()
     found.sort(key=lambda trial: trial.number)
     return CrashTestResult(
-        seed, model, reference.domain, reference.primitives, reference.commits, deterministic or not compare,
-        time.monotonic() - start, tuple(found),
+        seed, model, reference.domain, reference.primitives, reference.commits, not reference.differs,
+        time.monotonic() - start, tuple(found), tuple(sorted(reference.differs)),
     )  # fmt: skip

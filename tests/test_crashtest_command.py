@@ -82,11 +82,22 @@ def test_a_verification_that_fails_is_a_different_state(disk: Path) -> None:
     assert [t.outcome for t in result.trials] == [Outcome.DIFFERENT], str(result)
 
 
-def test_runs_that_differ_are_not_compared(disk: Path) -> None:
-    source = CORRECT.replace('store["step"] =', "import time; store['when'] = time.time(); store[\"step\"] =")
+def test_only_what_two_runs_agree_on_is_compared(disk: Path) -> None:
+    source = CORRECT.replace('store["step"] =', "import time; store['when'] = time.time_ns(); store[\"step\"] =")
     result = crash_test(write(disk, source), folder=disk, at=[150, 160])
     assert result.ok, str(result)
     assert not result.deterministic
+    assert result.not_compared == ("when",)
+    source = source.replace("    for step in", '    store["opens"] = store.get("opens", 0) + 1\n    for step in')
+    result = crash_test(write(disk, source), folder=disk, at=[150, 160])
+    assert [t.outcome for t in result.trials] == [Outcome.DIFFERENT], str(result)
+    assert "opens" in str(result)
+    assert "when" not in str(result)
+
+
+def test_a_kill_whose_state_is_refused_says_what_had_been_committed(disk: Path) -> None:
+    result = crash_test(write(disk, CORRECT), folder=disk, at=[150, 160], verify=lambda store: store.get("step", 0) in (0, 12))
+    assert result.trials[0].kills[0].acknowledged > 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
  * A record is a struct head, then the path, then a second path or the bytes. Writes are recorded before they happen, syncs and
  * changes of names afterwards: what the record says was durable, was. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -102,6 +103,9 @@ static int opened(const char *path, int flags, int fd, bool there)
 
 static int do_open(const char *path, int flags, mode_t mode)
 {
+    int again; /* a descriptor that is opened a second time */
+    if (sscanf(path, "/proc/self/fd/%d", &again) == 1 && of_fd(again))
+        return opened(of_fd(again), flags, (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode), true);
     if (!ours(path))
         return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
     bool there = syscall(SYS_faccessat, AT_FDCWD, path, F_OK) == 0;
@@ -212,16 +216,52 @@ static int do_fallocate(int fd, int mode, off_t off, off_t bytes)
 int fallocate(int fd, int mode, off_t off, off_t bytes) { return do_fallocate(fd, mode, off, bytes); }
 int fallocate64(int fd, int mode, off_t off, off_t bytes) { return do_fallocate(fd, mode, off, bytes); }
 
+/* What is open by the old name goes on under the new one. */
+static void renamed(const char *from, const char *to)
+{
+    record(RENAME, from, to, strlen(to), 0);
+    for (int fd = 0; fd < FDS; fd++)
+        if (path_of[fd] && strcmp(path_of[fd], from) == 0) {
+            free(path_of[fd]);
+            path_of[fd] = strdup(to);
+        }
+}
+
 static int names(enum kind kind, const char *from, const char *to, long call)
 {
     if (ours(from) && fails())
         return -1;
     int status = (int)syscall(call, from, to);
-    if (ours(from) && status == 0)
+    if (ours(from) && status == 0 && kind == RENAME)
+        renamed(from, to);
+    else if (ours(from) && status == 0)
         record(kind, from, to, strlen(to), 0);
     return status;
 }
 int rename(const char *from, const char *to) { return names(RENAME, from, to, SYS_rename); }
+
+/* The engine renames a new store by renameat2, which it calls by its number. */
+long syscall(long number, ...)
+{
+    static long (*_Atomic next)(long number, ...);
+    long a[6];
+    va_list rest;
+    va_start(rest, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(rest, long);
+    va_end(rest);
+    if (!next)
+        next = (long (*)(long number, ...))dlsym(RTLD_NEXT, "syscall");
+    const char *from = number == SYS_renameat2 ? (const char *)a[1] : "", *to = (const char *)a[3];
+    bool recorded = *from && ours(from);
+    if (recorded && fails())
+        return -1;
+    long status = next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (recorded && status == 0)
+        renamed(from, to);
+    return status;
+}
+
 int link(const char *from, const char *to) { return names(LINK, from, to, SYS_link); }
 int linkat(int a, const char *from, int b, const char *to, int flags)
 {

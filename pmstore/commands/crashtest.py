@@ -121,7 +121,8 @@ def crashtest(
         clean = result.count(Outcome.CLEAN)
         typer.echo(f"{clean} of {len(result.trials)} resumed cleanly; {result.primitives} persistence points, seed {seed}")
         if not result.deterministic:
-            typer.echo("two runs that nobody killed end in different states: final states were not compared")
+            names = ", ".join(result.not_compared[:4]) + (", ..." if len(result.not_compared) > 4 else "")
+            typer.echo(f"not compared at the end, because two runs that nobody killed differ there: {names}")
         bad = next((trial for trial in result.trials if trial.outcome is not Outcome.CLEAN), None)
         if bad and all(kill.primitive for kill in bad.kills):
             typer.echo(f"one of them again: add --at {','.join(str(kill.primitive) for kill in bad.kills)}")

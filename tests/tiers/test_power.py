@@ -25,6 +25,12 @@ def test_every_image_of_a_power_failure_restores(shm: Path) -> None:
     assert checked > 100
 
 
+def test_a_store_that_is_made_and_compacted_survives_a_power_failure(shm: Path) -> None:
+    checked, failures = tiers.power(tiers.build(), shm, 60 * MORE, 1, "store", steps=4)
+    assert failures == []
+    assert checked > 40
+
+
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_each_system_call_that_fails(shm: Path, error: int) -> None:
     tried = tiers.drive(tiers.build(), "faults", str(shm / "faults"), str(error), str(max(1, 7 // MORE)))
