@@ -13,6 +13,7 @@
 #define STRETCH 512u            /* pages of one optimistic copy: 2 MiB */
 #define STRETCH_LOCKED 32u      /* when writers are too fast for that: copied under the log lock */
 #define TRIES 4
+#define SLACK 8u                /* memory for kept pages is this much of it larger than asked for: the next snapshot's bound may be */
 #define SLICE_NS 20000000       /* a waiting writer looks at the time so often */
 
 /* What all open snapshots of a store share. Kept pages are numbered from 1; 0 in a slot: nothing kept, still needed. */
@@ -25,6 +26,7 @@ struct pms_snapshots {
     uint64_t *batch;           /* pages being made */
     uint64_t *page_of;         /* of each kept page: which page of the store it is */
     uint64_t batch_count;
+    uint64_t capacity;         /* pages that the arrays have a place for */
     uint64_t room, used, peak, free_count, made; /* pages */
     uint64_t store_pages;
     uint32_t writers;          /* that wait */
@@ -76,12 +78,12 @@ static void shared_free(struct pms_snapshots *all)
 {
     if (!all)
         return;
-    unreserve(all->page, all->room * PMS_PAGE);
-    unreserve(all->refs, (all->room + 1) * sizeof *all->refs);
-    unreserve(all->free, (all->room + 1) * sizeof *all->free);
+    unreserve(all->page, all->capacity * PMS_PAGE);
+    unreserve(all->refs, (all->capacity + 1) * sizeof *all->refs);
+    unreserve(all->free, (all->capacity + 1) * sizeof *all->free);
     unreserve(all->building, all->store_pages * sizeof *all->building);
-    unreserve(all->batch, all->room * sizeof *all->batch);
-    unreserve(all->page_of, (all->room + 1) * sizeof *all->page_of);
+    unreserve(all->batch, all->capacity * sizeof *all->batch);
+    unreserve(all->page_of, (all->capacity + 1) * sizeof *all->page_of);
     free(all);
 }
 
@@ -97,18 +99,47 @@ static struct pms_snapshots *shared_new(const struct pms_undo *u, uint64_t bound
         all->room = most;
     if (all->room >= DONE)
         all->room = DONE - 1;
-    all->page = reserve(all->room * PMS_PAGE);
-    all->refs = reserve((all->room + 1) * sizeof *all->refs);
-    all->free = reserve((all->room + 1) * sizeof *all->free);
+    all->capacity = all->room + all->room / SLACK;
+    all->page = reserve(all->capacity * PMS_PAGE);
+    all->refs = reserve((all->capacity + 1) * sizeof *all->refs);
+    all->free = reserve((all->capacity + 1) * sizeof *all->free);
     all->building = reserve(most * sizeof *all->building);
-    all->batch = reserve(all->room * sizeof *all->batch);
-    all->page_of = reserve((all->room + 1) * sizeof *all->page_of);
+    all->batch = reserve(all->capacity * sizeof *all->batch);
+    all->page_of = reserve((all->capacity + 1) * sizeof *all->page_of);
     if (all->page && all->refs && all->free && all->building && all->batch && all->page_of) {
-        (void)madvise(all->page, all->room * PMS_PAGE, MADV_HUGEPAGE);
+        (void)madvise(all->page, all->capacity * PMS_PAGE, MADV_HUGEPAGE);
         return all;
     }
     shared_free(all);
     return NULL;
+}
+
+/* What the next snapshot of the store uses: a commit that keeps pages in memory which was never touched waits for the system to make
+ * it. Puts a smaller one to be freed into *all. REQUIRES: the log lock; no snapshot is open. */
+static struct pms_snapshots *shared_choose(struct pms_undo *u, struct pms_snapshots **all)
+{
+    struct pms_snapshots *spare = u->spare_snapshots, *made = *all;
+    u->spare_snapshots = NULL;
+    *all = spare;
+    if (!spare || spare->capacity < made->room || spare->store_pages != made->store_pages)
+        return made;
+    PMS_ASSERT(!spare->first && !spare->used && !spare->batch_count);
+    *all = made;
+    spare->room = made->room;
+    spare->peak = spare->free_count = spare->made = 0; /* pages that were used before are used first */
+    return spare;
+}
+
+/* Nobody needs it now. The system may take the memory back while it lies here, and until then it costs nothing to use again. Returns what
+ * is to be freed. REQUIRES: the log lock. */
+static struct pms_snapshots *shared_spare(struct pms_undo *u, struct pms_snapshots *all)
+{
+    struct pms_snapshots *old = u->spare_snapshots;
+    PMS_ASSERT(!all->used);
+    if (all->made)
+        (void)madvise(all->page, all->made * PMS_PAGE, MADV_FREE);
+    u->spare_snapshots = all;
+    return old;
 }
 
 /* ---- what is needed ---- REQUIRES: the log lock ---- */
@@ -330,9 +361,11 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
         return pms_fail(error, PMS_E_STATE, "the running transaction has too many pieces for a snapshot: commit first");
     }
     if (!u->snapshots || (!u->snapshots->first && !u->snapshots->writers)) {
-        struct pms_snapshots *old = u->snapshots;
-        u->snapshots = all;
-        all = old;
+        struct pms_snapshots *empty = u->snapshots; /* writers had waited in it */
+        u->snapshots = shared_choose(u, &all);
+        if (empty)
+            empty = shared_spare(u, empty);
+        PMS_ASSERT(!empty);
     }
     s->tag = u->tag;
     s->next = u->snapshots->first;
@@ -369,7 +402,7 @@ static void wake_writers(struct pms_snapshots *all)
         pms_futex_wake(&all->progress, 64);
 }
 
-/* Off the list, if it is on it. Returns what is shared if nobody needs it any more. REQUIRES: the log lock. */
+/* Off the list, if it is on it. Returns what is to be freed. REQUIRES: the log lock. */
 static struct pms_snapshots *unlist(struct pms_undo *u, struct pms_snapshot *s)
 {
     if (!s->listed)
@@ -385,7 +418,7 @@ static struct pms_snapshots *unlist(struct pms_undo *u, struct pms_snapshot *s)
     if (all->first || all->writers)
         return NULL; /* with writers in it, it stays, empty, for the next snapshot or until the store closes */
     u->snapshots = NULL;
-    return all;
+    return shared_spare(u, all);
 }
 
 static bool is_detached(struct pms_snapshot *s)
@@ -422,11 +455,13 @@ void pms_snapshot_detach_all(struct pms_undo *u)
             s->detached = true;
             pms_lock_release(&s->gate);
         }
-        struct pms_snapshots *rest = s ? NULL : u->snapshots;
+        struct pms_snapshots *rest = s ? NULL : u->snapshots, *spare = s ? NULL : u->spare_snapshots;
         u->snapshots = s ? u->snapshots : NULL;
+        u->spare_snapshots = s ? u->spare_snapshots : NULL;
         pms_undo_unlock(u);
         if (!s) {
             shared_free(rest);
+            shared_free(spare);
             return;
         }
         for (;;) { /* a reader that is inside may still want the log lock */

@@ -83,6 +83,7 @@ struct pms_undo {
     _Atomic uint64_t *changed; /* page: tag of the last transaction that may have changed it, since open */
     struct pms_whole *whole;   /* by a block's first page: what page_tag and changed refer to where they are a PMS_MARK_WHOLE */
     struct pms_snapshots *snapshots; /* open ones, or NULL; under the log lock */
+    struct pms_snapshots *spare_snapshots; /* memory of those before, for the next, or NULL; under the log lock */
 };
 
 /* ---- for heap and directory. The caller holds the pool's operation lock; these take the log lock themselves. ---- */

@@ -751,6 +751,38 @@ static void a_transfer_is_cancelled_and_limited(void)
     pms_pool_release(pool);
 }
 
+/* Memory that was never touched is slow to touch first, and it is a commit that would. A smaller one does not do. */
+static void memory_for_kept_pages_is_used_again(void)
+{
+    struct pms_error e;
+    struct pms_object o;
+    struct pms_snapshot *s;
+    struct pms_snapshot_info info;
+    unsigned char page[PMS_PAGE];
+    uint64_t seed = 9, bounds[] = {8u << 20, (8u << 20) + (512u << 10), 4u << 20, 16u << 20, 16u << 20};
+    const struct pms_snapshots *before = NULL;
+    domain = PMS_DOMAIN_PROCESS;
+    pool = open_store(path, PMS_MODE_TRUNCATE, 64u << 20);
+    make(0, 2u << 20, &seed);
+    CHECK(pms_commit(pool, &e) == PMS_OK && find(0, &o));
+    for (unsigned i = 0; i < sizeof bounds / sizeof *bounds; i++) {
+        CHECK(pms_snapshot_begin(pool, bounds[i], -1, &s, &e) == PMS_OK);
+        const struct pms_snapshots *now = pool->undo.snapshots;
+        CHECK(!pool->undo.spare_snapshots && (i == 0 || i == 3 || now == before));
+        for (uint64_t at = 0; at < o.data_bytes; at += PMS_PAGE)
+            memory(o.data)[at] = (unsigned char)(i + 100);
+        CHECK(pms_commit(pool, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
+        CHECK(info.bound_bytes == bounds[i] && /* this one's */ info.kept_bytes >= o.data_bytes && info.peak_bytes == info.kept_bytes);
+        for (uint64_t at = o.data; i && at < o.data + o.data_bytes; at += PMS_PAGE)
+            CHECK(pms_snapshot_read(s, at, PMS_PAGE, page, &e) == PMS_OK && page[0] == i - 1 + 100);
+        pms_snapshot_end(pool, s);
+        CHECK(pool->undo.spare_snapshots == now && !pool->undo.snapshots);
+        before = now;
+    }
+    CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+    pms_pool_release(pool);
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "/dev/shm/pms-test-snapshot-%d", (int)getpid());
@@ -767,6 +799,7 @@ int main(void)
     TEST(a_snapshot_becomes_a_store_again);
     TEST(changed_chunks_are_known);
     TEST(a_transfer_is_cancelled_and_limited);
+    TEST(memory_for_kept_pages_is_used_again);
     unlink(path);
     unlink(chunks_path);
     unlink(restored_path);
