@@ -191,6 +191,17 @@ static void *reader(void *arg)
     }
 }
 
+static void await_reader(void)
+{
+    for (bool room = false; !room;) {
+        pthread_mutex_lock(&mutex);
+        room = busy < READERS;
+        pthread_mutex_unlock(&mutex);
+        if (!room)
+            usleep(100);
+    }
+}
+
 /* A snapshot of the last commit, if a reader is free; what was written since must not show. */
 static void offer(uint64_t bound, int64_t max_wait_ns)
 {
@@ -267,7 +278,9 @@ static void race(uint64_t bound, int64_t max_wait_ns, int steps, uint64_t seed)
     for (uint64_t i = 0; i < READERS; i++)
         pthread_create(&thread[i], NULL, reader, (void *)(uintptr_t)(seed * 31 + i));
     for (int step = 0; step < steps; step++) {
-        if (draw(&seed, 3) == 0)
+        if (step % 4 == 0) /* so often at least, however slow readers are */
+            await_reader();
+        if (draw(&seed, 3) == 0 || step % 4 == 0)
             offer(bound, max_wait_ns);
         for (uint32_t n = draw(&seed, 6); n > 0; n--)
             change(&seed);
