@@ -40,12 +40,8 @@ int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    if (!pool->read_only && !pool->failed) {
-        int64_t me = pms_thread_id();
-        pool->writers |= pool->writer && pool->writer != me;
-        pool->writer = me;
+    if (!pool->read_only && !pool->failed)
         return PMS_OK;
-    }
     status = pms_fail(error, PMS_E_READONLY, pool->failed ? "an earlier failure left unknown what is durable"
                                                           : "the store is open for reading");
     pms_pool_leave(pool);

@@ -31,8 +31,6 @@ struct pms_pool {
     enum pms_domain domain;
     uint64_t tx;                /* last finished transaction */
     uint64_t begun;             /* dirty ranges that the transaction began with: hot ones and the root's */
-    int64_t writer;             /* thread id of who entered last to change something in this transaction, or 0 */
-    bool writers;               /* it was not the only one */
     int64_t block_owner;        /* thread id, or 0 */
     int block_depth;
     uint64_t refs;              /* the handle, and every pin */

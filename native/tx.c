@@ -106,10 +106,6 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
 
 /* ---- byte-addressable domains ---- */
 
-/* What was stored into born blocks was written back there and then, by the thread that stored, and F2 waits for its own core's write-back
- * alone (so on aarch64; x86-64's lock operations wait for all): what others started is started again. */
-static bool by_others(const struct pms_pool *pool) { return pool->writers || (pool->writer && pool->writer != pms_thread_id()); }
-
 #define PIECE_BYTES (2u << 20)
 
 struct large { /* a range that is written back by all cores */
@@ -142,11 +138,10 @@ static void write_back(struct pms_pool *pool)
     const struct pms_undo *u = &pool->undo;
     if (pool->persist.flush == PMS_FLUSH_NONE)
         return;
-    bool born_too = by_others(pool);
     for (uint64_t i = 0; i < u->dirty_count; i++) {
         const struct pms_dirty *d = &u->dirty[i];
         const unsigned char *view = d->kind == PMS_DIRTY_ENGINE ? pool->map.engine : pool->map.user;
-        if (d->kind == PMS_DIRTY_BORN && !born_too)
+        if (d->kind == PMS_DIRTY_BORN) /* copied with write-back, which was handed over at the end of each call (pms_pool_leave) */
             continue;
         if (d->len >= PMS_UNDO_PARALLEL)
             write_back_large(&pool->persist, view + d->off, d->len);
@@ -158,8 +153,6 @@ static void write_back(struct pms_pool *pool)
 static void finish(struct pms_pool *pool)
 {
     pool->tx = pool->undo.tag;
-    pool->writer = 0;
-    pool->writers = false;
     pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), pms_anchor_pack(pool->tx));
     pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
 }
