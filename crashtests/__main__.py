@@ -52,7 +52,8 @@ def main() -> int:
     a = parser.parse_args()
     models = tuple(a.model or usual.models)
     settings = campaign.Settings(models, a.images, a.seed, tuple(a.only), a.kill_step, a.fault_step, a.stop_after, a.cores)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job would ignore the first
+        signal.signal(number, signal.default_int_handler)
     try:
         report = campaign.run(settings, Console(stderr=True))
     except ValueError as error:

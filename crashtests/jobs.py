@@ -182,7 +182,7 @@ class Runner:
         with self._lock:
             self._children.discard(child)
         shutil.rmtree(scratch.parent, ignore_errors=True)
-        finished = outcome.result.get("images", outcome.result.get("trials", done))
+        finished = outcome.result.get("distinct", outcome.result.get("trials", done))
         progress(finished - done)
         if not self._stopping and (code not in (0, 1) or not outcome.result) and not outcome.failures:
             outcome.failures.append(

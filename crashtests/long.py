@@ -135,7 +135,8 @@ def main() -> int:
     parser.add_argument("--cores", type=int, default=0, help="0: all")
     parser.add_argument("--report", action="store_true", help="only say what was done so far")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job would ignore the first
+        signal.signal(number, signal.default_int_handler)
     if arguments.report:
         progress, whole = load() or Progress(""), True
     else:

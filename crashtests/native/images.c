@@ -25,7 +25,7 @@ void campaign_progress(struct campaign *c, bool last)
     if (!last && ms < c->reported_ms + 300)
         return;
     c->reported_ms = ms;
-    printf("{\"progress\": %lu}\n", (unsigned long)c->tally.images);
+    printf("{\"progress\": %lu}\n", (unsigned long)(c->tally.distinct ? c->tally.distinct : c->tally.images));
     fflush(stdout);
 }
 
