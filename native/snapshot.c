@@ -13,6 +13,7 @@
 #define STRETCH 512u            /* pages of one optimistic copy: 2 MiB */
 #define STRETCH_LOCKED 32u      /* when writers are too fast for that: copied under the log lock */
 #define TRIES 4
+#define STRETCH_FREED 1024u     /* pages given back at once: 4 MiB */
 #define SLACK 8u                /* memory for kept pages is this much of it larger than asked for: the next snapshot's bound may be */
 #define SLICE_NS 20000000       /* a waiting writer looks at the time so often */
 
@@ -130,14 +131,11 @@ static struct pms_snapshots *shared_choose(struct pms_undo *u, struct pms_snapsh
     return spare;
 }
 
-/* Nobody needs it now. The system may take the memory back while it lies here, and until then it costs nothing to use again. Returns what
- * is to be freed. REQUIRES: the log lock. */
+/* Nobody needs it now. Returns what is to be freed. REQUIRES: the log lock. */
 static struct pms_snapshots *shared_spare(struct pms_undo *u, struct pms_snapshots *all)
 {
     struct pms_snapshots *old = u->spare_snapshots;
     PMS_ASSERT(!all->used);
-    if (all->made)
-        (void)madvise(all->page, all->made * PMS_PAGE, MADV_FREE);
     u->spare_snapshots = all;
     return old;
 }
@@ -429,11 +427,36 @@ static bool is_detached(struct pms_snapshot *s)
     return detached;
 }
 
+/* A snapshot that is about to be closed, if it is the only one: the system may take the memory of kept pages back from now on, and until it
+ * does they cost nothing to use again. A stretch at a time, for faults wait for the log lock (8 ms for 112 MB on small pages). */
+static void let_memory_go(struct pms_snapshot *s)
+{
+    struct pms_undo *u = s->undo;
+    uint64_t at = 0;
+    for (bool more = true; more;) {
+        pms_undo_lock(u);
+        struct pms_snapshots *all = u->snapshots;
+        if (s->listed && !s->lost) {
+            lose(all, s);
+            wake_writers(all);
+        }
+        more = s->listed && all->first == s && !s->next && !all->writers && !all->used && at < all->made;
+        if (more) {
+            uint64_t pages = STRETCH_FREED - (uintptr_t)(all->page + at * PMS_PAGE) / PMS_PAGE % STRETCH_FREED; /* whole huge pages */
+            pages = pages < all->made - at ? pages : all->made - at;
+            (void)madvise(all->page + at * PMS_PAGE, pages * PMS_PAGE, MADV_FREE);
+            at += pages;
+        }
+        pms_undo_unlock(u);
+    }
+}
+
 /* The store may be closing in another thread. What that one has not picked from the list before it is off the list it never sees; what it
  * has picked stays until it lets go. */
 void pms_snapshot_close(struct pms_snapshot *s)
 {
     if (enter(s)) {
+        let_memory_go(s);
         pms_undo_lock(s->undo);
         struct pms_snapshots *last = unlist(s->undo, s);
         pms_undo_unlock(s->undo);
