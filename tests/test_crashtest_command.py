@@ -54,13 +54,19 @@ def test_a_correct_loop_passes(disk: Path, domain: str, model: str) -> None:
 
 
 def test_two_commits_for_one_update_are_found(disk: Path) -> None:
+    """A thread of domain "file" writes committed pages home meanwhile: on a busy machine a point may lie elsewhere in the
+    second run, or all that is found may have been killed at a random time. So a few seeds are tried."""
     command = [sys.executable, str(EXAMPLE)]
-    result = crash_test(command, folder=disk, trials=6, jobs=2)
-    assert result.count(Outcome.DIFFERENT) > 0
-    assert "momentum" in str(result)
-    bad = next(t for t in result.trials if t.outcome is Outcome.DIFFERENT and all(k.primitive for k in t.kills))
-    again = crash_test(command, folder=disk, at=[kill.primitive for kill in bad.kills])
-    assert [t.outcome for t in again.trials] == [Outcome.DIFFERENT]
+    for seed in range(1, 7):
+        result = crash_test(command, folder=disk, trials=6, jobs=2, seed=seed)
+        different = [t for t in result.trials if t.outcome is Outcome.DIFFERENT]
+        assert not different or "momentum" in str(result)
+        for bad in different:
+            if all(kill.primitive for kill in bad.kills):
+                again = crash_test(command, folder=disk, at=[kill.primitive for kill in bad.kills])
+                if [t.outcome for t in again.trials] == [Outcome.DIFFERENT]:
+                    return
+    pytest.fail("no trial found the bug at a point where a second one finds it again")
 
 
 def test_a_loop_that_starts_over_loses_work(disk: Path) -> None:
