@@ -318,9 +318,12 @@ def main(quick: bool, budget: harness.Budget) -> None:
         server.close()
     rows.append(harness.summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", harness.KILL, starts))
     server = Server(threads)
+    before, took = 0, 0.0
     for size, part in budget.deal(sizes):
+        start = time.monotonic()
+        needs = took * size / before if before else 0.0  # about: a round of a size costs as its bytes
         short = 3.7 * size > harness.room_bytes("memory", 0.9) or 6 * size > harness.room_bytes("disk", 0.8)
-        why = harness.OUT_OF_TIME if budget.spent else f"{harness.NO_MEMORY}, or disk" if short else ""
+        why = harness.OUT_OF_TIME if needs > budget.left or budget.spent else f"{harness.NO_MEMORY}, or disk" if short else ""
         if not why:
             try:
                 rows += _trials(server, size, 7 if size <= 100 * MB else 3, part)
@@ -328,6 +331,7 @@ def main(quick: bool, budget: harness.Budget) -> None:
                 why = f"failed: {harness.words_of(error)}"
         if why:
             rows.append(harness.missing("all of them", f"{harness.size_text(size)} of state", harness.KILL, why))
+        before, took = size, time.monotonic() - start
         print(f"  {harness.size_text(size)}: {why or 'done'} ({budget.left:.0f} s left)", flush=True)
     server.close()
     rows = harness.with_ratios(rows, "torch.load")

@@ -34,8 +34,8 @@ class Settings:
     seed: int = 1
     only: tuple[str, ...] = ()
     """workloads; empty: all"""
-    kill_step: int = 7
-    fault_step: int = 2
+    kill_step: int = 31
+    fault_step: int = 17
     stop_after: int = 5
     """failures of one job"""
     cores: int = 0
