@@ -122,13 +122,14 @@ def epochs(
     """
     from pmstore import tiers
     from pmstore.tiers.backend import open_places
+    from pmstore.tiers.patience import STALL_SECONDS, Patience
     from pmstore.tiers.reading import verify as read_all
 
     with _told():
         found = tiers.epochs(url)
         problems = {(one.run, one.epoch): one.problem for one in found}
         if verify:
-            backend = open_places(url)
+            backend = open_places(url, patience=Patience(url, STALL_SECONDS))
             for one in found:
                 problems[one.run, one.epoch] = read_all(backend, one)
     if as_json:

@@ -10,14 +10,15 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 from pmstore.errors import TierError
 from pmstore.tiers import engine
+from pmstore.tiers.patience import Patience
 
 __all__ = ["Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "normal_url", "open_backend", "open_places"]
 
@@ -55,15 +56,18 @@ class Backend(Protocol):
         """
 
 
-def open_backend(url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> LocalBackend | FsspecBackend:
-    """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`.
+def open_backend(
+    url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None, patience: Patience | None = None
+) -> LocalBackend | FsspecBackend:
+    """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`. patience: with a remote
+    place; None: somebody else looks whether it answers.
 
     Raises: TierError, ValueError, TypeError.
     """
     text = normal_url(url)
     if text.startswith("/"):
         return LocalBackend(Path(text))
-    return FsspecBackend(text, storage_options or {})
+    return FsspecBackend(text, storage_options or {}, patience)
 
 
 def normal_url(url: str | os.PathLike[str]) -> str:
@@ -126,15 +130,17 @@ class Places:
         return self.of(name).read(name, start, end)
 
 
-def open_places(url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None) -> Backend | Places:
+def open_places(
+    url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None, patience: Patience | None = None
+) -> Backend | Places:
     """For reading: as `open_backend`, and where the URL has "{rank}" in it, all that are there.
 
     Raises: TierError, ValueError.
     """
     text = normal_url(url)
     if RANK not in text:
-        return open_backend(text, storage_options)
-    there = open_backend(text, storage_options)
+        return open_backend(text, storage_options, patience)
+    there = open_backend(text, storage_options, patience)
     name = str(there.path) if isinstance(there, LocalBackend) else there.root
     pieces = name.split(RANK)
     pattern = "*".join(map(glob.escape, pieces))
@@ -142,7 +148,7 @@ def open_places(url: str | os.PathLike[str], storage_options: dict[str, Any] | N
     first, *others = map(re.escape, pieces)
     numbered = re.compile(first + r"([0-9]{1,9})" + r"\1".join(others))
     ranks = {int(match[1]) for one in found if (match := numbered.fullmatch(one))}
-    return Places(text, [open_backend(text.replace(RANK, str(rank)), storage_options) for rank in sorted(ranks)])
+    return Places(text, [open_backend(text.replace(RANK, str(rank)), storage_options, patience) for rank in sorted(ranks)])
 
 
 # ---- local directories ---------------------------------------------------------------------------------------------------
@@ -316,16 +322,20 @@ class _OwnerMark:
         """The mark stays: the next writer replaces it."""
 
 
+_Answer = TypeVar("_Answer")
+
+
 class FsspecBackend:
     """Any URL that fsspec knows. An epoch counts from the moment its manifest is there, which object stores put in one
     piece."""
 
-    def __init__(self, url: str, storage_options: dict[str, Any]) -> None:
+    def __init__(self, url: str, storage_options: dict[str, Any], patience: Patience | None) -> None:
         try:
             import fsspec
         except ImportError:
             raise TierError(f"{url}: tiers beyond local directories need fsspec: pip install 'pmstore[tiers]'") from None
         self.url = url
+        self._patience = patience
         try:
             self.fs, self.root = fsspec.core.url_to_fs(url, **storage_options)
         except ImportError as error:
@@ -338,52 +348,59 @@ class FsspecBackend:
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         """Libraries of places have errors of their own, which nobody could be told to expect: credentials that are missing,
-        hosts that are not there."""
+        hosts that are not there. Some call whatever a service answers an EIO, which says nothing of the bytes there."""
         try:
-            yield
-        except OSError:
-            raise
+            return question() if self._patience is None else self._patience.ask(question)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise
             raise TierError(f"{self.url}: {type(error).__name__}: {error}") from error
 
     def find(self, pattern: str) -> list[str]:
         """Paths that match."""
-        with self._in_words():
-            found: list[str] = self.fs.glob(pattern)
+        found: list[str] = self._ask(lambda: self.fs.glob(pattern))
         return found
 
     def names(self) -> dict[str, int]:
+        def listing() -> list[dict[str, Any]]:
+            self.fs.invalidate_cache()
+            listed: list[dict[str, Any]] = self.fs.ls(self.root, detail=True)
+            return listed
+
         try:
-            with self._in_words():
-                self.fs.invalidate_cache()
-                listed = self.fs.ls(self.root, detail=True)
+            listed = self._ask(listing)
         except FileNotFoundError:
             return {}
         return {one["name"].rsplit("/", 1)[-1]: int(one["size"] or 0) for one in listed if one["type"] == "file"}
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        try:
-            with self._in_words():
-                data: bytes = self.fs.cat_file(self._path(name), start=start or None, end=end)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            if end is None or self.fs.size(self._path(name)) > start:
+        path = self._path(name)
+
+        def reading() -> bytes:
+            try:
+                data: bytes = self.fs.cat_file(path, start=start or None, end=end)
+            except FileNotFoundError:
                 raise
-            return b""  # services refuse a range past the end, as all of an empty file is
-        return data
+            except OSError:
+                if end is None or self.fs.size(path) > start:
+                    raise
+                return b""  # services refuse a range past the end, as all of an empty file is
+            return data
+
+        return self._ask(reading)
 
     def publish(self, name: str, data: bytes) -> None:
-        with self._in_words():
+        def writing() -> None:
             self.fs.makedirs(self.root, exist_ok=True)
             self.fs.pipe_file(self._path(name), data)
 
+        self._ask(writing)
+
     def delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError), self._in_words():
-            self.fs.rm_file(self._path(name))
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(lambda: self.fs.rm_file(self._path(name)))
 
     def lock(self, prefix: str, session: str) -> Lock:
         return _OwnerMark(self, f"{prefix}owner", session)

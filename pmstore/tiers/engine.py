@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import dataclass
@@ -234,6 +235,10 @@ class Fill:
             native.pms_filling_close(raw)
 
 
+class UnreadableError(OSError):
+    """The medium does not give back what was written to it (EIO)."""
+
+
 def copy_pieces(
     source: int,
     positions: Array,
@@ -247,7 +252,7 @@ def copy_pieces(
 ) -> int | None:
     """Copies pieces between files, each checked. Returns the index of the first bad one, or None. fill: of the target.
 
-    Raises: OSError.
+    Raises: UnreadableError: of the source; OSError.
     """
     bad = native_ffi.new("uint64_t *")
     error = native_ffi.new("struct pms_error *")
@@ -267,6 +272,9 @@ def copy_pieces(
     ):
         if error.status == native.PMS_E_CORRUPT:
             return int(bad[0])
+        what = native_ffi.string(error.what)
+        if error.sys_errno == errno.EIO and what.startswith(b"reading"):
+            raise UnreadableError(errno.EIO, f"{what.decode()}: {os.strerror(errno.EIO)}")
         fail("", error)
     return None
 

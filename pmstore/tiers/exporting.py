@@ -19,6 +19,7 @@ from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, TierError
 from pmstore.tiers.backend import open_places
 from pmstore.tiers.image import Image, Stored
+from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, list_epochs
 from pmstore.tiers.restoring import choose
 
@@ -34,18 +35,19 @@ def export_safetensors(
     run: str | None = None,
     rank: int = 0,
     storage_options: dict[str, Any] | None = None,
+    stall_seconds: float | None = STALL_SECONDS,
 ) -> tuple[int, list[str]]:
     """Writes the arrays and tensors of an epoch to a safetensors file. Values and lists are left out.
 
     The newest epoch that is whole, or the one asked for; every byte is checked. group: only what is under it, with
-    names relative to it.
+    names relative to it. stall_seconds: as of `restore`.
 
     Returns: the epoch and the names.
     Raises: TierError, FileExistsError, OSError; ValueError for a dtype that safetensors does not have.
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "give a path where nothing is", os.fspath(path))
-    backend = open_places(url, storage_options)
+    backend = open_places(url, storage_options, Patience(os.fspath(url), stall_seconds))
     reasons = []
     for info in choose(list_epochs(backend), backend.url, epoch, run):
         temporary = f"{os.fspath(path)}.{secrets.token_hex(4)}.new"

@@ -22,10 +22,11 @@ from pmstore._ffi import DOMAINS
 from pmstore.array import Array
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.tiers import engine
-from pmstore.tiers.backend import Backend, LocalBackend, Places, open_file, open_places
-from pmstore.tiers.engine import Fill, Transfer
+from pmstore.tiers.backend import LocalBackend, open_file, open_places
+from pmstore.tiers.engine import Fill, Transfer, UnreadableError
 from pmstore.tiers.handle import telling
 from pmstore.tiers.manifest import Manifest
+from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
 
 __all__ = ["RestoreReport", "choose", "epochs", "restore"]
@@ -51,12 +52,14 @@ class RestoreReport:
         return "\n".join([*lines, f"epoch {self.epoch} restored to {self.path} ({self.nbytes:,} bytes)"])
 
 
-def epochs(url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> list[EpochInfo]:
-    """The epochs of a tier, newest first.
+def epochs(
+    url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None, stall_seconds: float | None = STALL_SECONDS
+) -> list[EpochInfo]:
+    """The epochs of a tier, newest first. stall_seconds: as of `restore`.
 
     Raises: TierError, OSError.
     """
-    return list_epochs(open_places(url, storage_options))
+    return list_epochs(open_places(url, storage_options, Patience(os.fspath(url), stall_seconds)))
 
 
 def choose(found: list[EpochInfo], url: str, epoch: int | None, run: str | None) -> list[EpochInfo]:
@@ -85,6 +88,7 @@ def restore(
     rank: int = 0,
     domain: str = "auto",
     storage_options: dict[str, Any] | None = None,
+    stall_seconds: float | None = STALL_SECONDS,
     progress: Callable[[int, int], Any] | None = None,
 ) -> RestoreReport:
     """Makes a store at path of an epoch in a tier: the newest that is whole, or the one asked for.
@@ -94,11 +98,12 @@ def restore(
     its own, so that what it is trained to and flushed does not mix with the run it came from.
 
     path: where nothing is. run: of those in the tier (its beginning will do); needed where several have that epoch. rank: whose
-        store. domain: what `pmstore.open` will use by default. progress: called with (bytes done, bytes of all), on some
-        thread.
+        store. domain: what `pmstore.open` will use by default. stall_seconds: a remote place that leaves a request (of 8 MiB
+        or a chunk) unanswered for so long is an error, and no reason to take an older epoch; None: waits for ever. progress:
+        called with (bytes done, bytes of all), on some thread.
 
-    Raises: TierError: no epoch could be restored, with the reason for each; FileExistsError; StoreFullError, OSError;
-    ValueError for arguments.
+    Raises: TierError: no epoch could be restored, with the reason for each, or the place does not answer; FileExistsError;
+    StoreFullError, OSError; ValueError for arguments.
     """
     target = Path(os.path.abspath(os.fspath(path)))
     if os.path.lexists(target):
@@ -109,7 +114,8 @@ def restore(
         raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such directory to restore into: make it first", str(target.parent))
-    backend = open_places(url, storage_options)
+    patience = Patience(os.fspath(url), stall_seconds)
+    backend = open_places(url, storage_options, patience)
     _clear_leavings(target)
     skipped: list[tuple[int, str]] = []
     candidates = choose(list_epochs(backend), backend.url, epoch, run)
@@ -118,7 +124,7 @@ def restore(
             skipped.append((info.epoch, info.problem))
             continue
         try:
-            size = _restore_one(backend, info, rank, target, domain, progress)
+            size = _restore_one(EpochBytes(backend, info, rank), target, domain, progress, patience)
         except BrokenEpochError as error:
             skipped.append((info.epoch, str(error)))
             continue
@@ -140,9 +146,8 @@ def _clear_leavings(target: Path) -> None:
 
 
 def _restore_one(
-    backend: Backend | Places, info: EpochInfo, rank: int, target: Path, domain: str, progress: Callable[[int, int], Any] | None
+    source: EpochBytes, target: Path, domain: str, progress: Callable[[int, int], Any] | None, patience: Patience
 ) -> int:
-    source = EpochBytes(backend, info, rank)
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.restoring"
     # A file object, which closes its descriptor, and so gives the lock back, wherever an interrupt comes.
     with open(temporary, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -151,14 +156,10 @@ def _restore_one(
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
                 size = engine.store_size(source.manifest.head, str(target))
-                _fill(fd, temporary, source, size, str(target), progress)
+                _fill(fd, temporary, source, size, str(target), progress, patience)
                 engine.seal_store(fd, source.manifest.head, domain, str(target))
             except (CorruptStoreError, FormatVersionError) as error:
                 raise BrokenEpochError("corrupt", str(error)) from error
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                raise BrokenEpochError("corrupt", f"it cannot be read: {error}") from error
             os.link(temporary, target)  # fails if somebody made a file there meanwhile
             os.unlink(temporary)
             _sync_directory(target.parent)
@@ -197,27 +198,37 @@ def _make_room(fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfe
 
 
 def _fill(
-    fd: int, temporary: Path, source: EpochBytes, size: int, path: str, progress: Callable[[int, int], Any] | None
+    fd: int,
+    temporary: Path,
+    source: EpochBytes,
+    size: int,
+    path: str,
+    progress: Callable[[int, int], Any] | None,
+    patience: Patience,
 ) -> None:
     """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long. Where it cannot
-    make any, the C library writes to each block that nobody has written to: only afterwards."""
-    room, local = Transfer(), isinstance(source.backend, LocalBackend)
-    with closing(Fill(fd, size if local and MAP_MEMORY else 0, path)) as fill, ThreadPoolExecutor(1) as pool:
-        allocated = pool.submit(_make_room, fd, fill, source.manifest, size, room, path)
+    make any, the C library writes to each block that nobody has written to: only afterwards. This thread waits for both: an
+    interrupt finds it at once, and ends them."""
+    room, transfer, local = Transfer(), Transfer(), isinstance(source.backend, LocalBackend)
+    with closing(Fill(fd, size if local and MAP_MEMORY else 0, path)) as fill, ThreadPoolExecutor(2) as pool:
         try:
+            allocated = pool.submit(_make_room, fd, fill, source.manifest, size, room, path)
             if local:
-                _fill_local(temporary, fill, source, size, progress)
+                pool.submit(_fill_local, temporary, fill, source, size, transfer, progress).result()
             else:
-                _fill_remote(fd, source, size, progress)
+                pool.submit(_fill_remote, fd, source, size, transfer, progress).result()
             _fill_borrowed(fd, source, size)
+            if not allocated.result():
+                engine.allocate_store(fd, size, room, path)
         except StoreFullError:
             allocated.result()  # says how much it needs
             raise
-        except BaseException:
+        except BaseException as error:
             room.cancel()
+            transfer.cancel()
+            if not isinstance(error, Exception):  # an interrupt, while threads may wait for answers
+                patience.end()
             raise
-        if not allocated.result():
-            engine.allocate_store(fd, size, room, path)
 
 
 def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
@@ -229,10 +240,17 @@ def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
         engine.write_all(fd, data[: max(0, size - offset)], offset)
 
 
-def _fill_local(temporary: Path, fill: Fill, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
+def _fill_local(
+    temporary: Path,
+    fill: Fill,
+    source: EpochBytes,
+    size: int,
+    transfer: Transfer,
+    progress: Callable[[int, int], Any] | None,
+) -> None:
     """Native threads, past the page cache: a tier's files are read once, and a disk takes the store in at its own pace. Memory
     takes it in where it stays."""
-    manifest, transfer = source.manifest, Transfer()
+    manifest = source.manifest
     target = open_file(temporary, os.O_WRONLY, direct=True)
     try:
         with telling(progress, transfer, len(manifest.chunks) * manifest.chunk_bytes):
@@ -255,6 +273,8 @@ def _copy_file(source: EpochBytes, name: str, part: Array, target: int, fill: Fi
         positions, crc = np.ascontiguousarray(part["position"]), np.ascontiguousarray(part["crc"])
         offsets = part["index"] * np.uint64(unit)
         bad = engine.copy_pieces(opened, positions, target, fill, offsets, crc, unit, size, transfer)
+    except UnreadableError as error:
+        raise BrokenEpochError("corrupt", f"file {name} cannot be read: {error}") from error
     finally:
         os.close(opened)
     if bad is not None:
@@ -272,9 +292,11 @@ def _in_parallel(
         raise error
 
 
-def _fill_remote(fd: int, source: EpochBytes, size: int, progress: Callable[[int, int], Any] | None) -> None:
+def _fill_remote(
+    fd: int, source: EpochBytes, size: int, transfer: Transfer, progress: Callable[[int, int], Any] | None
+) -> None:
     """Ranges of files, several at once; a range is as many chunks as lie together, up to 8 MiB."""
-    manifest, transfer = source.manifest, Transfer()
+    manifest = source.manifest
     unit = manifest.chunk_bytes
     chunks = manifest.chunks[np.lexsort((manifest.chunks["position"], manifest.chunks["file"]))]
     most = max(1, (8 << 20) // unit)

@@ -435,6 +435,35 @@ def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(filled: pmstor
         filled.flush("u")
 
 
+def test_a_failure_may_be_a_warning_at_the_next_flush(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.add_tier("t", url, chunk_bytes=CHUNK, on_error="warn")
+    Path(url).write_text("not a directory")
+    failed = filled.flush("t")
+    assert failed.wait_over(60)
+    Path(url).unlink()
+    with pytest.warns(UserWarning, match=rf"the flush of epoch {failed.epoch} to 't' failed"):
+        handle = filled.flush("t")
+    handle.wait(60)
+    filled.flush("t", wait=True)  # told once
+    assert restored(path, url)["a"][5] == 5
+
+
+def test_two_tiers_at_once(filled: pmstore.Store, path: Path, url: str) -> None:
+    """Each has its own epoch, whatever is committed meanwhile."""
+    handles = {}
+    for i, name in enumerate(("u", "v", "t")):
+        filled.add_tier(name, url + name, chunk_bytes=CHUNK, max_rate="20MB")
+        filled["a"][:] = i
+        filled.commit()
+        handles[name] = filled.flush(name)
+    filled["a"][:] = -1
+    filled.commit()
+    assert len({handle.wait(60).epoch for handle in handles.values()}) == 3
+    for i, (name, handle) in enumerate(handles.items()):
+        found = restored(path, url + name)
+        assert (found["epoch"], set(found["a"].tolist())) == (handle.epoch, {float(i)})
+
+
 def test_callbacks(filled: pmstore.Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress comes in order and ends at all of it; a callback that raises is told, and harms no flush."""
     told: list[tuple[int, int]] = []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from tier_helpers import CHUNK, restored
 
 import pmstore
 from pmstore.errors import TierError
+from pmstore.tiers import export_safetensors
 from pmstore.tiers.manager import Tiers
 from pmstore.tiers.writer import Writer
 
@@ -23,16 +27,28 @@ from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
 
 class Faulty(MemoryFileSystem):
-    """A network file system that can be told to hang or to drop the connection, at a write of a file's chunks."""
+    """A network file system that can be told to hang or to fail, at calls of some kinds: "write" and "read" (of chunks),
+    "publish", "list", "manifest"."""
 
     protocol = "faulty"
     store: dict[str, Any] = {}
     pseudo_dirs = [""]
     cachable = False
-    hang = threading.Event()  # set: writes go through
-    drop = False
+    where = {"write"}
+    hang = threading.Event()  # set: calls go through
+    hung = threading.Event()  # one of them waits
+    error: OSError | None = None
     delete = threading.Event()  # set: deletions go through
     refuse = False
+
+    @classmethod
+    def call(cls, kind: str) -> None:
+        if kind in cls.where:
+            if not cls.hang.is_set():
+                cls.hung.set()
+            cls.hang.wait()
+            if cls.error is not None:
+                raise cls.error
 
     def rm_file(self, path: str) -> None:
         Faulty.delete.wait()
@@ -44,15 +60,25 @@ class Faulty(MemoryFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         return MemoryFileSystem._strip_protocol(path.replace("faulty://", "memory://"))
 
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        Faulty.call("list")
+        return super().ls(path, detail, **kwargs)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> Any:
+        Faulty.call("manifest" if path.endswith(".manifest") else "read" if path.endswith(".chunks") else "mark")
+        return super().cat_file(path, start, end, **kwargs)
+
+    def pipe_file(self, path: str, value: Any, *arguments: Any, **kwargs: Any) -> Any:
+        Faulty.call("publish" if path.endswith(".manifest") else "mark")
+        return super().pipe_file(path, value, *arguments, **kwargs)
+
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         file = super()._open(path, mode, **kwargs)
         if mode == "wb":
             write = file.write
 
             def slow(data: Any) -> int:
-                Faulty.hang.wait()
-                if Faulty.drop:
-                    raise ConnectionResetError(104, "the network dropped")
+                Faulty.call("write")
                 return int(write(bytes(data)))
 
             file.write = slow
@@ -64,8 +90,9 @@ def faulty() -> Iterator[type[Faulty]]:
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     Faulty.store.clear()
     Faulty.hang.set()
+    Faulty.hung.clear()
     Faulty.delete.set()
-    Faulty.drop = Faulty.refuse = False
+    Faulty.where, Faulty.error, Faulty.refuse = {"write"}, None, False
     yield Faulty
     Faulty.hang.set()
     Faulty.delete.set()
@@ -157,12 +184,18 @@ def test_a_writer_that_was_replaced_stops(shm: Path) -> None:
     assert [one.problem for one in pmstore.epochs("memory://replaced")] == [None] * len(pmstore.epochs("memory://replaced"))
 
 
-def test_a_backend_that_hangs(path: Path, faulty: type[Faulty]) -> None:
+DROPPED = ConnectionResetError(104, "the network dropped")
+
+
+@pytest.mark.parametrize("where", ["write", "publish", "list"])
+def test_a_backend_that_hangs(path: Path, faulty: type[Faulty], where: str) -> None:
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, stall_seconds=0.3)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
         store.commit()
         store.flush("t", wait=True)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, stall_seconds=0.3)
+        faulty.where = {where}
         faulty.hang.clear()
         store["a"] += 1
         store.commit()
@@ -174,33 +207,145 @@ def test_a_backend_that_hangs(path: Path, faulty: type[Faulty]) -> None:
         store["a"] += 1
         store.commit()
         faulty.hang.set()
+        store.flush("t").wait_over(60)  # it waits for what hung; on a busy machine it may be told as stalled itself
+        store["a"] += 1
+        store.commit()
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
         assert store.flush("t", wait=True).epoch == store.epoch
-    assert restored(path, "faulty://run")["a"][0] == 4
-    assert [one.problem for one in pmstore.epochs("faulty://run")] == [None, None]
+    assert restored(path, "faulty://run")["a"][0] == 5
+    assert {one.problem for one in pmstore.epochs("faulty://run")} == {None}
 
 
-def test_a_network_that_drops(path: Path, faulty: type[Faulty]) -> None:
+@pytest.mark.parametrize("where", ["write", "publish", "list"])
+def test_a_network_that_drops(path: Path, faulty: type[Faulty], where: str) -> None:
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
         store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
         store.commit()
         store.flush("t", wait=True)
-        faulty.drop = True
+        faulty.where, faulty.error = {where}, DROPPED
         store["a"] += 1
         store.commit()
         with pytest.raises(ConnectionResetError):
             store.flush("t", wait=True)
-        faulty.drop = False
+        faulty.error = None
         assert restored(path, "faulty://run")["a"][0] == 1
         store.flush("t", wait=True)
         assert restored(path, "faulty://run")["a"][0] == 2
+
+
+@pytest.fixture
+def remote(path: Path, faulty: type[Faulty]) -> str:
+    """A tier with two epochs: 1.0 and 2.0 everywhere."""
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.zeros(131072)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
+        for _ in range(2):
+            store["a"] += 1
+            store.commit()
+            store.flush("t", wait=True)
+    return "faulty://run"
+
+
+@pytest.mark.parametrize("where", ["list", "manifest", "read"])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(DROPPED, ConnectionResetError), (OSError(errno.EIO, "503"), TierError)],  # the latter is s3fs's word for anything
+)
+def test_a_restore_while_the_network_drops(
+    path: Path, remote: str, faulty: type[Faulty], where: str, error: OSError, told: type[OSError]
+) -> None:
+    """An error, not an older epoch: nothing is wrong with the newest one."""
+    faulty.where, faulty.error = {where}, error
+    with pytest.raises(told, match=str(error.strerror)):
+        pmstore.restore(path.with_name("b.pm"), remote)
+    assert not list(path.parent.glob("*b.pm*"))
+    faulty.error = None
+    found = restored(path, remote)
+    assert (found["a"][0], found["report"].skipped) == (2, ())
+
+
+@pytest.mark.parametrize("where", ["list", "manifest", "read"])
+def test_a_restore_from_a_place_that_hangs(path: Path, remote: str, faulty: type[Faulty], where: str) -> None:
+    faulty.where = {where}
+    faulty.hang.clear()
+    with pytest.raises(TierError, match=r"no answer for 0\.2 seconds"):
+        pmstore.restore(path.with_name("b.pm"), remote, stall_seconds=0.2)
+    with pytest.raises(TierError, match="no answer"):
+        export_safetensors(path.with_name("x.safetensors"), remote, stall_seconds=0.2)
+    if where != "read":
+        with pytest.raises(TierError, match="no answer"):
+            pmstore.epochs(remote, stall_seconds=0.2)
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    faulty.hang.set()
+    assert restored(path, remote)["a"][0] == 2
+    with pytest.raises(ValueError, match="stall_seconds"):
+        pmstore.restore(path.with_name("b.pm"), remote, stall_seconds=0)
+
+
+def test_an_interrupt_ends_a_restore_that_waits_for_an_answer(path: Path, remote: str, faulty: type[Faulty]) -> None:
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        assert faulty.hung.wait(60)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    faulty.where = {"read"}
+    faulty.hang.clear()
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        pmstore.restore(path.with_name("b.pm"), remote, stall_seconds=None)
+    interrupter.join()
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_what_a_killed_writer_left_is_deleted(path: Path, faulty: type[Faulty]) -> None:
+    """By the next one of its run, when it begins; never what is another run's."""
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.ones(1000)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, run="mine")
+        store.commit()
+        store.flush("t", wait=True)
+        fs = fsspec.filesystem("faulty")
+        left, others = "/run/mine.0-1.deadbeef.000003.chunks", "/run/other.0-1.deadbeef.000003.chunks"
+        for name in (left, others):
+            fs.pipe_file(name, b"half")
+    with pmstore.open(path) as store:
+        faulty.where = {"write"}
+        faulty.hang.clear()
+        store.flush("t")
+        assert faulty.hung.wait(60)
+        there = (fs.exists(left), fs.exists(others))
+        faulty.hang.set()
+        assert there == (False, True)
+    assert restored(path, "faulty://run")["a"][0] == 1
+
+
+@pytest.mark.parametrize("where", ["faulty://run", "{shm}/tier"])
+def test_the_rate_is_limited(path: Path, shm: Path, faulty: type[Faulty], where: str) -> None:
+    """At a byte a second the first chunk, of each of the threads, takes hours."""
+    url = where.format(shm=shm)
+    with pmstore.open(path, size="8MiB") as store:
+        store["a"] = np.ones(131072)
+        store.add_tier("t", url, chunk_bytes=CHUNK, max_rate=1)
+        store.commit()
+        handle = store.flush("t")
+        while not handle.written_bytes:
+            time.sleep(0.01)
+        time.sleep(0.2)  # as long as all of it takes without a limit, many times over
+        assert handle.written_bytes <= 4 * CHUNK < handle.total_bytes
+        handle.cancel()
+        with pytest.raises(TierError, match="cancelled"):
+            handle.wait(60)
+    assert pmstore.epochs(url) == []
 
 
 def test_old_epochs_that_cannot_be_deleted(path: Path, faulty: type[Faulty]) -> None:
     """The new one counts all the same; it is told once, and tried again."""
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, keep=1, stall_seconds=0.3)
+        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, keep=1, stall_seconds=1)
         store.commit()
         store.flush("t", wait=True)
         faulty.refuse = True
