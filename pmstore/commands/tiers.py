@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail, reading, size
+from pmstore.commands.app import Json, app, console, fail, progress, reading, size
 from pmstore.errors import PmstoreError
 
 __all__ = ["epochs", "export_tier", "flush", "restore"]
@@ -45,9 +45,9 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, where that is a terminal."""
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     shown = Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    with shown as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with shown as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 @app.command()
@@ -131,7 +131,8 @@ def epochs(
         if verify:
             backend = open_places(url, patience=Patience(url, STALL_SECONDS))
             for one in found:
-                problems[one.run, one.epoch] = read_all(backend, one)
+                with progress(f"reading epoch {one.epoch}", one.state_bytes) as advance:
+                    problems[one.run, one.epoch] = read_all(backend, one, advance)
     if as_json:
         rows = [{**asdict(one), "problem": problems[one.run, one.epoch]} for one in found]
         typer.echo(json.dumps(rows, indent=2))
@@ -174,6 +175,6 @@ def export_tier(
     """
     from pmstore import tiers
 
-    with _told():
-        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank)
+    with _told(), _bar(f"writing {to.name}") as bar:
+        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank, progress=bar)
     typer.echo(f"epoch {number}: {len(names)} tensors written to {to}")

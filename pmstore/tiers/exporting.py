@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -36,11 +36,12 @@ def export_safetensors(
     rank: int = 0,
     storage_options: dict[str, Any] | None = None,
     stall_seconds: float | None = STALL_SECONDS,
+    progress: Callable[[int, int], Any] | None = None,
 ) -> tuple[int, list[str]]:
     """Writes the arrays and tensors of an epoch to a safetensors file. Values and lists are left out.
 
     The newest epoch that is whole, or the one asked for; every byte is checked. group: only what is under it, with
-    names relative to it. stall_seconds: as of `restore`.
+    names relative to it. stall_seconds: as of `restore`. progress: called with (bytes written, bytes of all).
 
     Returns: the epoch and the names.
     Raises: TierError, FileExistsError, OSError; ValueError for a dtype that safetensors does not have.
@@ -61,7 +62,8 @@ def export_safetensors(
             if not found:
                 raise TierError(f"{backend.url}: epoch {info.epoch} has no arrays{f' under {group!r}' if group else ''}")
             with open(temporary, "xb") as file:
-                _write(file, source, image, found, {"pmstore_epoch": str(info.epoch), "pmstore_run": info.run})
+                metadata = {"pmstore_epoch": str(info.epoch), "pmstore_run": info.run}
+                _write(file, source, image, found, metadata, progress or (lambda done, total: None))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -90,7 +92,14 @@ _TYPES = {
 _PIECE_BYTES = 8 << 20
 
 
-def _write(file: IO[bytes], source: EpochBytes, image: Image, found: Mapping[str, Stored], metadata: dict[str, str]) -> None:
+def _write(
+    file: IO[bytes],
+    source: EpochBytes,
+    image: Image,
+    found: Mapping[str, Stored],
+    metadata: dict[str, str],
+    progress: Callable[[int, int], Any],
+) -> None:
     """The format's own writer, because the library's takes all tensors in memory at once: the length of a header in JSON, the
     header, then the tensors in its order.
 
@@ -111,13 +120,16 @@ def _write(file: IO[bytes], source: EpochBytes, image: Image, found: Mapping[str
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     file.write(struct.pack("<Q", len(encoded)) + encoded)
+    total, done = at, 0
     for one in found.values():
         descriptor = image.descriptor(one)
         if descriptor.order is not None and one.nbytes:
-            file.write(_in_c_order(descriptor, source.read(one.offset, one.nbytes)))
+            done += file.write(_in_c_order(descriptor, source.read(one.offset, one.nbytes)))
+            progress(done, total)
             continue
         for start in range(0, one.nbytes, _PIECE_BYTES):
-            file.write(source.read(one.offset + start, min(_PIECE_BYTES, one.nbytes - start)))
+            done += file.write(source.read(one.offset + start, min(_PIECE_BYTES, one.nbytes - start)))
+            progress(done, total)
 
 
 def _type(descriptor: Descriptor, name: str) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,3 +92,39 @@ def test_flush(filled: pmstore.Store, path: Path, url: str) -> None:
     with pmstore.open(path) as store:
         store.remove_tier("t")
     assert run("flush", path)[0] == 2
+
+
+def on_a_terminal(*words: object) -> tuple[str, str]:
+    """What a command writes to its output, and to a terminal that is its standard error."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pmstore.cli", *map(str, words)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    shown = b""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as running:
+        os.close(theirs)
+        try:
+            while some := os.read(ours, 1 << 16):
+                shown += some
+        except OSError:  # EIO: nobody has it open any more
+            pass
+        os.close(ours)
+        assert running.stdout is not None
+        output = running.stdout.read()
+    assert running.returncode == 0, shown
+    return output, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+
+
+def test_progress_bars(filled: pmstore.Store, path: Path, url: str) -> None:
+    """To the end, of all bytes; and not in what a program may read."""
+    filled.close()
+    output, shown = on_a_terminal("flush", path, "t")
+    assert re.search(r"flushing to t .*1\.(\d)/1\.\1 MB", shown), shown
+    assert output.startswith("epoch ")
+    assert output.count("\n") == 1
+    output, shown = on_a_terminal("restore", path.with_name("b.pm"), url)
+    assert re.search(r"restoring b\.pm .*1\.(\d)/1\.\1 MB", shown), shown
+    assert output.count("\n") == 1
+    output, shown = on_a_terminal("epochs", "--verify", url)
+    assert re.search(r"reading epoch \d+ .*1\.(\d)/1\.\1 MiB", shown), shown
+    output, shown = on_a_terminal("export-tier", url, path.with_name("m.safetensors"))
+    assert re.search(r"writing m\.safetensors .*1\.(\d)/1\.\1 MB", shown), shown
