@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from pmstore import _ffi, array, dtypes, notebook
 from pmstore.array import Array, Descriptor
-from pmstore.core import Core, payload
+from pmstore.core import Core, payload, represent
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.extras import optional
 from pmstore.lists import List
@@ -33,14 +33,14 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Entry:
-    """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values and groups."""
+    """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values, groups and lists."""
 
     name: str
     kind: Literal["value", "array", "tensor", "group", "list", "slots"]
     dtype: str | None
     shape: tuple[int, ...] | None
     nbytes: int
-    """Of the data (arrays, tensors) or of the encoded value; 0 for groups, lists and slots."""
+    """Of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for groups and lists."""
 
 
 def split_name(name: Any) -> list[bytes]:
@@ -501,15 +501,19 @@ class Group(MutableMapping[str, Any]):
         """
         with self._core.lock:
             found = self._core.pool.entries(self._directory())
-        return [_entry(_text(name), thing) for name, thing in found]
+            return [self._told(_text(name), thing) for name, thing in found]
+
+    def _told(self, name: str, found: _ffi.Found) -> Entry:
+        """REQUIRES: the lock."""
+        if found.kind == _ffi.GROUP and found.meta:
+            version = self._core.pool.find(found.data, b"0")  # both are of one description
+            if version is None:
+                raise CorruptStoreError(f"{self._core.path}: the slots {name!r} lack an array")
+            return replace(_entry(name, version), kind="slots")
+        return _entry(name, found)
 
     def __repr__(self) -> str:
-        if self._core.pool.handle.closed:
-            return f"<pmstore.Group {self.name!r} of {self._core.path!r}, closed>"
-        try:
-            return f"<pmstore.Group {self.name!r} of {self._core.path!r}, {counted(len(self), 'name')}>"
-        except KeyError:
-            return f"<pmstore.Group {self.name!r} of {self._core.path!r}, not in the store any more>"
+        return represent(self._core, "Group", self.name, lambda: counted(len(self), "name"))
 
     def _repr_html_(self) -> str:
         try:
@@ -529,8 +533,6 @@ def _text(name: bytes) -> str:
 
 
 def _entry(name: str, found: _ffi.Found) -> Entry:
-    if found.kind == _ffi.GROUP and found.meta:
-        return Entry(name, "slots", None, None, 0)
     if found.kind in (_ffi.GROUP, _ffi.LIST):
         return Entry(name, "group" if found.kind == _ffi.GROUP else "list", None, None, 0)
     if found.kind == _ffi.VALUE:

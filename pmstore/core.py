@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from pmstore import _ffi, array, tensor, values
 from pmstore.array import Descriptor
-from pmstore.errors import CorruptStoreError
+from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError
 
 
 class Core:
@@ -79,6 +80,21 @@ class Core:
             made = array.bind(descriptor, memory)
         self.objects[key] = made
         return made
+
+
+def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str:
+    """The repr of something in a store, whatever became of it: a debugger asks at any time. state: while it is there."""
+    try:
+        told = state()
+    except KeyError:
+        told = "not in the store any more"
+    except ClosedStoreError:
+        told = "closed"
+    except ForkedStoreError:
+        told = "of the parent process"
+    except CorruptStoreError:
+        told = "damaged"
+    return f"<pmstore.{kind} {name!r} of {core.path!r}, {told}>"
 
 
 _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
 
 from pmstore import _ffi, notebook
-from pmstore.core import Core, Payload, payload
+from pmstore.core import Core, Payload, payload, represent
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.words import counted
 
@@ -210,12 +210,7 @@ class List(MutableSequence[Any]):
         return hash((id(self._core), self._parts))
 
     def __repr__(self) -> str:
-        if self._core.pool.handle.closed:
-            return f"<pmstore.List {self.name!r} of {self._core.path!r}, closed>"
-        try:
-            return f"<pmstore.List {self.name!r} of {self._core.path!r}, {counted(len(self), 'item')}>"
-        except KeyError:
-            return f"<pmstore.List {self.name!r} of {self._core.path!r}, not in the store any more>"
+        return represent(self._core, "List", self.name, lambda: counted(len(self), "item"))
 
     def _repr_html_(self) -> str:
         try:

@@ -9,10 +9,10 @@ from weakref import ref
 import msgpack
 import numpy as np
 
-from pmstore import _ffi
+from pmstore import _ffi, notebook
 from pmstore.array import Descriptor
-from pmstore.core import Core
-from pmstore.errors import CorruptStoreError, TransactionError
+from pmstore.core import Core, represent
+from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
 
 _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
 
@@ -239,7 +239,22 @@ class Slots:
         return hash((id(self._core), self._parts))
 
     def __repr__(self) -> str:
-        if self._core.pool.handle.closed:
-            return f"<pmstore.Slots {self.name!r} of {self._core.path!r}, closed>"
-        about = self._description()
-        return f"<pmstore.Slots {self.name!r} of {self._core.path!r}, shape {about.shape}, dtype {about.dtype_name()}>"
+        def state() -> str:
+            about = self._description()
+            return f"shape {about.shape}, dtype {about.dtype_name()}"
+
+        return represent(self._core, "Slots", self.name, state)
+
+    def _repr_html_(self) -> str:
+        try:
+            with self._core.lock:
+                place = self._find()
+                found = [self._found(place, number) for number in range(2)]
+            about = Descriptor.unpack(found[0].meta)
+        except (KeyError, PmstoreError):
+            return notebook.table(repr(self), [], [], 0)
+        rows = [
+            (number, "current" if number == place.current else "idle", about.dtype_name(), about.shape, f"{one.data_bytes:,}")
+            for number, one in enumerate(found)
+        ]
+        return notebook.table(repr(self), ("slot", "", "dtype", "shape", "bytes"), rows, 2)

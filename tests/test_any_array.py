@@ -16,8 +16,9 @@ from hypothesis.extra import numpy as nps
 import pmstore
 from pmstore import dtypes
 
+long_doubles = st.sampled_from([np.dtype(np.longdouble), np.dtype(np.clongdouble)])
 scalars = (
-    nps.scalar_dtypes() | nps.unicode_string_dtypes(max_len=5) | nps.byte_string_dtypes(max_len=5)
+    nps.scalar_dtypes() | nps.unicode_string_dtypes(max_len=5) | nps.byte_string_dtypes(max_len=5) | long_doubles
 )  # others: test_dtypes.py
 any_dtype = scalars | nps.array_dtypes(scalars, max_size=4)
 shapes = nps.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)

@@ -341,8 +341,11 @@ def test_slots(shm: Path) -> None:
                 turn = store.slots("model/w", 4)
                 turn.next[:] = turn.current + 1
                 turn.flip()
-    assert "array of float64, 4" in run("show", path, "model/w").stdout
-    assert json.loads(run("ls", path, "model", "--json").stdout)[0]["kind"] == "slots"
+    assert "array of float64, 4, 32 bytes, the current version of slots" in run("show", path, "model/w").stdout
+    assert json.loads(run("show", path, "model/w", "--json").stdout)["slots"] is True
+    row = {"name": "model/w", "kind": "slots", "dtype": "float64", "shape": [4], "bytes": 32}
+    assert json.loads(run("ls", path, "model", "--json").stdout) == [row]
+    assert "w: slots float64 4" in run("show", path, "model").stdout
     run("dump", path, shm / "dump")
     run("load", shm / "dump", shm / "back.pm")
     run("export", path, shm / "x.safetensors")
@@ -486,12 +489,27 @@ def test_names_that_collide(shm: Path) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert len(commands) >= 14
+    groups = [(group.name, group.typer_instance) for group in app.registered_groups]
+    commands = [
+        (*name, command.name or command.callback.__name__)
+        for name, each in [((), app), *(((name,), each) for name, each in groups)]
+        for command in each.registered_commands  # type: ignore[union-attr]
+        if command.callback
+    ]
+    assert len(commands) >= 20
     for command in commands:
-        told = run(command, "--help")
+        told = run(*command, "--help")  # type: ignore[arg-type]
         assert told.exit_code == 0
-        assert f"Example: pmstore {command} " in told.stdout
+        assert f"Example: pmstore {' '.join(map(str, command))} " in told.stdout
+    assert "Example: pmstore " in run("--help").stdout
+
+
+def test_the_list_of_commands_is_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["--help"], ["schedule", "--help"]):
+        listed = run(*words).stdout.partition("Commands:")[2]
+        assert listed
+        assert "..." not in listed
 
 
 def test_completion_of_names(path: Path) -> None:

@@ -77,6 +77,18 @@ def test_a_fork_inside_a_block(path: Path, domain: Any) -> None:
         assert store["a"].sum() == 1010
 
 
+def test_what_things_say_of_themselves_in_a_child(path: Path) -> None:
+    with pmstore.open(path, size="1MiB") as store:
+        things: list[Any] = [store, store.group("g"), store.list("l"), store.slots("s", 3)]
+        store.commit()
+
+        def child() -> str:
+            told = [call() for thing in things for call in (thing.__repr__, thing._repr_html_)]
+            return str(sum("of the parent process" in one for one in told))
+
+        assert in_child(child) == ("8", 0)
+
+
 def test_a_child_that_leaves_the_blocks_normally(path: Path) -> None:
     with pmstore.open(path) as store:
         store["x"] = 1

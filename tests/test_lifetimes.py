@@ -1,5 +1,5 @@
 """Views outlive everything: `del`, replacement, the roll back of the transaction that made them, `close`, a crash beside them,
-and the interpreter's end. Never a segmentation fault, never another object's bytes. `make asan-test` runs this file, too.
+and the interpreter's end. Never a segmentation fault, never another object's bytes. `make asan-python` runs this file, too.
 """
 
 from __future__ import annotations

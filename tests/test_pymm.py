@@ -465,6 +465,8 @@ def test_inspect(shelf: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"var x: array dtype=float64 shape=(3,) addr={shelf.x.addr:#x}" in told
     assert "var s: value type=shelved_string" in told
     assert "a commit survives" in told
+    assert "pymm.shelf 's'" in repr(shelf)
+    assert "<td>x</td>" in shelf._repr_html_()
 
 
 @needs_torch

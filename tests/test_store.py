@@ -330,6 +330,25 @@ def test_what_it_says_of_itself(store: pmstore.Store) -> None:
     assert "closed" in store._repr_html_()
 
 
+def test_a_repr_never_raises(path: Path) -> None:
+    """A debugger and a notebook ask for it whatever became of the thing."""
+    with pmstore.open(path) as store:
+        things: list[Any] = [store.group("g"), store.list("l"), store.slots("s", (2, 3), "f4")]
+        store.commit()
+
+        def said() -> list[str]:
+            return [str(call()) for thing in [store, *things] for call in (thing.__repr__, thing._repr_html_)]
+
+        assert "0 names" in repr(things[0])
+        assert "0 items" in repr(things[1])
+        assert "shape (2, 3), dtype float32" in repr(things[2])
+        assert things[2]._repr_html_().count("<td>(2, 3)</td>") == 2
+        for name in "gls":
+            del store[name]
+        assert sum("not in the store any more" in one for one in said()) == 6
+    assert sum("closed" in one for one in said()) == 8
+
+
 def test_declared_writes_of_all_sorts(store: pmstore.Store) -> None:
     torch = pytest.importorskip("torch")
     a = store.zeros("a", (100, 100))

@@ -36,6 +36,7 @@ __all__ = [
     "fail",
     "find",
     "milliseconds",
+    "one_line",
     "opened",
     "printable",
     "progress",
@@ -52,8 +53,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Training state in a persistent heap: look at stores, change them, carry them elsewhere, and see it work.\n\n"
     "Exit codes: 0 well; 1 bad news (a damaged store); 2 a wrong question. Names in groups are paths: run/model/w. "
-    "pmstore --install-completion completes commands and names of stores in the shell.",
+    "pmstore --install-completion completes commands and names of stores in the shell.\n\n"
+    "Example: pmstore ls -r run.pm\n\n"
+    "Example: pmstore show --help",
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pmstore {pmstore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it, and end.")] = False,
+) -> None:
+    """Options of the application itself."""
 
 
 def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
@@ -106,7 +122,7 @@ def ending() -> Iterator[None]:
     try:
         yield
     except (CorruptStoreError, UncleanMachineCrashError) as error:
-        raise fail(_line(error), 1) from None
+        raise fail(one_line(error), 1) from None
     except ModuleNotFoundError as error:
         raise fail(str(missing(error)), 2) from None
     except BrokenPipeError:
@@ -114,12 +130,13 @@ def ending() -> Iterator[None]:
     except FileExistsError as error:
         raise fail(f"{error.filename}: there is something already: give another path, or remove it first", 2) from None
     except (PmstoreError, OSError, ValueError, TypeError, KeyError) as error:
-        raise fail(_line(error), 2) from None
+        raise fail(one_line(error), 2) from None
     except KeyboardInterrupt:
         raise fail("stopped", 130) from None
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The error in the words of the command line."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, PmstoreError) and error.problem:
         remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), "")

@@ -94,7 +94,7 @@ def rm(
     names: Names,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Groups too, with all they hold.")] = False,
 ) -> None:
-    """Removes names: all of them or, if something is wrong with one, none. One commit; works when the store is full.
+    """Removes names: all of them, or none if one is wrong. One commit; works when the store is full.
 
     Room is reused by the store. To make the file smaller: pmstore compact.
 
@@ -111,9 +111,10 @@ def rm(
 
 @app.command()
 def compact(path: StorePath) -> None:
-    """Gives free space back: rewrites the store into a file as small as it can be, and puts that in its place.
+    """Gives free space back: writes the store anew, and small.
 
-    A crash leaves the old or the new file, whole. Needs room for both. The store must not be open elsewhere.
+    The new file then takes the place of the old one. A crash leaves the old or the new file, whole. Needs room for both. The
+    store must not be open elsewhere.
 
     Example: pmstore compact run.pm
     """

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail
+from pmstore.commands.app import Json, app, console, fail, one_line
 from pmstore.crashtest import CrashTestResult, Outcome, Trial, crash_test
 
 __all__ = ["crashtest"]
@@ -83,9 +83,9 @@ def crashtest(
     timeout: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Kills a training program again and again, resumes it, and says what was lost.
+    """Kills a training program, resumes it, and says what was lost.
 
-    The program is run in copies of the working directory. Exit code 1 if any trial was not a clean resume.
+    Again and again. The program is run in copies of the working directory. Exit code 1 if any trial was not a clean resume.
 
     Example: pmstore crashtest --trials 50 -- python train.py --steps 200
 
@@ -108,7 +108,7 @@ def crashtest(
             keep=keep, timeout_seconds=timeout, on_trial=on_trial,
         )  # fmt: skip
     except (ValueError, OSError) as error:
-        raise fail(str(error), 2) from None
+        raise fail(one_line(error), 2) from None
     if summary:
         with summary.open("a") as file:
             file.write(_markdown(result))

@@ -32,9 +32,9 @@ def demo(
     threads: Annotated[int, typer.Option(min=1, help="Of torch, in each training process.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Trains on real images, is killed twice with SIGKILL, resumes, and compares bit for bit with an undisturbed run.
+    """Trains, is killed twice, resumes, and compares bit for bit.
 
-    Exit code 1 if anything differs.
+    With real images, SIGKILL, and a run that nobody disturbs. Exit code 1 if anything differs.
 
     Example: pmstore demo --quick
 

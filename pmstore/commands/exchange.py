@@ -61,7 +61,7 @@ def import_(
     replace: Annotated[bool, typer.Option("--replace", help="What has the same names.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="As torch tensors, where the file does not say.")] = False,
 ) -> None:
-    """Copies arrays of a safetensors or npz file into a store, which is made if there is none. One commit.
+    """Copies arrays of a safetensors or npz file into a store. One commit; the store is made if there is none.
 
     Example: pmstore import model.safetensors run.pm --group pretrained --tensors
 

@@ -18,10 +18,10 @@ from pmstore.picture import SHADES
 
 @app.command()
 def info(path: StorePath, as_json: Json = False) -> None:
-    """Says what a store is: domain, sizes, commits, what the last open had to undo, and a map of the heap.
+    """Says what a store is: domain, sizes, commits, recovery.
 
-    The map has a line for each segment of the file (it begins with one, and each growth adds one): 64 cells from the segment's
-    first byte of data to its last, darker the more of the cell is in use.
+    And a map of the heap. It has a line for each segment of the file (it begins with one, and each growth adds one): 64 cells
+    from the segment's first byte of data to its last, darker the more of the cell is in use.
 
     Example: pmstore info run.pm
 
@@ -90,7 +90,7 @@ def _rows(group: Group, prefix: str, recursive: bool) -> Iterator[dict[str, Any]
 
 @app.command()
 def check(path: StorePath, as_json: Json = False) -> None:
-    """Checks every invariant of a store's file, without changing it. Exit code 1 if one is broken.
+    """Checks every invariant of a store, and changes nothing. Exit code 1 if one is broken.
 
     It walks the log, the allocator's tables and bitmaps, every group and list, and every value and description: leaks,
     overlaps, double ownership. pmstore repair tells what can be mended.

@@ -43,7 +43,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @app.command()
 def dump(path: StorePath, out: DumpPath) -> None:
-    """Writes all that a store holds into one portable file: for other versions and machines, archives, pipes.
+    """Writes all that a store holds into one portable file. For other versions and machines, archives, pipes.
 
     It holds names, values, descriptions and bytes in msgpack, with a checksum; no code. It is as large as what the store holds.
 

@@ -55,7 +55,7 @@ def repair(
     backup: Annotated[bool, typer.Option(help="Copy the file beside it first.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Mends what can be mended of a store, after saying what that is. Keeps a copy of the file unless told otherwise.
+    """Says what can be mended of a store, and mends it. Keeps a copy of the file unless told otherwise.
 
     It can accept a store that was open when the machine went down, free blocks that belong to nobody, and restore a damaged
     copy of the superblock from its twin. It invents nothing: a store that is damaged otherwise is to be restored from a tier, a

@@ -50,10 +50,11 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Runs a training job in simulated time under each policy and holds it against the exact optimum.
+    """Runs a training job in simulated time under each policy.
 
-    The policies are driven as in training: the scheduler sees noisy losses and times and knows nothing else but the failure
-    rate. "expected" is exact for the schedule that a policy made; "simulated" is the mean of the jobs under failures.
+    And holds it against the exact optimum. The policies are driven as in training: the scheduler sees noisy losses and times
+    and knows nothing else but the failure rate. "expected" is exact for the schedule that a policy made; "simulated" is the
+    mean of the jobs under failures.
 
     Example: pmstore schedule simulate --cost big --curve "power law" --mtbf llama3 --plot big.png
 

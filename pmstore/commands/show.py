@@ -30,10 +30,11 @@ def show(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Elements or items to print.")] = 12,
     as_json: Json = False,
 ) -> None:
-    """Shows what a name holds: of an array shape, dtype, statistics, a small picture and its first elements; a value as it is.
+    """Shows what a name holds, with a small picture of arrays.
 
-    The picture is a line of bars (1-d), shades (2-d, means of neighbours), or a histogram from the least to the greatest. Of
-    slots it shows the current version.
+    Of an array shape, dtype, statistics, the picture and its first elements; a value as it is. The picture is a line of bars
+    (1-d), shades (2-d, means of neighbours), or a histogram from the least to the greatest. Of slots it shows the current
+    version.
 
     Example: pmstore show run.pm config
 
@@ -43,14 +44,15 @@ def show(
     """
     with reading(path) as store:
         value = find(store, name)
-        if isinstance(value, Slots):
+        slots = isinstance(value, Slots)
+        if slots:
             value = value.current
         if as_json:
-            typer.echo(json.dumps({"name": name, **_told(value, limit)}, indent=2))
+            typer.echo(json.dumps({"name": name, **_told(value, limit), **({"slots": True} if slots else {})}, indent=2))
         elif isinstance(value, (Group, List)):
             _show_container(name, value, limit)
         elif _is_array(value):
-            _show_array(name, value, limit)
+            _show_array(name, value, limit, ", the current version of slots" if slots else "")
         else:
             typer.echo(pretty_repr(value))
 
@@ -159,10 +161,10 @@ def _line(item: Any) -> str:
     return f"{about['kind']} {about['dtype']} {'x'.join(map(str, about['shape'])) or 'scalar'}"
 
 
-def _show_array(name: str, value: Any, limit: int) -> None:
+def _show_array(name: str, value: Any, limit: int, extra: str) -> None:
     about = _about(value)
     shape = " x ".join(map(str, about["shape"])) or "scalar"
-    extra = ", requires grad" if getattr(value, "requires_grad", False) else ""
+    extra += ", requires grad" if getattr(value, "requires_grad", False) else ""
     rows = [("", f"{about['kind']} of {about['dtype']}, {shape}, {size(about['bytes'])}{extra}")]
     found = _statistics(value)
     if found is not None and found.elements:

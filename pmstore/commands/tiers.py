@@ -15,8 +15,9 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail, progress, reading, size
+from pmstore.commands.app import Json, app, console, fail, one_line, progress, reading, size
 from pmstore.errors import PmstoreError
+from pmstore.words import counted
 
 __all__ = ["epochs", "export_tier", "flush", "restore"]
 
@@ -33,11 +34,11 @@ def _told() -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
-        raise fail(str(error), 2) from None
+        raise fail(f"{error.filename}: {error.strerror}", 2) from None
     except (PmstoreError, OSError) as error:
-        raise fail(str(error), 1) from None
+        raise fail(one_line(error), 1) from None
     except ValueError as error:
-        raise fail(str(error), 2) from None
+        raise fail(one_line(error), 2) from None
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def flush(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Flushes the last commit to a tier, all of it, and returns when it is durable there. The store is not changed.
+    """Flushes the last commit of a store to a tier. Returns when all of it is durable there; the store is not changed.
 
     Example: pmstore flush run.pm s3://bucket/run
     """
@@ -73,6 +74,10 @@ def flush(
         if tier is not None and tier not in store.tiers and "/" in tier:
             store.add_tier("url", tier)  # open for reading, it does not remember it
             names = ["url"]
+        elif tier is not None and tier not in store.tiers:
+            raise fail(
+                f"{path}: the store remembers no tier {tier!r} (it has: {', '.join(store.tiers) or 'none'}): give a URL", 2
+            )
         if not names:
             raise fail(f"{path}: the store remembers no tier: give a URL", 2)
         for name in names:
@@ -97,7 +102,7 @@ def restore(
     domain: Annotated[str, typer.Option("--domain", help="As for pmstore.open.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Makes a store of an epoch in a tier: the newest that is whole, every byte checked.
+    """Makes a store of an epoch in a tier. By default of the newest that is whole; every byte is checked.
 
     Epochs that are damaged are passed over, and named.
 
@@ -169,7 +174,7 @@ def export_tier(
     run: Run = None,
     rank: Rank = 0,
 ) -> None:
-    """Writes an epoch's arrays and tensors to a safetensors file, without a store in between.
+    """Writes an epoch's arrays to a safetensors file. Tensors too; without a store in between.
 
     Example: pmstore export-tier s3://bucket/run model.safetensors --group run/model
     """
@@ -177,4 +182,4 @@ def export_tier(
 
     with _told(), _bar(f"writing {to.name}") as bar:
         number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank, progress=bar)
-    typer.echo(f"epoch {number}: {len(names)} tensors written to {to}")
+    typer.echo(f"epoch {number}: {counted(len(names), 'tensor')} written to {to}")

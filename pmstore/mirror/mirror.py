@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from pmstore import notebook
 from pmstore.core import Core
 from pmstore.errors import MirrorError
 from pmstore.mirror.copier import flat, flat_bytes
@@ -65,6 +66,10 @@ class Mirror:
 
     def __repr__(self) -> str:
         return f"<pmstore.Mirror of {self.slots!r}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(part.tensor.dtype, tuple(part.tensor.shape), part.tensor.device, part.at) for part in self.parts]
+        return notebook.table(repr(self), ("dtype", "shape", "device", "first byte"), rows[: notebook.SHOWN], len(rows))
 
 
 def add(store: Store, core: Core, mirrors: Mirrors, name: str, tensor: Any) -> Mirror:

@@ -145,6 +145,9 @@ class shelf:
     def __repr__(self) -> str:
         return f"<pymm.shelf {self._name!r} of {self._core.store!r}>"
 
+    def _repr_html_(self) -> str:
+        return self._core.store._repr_html_()
+
     # ---- PyMM's methods ----
 
     @property

@@ -37,7 +37,8 @@ def test_epochs_and_restore(step: Step, path: Path, url: str) -> None:
     target = path.with_name("b.pm")
     code, text = run("restore", target, url)
     assert (code, text.strip()) == (0, f"epoch {newer} restored to {target} (8,388,608 bytes)")
-    assert run("restore", target, url)[0] == 2  # something is there
+    said = "restore makes a new store: give a path where nothing is, or remove it first"
+    assert run("restore", target, url) == (2, f"pmstore: {target}: {said}\n")
     target.unlink()
     chunks = max(Path(url).glob("*.chunks"), key=lambda one: one.stat().st_mtime_ns)
     data = bytearray(chunks.read_bytes())
@@ -60,7 +61,7 @@ def test_epochs_and_restore(step: Step, path: Path, url: str) -> None:
 def test_export(step: Step, path: Path, url: str) -> None:
     epoch = step(3)
     target = path.with_name("m.safetensors")
-    assert run("export-tier", url, target, "--group", "deep") == (0, f"epoch {epoch}: 1 tensors written to {target}\n")
+    assert run("export-tier", url, target, "--group", "deep") == (0, f"epoch {epoch}: 1 tensor written to {target}\n")
     assert run("export-tier", url, target)[0] == 2
     assert pmstore.epochs(url)[0].epoch == epoch
 
@@ -85,7 +86,7 @@ def test_flush(filled: pmstore.Store, path: Path, url: str) -> None:
         assert [(one.epoch, one.problem) for one in pmstore.epochs(where)] == [(epoch, None)]
     assert run("flush", path, "nowhere") == (
         2,
-        f"pmstore: {path}: there is no tier 'nowhere' (there are: 't'). store.add_tier adds one\n",
+        f"pmstore: {path}: the store remembers no tier 'nowhere' (it has: t): give a URL\n",
     )
     Path(url + ".file").write_text("")
     assert run("flush", path, url + ".file")[0] in (1, 2)

@@ -348,6 +348,7 @@ def test_mirrors_made_and_removed(store: pmstore.Store) -> None:
     assert mirror.tensor is tensor
     assert mirror.name == "w"
     assert "'w'" in repr(mirror)
+    assert "<td>cpu</td>" in mirror._repr_html_()
     store.commit()
     assert (store.slots("w").current == 2).all()
     del store["w"]
