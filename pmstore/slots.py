@@ -53,7 +53,20 @@ def unpack(meta: bytes) -> int:
         raise CorruptStoreError(f"the description of slots does not decode: {error!r}") from error
     if current not in (0, 1):
         raise CorruptStoreError(f"slots are numbered 0 and 1, not {current!r}")
+    if meta != pack(int(current)):  # the engine compares bytes
+        raise CorruptStoreError("the description of slots is not written as slots write it")
     return int(current)
+
+
+def check(pool: _ffi.Pool, group: _ffi.Found) -> None:
+    """What is described as slots has to be a pair: two arrays of one description. Raises: CorruptStoreError."""
+    unpack(group.meta)
+    held = dict(pool.entries(group.data))
+    if sorted(held) != list(_NAMES) or any(found.kind != _ffi.ARRAY for found in held.values()):
+        raise CorruptStoreError("slots hold two arrays, 0 and 1, and nothing else")
+    first, second = (held[name] for name in _NAMES)
+    if (first.meta, first.data_bytes) != (second.meta, second.data_bytes):
+        raise CorruptStoreError("the two arrays of slots differ in dtype, shape or size")
 
 
 class Slots:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakMethod, WeakValueDictionary, ref
 
-from pmstore import _ffi, array, values
+from pmstore import _ffi, array, slots, values
 from pmstore._block import Transaction
 from pmstore.containers import Group
 from pmstore.core import Core
@@ -445,7 +445,8 @@ class Store(Group):
         return tuple(SegmentUsage(**segment) for segment in self._core.pool.usage())
 
     def check(self) -> CheckReport:
-        """Examines the whole store: allocator, directories, and that every value and description decodes. Reads only."""
+        """Examines the whole store: allocator, directories, that every value and description decodes, and that slots are pairs.
+        Reads only."""
         with self._core.lock:
             counts, problems = self._core.pool.check()
             if not problems:  # else the directories are not to be walked
@@ -463,6 +464,8 @@ class Store(Group):
                     raw.decode()
                     if found.kind == _ffi.GROUP:
                         directories.append((name + "/", found.data))
+                        if found.meta:
+                            slots.check(self._core.pool, found)
                     elif found.kind == _ffi.LIST:
                         self._check_items(found.data)
                     else:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore import _ffi
+from pmstore.slots import pack
 
 SIZES = [3, 1000, 5000, 300_000]  # float64: in a slab, up to several huge pages
 
@@ -291,6 +293,36 @@ def test_a_flip_outside_a_block_is_pending(path: Path, domain: str) -> None:
         store.close()
     with pmstore.open(path, domain=domain) as store:
         assert (store["w"].current == 3).all()
+
+
+@pytest.mark.parametrize("what", ["number", "form", "rest", "no array", "another name", "no array's kind", "shape", "sound"])
+def test_check_knows_slots(path: Path, what: str) -> None:
+    """A damaged pair is a problem of the store's, not only of whoever opens it."""
+    with pmstore.open(path, size="8MiB") as store:
+        store.slots("g/w", (3, 4))
+        store["g/beside"] = np.ones(5)
+        pool, meta = store._core.pool, pack(0)
+        own = store._core.pool.find(pool.find(0, b"g").data, b"w").data  # type: ignore[union-attr]
+        damaged = {"number": meta[:-1] + b"\x02", "form": b"\x81\xa5slots\xcc\x00", "rest": b"\xc1"}.get(what)
+        if damaged is not None:
+            pool.describe_group(pool.find(0, b"g").data, b"w", damaged)  # type: ignore[union-attr]
+        elif what == "no array":
+            pool.remove(own, b"1")
+        elif what == "another name":
+            pool.put_value(own, b"2", b"\xc0")
+        elif what == "no array's kind":
+            pool.remove(own, b"0")
+            pool.put_value(own, b"0", b"\xc0")
+        elif what == "shape":
+            other = pool.find(pool.find(0, b"g").data, b"beside")  # type: ignore[union-attr]
+            pool.remove(own, b"1")
+            pool.put_array(own, b"1", other.meta, other.data_bytes, fill=_ffi.FILL_ZERO)  # type: ignore[union-attr]
+        store.commit()
+        problems = store.check().problems
+        assert len(problems) == (what != "sound")
+        assert all("'g/w'" in problem and "slots" in problem for problem in problems)
+    with pmstore.open(path, "r") as store:
+        assert store.check().problems == problems
 
 
 def test_a_store_open_for_reading(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,37 @@ def test_bfloat16_parameters_have_float32_moments() -> None:
     assert ours[2].isnan().all()
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_state_dicts_go_both_ways(name: str) -> None:
+NAMES = ["AdamW", "Adam", "SGD"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_defaults_are_torchs(name: str) -> None:
+    ours, theirs = getattr(optim, name), getattr(torch.optim, name)
+
+    def arguments(made: Any) -> dict[str, Any]:
+        return {one.name: (one.kind, one.default) for one in inspect.signature(made).parameters.values()}
+
+    w = nn.Parameter(torch.ones(3))
+    given, expected = arguments(ours), arguments(theirs)
+    assert given == {**given, **expected}
+    assert given.keys() - expected.keys() <= {"decoupled_weight_decay"}  # torch's Adam has it since 2.7
+    expected = theirs([w]).defaults
+    assert ours([w]).defaults == {**ours([w]).defaults, **expected}
+    for option in ours.refused:
+        with pytest.raises(ValueError, match=rf"optim\.{name} has no {option}: use torch\.optim\.{name}"):
+            ours([w], **{option: True})
+    for option in ("fused", "foreach"):
+        ours([w], **{option: True})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_state_dicts_go_both_ways(name: str, dtype: torch.dtype) -> None:
+    """To torch's and on, and back and on. (torch rounds state to the parameters' dtype, and computes in it.)"""
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
-    ours, theirs = _parameters(5), _parameters(5)
-    native, reference = getattr(optim, name)(ours, **options), getattr(torch.optim, name)(theirs, fused=True, **options)
+    ours, theirs, again = (_parameters(seed, dtype) for seed in (5, 5, 6))
+    native, back = getattr(optim, name)(ours, **options), getattr(optim, name)(again, **options)
+    reference = getattr(torch.optim, name)(theirs, **options)
 
     def step(parameters: list[nn.Parameter], optimizer: Any, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -130,24 +157,62 @@ def test_state_dicts_go_both_ways(name: str) -> None:
             one.grad = torch.empty_like(one).copy_(torch.randn(one.shape, generator=generator))
         optimizer.step()
 
+    def load(into: Any, parameters: list[nn.Parameter], of: Any, source: list[nn.Parameter]) -> None:
+        into.load_state_dict(copy.deepcopy(of.state_dict()))  # torch keeps the very tensors
+        with torch.no_grad():
+            for one, other in zip(parameters, source, strict=True):
+                one.copy_(other)
+
+    def same(some: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
+        near = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.01}
+        return all(torch.allclose(a, b, **near) for a, b in zip(some, others, strict=True))
+
     for seed in range(3):
         step(ours, native, seed)
-    with torch.no_grad():
-        for other, mine in zip(theirs, ours, strict=True):
-            other.copy_(mine)
-    reference.load_state_dict(copy.deepcopy(native.state_dict()))  # torch keeps the very tensors
-    step(ours, native, 9)
-    step(theirs, reference, 9)
-    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
-    again = _parameters(6)
-    back = getattr(optim, name)(again, **options)
-    back.load_state_dict(copy.deepcopy(reference.state_dict()))
-    with torch.no_grad():
-        for mine, other in zip(again, theirs, strict=True):
-            mine.copy_(other)
-    step(again, back, 10)
-    step(theirs, reference, 10)
-    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(again, theirs, strict=True))
+    load(reference, theirs, native, ours)
+    for seed in (9, 10):
+        step(ours, native, seed)
+        step(theirs, reference, seed)
+        assert same(ours, theirs)
+    load(back, again, reference, theirs)
+    for key in native.state_names:
+        assert back.state[again[1]][key].dtype == torch.float32
+    for seed in (11, 12):
+        step(again, back, seed)
+        step(theirs, reference, seed)
+        assert same(again, theirs)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_dict_of_bfloat16_parameters_is_whole(store: pmstore.Store, name: str, attached: bool) -> None:
+    """Its moments are float32, and are not rounded when they are loaded: the next step is bit for bit the same."""
+    options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
+    first, second = ([nn.Parameter(torch.linspace(-1, 1, 5000, dtype=torch.bfloat16))] for _ in range(2))
+    native, other = getattr(optim, name)(first, **options), getattr(optim, name)(second, **options)
+    run = pmstore.torch.attach(store, optimizer=other) if attached else None
+    seen: list[Any] = []
+    other.register_load_state_dict_post_hook(lambda one: seen.append(one.state[second[0]][native.state_names[0]].dtype))
+
+    def step(parameter: nn.Parameter, optimizer: Any, seed: int) -> None:
+        parameter.grad = torch.randn(5000, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        optimizer.step()
+
+    for seed in range(3):
+        step(first[0], native, seed)
+    saved = copy.deepcopy(native.state_dict())
+    other.load_state_dict(saved)
+    second[0].data = first[0].detach().clone()
+    for seed in (3, 4):
+        step(first[0], native, seed)
+        step(second[0], other, seed)
+        if run is not None:
+            run.commit()
+    assert torch.equal(first[0], second[0])
+    for key, value in native.state[first[0]].items():
+        assert torch.equal(other.state[second[0]][key], value), key
+    assert seen == [torch.float32]
+    assert not other._optimizer_load_state_dict_pre_hooks
 
 
 def _model(seed: int) -> nn.Sequential:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pmstore import _ffi
-from pmstore.torch.optim.base import NativeOptimizer, refuse
+from pmstore.torch.optim.base import NativeOptimizer
 
 __all__ = ["Adam", "AdamW"]
 
@@ -15,7 +15,7 @@ class Adam(NativeOptimizer):
     """`torch.optim.Adam` with its names and defaults; `weight_decay` is an L2 penalty.
 
     Parameters float32 or bfloat16 on the CPU, moments float32. lr and betas may be tensors. fused and foreach are accepted and
-    mean nothing. Not here, and refused: amsgrad, capturable, differentiable.
+    mean nothing. Not here, and refused: amsgrad, capturable, differentiable, decoupled_weight_decay (that is `AdamW`).
     """
 
     kind = _ffi.OPTIM_ADAM
@@ -36,8 +36,8 @@ class Adam(NativeOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
     ) -> None:
-        refuse(type(self).__name__, amsgrad=amsgrad, capturable=capturable, differentiable=differentiable)
         if not float(lr) >= 0:
             raise ValueError(f"Invalid learning rate: {lr}")
         if not eps >= 0:
@@ -52,12 +52,13 @@ class Adam(NativeOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "amsgrad": False,
+            "amsgrad": amsgrad,
             "maximize": maximize,
             "foreach": foreach,
-            "capturable": False,
-            "differentiable": False,
+            "capturable": capturable,
+            "differentiable": differentiable,
             "fused": fused,
+            "decoupled_weight_decay": decoupled_weight_decay,
         }
         super().__init__(params, defaults)
 
@@ -95,6 +96,24 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Any,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+        )

@@ -65,6 +65,7 @@ class NativeOptimizer(Optimizer):
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         self._slotted: Slotted | None = None
+        self._check_options([defaults])
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -85,9 +86,34 @@ class NativeOptimizer(Optimizer):
                 )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's. Raises: ValueError for an option that is refused; nothing was loaded."""
-        self._check_options(state_dict["param_groups"])
-        super().load_state_dict(state_dict)
+        """As torch's, which rounds state to the parameters' dtype: here what is float32 stays so.
+
+        Raises: ValueError for an option that is refused; nothing was loaded.
+        """
+        given: list[dict[str, Any]] = []  # what is loaded, after the program's own hooks
+
+        def look(_: Optimizer, state_dict: dict[str, Any]) -> None:
+            self._check_options(state_dict["param_groups"])
+            given.append(state_dict)
+
+        hooks = [
+            self.register_load_state_dict_pre_hook(look),
+            self.register_load_state_dict_post_hook(lambda _: self._keep_float32(given[-1]), prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _keep_float32(self, given: dict[str, Any]) -> None:
+        numbers = [number for group in given["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            held = given["state"].get(number, {})
+            for name in self.state_names:
+                if isinstance(held.get(name), torch.Tensor):
+                    self.state[parameter][name] = held[name].to(parameter.device, torch.float32)
 
     def _check_options(self, groups: Iterable[dict[str, Any]]) -> None:
         for group in groups:

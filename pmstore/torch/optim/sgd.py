@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pmstore import _ffi
-from pmstore.torch.optim.base import NativeOptimizer, refuse
+from pmstore.torch.optim.base import NativeOptimizer
 
 __all__ = ["SGD"]
 
@@ -35,7 +35,6 @@ class SGD(NativeOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        refuse(type(self).__name__, differentiable=differentiable)
         if not float(lr) >= 0:
             raise ValueError(f"Invalid learning rate: {lr}")
         if not momentum >= 0:
@@ -52,7 +51,7 @@ class SGD(NativeOptimizer):
             "nesterov": nesterov,
             "maximize": maximize,
             "foreach": foreach,
-            "differentiable": False,
+            "differentiable": differentiable,
             "fused": fused,
         }
         super().__init__(params, defaults)
