@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from crashtests import jobs, mixtures, mutant_list, mutants
+from crashtests import campaign, jobs, long, mixtures, mutant_list, mutants
+from crashtests.report import Report, commit_id
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = int(os.environ.get("PMS_CRASH_IMAGES", "2000"))
@@ -90,3 +97,110 @@ def test_a_broken_engine_is_noticed() -> None:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "4 mutants, 4 killed" in run.stdout
+
+
+BROKEN = """
+import functools, sys
+from pathlib import Path
+from crashtests import __main__, jobs, report
+source, target = map(Path, sys.argv[1:3])
+jobs.build = functools.partial(jobs.build, source, target)
+jobs.KEPT = target / "failures"
+report.Report.write.__defaults__ = (target,)
+del sys.argv[1:3]
+sys.exit(__main__.main())
+"""
+"""`python -m crashtests` over another engine, which leaves its report elsewhere."""
+
+
+def test_a_failure_says_how_to_have_it_again(tmp_path: Path) -> None:
+    """Exit code 1; seed, commit and command that make the failing image again, and the image itself; all in the report, too."""
+    jobs.build()
+    source, target = tmp_path / "native", tmp_path / "build"
+    source.mkdir()
+    for path in (ROOT / "native").glob("*.[ch]"):
+        (source / path.name).symlink_to(path)
+    (mutant,) = (m for m in mutant_list.MUTANTS if m.name == "no_write_back")
+    text = (source / mutant.file).read_text()
+    (source / mutant.file).unlink()
+    (source / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+    target.mkdir()
+    for path in jobs.BUILD.glob("*.o"):
+        shutil.copy2(path, target)
+    shutil.copytree(jobs.BUILD / "engine", target / "engine")  # nothing of the unchanged engine is compiled again
+    (target / "engine" / mutant.file.replace(".c", ".o")).unlink()
+
+    options = ["--only", "write_all", "--model", "ii", "--images", "300", "--seed", "7", "--stop-after", "2"]
+    command = [sys.executable, "-c", BROKEN, str(source), str(target), *options]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert f"FAILED: 2 failures; seed 7, commit {commit_id()}; images in {target / 'failures'}" in run.stdout
+    report = json.loads((target / "report.json").read_text())
+    assert (report["seed"], report["commit"], report["models"]["ii"]["failures"]) == (7, commit_id(), 2)
+    assert "`--seed 7` at commit" in (target / "report.md").read_text()
+    for failure in report["failures"]:
+        assert failure["message"] in (target / "report.md").read_text()
+        assert Path(failure["image"]).stat().st_size > 1 << 20
+        assert failure["sites"]
+    words = [*shlex.split(report["failures"][0]["command"]), "--scratch", str(tmp_path / "x")]
+    again = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 1
+    said = [json.loads(line)["failure"] for line in again.stdout.splitlines() if 'failure"' in line]
+    assert [(one["event"], one["message"], one["units"]) for one in said] == [
+        (one["event"], one["message"], one["units"]) for one in report["failures"]
+    ]
+
+
+def test_the_report_is_for_programs_too(tmp_path: Path) -> None:
+    """What is promised of report.json, and rows for people of all of it."""
+    found = {"distinct": 3, "images": 4, "windows": 2, "exhaustive": 1, "nested": 0, "nested_images": 0}
+    outcomes = [jobs.Outcome(jobs.Job("images", "write_all", "file", "iii"), found, [])]
+    outcomes += [jobs.Outcome(jobs.Job(mode, "write_all", "file"), {"trials": 5}, []) for mode in ("kill", "fault")]
+    report = Report(9, 1.0, outcomes, {"stores": 8, "failures": 0})
+    told = report.as_dict()
+    assert told["models"].keys() == {"i", "ii", "iii", "iv"}
+    assert all(found.keys() | {"failures"} <= model.keys() for model in told["models"].values())
+    assert {"trials", "failures"} <= told["kills"].keys()
+    assert {"trials", "failures"} <= told["faults"].keys()
+    assert told["mutants"].keys() == {"total", "killed", "equivalent"}
+    assert (told["seed"], told["commit"]) == (9, commit_id())
+    assert told["workloads"] == {"write_all": {"iii": 3, "kill": 5, "fault": 5}}
+    path = report.write(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text()) == told
+    assert "| write_all | 0 | 0 | 3 | 0 | 5 | 5 |" in path.read_text()
+
+
+def test_a_long_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make crashtest-long` with one workload: interrupted after a round, started again, until every model has its images."""
+    whole, rounds = campaign.run, []
+
+    def small(settings: campaign.Settings, console: Console) -> Report:
+        settings = replace(settings, only=("write_all",), kill_step=17 * settings.kill_step, fault_step=5, record=False)
+        rounds.append(settings.seed)
+        report = whole(settings, console)
+        report.interrupted = len(rounds) == 1
+        return report
+
+    monkeypatch.setattr(long, "FOLDER", tmp_path)
+    monkeypatch.setattr(long, "STATE", tmp_path / "state.json")
+    monkeypatch.setattr(long, "ROUND", 60)
+    monkeypatch.setattr(campaign, "run", small)
+    monkeypatch.setattr(jobs, "detect", functools.partial(jobs.detect, only="write_all"))
+    console = Console(file=io.StringIO())
+    progress, ended = long.run(100, 0, console)
+    assert (ended, progress.rounds) == (False, 1)
+    first = {model: progress.distinct(model) for model in long.IMAGES}
+    progress, ended = long.run(100, 0, console)
+    assert ended
+    assert progress.rounds >= 2
+    assert rounds[: progress.rounds] == list(range(1, progress.rounds + 1))  # each with a seed of its own
+    for model in long.IMAGES:
+        assert progress.distinct(model) >= max(100, first[model])
+    assert progress.finished == ["kill", "fault", "detect"]
+    told: dict[str, Any] = progress.report().as_dict()
+    assert told["kills"]["trials"] > 0
+    assert told["faults"]["trials"] > 0
+    assert told["unlogged_stores"]["stores"] > 0
+    assert progress.report().failures == 0
+    again, ended = long.run(100, 0, console)  # there is nothing left to do
+    assert (ended, again.rounds) == (True, progress.rounds)
