@@ -184,6 +184,19 @@ def test_a_commit_flushed_again_is_never_missing(filled: pmstore.Store, path: Pa
         assert len(list(Path(url).glob("*.chunks"))) == 1
 
 
+def test_a_half_written_manifest_is_deleted_by_the_next_writer(filled: pmstore.Store, path: Path, url: str) -> None:
+    filled.flush("t", wait=True)
+    filled.close()
+    whole = newest_file(url, ".manifest")
+    left = whole.with_name(f".{whole.name}.deadbeef.new")
+    others = whole.with_name(f".{ManifestName(1, 1, 'other', 0, 1)}.deadbeef.new")
+    for file in (left, others):
+        file.write_bytes(b"half")
+    with pmstore.open(path) as store:
+        store.flush("t", wait=True)
+    assert (left.exists(), others.exists()) == (False, True)
+
+
 def test_a_fork_child_does_not_keep_the_tier(filled: pmstore.Store, path: Path, url: str) -> None:
     filled.flush("t", wait=True)
     read, write = os.pipe()

@@ -13,6 +13,7 @@ import tier_workload
 import pmstore
 from pmstore.errors import TierError
 from pmstore.testing import ForkServer
+from pmstore.tiers.manifest import Manifest
 
 SEED = 20261121
 MORE = int(os.environ.get("PMSTORE_TIER_KILLS", "1"))
@@ -54,6 +55,10 @@ def test_random_kills_of_flushes(server: ForkServer, path: Path, url: str, domai
         last = max(last, verify(path, url, max(last, run.acknowledged)))
     assert server.run("tier_workload:run", [str(path), url, domain, 2, 1]).exit_code == 0
     assert verify(path, url, last) > max(last, 0)
+    place = Path(url)
+    named = {name for one in place.glob("*.manifest") for name, _ in Manifest.unpack(one.read_bytes()).files}
+    assert {one.name for one in place.glob("*.chunks")} == named  # what kills left half-written is gone
+    assert not list(place.glob(".*.new"))
 
 
 def test_kills_at_primitives_of_flushes(server: ForkServer, path: Path, url: str) -> None:
