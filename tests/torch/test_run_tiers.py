@@ -28,10 +28,14 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     return loss.item()
 
 
-def train(store: pmstore.Store, until: int, *, patient: bool = False, **options: object) -> list[torch.Tensor]:
-    """patient: each flush ends before the next step, so that none is left out because the tier is busy."""
+def train(
+    store: pmstore.Store, until: int, *, patient: bool = False, lr: float | None = None, **options: object
+) -> list[torch.Tensor]:
+    """patient: each flush ends before the next step, so that none is left out because the tier is busy. lr: another one."""
     model, optimizer = make()
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, **options)  # type: ignore[arg-type]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] if lr is None else lr
     while run.step < until:
         run.commit(step(model, optimizer))
         if patient:
@@ -54,6 +58,34 @@ def test_a_restored_run_ends_as_one_that_was_not_interrupted(shm: Path) -> None:
     with pmstore.open(shm / "b.pm") as store:
         got = train(store, 30)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_branches_from_a_common_ancestor(shm: Path) -> None:
+    """An old epoch under new names: one goes the way of the first run, bit for bit, one with another lr; all in one tier."""
+
+    def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+    tier, want, uuid = shm / "tier", {}, {}
+    with pmstore.open(shm / "trunk.pm") as store:
+        store.add_tier("disk", tier)
+        want["trunk"] = train(store, 12, patient=True, tiers=["disk"])
+        uuid["trunk"] = store.info().uuid
+    ancestor = sorted(info.epoch for info in pmstore.epochs(tier))[4]
+    for name, lr in (("again", None), ("slower", 1e-3)):
+        pmstore.restore(shm / f"{name}.pm", tier, ancestor, run=uuid["trunk"])
+        with pmstore.open(shm / f"{name}.pm") as store:
+            want[name] = train(store, 12, patient=True, lr=lr, tiers=["disk"])
+            uuid[name] = store.info().uuid
+    assert same(want["trunk"], want["again"])
+    assert not same(want["trunk"], want["slower"])
+    with pmstore.open(shm / "trunk.pm") as store:  # goes on too
+        want["trunk"] = train(store, 15, patient=True, tiers=["disk"])
+    for name, run in uuid.items():
+        pmstore.restore(shm / f"{name}.back.pm", tier, run=run)
+        with pmstore.open(shm / f"{name}.back.pm") as store:
+            assert same(train(store, 0), want[name])
+    assert [info.problem for info in pmstore.epochs(tier) if info.problem] == []
 
 
 def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
