@@ -315,7 +315,8 @@ class Store(Group):
         keep: how many epochs stay; None: all. every: flushed by itself when so many commits have been made since the last time.
         max_rate: bytes a second; None: no limit.
         memory: for content that commits change while a flush still needs it; None: a quarter of the state. A commit that would
-            need more waits for the flush, at most max_wait_seconds (None: for ever); then the flush fails, not the commit.
+            need more waits for the flush, at most max_wait_seconds (None: for ever); then the flush fails, not the commit. The
+            flush's buffers, up to 16 MiB, come on top.
         stall_seconds: a flush to a remote place without progress for so long fails.
         on_error: what the next flush does about one that failed and that nobody was told of.
         rank, world_size, run: of several ranks whose epochs belong together; run names what they have in common.

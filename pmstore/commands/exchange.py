@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,13 +32,15 @@ def export_(
     separator: Separator = None,
     compress: Annotated[bool, typer.Option("--compress", help="npz: compressed.")] = False,
 ) -> None:
-    """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as metadata.
+    """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as metadata. Of a tier: export-tier.
 
     Example: pmstore export run.pm model.safetensors --group model
 
     Example: pmstore export run.pm arrays.npz --compress
     """
     kind = _format(file)
+    if path.is_dir() or re.match(r"[a-z0-9]+:/", str(path)):
+        raise fail(f"{path} is no store's file. If it is a tier: pmstore export-tier URL FILE", 2)
     with reading(path) as store:
         place: Any = find(store, group) if group else store
         if not isinstance(place, Group):

@@ -63,6 +63,10 @@ def test_export(step: Step, path: Path, url: str) -> None:
     target = path.with_name("m.safetensors")
     assert run("export-tier", url, target, "--group", "deep") == (0, f"epoch {epoch}: 1 tensor written to {target}\n")
     assert run("export-tier", url, target)[0] == 2
+    for tier in (url, "s3://bucket/run"):
+        code, text = run("export", tier, path.with_name("n.safetensors"))
+        assert code == 2
+        assert "pmstore export-tier URL FILE" in text
     assert pmstore.epochs(url)[0].epoch == epoch
 
 
