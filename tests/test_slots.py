@@ -262,6 +262,9 @@ def test_bad_input(store: pmstore.Store, path: Path) -> None:
     store.close()
     with pytest.raises(pmstore.ClosedStoreError):
         w.flip()
+    for version in ("current", "next", "previous", "target", "shape"):
+        with pytest.raises(pmstore.ClosedStoreError):
+            getattr(w, version)
     assert "closed" in repr(w)
 
 

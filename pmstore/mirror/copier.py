@@ -124,10 +124,18 @@ class _CudaBatch:
         self._kept = []
 
 
+def staging(like: torch.Tensor) -> torch.Tensor:
+    """Host memory for a copy of the tensor: pinned, or pageable where no more can be had that is locked. Copies into that are
+    made before the call that starts them returns: the program waits for them, and all else is the same."""
+    try:
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+    except RuntimeError:
+        return torch.empty_like(like, device="cpu")
+
+
 class CudaCopier:
     """CUDA: on a stream of its own, behind what the current stream was given so far, into the slots themselves where their
-    pages can be
-    pinned (cudaHostRegister), else through pinned staging memory, which the engine's thread copies on.
+    pages can be pinned (cudaHostRegister), else through staging memory, which the engine's thread copies on.
 
     The word that the engine waits for is the last copy on the stream, and a stream's copies are made in order.
     """
@@ -142,7 +150,7 @@ class CudaCopier:
         torch.cuda.current_stream(device).synchronize()  # the one is there
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
-        word = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
+        word = staging(self._one).zero_()
         kept, copies = [word], []
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
@@ -151,7 +159,7 @@ class CudaCopier:
                     continue
                 source, target, staged = flat(piece.tensor), self._target(piece), 0
                 if target is None:
-                    target = torch.empty_like(source, device="cpu", pin_memory=True)
+                    target = staging(source)
                     staged = target.data_ptr()
                 target.copy_(source, non_blocking=True)
                 source.record_stream(self._stream)

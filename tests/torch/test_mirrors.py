@@ -16,7 +16,7 @@ import torch
 
 import pmstore
 from pmstore.errors import MirrorError, NameExistsError, TransactionError
-from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for
+from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for, staging
 from pmstore.mirror.engine import LandCopy
 from pmstore.mirror.pending import PendingCommit
 from pmstore.testing import ForkServer
@@ -570,6 +570,17 @@ def test_kills(server: ForkServer, shm: Path, disk: Path, domain: str) -> None:
 
 
 # ---- where there is a GPU ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_staging_memory_is_pageable_where_none_can_be_pinned(dtype: torch.dtype) -> None:
+    source = torch.arange(30).to(dtype)
+    made = staging(source)
+    made.copy_(source, non_blocking=True)
+    assert made.is_pinned() == torch.cuda.is_available()
+    if not made.is_pinned():  # else it is there later
+        assert torch.equal(made, source)
+
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

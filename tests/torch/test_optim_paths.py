@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,56 @@ def test_wrapped_and_tied_modules(store: pmstore.Store, tmp_path: Path, wrapper:
     for (name, ours), theirs in zip(models[1].state_dict().items(), models[0].state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
     assert models[1].out.weight is models[1].first.weight
+
+
+RANK = """
+import sys
+
+import torch
+from torch import nn
+
+import pmstore
+import pmstore.torch
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+
+
+def train(store):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(16, 300), nn.Tanh(), nn.Linear(300, 16))
+    optimizer = pmstore.torch.optim.AdamW(model.parameters(), lr=0.05)
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer) if store is not None else None
+    forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.01)
+    for step in range(5):
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(2 * step + rank))
+        optimizer.zero_grad()
+        forward(x).square().mean().backward()
+        optimizer.step()
+        if run is not None:
+            run.commit()
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+without = train(None)
+with pmstore.open(f"{folder}/{rank}.pm", size="8MiB") as store:
+    assert torch.equal(train(store), without)
+other = without.clone()
+torch.distributed.broadcast(other, 0)
+assert torch.equal(other, without)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_ranks(shm: Path) -> None:
+    """Gradients that are averaged in buckets: the same bits with slots as without, on both ranks."""
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(shm)]) for rank in range(2)]
+    try:
+        assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_views_of_parameters(store: pmstore.Store) -> None:
