@@ -197,7 +197,10 @@ def _exception(path: str, error: Any) -> Exception:
     made: Exception
     problem = ""
     if status == _lib.PMS_E_OS:
-        return OSError(error.sys_errno, f"{os.strerror(error.sys_errno)} ({what})", path)
+        why = f"{os.strerror(error.sys_errno)} ({what})"
+        if what == "syncing a commit":
+            why += ". Whether it is durable is unknown, so nothing more is written: close the store and open it again"
+        return OSError(error.sys_errno, why, path)
     if status == _lib.PMS_E_LOCKED:
         made = _locked(path)
     elif status == _lib.PMS_E_FULL:
@@ -237,9 +240,9 @@ def _exception(path: str, error: Any) -> Exception:
             "(Arrays of it stay usable, as private copies)"
         )
     elif status == _lib.PMS_E_READONLY:
-        made = errors.ReadOnlyStoreError(
-            errno.EROFS, f"the store cannot be written: {what}. Open it with mode='r+' or 'a'", path
-        )
+        opened_so = what == "the store is open for reading"  # else a sync has failed
+        remedy = "Open it with mode='r+' or 'a'" if opened_so else "Close it and open it again; meanwhile it can be read"
+        made = errors.ReadOnlyStoreError(errno.EROFS, f"the store cannot be written: {what}. {remedy}", path)
     elif status == _lib.PMS_E_EXISTS:
         made = errors.NameExistsError(f"{path}: {what}")
     elif status == _lib.PMS_E_UNSUPPORTED:

@@ -6,7 +6,7 @@
 The program is run in copies of the working directory, so it has to name its store by a relative path. Two runs that nobody
 kills come first: they show how many persistence points there are, how the state ends, and whether it always ends so. Each trial
 then starts afresh, kills the program at a persistence point (or at a random time), checks a copy of the store, kills the
-resumed program once more, and lets it end.
+resumed program once more, and lets it end. What counts as the end is the store, and the files that `results` names.
 
 Source: the classes of outcomes, and the comparison with a run that nobody kills, follow ckpt-chaos (PyPI), which kills at file
 boundaries.
@@ -46,6 +46,8 @@ _BOARD = struct.Struct("=QQQQ")  # native/debug.h
 _BOARD_BYTES = 4096
 _DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
 _POWER_DOMAINS = ("dax", "file", "emulated")
+
+Model = Literal["kill", "power", "term"]
 
 
 class Outcome(Enum):
@@ -153,6 +155,12 @@ def _digest(store: pmstore.Store) -> dict[str, str]:
     return {name: hashlib.sha256(_content(value)).hexdigest() for name, value in _leaves(store)}
 
 
+def _digest_files(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Of the files that are there, the same."""
+    found = {name: folder / name for name in names}
+    return {f"file {name}": hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items() if path.is_file()}
+
+
 def _examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
     """Opens a copy of the store, as the resumed program will open it; its number of commits and state."""
     copy = path.with_name(path.name + ".examined")
@@ -190,18 +198,33 @@ class _Run:
 
 
 class _Program:
-    """The user's command, run in copies of the working directory."""
+    """The user's command, run in copies of the working directory.
 
-    def __init__(self, command: Sequence[str], folder: Path, timeout_seconds: float) -> None:
+    resume: the command that goes on after a kill. results: files it leaves. grace_seconds: between SIGTERM and SIGKILL, where
+    a kill is at a time; None: there is no SIGTERM.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        timeout_seconds: float,
+        resume: Sequence[str] = (),
+        results: Sequence[str] = (),
+        grace_seconds: float | None = None,
+    ) -> None:
         self.command = list(command)
+        self.resume = list(resume or command)
         self.folder = folder
         self.timeout_seconds = timeout_seconds
+        self.results = list(results)
+        self.grace_seconds = grace_seconds
 
     def fresh_copy(self, into: Path) -> Path:
         shutil.copytree(self.folder, into, ignore=_NOT_COPIED, symlinks=True)
         return into
 
-    def run(self, cwd: Path, kill: Kill | None = None, power_seed: int | None = None) -> _Run:
+    def run(self, cwd: Path, kill: Kill | None = None, power_seed: int | None = None, *, resumed: bool = False) -> _Run:
         board, output = cwd.with_name(cwd.name + ".board"), cwd.with_name(cwd.name + ".output")
         board.write_bytes(bytes(_BOARD_BYTES))
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PMSTORE_CRASH_")}
@@ -213,7 +236,7 @@ class _Program:
         patience = kill.delay_seconds if kill is not None and not kill.primitive else self.timeout_seconds
         with output.open("wb") as file:
             child = subprocess.Popen(
-                self.command,
+                self.resume if resumed else self.command,
                 cwd=cwd,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -226,6 +249,10 @@ class _Program:
             except subprocess.TimeoutExpired:
                 if patience == self.timeout_seconds:
                     raise _Finding(Outcome.MANUAL, f"it did not end within {self.timeout_seconds:g} s") from None
+                if self.grace_seconds is not None:
+                    child.terminate()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(self.grace_seconds)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)  # with the workers it may have started
@@ -274,6 +301,9 @@ def _reference(program: _Program, cwd: Path, verify: Verify | None) -> _Referenc
         epoch, state = _examine(path, verify)
     except _Finding as finding:
         raise ValueError(f"after a run that nobody killed: {finding}") from None
+    if missing := [name for name in program.results if not (cwd / name).is_file()]:
+        raise ValueError(f"a run that nobody killed leaves no file {missing[0]}")
+    state |= _digest_files(cwd, program.results)
     return _Reference(str(path.relative_to(cwd.resolve())), run.primitives, epoch, seconds, run.domain, state)
 
 
@@ -289,7 +319,7 @@ class _Plan:
 
 def _plan(trials: int, reference: _Reference, model: str, seed: int) -> list[_Plan]:
     """The first kill of trial i lies in the ith part of all points, so that all of the run is covered; every third is at a
-    random time."""
+    random time. SIGTERM always is."""
     chance = random.Random(seed)
     plans = []
     for i in range(trials):
@@ -298,14 +328,19 @@ def _plan(trials: int, reference: _Reference, model: str, seed: int) -> list[_Pl
         if i % 3 == 2 and model == "kill":
             first = Kill(0, chance.uniform(0.0, reference.seconds))
         second = Kill(chance.randint(1, reference.primitives), 0.0)
+        if model == "term":
+            first, second = (Kill(0, chance.uniform(0.0, reference.seconds)) for _ in range(2))
         plans.append(_Plan(i + 1, (first, second), chance.getrandbits(63) if model == "power" else None))
     return plans
 
 
-def _die(program: _Program, cwd: Path, path: Path, kill: Kill, power_seed: int | None, verify: Verify | None, had: int) -> Kill:
+def _die(
+    program: _Program, cwd: Path, path: Path, kill: Kill, power_seed: int | None, verify: Verify | None, had: int, resumed: bool
+) -> Kill:
     """Runs until the kill, and looks at what it left. had: commits before."""
-    run = program.run(cwd, kill, power_seed)
-    if run.status not in (0, -signal.SIGKILL):
+    run = program.run(cwd, kill, power_seed, resumed=resumed)
+    asked_to_end = program.grace_seconds is not None  # how it says that it did so is its own affair
+    if run.status not in (0, -signal.SIGKILL) and not asked_to_end:
         raise _Finding(Outcome.MANUAL, f"{'resumed, ' if had else ''}it ended with status {run.status}: {run.said}")
     acknowledged = max(had, run.acknowledged)
     if not path.exists():
@@ -332,12 +367,13 @@ def _one_trial(
     try:
         for kill in plan.kills:
             kills.append(kill)
-            kills[-1] = _die(program, cwd, path, kill, plan.power_seed, verify, found)
+            kills[-1] = _die(program, cwd, path, kill, plan.power_seed, verify, found, resumed=len(kills) > 1)
             found = kills[-1].found or 0
-        run = program.run(cwd)
+        run = program.run(cwd, resumed=True)
         if run.status != 0:
             raise _Finding(Outcome.MANUAL, f"resumed, it ended with status {run.status}: {run.said}")
         commits, state = _examine(path, verify)
+        state |= _digest_files(cwd, program.results)
         if commits < found:
             raise _Finding(Outcome.LOST, f"the store went back from commit {found} to {commits}")
         slack = len(plan.kills) + 1  # what a program may commit at each start
@@ -361,9 +397,12 @@ def crash_test(
     command: Sequence[str],
     *,
     trials: int = 20,
-    model: Literal["kill", "power"] = "kill",
+    model: Model = "kill",
     verify: Verify | None = None,
     compare: bool = True,
+    resume: Sequence[str] = (),
+    results: Sequence[str] = (),
+    grace_seconds: float = 5.0,
     seed: int = 1,
     at: Sequence[int] = (),
     jobs: int = 1,
@@ -376,21 +415,28 @@ def crash_test(
 
     model: "kill" is SIGKILL, two of three at a persistence point, every third at a random time. "power": the process dies at a
         persistence point, and of all that was not durable its store's file keeps a part drawn at random, by cache lines
-        (domains dax, emulated) or sectors (domain file).
+        (domains dax, emulated) or sectors (domain file). "term": SIGTERM at a random time, as a scheduler of jobs sends it, and
+        SIGKILL after grace_seconds.
     verify: gets the open store (a copy) after each kill; False or an exception is a state that should not be.
     compare: the final state has to be, bit for bit, that of a run that nobody killed, but for names whose contents differ
         between two such runs.
+    resume: the command that goes on after a kill; empty: the same. results: files below the folder that the program leaves,
+        compared as the state is.
     seed: the same seed draws the same points. at: one trial with these points instead, as an earlier run printed them.
     jobs: trials at a time. keep: a folder that gets the working directories of trials that failed.
 
     Raises:
         ValueError: the program fails without being killed, opens no store or one outside its working directory, commits
-            nothing, or uses a domain that does not claim to survive what the model does.
+            nothing, leaves none of the results, or uses a domain that does not claim to survive what the model does; points
+            are given though SIGTERM comes at times.
     """
     start = time.monotonic()
+    if at and model == "term":
+        raise ValueError("SIGTERM comes at random times, not at persistence points: leave out either")
     with tempfile.TemporaryDirectory(prefix="pmstore-crashtest-") as temporary:
         room = Path(temporary)
-        program = _Program(command, Path(folder).resolve(), timeout_seconds)
+        grace = grace_seconds if model == "term" else None
+        program = _Program(command, Path(folder).resolve(), timeout_seconds, resume, results, grace)
         try:
             reference = _reference(program, room / "reference", verify)
             if compare:

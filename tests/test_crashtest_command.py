@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -151,6 +152,57 @@ def test_a_power_failure_takes_what_was_not_durable(disk: Path, domain: str) -> 
     assert differ > 0
 
 
+RESUMED = """
+import sys
+from pathlib import Path
+if Path("run.pm").exists() != ("--resume" in sys.argv):
+    sys.exit("another command resumes")
+"""
+
+
+def test_another_command_resumes_and_leaves_a_file(disk: Path) -> None:
+    """What the program leaves beside the store is compared too."""
+    command = write(disk, RESUMED + CORRECT + '    Path("out").write_text(str(b.sum()))\n')
+    wrong = crash_test(command, folder=disk, at=[150, 160])
+    assert [t.outcome for t in wrong.trials] == [Outcome.MANUAL], str(wrong)
+    assert "another command resumes" in str(wrong)
+    resume = [*command, "--resume"]
+    right = crash_test(command, folder=disk, at=[150, 160], resume=resume, results=["out"])
+    assert right.ok, str(right)
+    with pytest.raises(ValueError, match="leaves no file other"):
+        crash_test(command, folder=disk, at=[150, 160], resume=resume, results=["other"])
+    command = write(disk, RESUMED + CORRECT + '    Path("out").write_text(str(sys.argv))\n')
+    different = crash_test(command, folder=disk, at=[150, 160], resume=resume, results=["out"])
+    assert [t.outcome for t in different.trials] == [Outcome.DIFFERENT]
+    assert "file out" in str(different)
+
+
+ASKED = """
+import signal, sys, time
+def asked_to_end(*_):
+    {handler}
+    sys.exit(3)
+signal.signal(signal.SIGTERM, asked_to_end)
+"""
+
+
+def test_sigterm(disk: Path) -> None:
+    """As a scheduler of jobs ends a program: what it does in its last seconds has to be right, too."""
+    loop = CORRECT.replace("        with store", "        time.sleep(0.1)\n        with store")
+    with pytest.raises(ValueError, match="random times"):
+        crash_test(["true"], model="term", at=[5])
+    right = crash_test(write(disk, ASKED.replace("{handler}", "pass") + loop), folder=disk, model="term", trials=2, jobs=2)
+    assert right.ok, str(right)
+    assert all(kill.primitive == 0 for trial in right.trials for kill in trial.kills)
+    command = write(disk, ASKED.replace("{handler}", "store['asked'] = True; store.commit()") + loop)
+    for seed in range(6):  # some signals come before the program is there, or after its end
+        wrong = crash_test(command, folder=disk, model="term", trials=3, jobs=3, seed=seed)
+        if not wrong.ok:
+            assert "asked" in str(wrong)
+            return
+    pytest.fail("no SIGTERM reached the program")
+
+
 def test_the_command(disk: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pmstore.cli", "crashtest", *arguments]
@@ -166,8 +218,15 @@ def test_the_command(disk: Path) -> None:
     assert "verification says no" in bad.stderr
     assert run("--verify", "checks:gone", "--", *program).returncode == 2
     broken = write(disk, CORRECT.replace("store.require", "store.zeros"))
-    bad = run("--at", "150,160", "--summary", "out.md", "--", *broken)
+    resume = " ".join(program)
+    bad = run("--at", "150,160", "--summary", "out.md", "--junit", "out.xml", "--resume", resume, "--", *broken)
     assert bad.returncode == 1, bad.stderr
+    assert "two runs that nobody kills, then 1 trial of three runs each" in bad.stderr
+    (suite,) = ElementTree.parse(disk / "out.xml").iter("testsuite")
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    assert [failure.get("type") for failure in suite.iter("failure")] == ["needs manual work"]
+    assert "already" in str(next(suite.iter("failure")).get("message"))
+    assert run("--result", "nothing", "--", *program).returncode == 2
     assert "needs manual work" in bad.stdout
     assert "| 1 | point 150" in (disk / "out.md").read_text()
 

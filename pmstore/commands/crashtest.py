@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
+from xml.etree import ElementTree
 
 import typer
 from rich.markup import escape
@@ -17,6 +19,7 @@ from rich.table import Table
 
 from pmstore.commands.app import Json, app, console, fail, one_line
 from pmstore.crashtest import CrashTestResult, Outcome, Trial, crash_test
+from pmstore.words import counted
 
 __all__ = ["crashtest"]
 
@@ -26,6 +29,7 @@ _STYLES = {Outcome.CLEAN: "green", Outcome.MANUAL: "yellow", Outcome.DIFFERENT: 
 class Model(str, Enum):
     KILL = "kill"
     POWER = "power"
+    TERM = "term"
 
 
 def _function(spec: str) -> Callable[[Any], object]:
@@ -66,20 +70,45 @@ def _markdown(result: CrashTestResult) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _junit(result: CrashTestResult) -> str:
+    bad = len(result.trials) - result.count(Outcome.CLEAN)
+    suite = ElementTree.Element("testsuite", name="pmstore crashtest", tests=str(len(result.trials)), failures=str(bad))
+    for trial in result.trials:
+        name = f"trial {trial.number}, killed at {', '.join(map(str, trial.kills))}"
+        case = ElementTree.SubElement(suite, "testcase", classname="pmstore.crashtest", name=name)
+        if trial.outcome is not Outcome.CLEAN:
+            ElementTree.SubElement(case, "failure", type=trial.outcome.value, message=_in_xml(trial.detail))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _in_xml(text: str) -> str:
+    """What a program said, without what XML cannot hold."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def crashtest(
     command: Annotated[list[str], typer.Argument(help="The program, after --.", metavar="-- COMMAND...")],
     trials: Annotated[int, typer.Option(help="How often it is killed, and resumed.", min=1)] = 20,
-    model: Annotated[Model, typer.Option(help="SIGKILL, or a simulated power failure.")] = Model.KILL,
+    model: Annotated[Model, typer.Option(help="SIGKILL, a simulated power failure, or SIGTERM first.")] = Model.KILL,
     verify: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Gets the store after each kill; False is bad.")
     ] = None,
     compare: Annotated[bool, typer.Option(help="The final state has to be that of a run that nobody killed.")] = True,
+    resume: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="Goes on after a kill, in one word. [default: the program again]")
+    ] = None,
+    results: Annotated[
+        list[str] | None,
+        typer.Option("--result", metavar="FILE", help="The program leaves it; compared, as the store is. May be repeated."),
+    ] = None,
+    grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.", min=0.0)] = 5.0,
     seed: Annotated[int, typer.Option(help="Draws the points of the kills.")] = 1,
     at: Annotated[str | None, typer.Option(metavar="POINT,POINT", help="One trial, killed at these points.")] = None,
     jobs: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
     keep: Annotated[Path | None, typer.Option(help="Gets the folders of trials that failed.")] = None,
     summary: Annotated[Path | None, typer.Option(help="Appends a Markdown table to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Gets the trials as JUnit's XML, for CI.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 600.0,
     as_json: Json = False,
 ) -> None:
@@ -90,6 +119,8 @@ def crashtest(
     Example: pmstore crashtest --trials 50 -- python train.py --steps 200
 
     Example: pmstore crashtest --model power --verify checks:sound -- python train.py
+
+    Example: pmstore crashtest --model term --resume "python train.py --resume" --result final.pt -- python train.py
     """
     say = console(stderr=True)
     check = _function(verify) if verify else None
@@ -98,20 +129,28 @@ def crashtest(
     except ValueError:
         raise fail(f"--at {at}: persistence points are numbers, as 120,45", 2) from None
 
+    asked = 1 if points else trials
+    if not as_json:
+        first = "two runs that nobody kills" if compare else "a run that nobody kills"
+        say.print(f"{first}, then {counted(asked, 'trial')} of three runs each", highlight=False)
+
     def on_trial(trial: Trial) -> None:
         if not as_json:
-            say.print(f"trial {trial.number} of {1 if points else trials}: [{_STYLES[trial.outcome]}]{trial.outcome.value}[/]")
+            say.print(f"trial {trial.number} of {asked}: [{_STYLES[trial.outcome]}]{trial.outcome.value}[/]")
 
     try:
         result = crash_test(
-            command, trials=trials, model=model.value, verify=check, compare=compare, seed=seed, at=points, jobs=jobs,
-            keep=keep, timeout_seconds=timeout, on_trial=on_trial,
+            command, trials=trials, model=model.value, verify=check, compare=compare, resume=shlex.split(resume or ""),
+            results=results or (), grace_seconds=grace, seed=seed, at=points, jobs=jobs, keep=keep, timeout_seconds=timeout,
+            on_trial=on_trial,
         )  # fmt: skip
     except (ValueError, OSError) as error:
         raise fail(one_line(error), 2) from None
     if summary:
         with summary.open("a") as file:
             file.write(_markdown(result))
+    if junit:
+        junit.write_text(_junit(result))
     if as_json:
         counts = {outcome.value: result.count(outcome) for outcome in Outcome}
         answer = {**dataclasses.asdict(result), "outcomes": counts, "trials": [_row(trial) for trial in result.trials]}
