@@ -2,11 +2,14 @@
 it, what it writes, against DCP's async_save and torch.save in a thread; and against plain writing and reading.
 
 Every round trains a few steps alone, then starts the save and trains until it is over. pmstore commits at every step, the
-others do not: each method's slowdown is over its own steps without a save.
+others do not: each method's slowdown is over its own steps without a save. Plain writing of as many bytes, which copies and
+checks nothing, shows what of it is the disk's and the cores' share. With 50 MB a step is shorter than a flush: commits keep
+pre-images, and wait at the bound.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import statistics
@@ -33,11 +36,19 @@ from benchmarks.models import Trainer, initialize, mlp, publish
 MB = 1_000_000
 HUGE = 2 << 20
 FLUSH = "pmstore flush"
+PLAIN_BESIDE = "plain O_DIRECT writing (thread)"
+PLAIN_PART = "1 % written plainly, with the same four syncs"
 INTO_NEW_MEMORY = "plain O_DIRECT reading into new memory"
 DISK_ALONE = "plain O_DIRECT writing, {} at once"
 MEMCPY = "memcpy of the state, one core"
-SLOWER = "torch's two threads had both cores for themselves before; the flush's need a part of them"
-SYNCS = "it is four syncs and a few milliseconds of writing: syncs do not shrink with the bytes"
+SLOWER = (
+    "torch's two threads had both cores for themselves before; plain O_DIRECT writing of as many bytes beside the same steps, "
+    "which copies and checks nothing: {:.3g}"
+)
+SYNCS = (
+    "it is four syncs and a few milliseconds of writing, which do not shrink with the bytes; the same bytes and syncs written "
+    "plainly: {:.3g}"
+)
 RESTORE = (
     "the restored file is 2.2 times the state, log room included: making its pages on tmpfs takes more processor time than the "
     "disk needs to read the state; the next figure has the making of memory on both sides"
@@ -163,13 +174,43 @@ class TorchSave(Saver):
         return not self.thread.is_alive()
 
 
-SAVERS: dict[str, type[Saver]] = {
-    FLUSH: Pmstore,
-    "pmstore flush, memory of the state": PmstoreRoomy,
-    "DCP async_save (thread)": Dcp,
-    "DCP async_save (process)": DcpProcess,
-    "torch.save + fsync (thread)": TorchSave,
+class PlainWriting(Saver):
+    """As many bytes, from a buffer that is there."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        super().__init__(size, folder)
+        self.block, self.total = _random(4 << 20), self.trainer.bytes()
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=_direct, args=(self.folder / "plain", self.block, self.total))
+        self.thread.start()
+
+    def over(self) -> bool:
+        over = not self.thread.is_alive()
+        if over:
+            (self.folder / "plain").unlink()
+        return over
+
+
+SAVERS: dict[str, tuple[type[Saver], float]] = {
+    FLUSH: (Pmstore, 3),
+    PLAIN_BESIDE: (PlainWriting, 1),
+    "DCP async_save (thread)": (Dcp, 1),
+    "DCP async_save (process)": (DcpProcess, 1),
+    "torch.save + fsync (thread)": (TorchSave, 1),
 }
+SAVERS_OF_A_SMALL_STATE: dict[str, tuple[type[Saver], float]] = {
+    FLUSH: (Pmstore, 2),
+    "pmstore flush, memory of the state": (PmstoreRoomy, 1),
+    PLAIN_BESIDE: (PlainWriting, 1),
+    "DCP async_save (thread)": (Dcp, 1),
+    "torch.save + fsync (thread)": (TorchSave, 1),
+}
+"""And their shares of the time."""
+
+
+def _case(size: int) -> str:
+    return f"{size / MB:.0f} MB of state"
 
 
 def _steps(step: Callable[[], None], count: int) -> list[float]:
@@ -181,14 +222,15 @@ def _steps(step: Callable[[], None], count: int) -> list[float]:
     return times
 
 
-def _training(size: int, rounds: int, quick: bool, budget: harness.Budget) -> list[harness.Row]:
-    case, failed = f"{size / MB:.0f} MB of state", []
-    source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+def _training(
+    size: int, rounds: int, savers: dict[str, tuple[type[Saver], float]], budget: harness.Budget
+) -> list[harness.Row]:
+    case, failed = _case(size), []
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     times: dict[str, list[float]] = {MEMCPY: []}
     slow: dict[str, list[float]] = {}
     extra: dict[str, dict[str, float]] = {}
-    tried = {n: k for n, k in SAVERS.items() if not (quick and k is DcpProcess)}  # its process takes ten seconds to start
-    for (name, kind), part in budget.deal((one, 1) for one in tried.items()):
+    for (name, kind), part in budget.deal(((name, kind), weight) for name, (kind, weight) in savers.items()):
         with harness.scratch("disk") as folder:
             try:
                 saver = kind(size, folder)
@@ -215,7 +257,7 @@ def _training(size: int, rounds: int, quick: bool, budget: harness.Budget) -> li
     rows = [harness.summarize(MEMCPY, case, harness.NONE, times.pop(MEMCPY))]
     for name, taken in times.items():
         more = {"step slowdown": statistics.median(slow[name])} if name in slow else {}
-        rows.append(harness.summarize(name, f"{case}", harness.POWER, taken, **more, **extra.get(name, {})))
+        rows.append(harness.summarize(name, case, harness.POWER, taken, **more, **extra.get(name, {})))
     return harness.with_ratios([*rows, *failed], MEMCPY)
 
 
@@ -245,6 +287,12 @@ def _aligned(count: int) -> np.ndarray[Any, Any]:
     return raw[lead : lead + count]
 
 
+def _random(count: int) -> np.ndarray[Any, Any]:
+    block = _aligned(count)
+    block[:] = np.random.default_rng(0).integers(0, 256, count, np.uint8)
+    return block
+
+
 def _drop(path: Path) -> None:
     """Of the page cache."""
     for file in [path] if path.is_file() else path.iterdir():
@@ -255,8 +303,7 @@ def _drop(path: Path) -> None:
 
 
 def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.Row]:
-    block = _aligned(4 << 20)
-    block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
+    block = _random(4 << 20)
     with (
         harness.scratch("disk") as disk,
         harness.scratch("memory") as memory,
@@ -267,6 +314,7 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
         store.commit()
         store.add_tier("disk", disk / "tier", keep=1)
         chunks = size // (256 << 10)
+        part = _random(-(-chunks // 100) * (256 << 10))
 
         def flush(full: bool) -> float:
             """Until the epoch counts; deleting the one before is not counted."""
@@ -281,6 +329,17 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
                 a[i * (256 << 10)] += 1
             store.commit()
             return flush(False)
+
+        def plain_part() -> float:
+            """Chunks, then what says where they are: each synced, with its name."""
+            start = time.perf_counter()
+            _direct(disk / "part", part, part.nbytes)
+            fd = os.open(disk, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+            (disk / "part.new").write_bytes(bytes(24 * chunks))
+            publish(disk / "part.new", disk / "part.manifest")
+            return time.perf_counter() - start
 
         def restore() -> float:
             target = memory / "restored.pm"
@@ -317,6 +376,7 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
             harness.Method("plain O_DIRECT writing", harness.POWER, lambda: _direct(disk / "plain", block, size)),
             harness.Method("full flush", harness.POWER, lambda: flush(True)),
             harness.Method("flush of 1 % of the chunks", harness.POWER, incremental),
+            harness.Method(PLAIN_PART, harness.POWER, plain_part),
             harness.Method("plain O_DIRECT reading", harness.NONE, reading),
             harness.Method(INTO_NEW_MEMORY, harness.NONE, into_new_memory),
             harness.Method("restore into memory", harness.POWER, restore),
@@ -346,8 +406,7 @@ with pmstore.open(path, "w", size=3 * size, domain="process") as store:
 
 def _disk_alone(case: str, size: int) -> list[harness.Row]:
     """What the disk says to one writer, and to two with half of it each: no flush of two ranks can gain more from it."""
-    block = _aligned(4 << 20)
-    block[:] = np.random.default_rng(0).integers(0, 256, block.nbytes, np.uint8)
+    block = _random(4 << 20)
     times: dict[int, list[float]] = {1: [], 2: []}
     with harness.scratch("disk") as disk, ThreadPoolExecutor(2) as pool:
         for _ in range(3):
@@ -392,16 +451,19 @@ def _ranks(size: int, rounds: int, rate: int, budget: harness.Budget) -> list[ha
     return harness.with_ratios(rows, "1 rank")
 
 
-def _targets(rows: list[harness.Row]) -> list[harness.Target]:
-    """Of what was measured."""
-    training, plain, shared, apart = dict.fromkeys(r.case for r in rows)
+def _targets(rows: list[harness.Row], size: int, small: int) -> list[harness.Target]:
+    """Of what was measured. size, small: of the states that were trained."""
+    plain, shared, apart = [case for case in dict.fromkeys(r.case for r in rows) if case not in (_case(size), _case(small))]
     found = []
-    if flush := harness.find(rows, training, FLUSH):
-        found = [
+    if flush := harness.find(rows, _case(size), FLUSH):
+        beside = harness.find(rows, _case(size), PLAIN_BESIDE)
+        why = SLOWER.format(beside.extra["step slowdown"] if beside else math.nan)
+        found += [
             harness.Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
-            harness.Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15, reason=SLOWER),
-            harness.Target("peak memory / state", flush.extra["peak kept / state"], 0.25),
+            harness.Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15, reason=why),
         ]
+    if flush := harness.find(rows, _case(small), FLUSH):
+        found.append(harness.Target(f"peak memory kept / {_case(small)}", flush.extra["peak kept / state"], 0.25))
     full, part, restored = (
         harness.find(rows, plain, name) for name in ("full flush", "flush of 1 % of the chunks", "restore into memory")
     )
@@ -416,7 +478,9 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
         ratio = fresh.median_us / restored.median_us
         found.append(harness.Target("restore bandwidth / plain O_DIRECT reading into new memory", ratio, 0.8, True))
     if full and part:
-        found.append(harness.Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=SYNCS))
+        same = harness.find(rows, plain, PLAIN_PART)
+        why = SYNCS.format(same.median_us / full.median_us if same else math.nan)
+        found.append(harness.Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=why))
     for case, words, why in ((shared, "on one disk", ONE_DISK), (apart, "each with a rate of its own", "")):
         if two := harness.find(rows, case, "2 ranks"):
             found.append(harness.Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6, reason=why))
@@ -429,13 +493,16 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
 
 
 def main(quick: bool, budget: harness.Budget) -> None:
-    size, rounds = (50 * MB, 1) if quick else (450 * MB, 4)
+    tried = {name: one for name, one in SAVERS_OF_A_SMALL_STATE.items() if not (quick and one[0] is PmstoreRoomy)}
+    small, size, rounds = 50 * MB, 50 * MB if quick else 450 * MB, 1 if quick else 4
     parts: list[tuple[Callable[[harness.Budget], list[harness.Row]], float]] = [
-        (lambda b: _training(size, min(rounds, 3), quick, b), 4),
+        (lambda b: _training(small, 2 * rounds, tried, b), 1),
         (lambda b: _bandwidth(size, rounds, b), 2),
         (lambda b: _ranks(size, rounds, 0, b), 1),
         (lambda b: _ranks(size, 1, RANK_RATE, b), 1),
     ]
+    if not quick:
+        parts.insert(0, (lambda b: _training(size, 6, SAVERS, b), 4))
     rows = harness.kept()
     for run, part in budget.deal(parts):
         rows += run(part)
@@ -445,6 +512,6 @@ def main(quick: bool, budget: harness.Budget) -> None:
         "Flushing to a disk: blocking times, bandwidth, ranks",
         rows,
         ratio_text="time over memcpy, plain writing, or one rank",
-        targets=_targets(rows),
+        targets=_targets(rows, size, small),
         quick=quick,
     )
