@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -44,6 +44,12 @@ class Core:
     def _new_lock(self) -> None:
         self.lock = threading.RLock()
         self.pool.handle.lock = self.lock
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.path}: a store, and what is a part of it, cannot be pickled: give the other process the path, to open it "
+            "with mode='r' when it is closed here. Arrays, tensors and values of it can be pickled, as copies"
+        )
 
     def load(self, found: _ffi.Found) -> Any:
         """A value, or the array or tensor over the object's block. REQUIRES: the lock."""

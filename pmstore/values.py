@@ -68,6 +68,8 @@ def _refuse(value: Any) -> NoReturn:
         hint = " Arrays and tensors have names of their own: use a group, store['group/name'] = array."
     elif isinstance(value, (set, frozenset)):
         hint = " Store sorted(value), a list."
+    elif hasattr(value, "state_dict"):
+        hint = " pmstore.torch.attach(store, model=..., optimizer=...) keeps modules and optimizers of torch in a store."
     raise TypeError(f"cannot store a value of type {name}.{hint} What can be stored: {STORABLE}")
 
 

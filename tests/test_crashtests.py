@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -204,3 +205,20 @@ def test_a_long_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mon
     assert progress.report().failures == 0
     again, ended = long.run(100, 0, console)  # there is nothing left to do
     assert (ended, again.rounds) == (True, progress.rounds)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar for each model where a person looks, else a line now and then."""
+    monkeypatch.setattr(campaign, "SAY_SECONDS", 0)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100)
+    report = campaign.run(campaign.Settings(("i",), 90, only=("write_all",), record=False), console)
+    assert report.failures == 0
+    shown = out.getvalue()
+    if terminal:
+        assert "━" in shown
+        assert re.search(r"\d+/90", shown)
+    else:
+        assert "━" not in shown
+        assert re.search(r"\d+ s: \(i\) \d+ of 90", shown)

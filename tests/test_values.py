@@ -121,6 +121,8 @@ def test_refusal_names_the_remedy() -> None:
         values.encode({"w": np.zeros(2)})
     with pytest.raises(TypeError, match=r"int\(value\)"):
         values.encode(Int(3))
+    with pytest.raises(TypeError, match="attach"):
+        values.encode(type("Module", (), {"state_dict": dict})())
     with pytest.raises(TypeError, match="astimezone"):
         values.encode(dt.datetime(2020, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1), "here")))
     with pytest.raises(TypeError, match=r"replace\(tzinfo=None\)"):
