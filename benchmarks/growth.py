@@ -63,7 +63,9 @@ def _dirty_bytes(
             methods = [harness.Method(f"pmstore {domain}", durability, write)]
             if domain == "process":
                 methods.append(harness.Method("memcpy", harness.NONE, copy))
-            rows += _at(harness.measure(case, methods, rounds, 1 if size >= GB else 2, budget=part), size)
+            rows += _at(
+                harness.measure(case, methods, rounds, 1 if size >= GB else 2, budget=part, least=2 if size >= GB else 5), size
+            )
         large = None
     return rows
 
@@ -203,7 +205,8 @@ def main(quick: bool, budget: harness.Budget) -> None:
         for s in asked
         if s not in fitting
     ]
-    rows.sort(key=lambda r: [g for g, _, _ in slopes].index(r.case.partition(":")[0]))
+    cases = list(dict.fromkeys(r.case for r in rows))  # of one case the rows of all domains
+    rows.sort(key=lambda r: ([g for g, _, _ in slopes].index(r.case.partition(":")[0]), cases.index(r.case)))
     plain = max(1, *(value for _, method, value in slopes if method == "memcpy"))  # caches: no copy is linear
     targets = [
         harness.Target(f"slope of {method} over {group}", value, bound)

@@ -136,7 +136,7 @@ def report_kept(question: str) -> None:
     """After TimeUp. Raises: SystemExit: there is nothing."""
     if not any(r.measured for r in _kept):
         raise SystemExit(1)
-    rest = missing("what is missing", "the rest", NONE, "ended at the limit of its time")
+    rest = missing("what is missing", "the rest", NONE, LIMIT)
     report(question, f"{question}: what was measured until the limit of its time", [*_kept, rest])
 
 
@@ -185,6 +185,7 @@ class Budget:
 
 
 NO_MEMORY = "left out: not enough memory is free"
+LIMIT = "ended at the limit of its time"
 OUT_OF_TIME = "left out: the question's share of the time was over"
 
 

@@ -30,6 +30,15 @@ FILE_COSTS = (
     "beside the pages and the sync, which both have: every byte is checksummed; in place its pre-image is kept in memory, and "
     "a thread writes it a second time, home, while the next save goes on"
 )
+TWO_COPIES = (
+    "an undo log copies twice, the pre-image and the new state: 3.5 us at 63 KB; a transaction takes 4 us when 63 KB have "
+    "just gone through the caches; and np.savez, 406 us where the aim was set, takes 340 us here: 60 times cheaper would be"
+    " 5.6 us"
+)
+SWEPT = (
+    "every k from 2 to 10 on digits and (KMeans) MNIST-5k; k = 10, or 2, on the large data sets: k times the width is the "
+    "size of what is saved, and the data set but the time between two saves"
+)
 KMEANS_ITERATIONS, GMM_ITERATIONS, GMM_WIDE_ITERATIONS = 50, 10, 3
 COMPRESSED_MOST_BYTES = 1 << 20  # compressing takes 30 ms a megabyte: above, it is left out
 
@@ -74,15 +83,17 @@ DATA: dict[str, Callable[[], Any]] = {
 }
 QUICK = (_kmeans("digits", 10, "A", 12),)
 FULL = (
-    _kmeans("digits", 10, "A"),
+    _kmeans("digits", 10, "A", weight=4),  # what figures are aimed at has more time than its other states
     *(_kmeans("digits", 10, kind) for kind in "BC"),
     *(_gmm("digits", 10, kind) for kind in "ABC"),
-    *(_kmeans("MNIST-5k", 10, kind) for kind in "ABC"),
-    _gmm("MNIST-5k", 2, "A", GMM_WIDE_ITERATIONS, 10, 3),
+    _kmeans("MNIST-5k", 10, "A", weight=4),
+    *(_kmeans("MNIST-5k", 10, kind) for kind in "BC"),
+    _gmm("MNIST-5k", 2, "A", GMM_WIDE_ITERATIONS, 10, 4),
+    *(_gmm("MNIST-5k", 2, kind, GMM_WIDE_ITERATIONS, 3, 2) for kind in "BC"),
     _gmm("MNIST-5k", 10, "A", GMM_WIDE_ITERATIONS, 10, 6),
-    _kmeans("200,000 x 128", 10, "A", 15, 2),
-    _kmeans("200,000 x 128", 10, "C", 15, 2),
-    _gmm("200,000 x 128", 10, "A", rounds=8, weight=3),
+    *(_kmeans("200,000 x 128", 10, kind, 15, 1.5) for kind in "ABC"),
+    _gmm("200,000 x 128", 10, "A", weight=6),
+    _gmm("200,000 x 128", 10, "B", rounds=3, weight=3),
     _gmm("200,000 x 128", 10, "C", rounds=5, weight=6),
     _kmeans("60,000 x 784", 2, "A", 5),
     *(_kmeans("60,000 x 784", 10, kind, 10, 2) for kind in "ABC"),
@@ -215,7 +226,9 @@ def _run(case: Case, data: Any, budget: harness.Budget) -> list[harness.Row]:
         before: dict[str, dict[str, float]] = {}
         order = random.Random(harness.SEED)
         for i, (algorithm, state, fresh, seconds) in zip(
-            budget.rounds(case.rounds, warm_up=1), _states(case, data), strict=False
+            budget.rounds(case.rounds, least=4 if total <= COMPRESSED_MOST_BYTES else 2, warm_up=1),
+            _states(case, data),
+            strict=False,
         ):
             if fresh:
                 for one in living.values():
@@ -312,11 +325,11 @@ def _targets(rows: Sequence[harness.Row]) -> list[harness.Target]:
     """Of the warm cases that were run."""
     warm = [r for r in rows if not r.case.startswith((AMONG, COLD_PREFIX))]
     found = []
-    for part, bound, lmdb in (
-        ("KMeans digits k=10, state A", 75, True),
-        ("KMeans MNIST-5k k=10, state A", 60, True),
-        ("Gmm 200,000 x 128 k=10, state A", 25, False),
-        ("Gmm MNIST-5k k=2, state A", 18, True),
+    for part, bound, lmdb, reason in (
+        ("KMeans digits k=10, state A", 75, True, ""),
+        ("KMeans MNIST-5k k=10, state A", 60, True, TWO_COPIES),
+        ("Gmm 200,000 x 128 k=10, state A", 25, False, ""),
+        ("Gmm MNIST-5k k=2, state A", 18, True, ""),
     ):
         here = [r for r in warm if r.case.startswith(part)]
         ours = [r for r in here if r.method.startswith("pmstore") and r.durability == harness.KILL and r.measured]
@@ -324,7 +337,7 @@ def _targets(rows: Sequence[harness.Row]) -> list[harness.Target]:
             continue
         best = min(ours, key=lambda r: r.median_us)
         found.append(
-            harness.Target(f"{best.case}: {best.method}, times cheaper than {YARDSTICK}", best.ratio or 0, bound, True)
+            harness.Target(f"{best.case}: {best.method}, times cheaper than {YARDSTICK}", best.ratio or 0, bound, True, reason)
         )
         peer = harness.find(here, best.case, "lmdb, nosync + writemap")
         if lmdb and peer:
@@ -355,7 +368,10 @@ def main(quick: bool, budget: harness.Budget) -> None:
 
         torch.zeros(1)
     rows = harness.kept()
-    notes = [f"savez_compressed is left out above {harness.size_text(COMPRESSED_MOST_BYTES)}"]
+    notes = [
+        f"savez_compressed is left out above {harness.size_text(COMPRESSED_MOST_BYTES)}",
+        SWEPT,
+    ]
     work: list[tuple[tuple[Case, bool], float]] = []  # by data sets: they are large
     for cases, cold in ((QUICK, COLD[:1]),) if quick else ((FULL, COLD), (SWEEP, ())):
         for name in DATA:

@@ -11,6 +11,8 @@ This tries the death of the process. What power failure leaves is not tried here
 from __future__ import annotations
 
 import importlib
+import itertools
+import multiprocessing
 import os
 import random
 import shutil
@@ -118,13 +120,10 @@ def _fork(run: Callable[[], None]) -> int:
         os._exit(0)
 
 
-def _wait(board: memoryview, pid: int, until: Callable[[], bool]) -> bool:
-    """False: the child ended by itself."""
-    while not until():
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return until()
+def _wait(pid: int, until: Callable[[], bool]) -> None:
+    """Until then, or until the child has ended by itself. It is not reaped: its number stays its own."""
+    while not until() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(50e-6)
-    return True
 
 
 def _fresh(way: Way, folder: Path) -> None:
@@ -154,25 +153,25 @@ def try_way(way: Way, kills: int, budget: harness.Budget | None = None) -> harne
         while outcomes.total() < (kills if budget.left > 0 else min(kills, LEAST_KILLS)):
             board = shared_words(LOAD_NS + 1)
             pid = _fork(lambda board=board: _child(way, folder, board))  # type: ignore[misc]
-            alive = _wait(board, pid, lambda: board[PHASE] != 0)  # noqa: B023
+            _wait(pid, lambda: board[PHASE] != 0)  # noqa: B023
+            whole = board[PHASE] == RUNNING
             if last is not None:
                 finished, begun = last
-                found, whole = board[FOUND], alive and board[PHASE] == RUNNING
+                found = board[FOUND]
                 outcome = "torn" if not whole else "survived" if found in (finished, begun) else "older"
                 if begun > finished or outcome != "survived":
                     outcomes[outcome] += 1
                 else:
                     between += 1  # not in a save, and rightly unharmed: does not count
                 loads.append(board[LOAD_NS] / 1e3)
-            if not alive or board[PHASE] != RUNNING:
-                if alive:
-                    os.waitpid(pid, 0)
+            if not whole:
+                os.waitpid(pid, 0)
                 _fresh(way, folder)
                 last = None
                 continue
             first = board[FOUND]
             start = time.perf_counter()
-            _wait(board, pid, lambda: board[FINISHED] >= first + 2)  # noqa: B023
+            _wait(pid, lambda: board[FINISHED] >= first + 2)  # noqa: B023
             saving_seconds = 0.5 * saving_seconds + 0.25 * (time.perf_counter() - start)
             until = time.perf_counter() + moment.random() * 3 * saving_seconds
             while time.perf_counter() < until:
@@ -187,24 +186,34 @@ def try_way(way: Way, kills: int, budget: harness.Budget | None = None) -> harne
     return harness.Row(way.name, CASE, median, min(loads), max(loads), way.durability, outcomes["survived"] / tried, extra)
 
 
+def _answer(task: tuple[str, int, float]) -> harness.Row:
+    """One method's row, in a process that no other has made heavy: each kill forks it. task: name, kills, end (monotonic)."""
+    name, kills, ends = task
+    way = next(way for way in (*WAYS.values(), *NOT_DECLARED) if way.name == name)
+    why = harness.absent(way.needs)
+    if not why:
+        try:
+            if way.needs:
+                importlib.import_module(way.needs)  # once, so that children need not
+            return try_way(way, kills, harness.Budget(ends - time.monotonic()))
+        except Exception as error:  # whatever a peer raises
+            why = f"failed: {harness.words_of(error)}"
+    return harness.missing(name, CASE, way.durability, why)
+
+
 def main(quick: bool, budget: harness.Budget) -> None:
     ways = [WAYS[name] for name in QUICK_WAYS] if quick else [*WAYS.values(), *NOT_DECLARED]
     ways.sort(key=lambda way: not way.name.startswith("pmstore"))
     rows = harness.kept()
-    for way, part in budget.deal((way, 2.0 if way.where == "disk" else 1.0) for way in ways):
-        why = harness.absent(way.needs) or (harness.OUT_OF_TIME if budget.spent else "")
-        if why:
-            rows.append(harness.missing(way.name, CASE, way.durability, why))
-            continue
-        if way.needs:
-            importlib.import_module(way.needs)  # once, so that children need not
-        start = time.monotonic()
-        try:
-            rows.append(try_way(way, KILLS_QUICK if quick else KILLS, part))
-        except Exception as error:
-            rows.append(harness.missing(way.name, CASE, way.durability, f"failed: {harness.words_of(error)}"))
-            continue
-        print(f"  {way.name}: {rows[-1].ratio:.1%} survived ({time.monotonic() - start:.1f} s)", flush=True)
+    # By all cores: a child starts most of the time, or waits for a disk. Each has the time up to the end of its part.
+    parts = list(itertools.accumulate(3.0 if way.where == "disk" else 1.0 for way in ways))
+    ends = [time.monotonic() + budget.left * part / parts[-1] for part in parts]
+    tasks = [(way.name, KILLS_QUICK if quick else KILLS, end) for way, end in zip(ways, ends, strict=True)]
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=1) as pool:
+        for row in pool.imap(_answer, tasks):
+            rows.append(row)
+            said = f"{row.ratio:.1%} of {row.extra['kills']:.0f} survived" if row.measured else row.note
+            print(f"  {row.method}: {said} ({budget.left:.0f} s left)", flush=True)
     notes = [
         f"{r.method}: {r.extra['kills']:.0f} kills, as its time was over"
         for r in rows

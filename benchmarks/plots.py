@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, time_text
 
 COLORS = {"none": "#999999", "torn": "#d62728", "kill-safe": "#1f77b4", "power-safe": "#2ca02c"}
 
@@ -30,7 +30,7 @@ def draw(
     *,
     lines: str | None = None,
     cases: Sequence[str] | None = None,
-    unit: str = "microseconds (median; whiskers: min, max)",
+    unit: str = "median; whiskers: least, greatest",
     value: str = "median_us",
 ) -> None:
     """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case; None: bars per case. value: of
@@ -53,10 +53,13 @@ def draw(
 
 def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str, value: str):  # type: ignore[no-untyped-def]
     most = max(sum(r.case == c for r in rows) for c in cases)
-    figure, axes = pyplot.subplots(
-        len(cases), 1, figsize=(11, 1.2 + len(cases) * (0.8 + 0.24 * most)), squeeze=False, layout="constrained"
-    )
-    for axis, case in zip(axes[:, 0], cases, strict=True):
+    across = 2 if len(cases) > 2 else 1
+    down = -(-len(cases) // across)
+    size = 2 + 9 * across, 1.2 + down * (0.8 + 0.24 * most)
+    figure, axes = pyplot.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(cases) :]:
+        axis.remove()
+    for axis, case in zip(axes.flat, cases, strict=False):
         here = sorted((r for r in rows if r.case == case and r.median_us > 0), key=lambda r: -getattr(r, value))
         shown = [getattr(r, value) for r in here]
         axis.barh([r.method for r in here], shown, color=[COLORS.get(r.durability, "#777777") for r in here])
@@ -66,6 +69,8 @@ def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str, value: s
             axis.errorbar(shown, range(len(here)), xerr=spans, fmt="none", ecolor="black", elinewidth=0.7)
             axis.set_xscale("log")
             axis.set_xlim(left=0.5 * min(r.min_us for r in here))
+            if "instructions" not in unit:
+                _in_time(axis.xaxis)
         else:
             axis.bar_label(axis.containers[0], fmt="%.3g", padding=3, fontsize=8)
         axis.set_title(case, fontsize=10)
@@ -73,6 +78,16 @@ def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str, value: s
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in COLORS.values()]
     figure.legend(handles, COLORS, loc="outside lower center", ncols=len(COLORS), fontsize=8)
     return figure
+
+
+def _in_time(axis):  # type: ignore[no-untyped-def]
+    """Ticks at 1, 2, 5, 10, ... in words; at powers of ten where those would be too many."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda us, _: time_text(us)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _lines(pyplot, rows: Sequence[Row], name: str):  # type: ignore[no-untyped-def]
@@ -91,7 +106,8 @@ def _lines(pyplot, rows: Sequence[Row], name: str):  # type: ignore[no-untyped-d
             label = f"{method} (slope {slope(points):.2f})" if len(points) > 1 else method
             axis.loglog(*zip(*points, strict=True), marker="o", label=label)
         axis.set_xlabel(group)
-        axis.set_ylabel("microseconds (median)")
+        axis.set_ylabel("median")
+        _in_time(axis.yaxis)
         axis.legend(fontsize=8, title="slope 1: linear; 0: constant", title_fontsize=8)
         axis.grid(alpha=0.3)
     return figure

@@ -167,7 +167,9 @@ def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | No
 
 def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
     """Of a job, so that the jobs of all policies end in time; and its training time without commits."""
-    FORKS.set_forkserver_preload(["torch", "pmstore.torch", "pmstore.demo_trainer", "pmstore.scheduler", __name__])
+    # torch imports its compiler, for seconds, when the first optimizer is made: as long as a whole life.
+    preload = ["torch", "torch._dynamo", "pmstore.torch", "pmstore.demo_trainer", "pmstore.scheduler", __name__]
+    FORKS.set_forkserver_preload(preload)
     tried = Tally()
     for steps in (20, 21):  # in a store each; the first waits for the imports
         start = time.monotonic()

@@ -266,7 +266,8 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
         assert fused is not None
         assert commit is not None
         step = ours.median_us - commit.median_us
-        found.append(harness.Target(f"{case}: the step into the other slot over {FUSED}", step / fused.median_us, 1.15))
+        words = f"{case}: the step into the other slot over {FUSED}"
+        found.append(harness.Target(words, step / fused.median_us, 1.15, reason=SPINS))
         if alone is not None:
             found.append(harness.Target(f"{case}: {IN_PLACE} over {FUSED}", alone.median_us / fused.median_us, 1.15))
         if default is not None:

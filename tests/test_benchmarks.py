@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import algorithms, harness, iterations, key_value, kills, plots, results
+from benchmarks import algorithms, harness, iterations, key_value, kills, plots, results, runner
 from benchmarks.harness import NONE, POWER, ROOT, SEED, TORN, Row, Target, summarize, with_ratios
 from benchmarks.peers import WAYS
 from benchmarks.runner import QUESTIONS
@@ -86,6 +86,12 @@ def test_kills_tell_a_safe_method_from_a_torn_one() -> None:
     torn = kills.try_way(WAYS["np.savez, tmpfs"], 40)
     assert torn.extra["torn"] > 0
     assert sum(torn.extra[k] for k in ("survived", "older", "torn")) == torn.extra["kills"] == 40
+
+
+def test_a_child_that_ended_by_itself_is_not_reaped_by_the_wait() -> None:
+    pid = kills._fork(lambda: None)
+    kills._wait(pid, lambda: False)
+    assert os.waitpid(pid, 0)[0] == pid
 
 
 def test_kmeans_is_that_of_scikit_learn() -> None:
@@ -189,6 +195,19 @@ def test_the_shares_of_all_questions_are_nineteen_minutes_and_quick_ones_two() -
     assert sum(q.quick_seconds for q in QUESTIONS.values()) <= 115
 
 
+def test_a_full_run_ends_though_every_question_goes_to_its_limit() -> None:
+    names = list(QUESTIONS)
+    left = float(runner.ALL_SECONDS)
+    for i, name in enumerate(names):
+        share, limit = runner._share_and_limit(names[i:], left, False)
+        assert 0 < share <= QUESTIONS[name].seconds
+        assert limit >= runner.LEFT_TO_LATER * QUESTIONS[name].seconds - 1e-6
+        left -= limit
+    assert left >= -runner.OVER_SECONDS - 1e-6
+    assert runner._share_and_limit(names, runner.ALL_SECONDS, False)[1] > 1.5 * QUESTIONS[names[0]].seconds
+    assert runner._share_and_limit(["restart"], runner.ALL_SECONDS, False)[0] == QUESTIONS["restart"].seconds
+
+
 def test_targets_say_whether_they_are_met() -> None:
     assert Target("t", 0.5, 1).met
     assert not Target("t", 1.5, 1).met
@@ -221,6 +240,21 @@ def test_a_report_leaves_json_plot_and_results(out: Path, capsys: pytest.Capture
     text = results.write().read_text()
     for expected in ("one case", "a note", "**missed**", data["machine"]["cpu"], data["commit"][:12]):
         assert expected in text
+
+
+def test_results_begin_with_what_was_missed_and_the_papers_table(out: Path) -> None:
+    case = f"{iterations.PLOTTED[0]}, state A (5 KB)"
+    rows = with_ratios(
+        [summarize("np.savez, disk", case, TORN, [400.0]), summarize("ours", case, POWER, [4.0])], "np.savez, disk"
+    )
+    missed = [Target(name, 2, 1, reason="a cause") for name in ("first", "second")]
+    harness.write_json("iterations", "A title", rows, targets=[Target("third", 1, 1), *missed])
+    killed = Row("ours", "kills", 1, 1, 1, POWER, 1.0, {"kills": 200.0})
+    harness.write_json("kills", "A title", [killed])
+    text = results.write().read_text()
+    assert text.index("| first |") < text.index("| second |") < text.index("| third |") < text.index("1. a cause")
+    assert text.count("a cause") == 1
+    assert "| ours | power-safe | 100 % of 200 | 4 us [4 us - 4 us] 0.01 x |" in text
 
 
 @pytest.mark.parametrize("module", [harness, plots])

@@ -1,6 +1,7 @@
 /* The engine beside libpmemobj, in one process, rounds interleaved. Prints one JSON row per method and case.
  *
- * usage: engine_vs_pmdk DIR ROUNDS      (DIR on tmpfs; PMEM_IS_PMEM_FORCE=1; with count_pmem.so preloaded, counts alone) */
+ * usage: engine_vs_pmdk DIR ROUNDS [quick]     (DIR on tmpfs; PMEM_IS_PMEM_FORCE=1; with count_pmem.so preloaded, counts alone;
+ * quick: blocks of three sizes instead of eleven) */
 #include <libpmemobj.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -419,16 +420,16 @@ static void large(const char *dir, char *source, int rounds)
 
 int main(int argc, char **argv)
 {
-    must(argc == 3, "usage: engine_vs_pmdk DIR ROUNDS");
+    must(argc == 3 || argc == 4, "usage: engine_vs_pmdk DIR ROUNDS [quick]");
     int rounds = atoi(argv[2]);
-    bool quick = rounds < 50 && !pmem_counts;
+    bool quick = argc == 4;
     char *source = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     must(source != MAP_FAILED, "mmap");
     memset(source, 1, LARGE);
     for (uint64_t i = 0; i < ARENA; i++)
         source[i] = (char)(i * 31);
     transactions(argv[1], source, rounds);
-    blocks(argv[1], rounds / 4 > 5 ? rounds / 4 : 5, quick);
+    blocks(argv[1], rounds, quick);
     if (!pmem_counts)
         large(argv[1], source, rounds / 8 > 5 ? rounds / 8 : 5);
     return 0;

@@ -96,7 +96,7 @@ elif sys.argv[2] == "refused":
 
     torch.library.Library.impl = impl
 else:
-    torch._C._dispatch_get_all_op_names = None
+    torch._C._dispatch_get_registrations_for_dispatch_key = None
 before = registered() if sys.argv[2] != "renamed" else set()
 with pmstore.open(sys.argv[1]) as store:
     for name in "ab":
