@@ -46,8 +46,8 @@ SLOWER = (
     "which copies and checks nothing: {:.3g}"
 )
 SYNCS = (
-    "it is four syncs and a few milliseconds of writing, which do not shrink with the bytes; the same bytes and syncs written "
-    "plainly: {:.3g}"
+    "four syncs and a few milliseconds of writing; syncs do not shrink with the bytes. As many bytes with the same syncs, "
+    "written plainly, take {:.3g} of a full flush"
 )
 RESTORE = (
     "the restored file is 2.2 times the state, log room included: making its pages on tmpfs takes more processor time than the "
@@ -482,8 +482,8 @@ def _targets(rows: list[harness.Row], size: int, small: int) -> list[harness.Tar
         why = SYNCS.format(same.median_us / full.median_us if same else math.nan)
         found.append(harness.Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=why))
     for case, words, why in ((shared, "on one disk", ONE_DISK), (apart, "each with a rate of its own", "")):
-        if two := harness.find(rows, case, "2 ranks"):
-            found.append(harness.Target(f"two ranks / one, {words}", two.ratio or 0.0, 0.6, reason=why))
+        if (two := harness.find(rows, case, "2 ranks")) and two.ratio is not None:
+            found.append(harness.Target(f"two ranks / one, {words}", two.ratio, 0.6, reason=why))
     one, two = (harness.find(rows, shared, DISK_ALONE.format(writers)) for writers in (1, 2))
     ranks = [harness.find(rows, shared, name) for name in ("1 rank", "2 ranks")]
     if one and two and ranks[0] and ranks[1]:

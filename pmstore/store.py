@@ -318,7 +318,8 @@ class Store(Group):
             need more waits for the flush, at most max_wait_seconds (None: for ever); then the flush fails, not the commit. The
             flush's buffers, up to 16 MiB, come on top.
         stall_seconds: a flush to a remote place without progress for so long fails.
-        on_error: what the next flush does about one that failed and that nobody was told of.
+        on_error: what the next flush does about one that failed and that nobody was told of. (Those that `every` or a scheduler
+            begins warn, and go on.)
         rank, world_size, run: of several ranks whose epochs belong together; run names what they have in common.
         replicated: patterns of names ("run/model/*") of arrays that are the same at all ranks: each rank flushes its share.
 
@@ -359,7 +360,8 @@ class Store(Group):
 
         Only chunks that changed since this process's last flush to the tier are written; full: all of them. The epoch counts
         when its manifest is there, and then survives this machine as far as the tier does; epochs beyond `keep` are deleted
-        after that (`drain` waits for it). wait: return when it counts. progress: called with (bytes written, bytes to write)
+        after that (`drain` waits for it). Up to eight flushes to a tier wait for each other, a further call for the first of
+        them. wait: return when it counts. progress: called with (bytes written, bytes to write)
         ten times a second and at the end, on some thread; it may use the store, wait for the flush, drain or close.
 
         Raises: TierError, OSError: of the flush before, if nobody was told; with wait of this one.

@@ -80,7 +80,7 @@ def attach(
             `store.commit`; None: at every step.
         tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest first. With `ConvergenceAware`
             the scheduler decides when, for each; with another rule of pmstore or none, each is flushed after a commit
-            whenever it is idle. Those with `every` flush by themselves.
+            whenever it is idle (after one with `wait=False`: at the next). Those with `every` flush by themselves.
         name: of the run's group in the store; several runs can share a store.
         rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the
             same where anything is random.

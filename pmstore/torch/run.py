@@ -205,6 +205,7 @@ class Run:
 
     def _finish(self, loss: float | torch.Tensor | None, wait: bool = True) -> bool:
         self._require()
+        landed = self._pending is not None
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.join()
@@ -216,8 +217,12 @@ class Run:
         self._counts["steps"] += 1
         before = self._store.epoch
         if self._scheduler is None and not wait:
-            self._pending = self._store.commit(wait=False)
-            self._counts["commits"] += 1
+            try:
+                if landed:  # that one: a flush takes what is committed now, and waits for what is under way
+                    self._flush()
+            finally:
+                self._pending = self._store.commit(wait=False)
+                self._counts["commits"] += 1
             return True
         if self._scheduler is None:
             self._store.commit()
@@ -229,9 +234,12 @@ class Run:
                 return False
         self._settle()
         self._counts["commits"] += 1
+        self._flush()
+        return True
+
+    def _flush(self) -> None:
         for tier in self._tiers:
             self._store.flush_if_idle(tier)
-        return True
 
     def _schedule(self, policy: CommitPolicy | CommitScheduler | None, tiers: tuple[str, ...] = ()) -> None:
         """Puts a policy in charge of the commits. A rule gets a scheduler, which chooses among the tiers if the rule can."""

@@ -169,6 +169,29 @@ def test_keep_goes_on_after_reopening_and_counts_all_of_the_run(
     assert [one.epoch for one in pmstore.epochs(url)] == [newest, newest - 1]
 
 
+def test_keep_takes_no_epoch_for_one_whose_files_went(
+    filled: pmstore.Store, step: Step, path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.add_tier("t", url, keep=1, chunk_bytes=CHUNK)
+    whole = step(1)
+    filled.drain()
+    publish = LocalBackend.publish
+
+    def lose(backend: LocalBackend, name: str, data: bytes) -> None:
+        publish(backend, name, data)
+        os.unlink(backend.path / Manifest.unpack(data).files[-1][0])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, "publish", lose)
+        with pytest.raises(TierError, match="disappeared"):
+            step(2)
+        filled.drain()
+    found = restored(path, url)
+    assert (found["epoch"], found["a"][0]) == (whole, 1)
+    assert found["report"].skipped[0][1].startswith("missing")
+    assert restored(path, url, step(3))["a"][0] == 3
+
+
 def test_a_commit_flushed_again_is_never_missing(filled: pmstore.Store, path: Path, url: str) -> None:
     """A later process flushes the same commit: the old manifest goes when the new one is there."""
     first = filled.flush("t", wait=True).epoch

@@ -116,6 +116,30 @@ def test_an_epoch_counts_when_all_ranks_have_published(shm: Path, place: str) ->
         store.close()
 
 
+@pytest.mark.parametrize("gone", ["*.chunks", "*.manifest"])
+def test_a_shard_that_is_gone(shm: Path, gone: str) -> None:
+    """The epoch is whole for no rank then."""
+    url = str(shm / "tier")
+    stores = [pmstore.open(shm / f"{rank}.pm") for rank in range(2)]
+    for value in (1, 2):
+        for rank, store in enumerate(stores):
+            store["x"] = value
+            store.commit()
+            if value == 1:
+                store.add_tier("t", url, rank=rank, world_size=2, run="job")
+                store.commit()
+            store.flush("t", wait=True)
+    for store in stores:
+        store.close()
+    newest = max((shm / "tier").glob(f"*job.1-2{gone}"), key=lambda file: file.stat().st_mtime_ns)
+    newest.unlink()
+    for rank in range(2):
+        report = pmstore.restore(shm / f"r{rank}.pm", url, rank=rank)
+        assert [why.split(":")[0] for _, why in report.skipped] == ["missing"]
+        with pmstore.open(shm / f"r{rank}.pm") as store:
+            assert store["x"] == 1
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_shares_are_a_partition_and_balanced(world_size: int) -> None:
     rng = np.random.default_rng(world_size)

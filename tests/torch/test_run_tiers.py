@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -86,6 +87,53 @@ def test_branches_from_a_common_ancestor(shm: Path) -> None:
         with pmstore.open(shm / f"{name}.back.pm") as store:
             assert same(train(store, 0), want[name])
     assert [info.problem for info in pmstore.epochs(tier) if info.problem] == []
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_commits_that_nobody_waits_for_are_flushed(shm: Path, mirror: bool) -> None:
+    """Each when the next one is made."""
+    with pmstore.open(shm / "a.pm") as store:
+        store.add_tier("disk", shm / "tier")
+        model, optimizer = make()
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["disk"], mirror=mirror)
+        want = []
+        for _ in range(4):
+            loss = step(model, optimizer)
+            want.append([parameter.detach().clone() for parameter in model.parameters()])
+            run.commit(loss, wait=False)
+            store.drain(60)
+        assert run.pending is not None
+        run.pending.wait()
+    assert len(pmstore.epochs(shm / "tier")) == 3
+    pmstore.restore(shm / "b.pm", shm / "tier")
+    with pmstore.open(shm / "b.pm") as store:
+        model, optimizer = make()
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=mirror)
+        assert run.step == 3
+        assert all(torch.equal(a, b) for a, b in zip(want[2], model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_tier_that_fails_stops_the_run_or_not(shm: Path, on_error: Literal["raise", "warn"]) -> None:
+    with pmstore.open(shm / "a.pm") as store:
+        store.add_tier("disk", shm / "tier", on_error=on_error)
+        (shm / "tier").write_text("no directory")
+        model, optimizer = make()
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["disk"])
+        run.commit(step(model, optimizer))
+        last = store._open_tiers().writer("disk").last
+        assert last is not None
+        assert last.wait_over(60)
+        with pytest.raises(OSError, match="tier") if on_error == "raise" else pytest.warns(UserWarning, match="'disk' failed"):
+            run.commit(step(model, optimizer))
+        assert run.step == 2  # the store's own commit is not the tier's affair
+        if on_error == "warn":
+            with pytest.raises(OSError, match="tier"):  # it was tried again
+                store.drain()
+        (shm / "tier").unlink()
+        run.commit(step(model, optimizer))
+        store.drain()
+    assert pmstore.epochs(shm / "tier")[0].problem is None
 
 
 def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
