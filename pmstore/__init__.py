@@ -17,6 +17,7 @@ What else there is, imported when it is used:
     pmstore.pymm             for programs written for PyMM
     pmstore.exchange         safetensors and npz, in and out; pmstore.portable: a whole store as one file
     pmstore.simulation       commit policies in simulated time, against the exact optimum
+    pmstore.testing          crash tests of your own training loop, in pytest; on the command line: pmstore crashtest
 
 All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells how it works.
 """

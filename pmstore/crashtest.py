@@ -25,6 +25,7 @@ import signal
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -197,6 +198,11 @@ class _Run:
     path: str
 
 
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)  # with the workers it may have started
+
+
 class _Program:
     """The user's command, run in copies of the working directory.
 
@@ -219,6 +225,16 @@ class _Program:
         self.timeout_seconds = timeout_seconds
         self.results = list(results)
         self.grace_seconds = grace_seconds
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        """Kills what runs, in other threads, and lets nothing more begin."""
+        with self._lock:
+            self._ended = True
+            for child in self._running:
+                _kill_group(child)
 
     def fresh_copy(self, into: Path) -> Path:
         shutil.copytree(self.folder, into, ignore=_NOT_COPIED, symlinks=True)
@@ -235,15 +251,19 @@ class _Program:
                 environment["PMSTORE_CRASH_POWER"] = str(power_seed)
         patience = kill.delay_seconds if kill is not None and not kill.primitive else self.timeout_seconds
         with output.open("wb") as file:
-            child = subprocess.Popen(
-                self.resume if resumed else self.command,
-                cwd=cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+            with self._lock:
+                if self._ended:
+                    raise _Finding(Outcome.MANUAL, "the crash test was ended")
+                child = subprocess.Popen(
+                    self.resume if resumed else self.command,
+                    cwd=cwd,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+                self._running.add(child)
             try:
                 child.wait(patience)
             except subprocess.TimeoutExpired:
@@ -254,9 +274,10 @@ class _Program:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(self.grace_seconds)
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)  # with the workers it may have started
+                _kill_group(child)
                 child.wait()
+                with self._lock:
+                    self._running.discard(child)
         primitives, acknowledged, domain, _ = _BOARD.unpack_from(raw := board.read_bytes())
         path = raw[_BOARD.size :].split(b"\0", 1)[0]
         said = output.read_bytes()[-400:].decode(errors="replace").strip()
@@ -463,6 +484,9 @@ def crash_test(
                 for future in concurrent.futures.as_completed(futures):
                     found.append(future.result())
                     on_trial(found[-1])
+            except BaseException:  # Ctrl-C: nobody waits for what runs
+                program.end()
+                raise
             finally:
                 for future in futures:
                     future.cancel()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -203,10 +205,34 @@ def test_sigterm(disk: Path) -> None:
     pytest.fail("no SIGTERM reached the program")
 
 
+def test_an_interrupt_ends_what_runs(disk: Path) -> None:
+    """Ctrl-C in a trial: nobody waits for a training to end."""
+    source = """
+import os, time
+from pathlib import Path
+if Path("run.pm").exists():
+    Path("{marker}.new").write_text(str(os.getpid()))
+    Path("{marker}.new").rename("{marker}")
+    time.sleep(1000)
+"""
+    marker = disk / "resumed"
+    command = write(disk, source.replace("{marker}", str(marker)) + CORRECT)
+    words = [sys.executable, "-m", "pmstore.cli", "crashtest", "--at", "150,160", "--", *command]
+    process = subprocess.Popen(words, cwd=disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 300
+    while not marker.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=300)
+    assert (process.returncode, said.splitlines()[-1]) == (130, "pmstore: stopped")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(marker.read_text()), 0)
+
+
 def test_the_command(disk: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pmstore.cli", "crashtest", *arguments]
-        return subprocess.run(command, cwd=disk, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=disk, capture_output=True, text=True, timeout=600)
 
     program = write(disk, CORRECT)
     (disk / "checks.py").write_text("def right(store):\n    return True\ndef wrong(store):\n    return False\n")
@@ -217,6 +243,11 @@ def test_the_command(disk: Path) -> None:
     assert bad.returncode == 2, bad.stdout  # the run that nobody kills does not pass either
     assert "verification says no" in bad.stderr
     assert run("--verify", "checks:gone", "--", *program).returncode == 2
+    (disk / "broken.py").write_text("1 / 0")
+    for wrong, said in (("checks", "as checks:sound"), ("broken:x", "ZeroDivisionError"), ("none:x", "No module named 'none'")):
+        refused = run("--verify", wrong, "--", *program)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+        assert said in refused.stderr
     broken = write(disk, CORRECT.replace("store.require", "store.zeros"))
     resume = " ".join(program)
     bad = run("--at", "150,160", "--summary", "out.md", "--junit", "out.xml", "--resume", resume, "--", *broken)
@@ -227,6 +258,9 @@ def test_the_command(disk: Path) -> None:
     assert [failure.get("type") for failure in suite.iter("failure")] == ["needs manual work"]
     assert "already" in str(next(suite.iter("failure")).get("message"))
     assert run("--result", "nothing", "--", *program).returncode == 2
+    nowhere = run("--at", "150,160", "--junit", "no/folder.xml", "--resume", resume, "--", *broken)
+    assert (nowhere.returncode, "Traceback" in nowhere.stderr) == (2, False)
+    assert "needs manual work" in nowhere.stdout  # said all the same
     assert "needs manual work" in bad.stdout
     assert "| 1 | point 150" in (disk / "out.md").read_text()
 

@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail, one_line
+from pmstore.commands.app import Json, app, console, ending, fail
 from pmstore.crashtest import CrashTestResult, Outcome, Trial, crash_test
 from pmstore.words import counted
 
@@ -34,11 +34,13 @@ class Model(str, Enum):
 
 def _function(spec: str) -> Callable[[Any], object]:
     module, _, name = spec.partition(":")
+    if not module or not name:
+        raise fail(f"--verify {spec}: a module and a function of it are needed, as checks:sound", 2)
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise fail(f"--verify {spec}: {error}", 2) from None
+    except Exception as error:  # the user's module, in any way
+        raise fail(f"--verify {spec}: {type(error).__name__}: {error}", 2) from None
     finally:
         sys.path.pop(0)
     if not callable(found):
@@ -96,13 +98,13 @@ def crashtest(
     ] = None,
     compare: Annotated[bool, typer.Option(help="The final state has to be that of a run that nobody killed.")] = True,
     resume: Annotated[
-        str | None, typer.Option(metavar="COMMAND", help="Goes on after a kill, in one word. [default: the program again]")
+        str | None, typer.Option(metavar="COMMAND", help="Goes on after a kill; in quotes. [default: the program again]")
     ] = None,
     results: Annotated[
         list[str] | None,
-        typer.Option("--result", metavar="FILE", help="The program leaves it; compared, as the store is. May be repeated."),
+        typer.Option("--result", metavar="FILE", help="That the program leaves: compared as the store is. May be repeated."),
     ] = None,
-    grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.", min=0.0)] = 5.0,
+    grace: Annotated[float, typer.Option(help="Seconds from SIGTERM to SIGKILL.", min=0.0)] = 5.0,
     seed: Annotated[int, typer.Option(help="Draws the points of the kills.")] = 1,
     at: Annotated[str | None, typer.Option(metavar="POINT,POINT", help="One trial, killed at these points.")] = None,
     jobs: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
@@ -138,19 +140,12 @@ def crashtest(
         if not as_json:
             say.print(f"trial {trial.number} of {asked}: [{_STYLES[trial.outcome]}]{trial.outcome.value}[/]")
 
-    try:
+    with ending():
         result = crash_test(
             command, trials=trials, model=model.value, verify=check, compare=compare, resume=shlex.split(resume or ""),
             results=results or (), grace_seconds=grace, seed=seed, at=points, jobs=jobs, keep=keep, timeout_seconds=timeout,
             on_trial=on_trial,
         )  # fmt: skip
-    except (ValueError, OSError) as error:
-        raise fail(one_line(error), 2) from None
-    if summary:
-        with summary.open("a") as file:
-            file.write(_markdown(result))
-    if junit:
-        junit.write_text(_junit(result))
     if as_json:
         counts = {outcome.value: result.count(outcome) for outcome in Outcome}
         answer = {**dataclasses.asdict(result), "outcomes": counts, "trials": [_row(trial) for trial in result.trials]}
@@ -165,5 +160,11 @@ def crashtest(
         bad = next((trial for trial in result.trials if trial.outcome is not Outcome.CLEAN), None)
         if bad and all(kill.primitive for kill in bad.kills):
             typer.echo(f"one of them again: add --at {','.join(str(kill.primitive) for kill in bad.kills)}")
+    with ending():
+        if summary:
+            with summary.open("a") as file:
+                file.write(_markdown(result))
+        if junit:
+            junit.write_text(_junit(result))
     if not result.ok:
         raise typer.Exit(1)
