@@ -88,6 +88,15 @@ def test_kills_tell_a_safe_method_from_a_torn_one() -> None:
     assert sum(torn.extra[k] for k in ("survived", "older", "torn")) == torn.extra["kills"] == 40
 
 
+def test_every_method_is_killed_and_has_the_time_it_needs() -> None:
+    ways = [*WAYS.values(), *kills.NOT_DECLARED]
+    tasks = kills._tasks(ways, 200, harness.Budget(100))
+    assert {name for name, _, _ in tasks} == {way.name for way in ways}
+    assert {count for _, count, _ in tasks} == {200}
+    assert kills.SLOW.keys() == {name for name, _, _ in tasks[: len(kills.SLOW)]}
+    assert max(ends for _, _, ends in tasks) <= time.monotonic() + 100
+
+
 def test_a_child_that_ended_by_itself_is_not_reaped_by_the_wait() -> None:
     pid = kills._fork(lambda: None)
     kills._wait(pid, lambda: False)
