@@ -17,8 +17,7 @@
 #include "journal_state.h"
 #include "process.h"
 
-#define IOV_MOST 64
-#define FORGET_PAGES 16u /* runs from this length on */
+#define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 
 /* ---- building the record ------------------------------------------------------------------------------------------ */
 
@@ -176,7 +175,8 @@ static int write_home(struct pms_journal *j, struct pms_run *run, struct pms_err
             n = run->pages - done;
         const unsigned char *from = stable(j, run->page + done, n, &bounced);
         crc = pms_crc32c(crc, from, n * PMS_PAGE);
-        int failed = pms_persist_pwrite(j->map->persist, j->map->fd, from, n * PMS_PAGE, (run->page + done) * PMS_PAGE);
+        int fd = pms_journal_fd_of(j, run->pages, j->map->fd);
+        int failed = pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE, (run->page + done) * PMS_PAGE);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "writing fresh pages home");
@@ -185,18 +185,6 @@ static int write_home(struct pms_journal *j, struct pms_run *run, struct pms_err
     }
     run->home_crc = crc;
     return PMS_OK;
-}
-
-/* The first store into a page of a private mapping reads it from the file, so that the page cache holds these pages one by one, and each
- * of them costs every later write and sync of the file a microsecond. Nobody needs them any more: what is written to a place that the page
- * cache does not hold is kept in large pieces (Linux 6.16 on ext4), at a third of the cost. Once for each run, before its first write. */
-static void forget_read_pages(struct pms_journal *j)
-{
-    for (uint32_t i = 0; i < j->record->run_count; i++) {
-        const struct pms_run *run = &pms_journal_runs(j)[i];
-        if (run->pages >= FORGET_PAGES && atomic_load_explicit(&j->marks[run->page], memory_order_relaxed) == 0)
-            pms_persist_forget(j->map->fd, run->page * PMS_PAGE, run->pages * PMS_PAGE);
-    }
 }
 
 static int write_homes(struct pms_journal *j, struct pms_error *error)
@@ -268,14 +256,14 @@ static int no_room(const struct pms_journal *j, uint64_t bytes, struct pms_error
     return status;
 }
 
-/* After it, `bytes` more fit behind the tail. */
+/* After it, `bytes` more fit behind the tail. A ring of eight records goes home by fours, and what all four hold once. */
 static int make_room(struct pms_journal *j, uint64_t bytes, struct pms_error *error)
 {
     uint64_t window = j->ring.window;
     if (bytes > j->ring.bytes)
         return no_room(j, bytes, error);
-    if (bytes > window / 2 && window < j->ring.bytes) {
-        window = 2 * (bytes > window ? bytes : window);
+    if (bytes > window / 4 && window < j->ring.bytes) {
+        window = 8 * bytes;
         if (window > j->ring.bytes)
             window = j->ring.bytes;
     }
@@ -348,7 +336,6 @@ int pms_journal_commit(struct pms_journal *j, uint64_t tx, struct pms_run *runs,
         return status;
     *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC, .tx = tx, .bytes = bytes, .image_bytes = plan.image_bytes,
                                      .run_count = j->record->run_count, .chain = j->chain};
-    forget_read_pages(j);
     status = write_homes(j, error);
     if (!status)
         status = write_record(j, error);
@@ -387,6 +374,7 @@ void pms_journal_set_super(struct pms_journal *j, const struct pms_superblock *s
     uint64_t window = j->ring.window;
     uint64_t before = j->ring.bytes;
     pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
+    j->ring.direct = j->direct;
     PMS_ASSERT(j->ring.bytes >= before); /* segments are only added: positions keep their places */
     j->ring.window = window;
     pthread_mutex_unlock(&j->mutex);
@@ -414,12 +402,30 @@ static void release(struct pms_journal *j)
     if (j->record)
         munmap(j->record, j->record_bytes);
     pms_process_close(j->home_fd);
+    pms_process_close(j->direct);
     free(j->bounce);
     free(j->chunk);
     free(j);
 }
 
-static int acquire(struct pms_journal *j, struct pms_error *error)
+/* A descriptor that passes the page cache by. File systems differ in what they allow: it is tried with a page of the ring, which is empty, read and
+ * written back as it was. Without one the journal is written as any file. */
+static int open_direct(struct pms_journal *j, const char *path, uint64_t offset)
+{
+    int fd = pms_process_open(path, O_RDWR | O_DIRECT, 0);
+    if (fd >= 0 && pread(fd, j->chunk, PMS_PAGE, (off_t)offset) == (ssize_t)PMS_PAGE
+        && pms_persist_pwrite(j->map->persist, fd, j->chunk, PMS_PAGE, offset) == 0)
+        return fd;
+    pms_process_close(fd);
+    return -1;
+}
+
+static void *chunk_of_pages(void)
+{
+    return aligned_alloc(PMS_PAGE, PMS_JOURNAL_CHUNK);
+}
+
+static int acquire(struct pms_journal *j, const struct pms_superblock *super, struct pms_error *error)
 {
     char path[40];
     uint64_t pages = j->map->reserve / PMS_PAGE;
@@ -431,10 +437,11 @@ static int acquire(struct pms_journal *j, struct pms_error *error)
     j->record_bytes = pms_record_head(pages);
     j->marks = reserve(j->marks_bytes);
     j->record = reserve(j->record_bytes);
-    j->bounce = malloc(PMS_JOURNAL_CHUNK);
-    j->chunk = malloc(PMS_JOURNAL_CHUNK);
+    j->bounce = chunk_of_pages();
+    j->chunk = chunk_of_pages();
     if (!j->marks || !j->record || !j->bounce || !j->chunk)
         return pms_fail_errno(error, "memory for the journal");
+    j->direct = open_direct(j, path, super->segment[0].log_off);
     return PMS_OK;
 }
 
@@ -442,13 +449,14 @@ static int load_anchor(struct pms_journal *j, const struct pms_superblock *super
 {
     bool twins;
     pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
+    j->ring.direct = j->direct;
     int status = pms_anchor_read(&j->ring, &j->anchor, &twins, error);
     if (status)
         return status;
     if (j->anchor.tx != tx)
         return pms_fail(error, PMS_E_CORRUPT, "the journal's anchor is at transaction %llu, the store at %llu",
                         (unsigned long long)j->anchor.tx, (unsigned long long)tx);
-    for (uint32_t i = 0; i < j->ring.count; i++) /* it may be there page by page: see forget_read_pages */
+    for (uint32_t i = 0; i < j->ring.count; i++) /* what formatting wrote and recovery read: every commit would have to */
         pms_persist_forget(j->map->fd, j->ring.piece[i].off, j->ring.piece[i].bytes);
     j->head = j->tail = j->anchor.head;
     j->homed = j->last = tx;
@@ -485,8 +493,8 @@ int pms_journal_open(struct pms_journal **journal, struct pms_map *map, const st
     if (!j)
         return pms_fail_errno(error, "memory for the journal");
     j->map = map;
-    j->home_fd = -1;
-    int status = acquire(j, error);
+    j->home_fd = j->direct = -1;
+    int status = acquire(j, super, error);
     if (!status)
         status = load_anchor(j, super, tx, error);
     if (!status)

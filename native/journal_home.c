@@ -17,6 +17,7 @@ struct batch {
     uint64_t from, upto;   /* positions */
     uint64_t homed, last;  /* transactions before and at the end */
     uint64_t bytes;        /* written home */
+    uint64_t record_end, loaded, loaded_bytes; /* positions: end of the record at hand; what the chunk holds of it */
     struct pms_janchor anchor;
 };
 
@@ -28,23 +29,36 @@ static bool wanted(const struct batch *b, uint64_t page, uint64_t tx)
     return newest == tx || newest > b->last;
 }
 
-/* Writes those of the chunk's pages home that are wanted, in as few calls as possible. */
-static int home_chunk(struct batch *b, uint64_t page, uint64_t pages, uint64_t image, uint64_t tx, struct pms_error *error)
+/* The images from a position on, as many as a chunk holds: they lie end to end, so that one read serves many runs. */
+static int load(struct batch *b, uint64_t position, const unsigned char **images, uint64_t *bytes, struct pms_error *error)
 {
     struct pms_journal *j = b->journal;
-    bool loaded = false;
-    for (uint64_t i = 0, n; i < pages; i += n) {
-        bool write = wanted(b, page + i, tx);
-        for (n = 1; i + n < pages && wanted(b, page + i + n, tx) == write;)
-            n++;
-        if (!write)
-            continue;
-        int status = loaded ? PMS_OK : pms_ring_read(&j->ring, image, j->chunk, pages * PMS_PAGE, error);
+    if (position < b->loaded || position >= b->loaded + b->loaded_bytes) {
+        uint64_t n = b->record_end - position;
+        b->loaded_bytes = 0;
+        b->loaded = position;
+        n = n < PMS_JOURNAL_CHUNK ? n : PMS_JOURNAL_CHUNK;
+        int status = pms_ring_read(&j->ring, position, j->chunk, n, error);
         if (status)
             return status;
-        loaded = true;
-        int failed = pms_persist_pwrite(&j->home_persist, j->home_fd, j->chunk + i * PMS_PAGE, n * PMS_PAGE,
-                                        (page + i) * PMS_PAGE);
+        b->loaded_bytes = n;
+    }
+    *images = j->chunk + (position - b->loaded);
+    *bytes = b->loaded + b->loaded_bytes - position;
+    return PMS_OK;
+}
+
+static int home_pages(struct batch *b, uint64_t page, uint64_t pages, uint64_t image, struct pms_error *error)
+{
+    struct pms_journal *j = b->journal;
+    int fd = pms_journal_fd_of(j, pages, j->home_fd);
+    for (uint64_t done = 0, n; done < pages; done += n) {
+        const unsigned char *images;
+        int status = load(b, image + done * PMS_PAGE, &images, &n, error);
+        if (status)
+            return status;
+        n = n / PMS_PAGE < pages - done ? n / PMS_PAGE : pages - done;
+        int failed = pms_persist_pwrite(&j->home_persist, fd, images, n * PMS_PAGE, (page + done) * PMS_PAGE);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "writing journaled pages home");
@@ -54,15 +68,16 @@ static int home_chunk(struct batch *b, uint64_t page, uint64_t pages, uint64_t i
     return PMS_OK;
 }
 
+/* Writes those of the run's pages home that are wanted, in as few calls as possible. */
 static int home_run(struct batch *b, const struct pms_run *run, uint64_t image, uint64_t tx, struct pms_error *error)
 {
-    const uint64_t most = PMS_JOURNAL_CHUNK / PMS_PAGE;
-    for (uint64_t done = 0; done < run->pages;) {
-        uint64_t n = run->pages - done < most ? run->pages - done : most;
-        int status = home_chunk(b, run->page + done, n, image + done * PMS_PAGE, tx, error);
+    for (uint64_t i = 0, n; i < run->pages; i += n) {
+        bool write = wanted(b, run->page + i, tx);
+        for (n = 1; i + n < run->pages && wanted(b, run->page + i + n, tx) == write;)
+            n++;
+        int status = write ? home_pages(b, run->page + i, n, image + i * PMS_PAGE, error) : PMS_OK;
         if (status)
             return status;
-        done += n;
     }
     return PMS_OK;
 }
@@ -80,6 +95,8 @@ static int home_record(struct batch *b, uint64_t position, uint64_t tx, uint64_t
     if (!whole || record.tx != tx) /* it was, when it was committed: the medium lost it */
         return pms_fail(error, PMS_E_CORRUPT, "journal record of transaction %llu was damaged after its commit",
                         (unsigned long long)tx);
+    b->record_end = position + record.bytes;
+    b->loaded_bytes = 0;
     pms_runs_start(&reader, ring, position, &record);
     while (reader.left > 0) {
         struct pms_run run;

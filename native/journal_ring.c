@@ -11,7 +11,7 @@
 void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super, uint32_t seed)
 {
     PMS_ASSERT(super->segment_count >= 1 && super->segment_count <= PMS_MAX_SEGMENTS);
-    *ring = (struct pms_ring){.fd = fd, .count = super->segment_count, .seed = seed};
+    *ring = (struct pms_ring){.fd = fd, .direct = -1, .count = super->segment_count, .seed = seed};
     for (uint32_t i = 0; i < ring->count; i++) {
         PMS_ASSERT(super->segment[i].log_bytes % PMS_PAGE == 0);
         ring->piece[i].start = ring->bytes;
@@ -60,7 +60,9 @@ int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size
         uint64_t room;
         uint64_t offset = pms_ring_place(ring, position + done, &room);
         size_t step = n - done < room ? n - done : (size_t)room;
-        int status = pms_ring_read_home(ring->fd, offset, (unsigned char *)to + done, step, error);
+        unsigned char *at = (unsigned char *)to + done;
+        bool whole = (offset | step | (uintptr_t)at) % PMS_PAGE == 0;
+        int status = pms_ring_read_home(whole && ring->direct >= 0 ? ring->direct : ring->fd, offset, at, step, error);
         if (status)
             return status;
         done += step;
@@ -84,7 +86,7 @@ int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t 
             rest = (struct iovec){(unsigned char *)iov[n].iov_base + part, iov[n].iov_len - part};
             iov[n].iov_len = part;
         }
-        int failed = pms_persist_pwritev(p, ring->fd, iov, n + (rest.iov_len > 0), offset);
+        int failed = pms_persist_pwritev(p, ring->direct >= 0 ? ring->direct : ring->fd, iov, n + (rest.iov_len > 0), offset);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "writing the journal");

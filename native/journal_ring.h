@@ -18,6 +18,7 @@
 
 struct pms_ring {
     int fd;
+    int direct;      /* the file opened once more with O_DIRECT, or -1: see pms_ring_read */
     uint32_t count;
     uint32_t seed;   /* of the records' checksums: pms_session_seed */
     uint64_t bytes;  /* of the linear space */
@@ -35,11 +36,14 @@ void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *s
 /* The offset in the file of a position; *room = bytes that follow it without a break, in the file and in the ring. */
 uint64_t pms_ring_place(const struct pms_ring *ring, uint64_t position, uint64_t *room);
 
-/* ERRORS: PMS_E_OS; PMS_E_CORRUPT when the file ends before. */
+/* Whole pages at page-aligned addresses pass the page cache by, where the ring has a descriptor for it: what a commit writes is read once, soon,
+ * by the writer, and its place not again before the ring has come round. In the page cache it would need new memory all the time.
+ * ERRORS: PMS_E_OS; PMS_E_CORRUPT when the file ends before. */
 int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size_t n, struct pms_error *error);
 int pms_ring_read_home(int fd, uint64_t offset, void *to, size_t n, struct pms_error *error);
 
-/* Writes the vector at a position; changes iov. Not durable. ERRORS: PMS_E_OS. */
+/* Writes the vector at a position; changes iov. Not durable. REQUIRES: where the ring has `direct`, whole pages at page-aligned addresses.
+ * ERRORS: PMS_E_OS. */
 int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t position, struct iovec *iov, int count,
                    struct pms_error *error);
 

@@ -16,7 +16,8 @@
 
 struct pms_journal {
     struct pms_map *map;
-    struct pms_ring ring; /* changed only while empty; its descriptor is the map's */
+    struct pms_ring ring; /* changed only while empty; its descriptors are the map's and the next */
+    int direct;           /* -1: the file system has no O_DIRECT */
     /* The writer's own open file: the kernel reports a write-back error once to each open file, so that with a shared one
      * the sync of either side could swallow the other's. */
     int home_fd;
@@ -53,6 +54,16 @@ struct pms_journal {
 static inline struct pms_run *pms_journal_runs(struct pms_journal *journal)
 {
     return (struct pms_run *)(void *)(journal->record + 1);
+}
+
+#define PMS_JOURNAL_DIRECT_PAGES 16u
+
+/* What a run is written home through. Long ones pass the page cache by: it holds pages that were read by the first store into a private mapping
+ * one by one, and each of them costs every later write and sync of the file a microsecond. Short ones gather there until the sync: one by one
+ * each would wait for the disk. */
+static inline int pms_journal_fd_of(const struct pms_journal *journal, uint64_t pages, int buffered)
+{
+    return journal->direct >= 0 && pages >= PMS_JOURNAL_DIRECT_PAGES ? journal->direct : buffered;
 }
 
 /* The writer's thread. */

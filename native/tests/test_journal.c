@@ -5,10 +5,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
 #include "journal_fixture.h"
+#include "journal_state.h"
 
 static unsigned char image[FILE_BYTES], other[FILE_BYTES], whole[FILE_BYTES];
 
@@ -82,7 +84,34 @@ static int count_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes
     return 0;
 }
 
-static void test_commits(uint64_t window, uint32_t drain_every)
+/* Whether the file system lets a descriptor pass the page cache by. */
+static bool can_direct(int fd)
+{
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    void *page = aligned_alloc(PMS_PAGE, PMS_PAGE);
+    int direct = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    bool can = direct >= 0 && pread(direct, page, PMS_PAGE, 0) == (ssize_t)PMS_PAGE && pwrite(direct, page, PMS_PAGE, 0) == (ssize_t)PMS_PAGE;
+    if (direct >= 0)
+        close(direct);
+    free(page);
+    return can;
+}
+
+/* Opens where one more descriptor can be had, the writer's, and none that passes the page cache by. */
+static void store_open_buffered(struct store *s, int fd)
+{
+    struct rlimit before, few;
+    MUST(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    int next = dup(fd);
+    MUST(next >= 0 && close(next) == 0);
+    few = (struct rlimit){(rlim_t)next + 1, before.rlim_max};
+    MUST(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    store_open(s, fd, 0);
+    MUST(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
+static void test_commits(uint64_t window, uint32_t drain_every, bool buffered)
 {
     int fd = new_file();
     struct store s;
@@ -93,7 +122,11 @@ static void test_commits(uint64_t window, uint32_t drain_every)
     caller = pthread_self();
     caller_syncs = 0;
     pms_persist_hook = count_hook;
-    store_open(&s, fd, 0);
+    if (buffered)
+        store_open_buffered(&s, fd);
+    else
+        store_open(&s, fd, 0);
+    MUST((s.journal->direct >= 0) == (!buffered && can_direct(fd)));
     while (s.tx < tx_count) {
         MUST(store_step(&s, &error) == PMS_OK);
         if (steps[s.tx].drain) {
@@ -514,9 +547,10 @@ static void bench(uint32_t rounds)
 }
 
 static uint32_t bench_rounds = 50;
-static void test_commits_whole_ring(void) { test_commits(0, 0); }
-static void test_commits_growing_window(void) { test_commits(4 * PMS_PAGE, 0); }
-static void test_commits_drained(void) { test_commits(0, 5); }
+static void test_commits_whole_ring(void) { test_commits(0, 0, false); }
+static void test_commits_growing_window(void) { test_commits(4 * PMS_PAGE, 0, false); }
+static void test_commits_drained(void) { test_commits(0, 5, false); }
+static void test_commits_through_the_page_cache(void) { test_commits(4 * PMS_PAGE, 3, true); }
 static void test_anchors_at_rest(void) { test_anchors(false); }
 static void test_anchors_with_records(void) { test_anchors(true); }
 static void test_latency(void) { bench(bench_rounds); }
@@ -528,6 +562,7 @@ int main(int argc, char **argv)
     TEST(test_commits_whole_ring);
     TEST(test_commits_growing_window);
     TEST(test_commits_drained);
+    TEST(test_commits_through_the_page_cache);
     TEST(test_idle);
     TEST(test_full_and_grow);
     TEST(test_fork);
