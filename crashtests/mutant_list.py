@@ -283,6 +283,8 @@ _HEAD = [
            "a superblock is relied on before it is durable", BOTH, first=("grow",)),
     Mutant("grow_no_sync", "super.c", "    errno = pms_persist_sync(p, fd); /* page tables before the superblock that refers to them */", "    errno = 0;",
            "a superblock refers to page tables that are not durable", BOTH, first=("grow",)),
+    Mutant("growth_unnoted", "pool.c", "    pms_undo_set_changed(&pool->undo, added->table_off, added->log_off - added->table_off);", "    (void)added;",
+           "flushes do not learn of a new part's page table", BOTH, first=("grow_between",)),
     Mutant("super_crc_unchecked", "super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a damaged superblock counts", native=("test_damage",)),
 ]  # fmt: skip
 

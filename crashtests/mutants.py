@@ -43,6 +43,7 @@ REST = (
     "mirrors",
     "list_edits",
     "grow_beside",
+    "grow_between",
     "mixture_1",
     "mixture_2",
 )

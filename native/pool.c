@@ -358,6 +358,8 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
     pms_undo_lock(&pool->undo);
     pool->super = super;
     pms_undo_set_extents(&pool->undo, &pool->super);
+    const struct pms_segment *added = &super.segment[first];
+    pms_undo_set_changed(&pool->undo, added->table_off, added->log_off - added->table_off); /* formatted beside the log: the next flush has to write it */
     pms_undo_unlock(&pool->undo);
     if (pool->journal)
         pms_journal_set_super(pool->journal, &pool->super);

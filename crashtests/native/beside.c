@@ -182,6 +182,19 @@ void wl_grow_beside(struct wl *w) /* growth under a flush and between a step of 
     wl_flush_close(w, &f);
 }
 
+void wl_grow_between(struct wl *w) /* growth between two flushes: of the new part there is its page table, as it was formatted */
+{
+    struct wl_flush f = {0};
+    wl_flush_begin(w, &f);
+    wl_flush_end(w, &f);
+    if (!w->failed)
+        wl_done(w, pms_pool_grow(w->pool, 1 << 20, &w->error));
+    wl_array(w, 0, "late", 10, 7); /* in the old part */
+    wl_commit(w);
+    wl_flush_begin(w, &f);
+    wl_flush_close(w, &f);
+}
+
 /* ---- mirrors ---- */
 
 enum how { ARMED, STARTED, ROLLED_BACK, FAILED };

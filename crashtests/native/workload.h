@@ -106,6 +106,7 @@ void wl_flush_close(struct wl *w, struct wl_flush *f); /* and the file is remove
 void wl_flush(struct wl *w);
 void wl_slots_flush(struct wl *w);
 void wl_grow_beside(struct wl *w);
+void wl_grow_between(struct wl *w);
 void wl_mirrors(struct wl *w);
 void wl_fork(struct wl *w);
 void wl_repair(struct wl *w);

@@ -616,6 +616,7 @@ const struct workload wl_table[] = {
     {"flush", wl_flush, false, 0},
     {"slots_flush", wl_slots_flush, false, 0},
     {"grow_beside", wl_grow_beside, false, 0},
+    {"grow_between", wl_grow_between, false, 0},
     {"mirrors", wl_mirrors, false, 0},
     {"fork", wl_fork, false, 0},
     {"repair", wl_repair, true, 0},

@@ -734,6 +734,34 @@ static void changed_chunks_are_known(void)
     }
 }
 
+/* Also where nothing is put into the new part: its page table begins in a chunk that may have been flushed before. */
+static void growth_is_a_change(void)
+{
+    for (int d = 0; d < 3; d++) {
+        struct pms_error e;
+        struct pms_snapshot *s;
+        struct pms_snapshot_info info;
+        domain = domains[d];
+        pool = open_store(path, PMS_MODE_TRUNCATE, 4u << 20);
+        CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
+        pms_snapshot_end(pool, s);
+        CHECK(pms_pool_grow(pool, 1 << 20, &e) == PMS_OK && pool->super.segment_count == 2);
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+        uint64_t since = info.tag, pages, page = pool->super.segment[1].table_off / PMS_PAGE;
+        uint64_t end = pool->super.segment[1].log_off / PMS_PAGE;
+        CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
+        pages = info.file_bytes / PMS_PAGE;
+        uint8_t *state = malloc(pages);
+        CHECK(pms_snapshot_chunks(s, since, PMS_PAGE, state, pages, &e) == PMS_OK);
+        for (; page < end; page++)
+            CHECK(state[page] == (PMS_CHUNK_LIVE | PMS_CHUNK_CHANGED));
+        free(state);
+        pms_snapshot_end(pool, s);
+        CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+        pms_pool_release(pool);
+    }
+}
+
 static void a_transfer_is_cancelled_and_limited(void)
 {
     struct pms_error e;
@@ -811,6 +839,7 @@ int main(void)
     TEST(a_fork_child_leaves_it_alone);
     TEST(a_snapshot_becomes_a_store_again);
     TEST(changed_chunks_are_known);
+    TEST(growth_is_a_change);
     TEST(a_transfer_is_cancelled_and_limited);
     TEST(memory_for_kept_pages_is_used_again);
     unlink(path);
