@@ -234,8 +234,8 @@ _JOURNAL = [
     Mutant("anchor_no_second_sync", "journal_ring.c", "        failed = pms_persist_sync(p, fd);\n        if (!failed && anchor_write(fd, p, anchor) == 0)",
            "        if (!failed && anchor_write(fd, p, anchor) == 0)", "both copies of the journal's anchor are written without a sync between", FILE),
     Mutant("anchor_one_copy", "journal_ring.c", "PMS_OFF_JANCHOR(next.generation & 1));", "PMS_OFF_JANCHOR(0));", "one copy of the journal's anchor is used", FILE),
-    Mutant("home_images_dropped", "journal_home.c", "        if (!write)\n            continue;", "        if (!write || i > 0)\n            continue;",
-           "only the first page of a run goes home", FILE),
+    Mutant("home_images_dropped", "journal_home.c", "        int status = write ? home_pages(", "        int status = write && i == 0 ? home_pages(",
+           "only the beginning of a run goes home", FILE),
 ]  # fmt: skip
 
 _BESIDE = [

@@ -1,5 +1,6 @@
 #include "oracle.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -288,6 +289,8 @@ struct verdict oracle_ask(struct oracle *o, const struct question *q)
     struct pollfd p = {.fd = o->from, .events = POLLIN};
     bool asked = write(o->to, &byte, 1) == 1;
     int ready = asked ? poll(&p, 1, HANG_MS) : 1;
+    while (ready < 0 && errno == EINTR) /* told to end early: not before this image is judged */
+        ready = poll(&p, 1, HANG_MS);
     if (ready == 1 && read(o->from, &byte, 1) == 1)
         return o->shared->v;
     if (ready == 0) {
