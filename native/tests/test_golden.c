@@ -107,6 +107,66 @@ static void do_remove_array(void) { begin(), remove_name("small"), end(1); }
 static void do_roll_back_array(void) { begin(), put_array("new", 64), end(0); }
 static void do_overwrite(void) { begin(), declare(large, MIB), memset(large, 2, MIB), end(1); }
 
+/* ---- groups, lists, slots: each made by a setup of its own, as what is there changes where things lie ---- */
+
+#define SLOT (96u << 10)
+
+static uint64_t items;
+
+static void do_group(void)
+{
+    struct pms_error e;
+    uint64_t group;
+    begin();
+    CHECK(ok(pms_object_group(pool, 0, "group", 5, 1, &group, &e)));
+    end(1);
+}
+
+static void splice(uint64_t at, uint64_t remove, const char *value)
+{
+    struct pms_error e;
+    const struct pms_new_item item = {.meta = value, .meta_bytes = (uint32_t)strlen(value), .kind = PMS_OBJECT_VALUE};
+    begin();
+    CHECK(ok(pms_sequence_splice(pool, items, at, remove, 1, &item, 1, &e)));
+    end(1);
+}
+
+static void make_list(void)
+{
+    struct pms_error e;
+    CHECK(ok(pms_object_list(pool, 0, "items", 5, 1, &items, &e)));
+    for (uint64_t i = 0; i < 20; i++)
+        splice(i, 0, "one");
+}
+
+static void do_append(void) { splice(20, 0, "one"); }
+static void do_replace_item(void) { splice(10, 1, another_value()); }
+static void do_insert_item(void) { splice(0, 0, "one"); }
+
+static void make_pair(void)
+{
+    struct pms_error e;
+    uint64_t group, data;
+    CHECK(ok(pms_object_group(pool, 0, "pair", 4, 1, &group, &e)));
+    for (int i = 0; i < 2; i++)
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, SLOT, PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_describe_group(pool, 0, "pair", 4, "\x81\xa5slots", 8, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
+static void do_flip(void)
+{
+    struct pms_error e;
+    struct pms_info info;
+    struct pms_slot_pair pair;
+    pms_pool_info(pool, &info);
+    begin();
+    CHECK(ok(pms_slot_next(pool, 0, "pair", 4, &pair, &e)));
+    memset((unsigned char *)(uintptr_t)(info.base + pair.data[1 - pair.current]), 5, SLOT);
+    CHECK(ok(pms_slot_flip(pool, 0, "pair", 4, NULL, &e)));
+    end(1);
+}
+
 /* ---- the table ---- */
 
 struct golden {
@@ -114,31 +174,37 @@ struct golden {
     void (*run)(void);
     int warm_up; /* runs before the one that counts */
     uint64_t fences, lines;
+    void (*setup)(void); /* what else is in the store; may be NULL */
 };
 
 /* Lines of every commit: the root, the anchor, and the root's pre-image for the next transaction. A granule the engine stores to: a
  * line of log, and its own. A page the user stores to: 65 of log and 64 of its own; a hot one the same, but for the next time. */
 static const struct golden golden[] = {
-    {"empty transaction", do_nothing, 0, 0, 0},
-    {"empty, rolled back", do_nothing_and_roll_back, 0, 0, 0},
-    {"8 bytes by pms_write, first", do_write_8, 0, 3, 6},
-    {"8 bytes by pms_write, steady", do_write_8, 5, 2, 5},
-    {"2 x 8 bytes in one granule, steady", do_write_8_twice, 5, 2, 5},
-    {"undeclared store into 64 bytes, first", do_touch, 0, 3, 132},
-    {"undeclared store into 64 bytes, hot", do_touch, 20, 2, 132},
-    {"declared store into 64 bytes, first", do_touch_declared, 0, 3, 132},
-    {"undeclared store, rolled back", do_touch_and_roll_back, 0, 3, 132},
-    {"value replaced in place, first", do_value, 0, 3, 6},
-    {"value replaced in place, steady", do_value, 5, 2, 5},
-    {"value replaced by itself", do_same_value, 0, 0, 0},
-    {"new value", do_new_value, 0, 4, 20},
-    {"ten values replaced in place", do_ten_values, 1, 12, 23},
-    {"new array of 64 bytes", do_array, 0, 5, 18},
-    {"new array of 1 MiB", do_large_array, 0, 5, 32787},
-    {"value removed", do_remove_value, 0, 4, 17},
-    {"array removed", do_remove_array, 0, 5, 16},
-    {"new array, rolled back", do_roll_back_array, 0, 5, 18},
-    {"1 MiB overwritten, declared", do_overwrite, 0, 3, 32773},
+    {"empty transaction", do_nothing, 0, 0, 0, NULL},
+    {"empty, rolled back", do_nothing_and_roll_back, 0, 0, 0, NULL},
+    {"8 bytes by pms_write, first", do_write_8, 0, 3, 6, NULL},
+    {"8 bytes by pms_write, steady", do_write_8, 5, 2, 5, NULL},
+    {"2 x 8 bytes in one granule, steady", do_write_8_twice, 5, 2, 5, NULL},
+    {"undeclared store into 64 bytes, first", do_touch, 0, 3, 132, NULL},
+    {"undeclared store into 64 bytes, hot", do_touch, 20, 2, 132, NULL},
+    {"declared store into 64 bytes, first", do_touch_declared, 0, 3, 132, NULL},
+    {"undeclared store, rolled back", do_touch_and_roll_back, 0, 3, 132, NULL},
+    {"value replaced in place, first", do_value, 0, 3, 6, NULL},
+    {"value replaced in place, steady", do_value, 5, 2, 5, NULL},
+    {"value replaced by itself", do_same_value, 0, 0, 0, NULL},
+    {"new value", do_new_value, 0, 4, 20, NULL},
+    {"ten values replaced in place", do_ten_values, 1, 12, 23, NULL},
+    {"new array of 64 bytes", do_array, 0, 5, 18, NULL},
+    {"new array of 1 MiB", do_large_array, 0, 5, 32787, NULL},
+    {"value removed", do_remove_value, 0, 4, 17, NULL},
+    {"array removed", do_remove_array, 0, 5, 16, NULL},
+    {"new array, rolled back", do_roll_back_array, 0, 5, 18, NULL},
+    {"1 MiB overwritten, declared", do_overwrite, 0, 3, 32773, NULL},
+    {"new group", do_group, 0, 6, 35, NULL},
+    {"list: item appended", do_append, 0, 2, 13, make_list},
+    {"list: item replaced, steady", do_replace_item, 5, 2, 9, make_list},
+    {"list: item put first", do_insert_item, 0, 3, 15, make_list},
+    {"slots of 96 KiB: next written and flipped", do_flip, 5, 2, 1541, make_pair},
 };
 
 /* A store as it is after some use: a value, a small and a large array, the last transaction of no help to the next. */
@@ -170,6 +236,8 @@ static void count(const struct golden *g, uint64_t *fences, uint64_t *lines)
     struct pms_stats before, after;
     struct pms_error e;
     prepare();
+    if (g->setup)
+        g->setup();
     for (int i = 0; i < g->warm_up; i++)
         g->run();
     CHECK(ok(pms_pool_stats(pool, &before, &e)));
