@@ -25,6 +25,7 @@ from pmstore.tiers import engine
 from pmstore.tiers.backend import LocalBackend, open_file, open_places
 from pmstore.tiers.engine import Fill, Transfer, UnreadableError
 from pmstore.tiers.handle import telling
+from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.manifest import Manifest
 from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
@@ -209,14 +210,14 @@ def _fill(
     """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long. Where it cannot
     make any, the C library writes to each block that nobody has written to: only afterwards. This thread waits for both: an
     interrupt finds it at once, and ends them."""
-    room, transfer, local = Transfer(), Transfer(), isinstance(source.backend, LocalBackend)
-    with closing(Fill(fd, size if local and MAP_MEMORY else 0, path)) as fill, ThreadPoolExecutor(2) as pool:
+    room, transfer, jobs, local = Transfer(), Transfer(), Jobs(), isinstance(source.backend, LocalBackend)
+    with closing(Fill(fd, size if local and MAP_MEMORY else 0, path)) as fill:
         try:
-            allocated = pool.submit(_make_room, fd, fill, source.manifest, size, room, path)
+            allocated = jobs.start(_make_room, fd, fill, source.manifest, size, room, path)
             if local:
-                pool.submit(_fill_local, temporary, fill, source, size, transfer, progress).result()
+                jobs.start(_fill_local, temporary, fill, source, size, transfer, progress).result()
             else:
-                pool.submit(_fill_remote, fd, source, size, transfer, progress).result()
+                jobs.start(_fill_remote, fd, source, size, transfer, progress).result()
             _fill_borrowed(fd, source, size)
             if not allocated.result():
                 engine.allocate_store(fd, size, room, path)
@@ -229,6 +230,8 @@ def _fill(
             if not isinstance(error, Exception):  # an interrupt, while threads may wait for answers
                 patience.end()
             raise
+        finally:
+            jobs.end()
 
 
 def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:

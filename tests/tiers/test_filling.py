@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +73,40 @@ def test_a_cancelled_reservation(shm: Path) -> None:
             fill.reserve(0, 40 * MIB, True, transfer, "new")
         fill.close()
         assert (shm / "new").stat().st_blocks * 512 < MIB
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_an_interrupt_ends_the_copying(shm: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """Which is done in threads of the engine that no signal reaches; they have ended before their memory goes, however often it
+    comes."""
+    with pmstore.open(shm / "s.pm", size=40 * MIB) as store:
+        store["a"] = np.ones(MIB)
+        store.add_tier("t", shm / "tier")
+        store.commit()
+        store.flush("t", wait=True)
+    main, copy, told = threading.get_ident(), engine.copy_pieces, []
+
+    def interrupted(*arguments: Any) -> int | None:
+        transfer = arguments[-1]
+        signal.pthread_kill(main, signal.SIGINT)
+        end = time.monotonic() + 60
+        while not transfer.cancelled and time.monotonic() < end:
+            time.sleep(0.01)
+        for _ in range(more):
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.05)
+        try:
+            return copy(*arguments)
+        except pmstore.TransactionError as error:
+            told.append(str(error))
+            raise
+
+    monkeypatch.setattr(engine, "copy_pieces", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pmstore.restore(shm / "r.pm", shm / "tier")
+    assert len(told) == 1
+    assert "cancelled" in told[0]
+    assert sorted(os.listdir(shm)) == ["s.pm", "tier"]
 
 
 FULL = """
