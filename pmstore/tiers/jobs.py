@@ -42,7 +42,7 @@ class Jobs:
         return future
 
     def end(self) -> None:
-        """No more begin, and those that run have ended on return: tell them to, first. An interrupt comes through afterwards."""
+        """No more begin, and those that run have ended on return: tell them to, first. Interrupts come through afterwards."""
         interrupt: BaseException | None = None
         while True:
             try:
