@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the smallest case of every question")
     parser.add_argument("--results", action="store_true", help="write benchmarks/RESULTS.md from build/bench/ afterwards")
     parser.add_argument("--here", action="store_true", help="in this process, without an end by force")
-    parser.add_argument("--seconds", type=float, help="with --here: the share of the run's time; default: the question's")
+    parser.add_argument("--seconds", type=float, help="for each question; default: its share of a run's time")
     parser.add_argument("question", nargs="*", help=f"of {', '.join(QUESTIONS)}; default all")
     args = parser.parse_args()
     names = args.question or list(QUESTIONS)
@@ -40,7 +40,7 @@ def main() -> int:
                 report_kept(name)
         return 0
     start = time.monotonic()
-    failed = run(names, args.quick)
+    failed = run(names, args.quick, args.seconds)
     print(f"\n{time.monotonic() - start:.0f} s; load {os.getloadavg()[0]:.1f}")
     if args.results:
         from benchmarks.results import write

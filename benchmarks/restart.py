@@ -339,7 +339,7 @@ def _measure(rows: list[harness.Row], threads: int, quick: bool, budget: harness
         server.close()
     rows.append(harness.summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", harness.KILL, starts))
     server = Server(threads)
-    sizes = [(10 * MB, 1.0)] if quick else [(10 * MB, 1.0), (100 * MB, 1.0), (1000 * MB, 4.0), (4000 * MB, 30.0)]
+    sizes = [(10 * MB, 1.0)] if quick else [(10 * MB, 2.0), (100 * MB, 2.0), (1000 * MB, 4.0), (4000 * MB, 30.0)]
     a_byte = 0.0  # seconds, as known from the size before
     for size, part in budget.deal(sizes):
         short = 3.7 * size > harness.room_bytes("memory", 0.9) or 6 * size > harness.room_bytes("disk", 0.8)

@@ -64,14 +64,17 @@ _SHARES = {
 QUESTIONS = {name: Question(name, *seconds) for name, seconds in _SHARES.items()}
 
 
-def run(names: Sequence[str], quick: bool) -> list[str]:
-    """Runs them; the names of those that did not end well. One's limit is half as much again as its share, and what a start
-    takes on a busy machine; in a full run less, if the later ones would lose more than a fifth of theirs."""
+def run(names: Sequence[str], quick: bool, seconds: float | None = None) -> list[str]:
+    """Runs them, with so many seconds each, or their shares; the names of those that did not end well. One's limit is half as
+    much again as its share, and what a start takes on a busy machine; in a full run less, if the later ones would lose more
+    than a fifth of theirs."""
     ends = time.monotonic() + (QUICK_SECONDS if quick else ALL_SECONDS)
     failed = []
     with _reaper() as tell:
         for i, name in enumerate(names):
             share, limit = _share_and_limit(names[i:], ends - time.monotonic(), quick)
+            if seconds is not None:
+                share, limit = seconds, 1.5 * seconds + SLACK_SECONDS
             if not _run_one(QUESTIONS[name], quick, share, limit, tell):
                 failed.append(name)
     return failed
