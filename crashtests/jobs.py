@@ -154,9 +154,9 @@ class Runner:
 
     def run(self, job: Job, progress: Callable[[int], None] = lambda _: None) -> Outcome:
         scratch = Path(tempfile.mkdtemp(dir=self._folder)) / "x"
-        command = [*job.command(self.program), "--scratch", str(scratch)]
+        command = [*job.command(self.program), "--scratch", str(scratch), "--keep", str(KEPT)]
         if job.model:
-            command += ["--seen", str(self._seen(job)), "--keep", str(KEPT)]
+            command += ["--seen", str(self._seen(job))]
         outcome = Outcome(job, {}, [])
         with self._lock:
             if self._stopping:

@@ -21,6 +21,7 @@ from rich.progress import Progress
 
 from crashtests import jobs
 from crashtests.mutant_list import MUTANTS, Mutant
+from crashtests.report import commit_id
 
 MUTANTS_BUILD = jobs.BUILD.parent / "mutants"
 NATIVE = jobs.ROOT / "native"
@@ -129,6 +130,7 @@ def try_mutant(mutant: Mutant) -> Verdict:
 def write(verdicts: list[Verdict], folder: Path = jobs.BUILD) -> None:
     survivors = [v for v in verdicts if not v.killed_by]
     data = {
+        "commit": commit_id(),
         "total": len(verdicts),
         "killed": len(verdicts) - len(survivors),
         "equivalent": sum(bool(v.mutant.equivalent) for v in survivors),
@@ -141,6 +143,7 @@ def write(verdicts: list[Verdict], folder: Path = jobs.BUILD) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mutants.json").write_text(json.dumps(data, indent=1) + "\n")
     lines = ["# Mutants", "", f"{data['total']} mutants, {data['killed']} killed, {data['equivalent']} equivalent.", ""]
+    lines += [f"At commit {data['commit']}.", ""]
     lines += ["| mutant | what is broken | killed by |", "|---|---|---|"]
     for v in verdicts:
         outcome = v.killed_by or (f"equivalent: {v.mutant.equivalent}" if v.mutant.equivalent else "**survived**")

@@ -157,7 +157,7 @@ def _saved(name: str) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def saved_mutants() -> dict[str, int]:
-    """Of the last `make mutants`, which takes its own time; zeros: it was not run."""
+def saved_mutants() -> dict[str, Any]:
+    """Of the last `make mutants`, which takes its own time, and of which commit that was; zeros: it was not run."""
     found = _saved("mutants.json") or {}
-    return {key: found.get(key, 0) for key in ("total", "killed", "equivalent")}
+    return {key: found.get(key, 0) for key in ("total", "killed", "equivalent")} | {"commit": found.get("commit", "")}

@@ -114,14 +114,15 @@ sys.exit(__main__.main())
 """`python -m crashtests` over another engine, which leaves its report elsewhere."""
 
 
-def test_a_failure_says_how_to_have_it_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "broken"), [("ii", "no_write_back"), ("kill", "recover_nothing")])
+def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: Path) -> None:
     """Exit code 1; seed, commit and command that make the failing image again, and the image itself; all in the report, too."""
     jobs.build()
     source, target = tmp_path / "native", tmp_path / "build"
     source.mkdir()
     for path in (ROOT / "native").glob("*.[ch]"):
         (source / path.name).symlink_to(path)
-    (mutant,) = (m for m in mutant_list.MUTANTS if m.name == "no_write_back")
+    (mutant,) = (m for m in mutant_list.MUTANTS if m.name == broken)
     text = (source / mutant.file).read_text()
     (source / mutant.file).unlink()
     (source / mutant.file).write_text(text.replace(mutant.old, mutant.new))
@@ -131,25 +132,41 @@ def test_a_failure_says_how_to_have_it_again(tmp_path: Path) -> None:
     shutil.copytree(jobs.BUILD / "engine", target / "engine")  # nothing of the unchanged engine is compiled again
     (target / "engine" / mutant.file.replace(".c", ".o")).unlink()
 
-    options = ["--only", "write_all", "--model", "ii", "--images", "300", "--seed", "7", "--stop-after", "2"]
+    options = [
+        "--only",
+        "write_all",
+        "--model",
+        model,
+        "--images",
+        "300",
+        "--seed",
+        "7",
+        "--stop-after",
+        "2",
+        "--kill-step",
+        "3",
+    ]
     command = [sys.executable, "-c", BROKEN, str(source), str(target), *options]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 1, run.stdout + run.stderr
-    assert f"FAILED: 2 failures; seed 7, commit {commit_id()}; images in {target / 'failures'}" in run.stdout
     report = json.loads((target / "report.json").read_text())
-    assert (report["seed"], report["commit"], report["models"]["ii"]["failures"]) == (7, commit_id(), 2)
+    failed = report["kills" if model == "kill" else "models"]
+    count = (failed if model == "kill" else failed[model])["failures"]
+    assert f"FAILED: {count} failures; seed 7, commit {commit_id()}; images in {target / 'failures'}" in run.stdout
+    assert count >= 2
+    assert (report["seed"], report["commit"], len(report["failures"])) == (7, commit_id(), count)
     assert "`--seed 7` at commit" in (target / "report.md").read_text()
     for failure in report["failures"]:
         assert failure["message"] in (target / "report.md").read_text()
         assert Path(failure["image"]).stat().st_size > 1 << 20
-        assert failure["sites"]
+        assert ("sites" in failure) == (model != "kill")
     words = [*shlex.split(report["failures"][0]["command"]), "--scratch", str(tmp_path / "x")]
     again = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert again.returncode == 1
     said = [json.loads(line)["failure"] for line in again.stdout.splitlines() if 'failure"' in line]
-    assert [(one["event"], one["message"], one["units"]) for one in said] == [
-        (one["event"], one["message"], one["units"]) for one in report["failures"]
-    ]
+    which = ("n", "message") if model == "kill" else ("event", "message", "units")
+    first = [one for one in report["failures"] if one["command"] == report["failures"][0]["command"]]
+    assert [[one[key] for key in which] for one in said] == [[one[key] for key in which] for one in first]
 
 
 def test_the_report_is_for_programs_too(tmp_path: Path) -> None:
@@ -163,7 +180,7 @@ def test_the_report_is_for_programs_too(tmp_path: Path) -> None:
     assert all(found.keys() | {"failures"} <= model.keys() for model in told["models"].values())
     assert {"trials", "failures"} <= told["kills"].keys()
     assert {"trials", "failures"} <= told["faults"].keys()
-    assert told["mutants"].keys() == {"total", "killed", "equivalent"}
+    assert told["mutants"].keys() == {"total", "killed", "equivalent", "commit"}
     assert (told["seed"], told["commit"]) == (9, commit_id())
     assert told["workloads"] == {"write_all": {"iii": 3, "kill": 5, "fault": 5}}
     path = report.write(tmp_path)

@@ -59,9 +59,7 @@ void failing_run(struct options *o)
                 q.allowed[q.allowed_count++] = undisturbed->state[board->begun];
             }
             snprintf(q.path, sizeof q.path, "%s", s.path);
-            struct verdict v = oracle_ask(c->oracle, &q);
-            if (!v.ok)
-                plain_failure(c, faults_name(result->call), n, v.message);
+            judge(c, &q, faults_name(result->call), n);
         }
         if (!result->call)
             break;

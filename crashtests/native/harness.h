@@ -36,6 +36,7 @@ bool scene_record(struct campaign *c, struct scene *s); /* runs the workload und
 bool scene_know(struct options *o, struct scene *s);    /* the states of another program's trace; false likewise */
 void scene_end(struct scene *s);
 void plain_failure(struct campaign *c, const char *how, uint64_t n, const char *message);
+void judge(struct campaign *c, const struct question *q, const char *how, uint64_t n); /* reports a failure, and keeps the file as it was found */
 
 /* ---- modes: a line of JSON each ---- */
 void kills_run(struct options *o);  /* kills.c */

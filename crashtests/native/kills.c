@@ -45,9 +45,7 @@ static void ask_after_kill(struct campaign *c, const char *path, uint64_t n)
     if (begun > acked && begun < board->states)
         q.allowed[q.allowed_count++] = board->state[begun];
     snprintf(q.path, sizeof q.path, "%s", path);
-    struct verdict v = oracle_ask(c->oracle, &q);
-    if (!v.ok)
-        plain_failure(c, "kill", n, v.message);
+    judge(c, &q, "kill", n);
 }
 
 void kills_run(struct options *o)

@@ -6,12 +6,29 @@
 
 #include "harness.h"
 
-void plain_failure(struct campaign *c, const char *how, uint64_t n, const char *message)
+static void failure(struct campaign *c, const char *how, uint64_t n, const char *message, const char *image)
 {
     c->tally.failures++;
-    printf("{\"failure\": {\"workload\": \"%s\", \"domain\": %d, \"how\": \"%s\", \"n\": %lu, \"message\": \"%s\"}}\n", c->workload,
-           c->domain, how, (unsigned long)n, message);
+    printf("{\"failure\": {\"workload\": \"%s\", \"domain\": %d, \"how\": \"%s\", \"n\": %lu, \"message\": \"%s\", \"image\": \"%s\"}}\n",
+           c->workload, c->domain, how, (unsigned long)n, message, image);
     fflush(stdout);
+}
+
+void plain_failure(struct campaign *c, const char *how, uint64_t n, const char *message) { failure(c, how, n, message, ""); }
+
+void judge(struct campaign *c, const struct question *q, const char *how, uint64_t n)
+{
+    char kept[400] = "";
+    uint64_t bytes = 0;
+    unsigned char *found = c->keep ? file_read(q->path, &bytes) : NULL; /* the judge opens it for writing */
+    struct verdict v = oracle_ask(c->oracle, q);
+    if (!v.ok && found) {
+        snprintf(kept, sizeof kept, "%s/%s-%s-%d-%lu.pm", c->keep, how, c->workload, c->domain, (unsigned long)n);
+        file_write(kept, found, bytes);
+    }
+    if (!v.ok)
+        failure(c, how, n, v.message, kept);
+    free(found);
 }
 
 static const struct workload *find_workload(const char *name)
