@@ -58,9 +58,9 @@ asan-python-quick:
 	$(MAKE) asan-python ASAN_TESTS='$(ASAN_QUICK)'
 
 crashtest: $(STAMP)
-	$(PY) -m crashtests
 	$(PY) -m crashtests.mixtures
 	$(PY) -m crashtests.tiers
+	$(PY) -m crashtests
 
 mutants: $(STAMP)
 	$(PY) -m crashtests.mutants

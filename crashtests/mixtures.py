@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from crashtests import jobs
-from crashtests.report import commit_id
+from crashtests.report import commit_id, leave
 
 UNDER = (("i", "process"), ("ii", "emulated"), ("iii", "file"))
 LETTERS = "advwmekDlsSgfcrbBo"
@@ -82,6 +82,7 @@ def main() -> int:
     arguments = parser.parse_args()
     tally = run(arguments.examples, arguments.images, arguments.seed)
     print(f"mixtures: {tally.examples} programs, {tally.images:,} distinct images, {int(bool(tally.failure))} failures")
+    leave("mixtures", arguments.seed, programs=tally.examples, images=tally.images, failures=int(bool(tally.failure)))
     if tally.failure:
         print(f"FAILED: {tally.failure} (seed {arguments.seed}, commit {commit_id()})")
     return 1 if tally.failure else 0

@@ -74,6 +74,7 @@ class Report:
         }
         if self.detector is not None:
             answer["unlogged_stores"] = self.detector
+        answer |= {part: found for part in BESIDE if (found := _saved(f"{part}.json")) is not None}
         if (coverage := _saved("coverage.json")) is not None:
             answer["branch_coverage"] = {key: coverage[key] for key in ("commit", "parts", "files")}
         return answer
@@ -124,6 +125,10 @@ class Report:
         ]
         if (m := data["mutants"])["total"]:
             lines.append(f"Mutants of the engine: {m['total']}, killed {m['killed']}, equivalent {m['equivalent']}.")
+        for part, text in BESIDE.items():
+            if found := data.get(part):
+                where = f"seed {found['seed']}, commit {found['commit']}"
+                lines.append(f"{text.format(**found)}, {found['failures']} failures ({where}).")
         if self.detector is not None:
             lines.append(
                 f"Stores of the engine into the pool: {self.detector['stores']:,}, past the seam {self.detector['failures']}."
@@ -149,6 +154,19 @@ class Report:
             lines += ["", "## Failures", "", f"Reproduce with `--seed {data['seed']}` at commit {data['commit']}.", ""]
             lines += [f"* `{json.dumps(failure)}`" for failure in data["failures"][:50]]
         return "\n".join(lines) + "\n"
+
+
+BESIDE = {
+    "mixtures": "Mixtures of Hypothesis: {programs:,} programs, {images:,} distinct images",
+    "tiers": "Tiers: {images:,} distinct images, {faults:,} failing operations",
+}
+"""Runs of their own, which leave what they did for the report, and what is said of it."""
+
+
+def leave(part: str, seed: int, folder: Path = BUILD, **counts: int) -> None:
+    """For the next report. part: of BESIDE."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{part}.json").write_text(json.dumps({"commit": commit_id(), "seed": seed, **counts}, indent=1) + "\n")
 
 
 def _saved(name: str) -> Any:

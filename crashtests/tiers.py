@@ -29,6 +29,7 @@ import pmstore
 from crashtests import tier_driver
 from crashtests.disk import MARK, Disk, Event, Image, events
 from crashtests.jobs import BUILD, MEMORY, ROOT
+from crashtests.report import leave
 
 
 def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tuple[int, int, Image]]:
@@ -150,18 +151,22 @@ def main() -> int:
     arguments = parser.parse_args()
     recorder = build()
     failures: list[str] = []
+    images_checked = faults = 0
     with tempfile.TemporaryDirectory(prefix="pmstore-tiers-", dir=MEMORY) as folder:
         for what in VERIFIED if arguments.images else ():
             checked, failed = power(recorder, Path(folder), arguments.images, arguments.seed, what)
             print(f"power failure ({what}): {checked:,} distinct images, {len(failed)} failures")
             failures += failed
+            images_checked += checked
         for error in (errno.EIO, errno.ENOSPC) if arguments.fault_stride else ():
             where = str(Path(folder) / f"faults{error}")
             try:
                 tried = drive(recorder, "faults", where, str(error), str(arguments.fault_stride))
                 print(f"{errno.errorcode[error]}: {tried} operations failed once each, 0 failures")
+                faults += int(tried)
             except AssertionError as problem:
                 failures.append(f"{errno.errorcode[error]}: {problem}")
+    leave("tiers", arguments.seed, images=images_checked, faults=faults, failures=len(failures))
     for failure in failures[:20]:
         print(f"FAILED {failure}")
     return 1 if failures else 0

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from crashtests import campaign, jobs, long, mixtures, mutant_list, mutants
-from crashtests.report import Report, commit_id
+from crashtests.report import Report, commit_id, leave
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = int(os.environ.get("PMS_CRASH_IMAGES", "2000"))
@@ -169,7 +169,7 @@ def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: 
     assert [[one[key] for key in which] for one in said] == [[one[key] for key in which] for one in first]
 
 
-def test_the_report_is_for_programs_too(tmp_path: Path) -> None:
+def test_the_report_is_for_programs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is promised of report.json, and rows for people of all of it."""
     found = {"distinct": 3, "images": 4, "windows": 2, "exhaustive": 1, "nested": 0, "nested_images": 0}
     outcomes = [jobs.Outcome(jobs.Job("images", "write_all", "file", "iii"), found, [])]
@@ -183,7 +183,12 @@ def test_the_report_is_for_programs_too(tmp_path: Path) -> None:
     assert told["mutants"].keys() == {"total", "killed", "equivalent", "commit"}
     assert (told["seed"], told["commit"]) == (9, commit_id())
     assert told["workloads"] == {"write_all": {"iii": 3, "kill": 5, "fault": 5}}
+    leave("mixtures", 5, tmp_path, programs=20, images=1234, failures=0)
+    monkeypatch.setattr("crashtests.report.BUILD", tmp_path)
+    told = report.as_dict()
+    assert told["mixtures"] == {"commit": commit_id(), "seed": 5, "programs": 20, "images": 1234, "failures": 0}
     path = report.write(tmp_path)
+    assert "Mixtures of Hypothesis: 20 programs, 1,234 distinct images, 0 failures (seed 5" in path.read_text()
     assert json.loads((tmp_path / "report.json").read_text()) == told
     assert "| write_all | 0 | 0 | 3 | 0 | 5 | 5 |" in path.read_text()
 
