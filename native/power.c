@@ -1,18 +1,21 @@
 /* A shadow of the file holds what is durable: what was written back before a fence (lines), or written before a sync (sectors). At the
  * failure each line or sector that differs from it is kept or lost, as drawn; a sector in flight may also be noise. Stores that raced
- * a fence or a sync in another thread count as durable: the model errs on the mild side. */
+ * a fence or a sync in another thread count as durable: the model errs on the mild side. A write or copy that one overtook is durable after the
+ * next. */
 #include "power.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define WINDOW (1ull << 38) /* address space for a file and its shadow */
 #define LINE 64u
 #define SECTOR 512u
 #define PAGE 4096u
 #define VIEWS 32u
+#define THREADS 64u
 
 struct view { uintptr_t addr; uint64_t bytes; };
 
@@ -24,6 +27,10 @@ static struct view view[VIEWS];
 static uint32_t views;
 static bool by_lines; /* a byte-addressable domain */
 static uint64_t chance;
+/* Of each thread, the last write or copy it announced: the hook comes before, so that another thread's fence or sync may find nothing of it. */
+static struct { uint64_t off, bytes; } under_way[THREADS];
+static uint32_t threads;
+static _Thread_local uint32_t me; /* from 1 */
 static atomic_flag busy = ATOMIC_FLAG_INIT;
 
 static void *room(uint64_t bytes)
@@ -42,7 +49,7 @@ bool pms_power_start(int store_fd, uint64_t seed)
     chance = seed;
     shadow = room(WINDOW);
     flushing = room(WINDOW / LINE / 8);
-    file = mmap(NULL, WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED, store_fd, 0);
+    file = mmap(NULL, WINDOW, PROT_READ, MAP_SHARED, store_fd, 0);
     if (shadow == MAP_FAILED || (void *)flushing == MAP_FAILED || file == MAP_FAILED)
         return false;
     fd = fcntl(store_fd, F_DUPFD_CLOEXEC, 3);
@@ -69,13 +76,23 @@ static void mark(uint64_t off, uint64_t bytes)
         flushing[n / 64] |= 1ull << n % 64;
 }
 
-static void mark_view(uintptr_t addr, uint64_t bytes)
+static bool in_view(uintptr_t addr, uint64_t *off)
 {
     for (uint32_t i = views; i-- > 0;)
         if (addr >= view[i].addr && addr < view[i].addr + view[i].bytes) {
-            mark(addr - view[i].addr, bytes);
-            return;
+            *off = addr - view[i].addr;
+            return true;
         }
+    return false;
+}
+
+static void begin(uint64_t off, uint64_t bytes)
+{
+    mark(off, bytes);
+    if (me <= THREADS) {
+        under_way[me - 1].off = off;
+        under_way[me - 1].bytes = bytes;
+    }
 }
 
 static void marked_is_durable(void)
@@ -93,6 +110,9 @@ static void marked_is_durable(void)
     }
     first_flushing = UINT64_MAX;
     end_flushing = 0;
+    for (uint32_t t = 0; t < threads && t < THREADS; t++)
+        if (under_way[t].bytes)
+            mark(under_way[t].off, under_way[t].bytes);
 }
 
 static void note_view(uintptr_t addr, uint64_t bytes)
@@ -109,6 +129,11 @@ static void note_view(uintptr_t addr, uint64_t bytes)
 
 static void note(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
+    uint64_t off;
+    if (!me)
+        me = ++threads;
+    if (me <= THREADS && primitive != PMS_PRIM_FLUSH) /* which may be of a part of the copy */
+        under_way[me - 1].bytes = 0;
     switch (primitive) {
     case PMS_PRIM_MAP:
         if (pms_power_watches(pms_persist_hook_fd))
@@ -116,10 +141,12 @@ static void note(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
         break;
     case PMS_PRIM_FLUSH:
         by_lines = true;
-        mark_view(addr, bytes);
+        if (in_view(addr, &off))
+            mark(off, bytes);
         break;
     case PMS_PRIM_COPY:
-        mark_view(addr, bytes);
+        if (in_view(addr, &off))
+            begin(off, bytes);
         break;
     case PMS_PRIM_FENCE:
         if (by_lines)
@@ -127,7 +154,7 @@ static void note(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
         break;
     case PMS_PRIM_PWRITE:
         if (pms_power_watches(pms_persist_hook_fd))
-            mark(addr, bytes);
+            begin(addr, bytes);
         break;
     case PMS_PRIM_SYNC:
         if (!pms_power_watches(pms_persist_hook_fd))
@@ -164,21 +191,33 @@ static uint64_t draw(uint64_t n)
     return (z ^ z >> 31) % n;
 }
 
+/* Written, not stored through a shared mapping: a page of one that changes while another thread writes it past the page cache makes the
+ * kernel fail the next sync of whoever opens the file afterwards. */
+static void put(uint64_t page, const unsigned char *bytes, uint64_t end)
+{
+    ssize_t ignored = pwrite(fd, bytes, end - page < PAGE ? end - page : PAGE, (off_t)page);
+    (void)ignored;
+}
+
 /* The turn is kept: no other thread changes what is durable before the caller dies. */
 void pms_power_fail(void)
 {
+    static unsigned char left[PAGE];
     take_turn();
     uint64_t unit = by_lines ? LINE : SECTOR, end = file_bytes(), kept = draw(5);
     for (uint64_t page = 0; page < end; page += PAGE) {
         if (memcmp(file + page, shadow + page, PAGE) == 0)
             continue;
-        for (uint64_t at = page; at < page + PAGE; at += unit) {
-            if (memcmp(file + at, shadow + at, unit) == 0 || draw(4) < kept)
+        memcpy(left, file + page, PAGE);
+        for (uint64_t at = 0; at < PAGE; at += unit) {
+            const unsigned char *durable = shadow + page + at;
+            if (memcmp(left + at, durable, unit) == 0 || draw(4) < kept)
                 continue;
             if (!by_lines && draw(16) == 0)
-                memset(file + at, (int)draw(256), unit);
+                memset(left + at, (int)draw(256), unit);
             else
-                memcpy(file + at, shadow + at, unit);
+                memcpy(left + at, durable, unit);
         }
+        put(page, left, end);
     }
 }
