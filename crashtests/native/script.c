@@ -76,6 +76,12 @@ static void flush(struct script *s)
     s->flushing = !s->flushing;
 }
 
+static void reopen(struct script *s)
+{
+    wl_reopen(s->w);
+    s->flush.complete = false; /* what has changed since a snapshot is known in the same opening only */
+}
+
 static void end_of_transaction(struct script *s, char op)
 {
     struct wl *w = s->w;
@@ -89,7 +95,7 @@ static void end_of_transaction(struct script *s, char op)
     else if (op == 'r')
         wl_rollback(w);
     else if (op == 'o' && !s->flushing)
-        wl_reopen(w);
+        reopen(s);
     else
         wl_commit(w);
     if (depth <= 1)
