@@ -236,6 +236,8 @@ _JOURNAL = [
     Mutant("anchor_one_copy", "journal_ring.c", "PMS_OFF_JANCHOR(next.generation & 1));", "PMS_OFF_JANCHOR(0));", "one copy of the journal's anchor is used", FILE),
     Mutant("home_images_dropped", "journal_home.c", "        int status = write ? home_pages(", "        int status = write && i == 0 ? home_pages(",
            "only the beginning of a run goes home", FILE),
+    Mutant("home_images_unchecked", "journal_home.c", "    return b->crc == record->images_crc ? PMS_OK : damaged(record->tx, error);", "    (void)record;\n    return PMS_OK;",
+           "damaged images go home and their record is given up", native=("test_journal",)),
 ]  # fmt: skip
 
 _BESIDE = [

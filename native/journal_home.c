@@ -18,6 +18,7 @@ struct batch {
     uint64_t homed, last;  /* transactions before and at the end */
     uint64_t bytes;        /* written home */
     uint64_t record_end, loaded, loaded_bytes; /* positions: end of the record at hand; what the chunk holds of it */
+    uint32_t crc;          /* of its images up to there */
     struct pms_janchor anchor;
 };
 
@@ -29,23 +30,52 @@ static bool wanted(const struct batch *b, uint64_t page, uint64_t tx)
     return newest == tx || newest > b->last;
 }
 
-/* The images from a position on, as many as a chunk holds: they lie end to end, so that one read serves many runs. */
-static int load(struct batch *b, uint64_t position, const unsigned char **images, uint64_t *bytes, struct pms_error *error)
+static int damaged(uint64_t tx, struct pms_error *error)
+{
+    return pms_fail(error, PMS_E_CORRUPT, "journal record of transaction %llu was damaged after its commit", (unsigned long long)tx);
+}
+
+static int load_next(struct batch *b, struct pms_error *error)
 {
     struct pms_journal *j = b->journal;
-    if (position < b->loaded || position >= b->loaded + b->loaded_bytes) {
-        uint64_t n = b->record_end - position;
-        b->loaded_bytes = 0;
-        b->loaded = position;
-        n = n < PMS_JOURNAL_CHUNK ? n : PMS_JOURNAL_CHUNK;
-        int status = pms_ring_read(&j->ring, position, j->chunk, n, error);
+    uint64_t position = b->loaded + b->loaded_bytes, left = b->record_end - position;
+    uint64_t n = left < PMS_JOURNAL_CHUNK ? left : PMS_JOURNAL_CHUNK;
+    b->loaded_bytes = 0;
+    int status = pms_ring_read(&j->ring, position, j->chunk, n, error);
+    if (status)
+        return status;
+    b->loaded = position;
+    b->loaded_bytes = n;
+    b->crc = pms_crc32c(b->crc, j->chunk, n);
+    return PMS_OK;
+}
+
+/* The images from a position on, as many as the chunk at hand holds: they lie end to end, so that one read serves many runs. Positions ascend. */
+static int load(struct batch *b, uint64_t position, const unsigned char **images, uint64_t *bytes, struct pms_error *error)
+{
+    PMS_ASSERT(position >= b->loaded && position < b->record_end);
+    while (position >= b->loaded + b->loaded_bytes) {
+        int status = load_next(b, error);
         if (status)
             return status;
-        b->loaded_bytes = n;
     }
-    *images = j->chunk + (position - b->loaded);
+    *images = b->journal->chunk + (position - b->loaded);
     *bytes = b->loaded + b->loaded_bytes - position;
     return PMS_OK;
+}
+
+/* What was written home came from the medium, not from memory. A record that is not what was committed is not given up: it may be read better at
+ * the next attempt, or by recovery, which replays it. */
+static int check_images(struct batch *b, const struct pms_record *record, struct pms_error *error)
+{
+    if (!b->loaded_bytes) /* nothing of it was wanted */
+        return PMS_OK;
+    while (b->loaded + b->loaded_bytes < b->record_end) {
+        int status = load_next(b, error);
+        if (status)
+            return status;
+    }
+    return b->crc == record->images_crc ? PMS_OK : damaged(record->tx, error);
 }
 
 static int home_pages(struct batch *b, uint64_t page, uint64_t pages, uint64_t image, struct pms_error *error)
@@ -93,10 +123,10 @@ static int home_record(struct batch *b, uint64_t position, uint64_t tx, uint64_t
     if (status)
         return status;
     if (!whole || record.tx != tx) /* it was, when it was committed: the medium lost it */
-        return pms_fail(error, PMS_E_CORRUPT, "journal record of transaction %llu was damaged after its commit",
-                        (unsigned long long)tx);
+        return damaged(tx, error);
     b->record_end = position + record.bytes;
-    b->loaded_bytes = 0;
+    b->loaded = position + pms_record_head(record.run_count);
+    b->loaded_bytes = b->crc = 0;
     pms_runs_start(&reader, ring, position, &record);
     while (reader.left > 0) {
         struct pms_run run;
@@ -108,7 +138,7 @@ static int home_record(struct batch *b, uint64_t position, uint64_t tx, uint64_t
             return status;
     }
     *bytes = record.bytes;
-    return PMS_OK;
+    return check_images(b, &record, error);
 }
 
 static int home_batch(struct batch *b, struct pms_error *error)
