@@ -82,11 +82,8 @@ uint32_t *wl_fill_next(struct wl *w, const char *name, uint32_t words, uint32_t 
     static uint32_t nowhere[PAIR_WORDS];
     struct pms_slot_pair pair = {0};
     if (!w->failed)
-        wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
-    uint64_t next = pair.data[!pair.current];
-    if (!w->failed)
-        wl_done(w, pms_slot_open(w->pool, next, &w->error));
-    uint32_t *at = w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + next);
+        wl_done(w, pms_slot_next(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
+    uint32_t *at = w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + pair.data[!pair.current]);
     for (uint32_t i = 0; i < words; i++)
         at[i] = value + i;
     return at;
