@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "checksum.h"
 #include "quiet.h"
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
@@ -658,6 +659,34 @@ int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void
     int status = lost(s, error); /* afterwards: what was copied is whole unless it was lost before */
     leave(s);
     return status;
+}
+
+/* A transaction marks a page as changed before it makes it writable. Without such a mark only idle slots are written to: those opened since
+ * were kept first (I6), the others are told by their tag. */
+static bool is_untouched(const struct pms_snapshot *s, uint64_t page)
+{
+    const struct pms_undo *u = s->undo;
+    return page < s->pages && is_state(&s->super, page) && atomic_load_explicit(&s->slot[page], memory_order_acquire) == 0 &&
+           pms_undo_page_changed(u, page) < s->tag && pms_undo_page_tag(u, page) != PMS_TAG_IDLE;
+}
+
+bool pms_snapshot_in_place(struct pms_snapshot *s, uint64_t off, uint64_t bytes, const unsigned char **at, uint32_t *crc)
+{
+    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0);
+    if (!enter(s))
+        return false;
+    pms_full_fence(); /* what the caller has read, before the marks that tell whether it may have changed */
+    uint64_t page = off / PMS_PAGE, end = page + bytes / PMS_PAGE;
+    while (page < end && is_untouched(s, page))
+        page++;
+    *at = (const unsigned char *)pms_map_at(s->undo->map, off);
+    if (page == end && crc) {
+        pms_quiet_begin();
+        *crc = pms_crc32c(0, *at, bytes);
+        pms_quiet_end();
+    }
+    leave(s);
+    return page == end;
 }
 
 void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)

@@ -7,6 +7,7 @@
  *
  * A reader copies first and looks for entries afterwards: whatever change its copy may have seen, the entry was there before it
  * (I3), so what it lays over the copy is complete. If the transaction ended meanwhile it copies again.
+ * What nobody has written to since need not be copied to be written elsewhere: it is read in place, and looked at again afterwards.
  *
  * Kept pages are bounded. An end of a transaction, or a first write into space that was free, that would pass the bound waits for
  * readers to release what they have read; a reader that keeps it waiting too long loses its snapshot (PMS_E_STATE), not the writer
@@ -43,6 +44,12 @@ void pms_snapshot_detach_all(struct pms_undo *u);
 /* Copies whole pages as of the snapshot. What is not state (superblock, anchors, session, logs, beyond the end) reads as zeros. Any
  * thread, several at once.  ERRORS: PMS_E_STATE: a writer waited too long for room; PMS_E_CLOSED; PMS_E_INVALID: not whole pages. */
 int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, struct pms_error *error);
+
+/* Whether whole pages of the store itself are what they were when the snapshot was opened, and what is stored to them from now on shows when
+ * this is asked again: none was written or captured since, or kept for a snapshot, or may be written without capture (an idle slot).
+ * What was read from `at` meanwhile is as of the snapshot if both answers were yes. crc: NULL, or where the CRC-32C of what is there goes
+ * (of any bytes, should they change meanwhile). Once the store is closed there is nothing at `at`: then the second answer is no.  Any thread. */
+bool pms_snapshot_in_place(struct pms_snapshot *s, uint64_t off, uint64_t bytes, const unsigned char **at, uint32_t *crc);
 
 /* Says that a range will not be read again: its kept pages are given back, and no more are kept. */
 void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes);

@@ -16,10 +16,12 @@
 #include "layout.h"
 #include "lock.h"
 #include "persist.h"
+#include "quiet.h"
 #include "snapshot.h"
 
 #define THREADS 4u               /* two copy and check while the disk has two requests to choose from */
 #define BATCH_BYTES (4ull << 20) /* of one read or write */
+#define BATCH_MOST (BATCH_BYTES / PMS_PAGE)
 #define BATCHES_A_SECOND 16u     /* at least, where the rate is limited: an even stream */
 #define STACK_BYTES (256u << 10)
 
@@ -172,21 +174,101 @@ static uint64_t all_of_them(const struct work *w, uint64_t i, uint64_t most)
     return most;
 }
 
-static int write_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+/* Chunks in one write. */
+struct outgoing {
+    struct iovec iov[BATCH_MOST];
+    bool in_place[BATCH_MOST];
+    int count; /* of iov: neighbours are one */
+};
+
+static int copy_chunk(const struct work *w, uint64_t i, unsigned char *to, struct pms_error *error)
+{
+    int status = pms_snapshot_take(w->snapshot, w->from[i] * w->item_bytes, w->item_bytes, to, 1, error);
+    if (status == PMS_OK)
+        w->crc[i] = pms_crc32c(0, to, w->item_bytes);
+    return status;
+}
+
+static int gather_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct outgoing *o, struct pms_error *error)
+{
+    const unsigned char *end = NULL; /* of what iov has */
+    o->count = 0;
+    for (uint64_t k = 0; k < n; k++) {
+        const unsigned char *from;
+        o->in_place[k] = pms_snapshot_in_place(w->snapshot, w->from[i + k] * w->item_bytes, w->item_bytes, &from, &w->crc[i + k]);
+        if (!o->in_place[k]) {
+            int status = copy_chunk(w, i + k, buffer + k * w->item_bytes, error);
+            if (status != PMS_OK)
+                return status;
+            from = buffer + k * w->item_bytes;
+        }
+        if (from == end)
+            o->iov[o->count - 1].iov_len += w->item_bytes;
+        else
+            o->iov[o->count++] = (struct iovec){(void *)(uintptr_t)from, w->item_bytes};
+        end = from + w->item_bytes;
+    }
+    return PMS_OK;
+}
+
+static int put(const struct work *w, uint64_t i, uint64_t n, const unsigned char *from, struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    for (uint64_t k = 0; k < n; k++) {
-        unsigned char *to = buffer + k * w->item_bytes;
-        int status = pms_snapshot_take(w->snapshot, w->from[i + k] * w->item_bytes, w->item_bytes, to, 1, error);
-        if (status != PMS_OK)
-            return status;
-        w->crc[i + k] = pms_crc32c(0, to, w->item_bytes);
+    errno = pms_persist_pwrite(&p, w->out_fd, from, n * w->item_bytes, w->at + i * w->item_bytes);
+    return errno ? pms_fail_errno(error, "writing chunks to a tier") : PMS_OK;
+}
+
+/* What was written in place is as of the snapshot, or written once more, from a copy. */
+static int settle_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, const struct outgoing *o,
+                         struct pms_error *error)
+{
+    const unsigned char *at;
+    int status = PMS_OK;
+    for (uint64_t k = 0; k < n && status == PMS_OK; k++) {
+        uint64_t off = w->from[i + k] * w->item_bytes;
+        unsigned char *copy = buffer + k * w->item_bytes;
+        if (!o->in_place[k])
+            continue;
+        if (pms_snapshot_in_place(w->snapshot, off, w->item_bytes, &at, NULL)) {
+            pms_snapshot_release(w->snapshot, off, w->item_bytes);
+            continue;
+        }
+        status = copy_chunk(w, i + k, copy, error);
+        if (status == PMS_OK)
+            status = put(w, i + k, 1, copy, error);
     }
-    int status = proceed(w->transfer, n * w->item_bytes, error);
+    return status;
+}
+
+/* Where the kernel did not write them in place, whatever the reason: copied. An error of the file comes again. */
+static int put_copies(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, const struct outgoing *o, struct pms_error *error)
+{
+    int status = PMS_OK;
+    for (uint64_t k = 0; k < n && status == PMS_OK; k++)
+        if (o->in_place[k])
+            status = copy_chunk(w, i + k, buffer + k * w->item_bytes, error);
+    return status == PMS_OK ? put(w, i, n, buffer, error) : status;
+}
+
+/* Chunks that nobody has written to since the snapshot go to the file from where they are: half the processor time of copying them. */
+static int put_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+{
+    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
+    struct outgoing o;
+    PMS_ASSERT(n <= BATCH_MOST);
+    int status = gather_chunks(w, i, n, buffer, &o, error);
     if (status != PMS_OK)
         return status;
-    errno = pms_persist_pwrite(&p, w->out_fd, buffer, n * w->item_bytes, w->at + i * w->item_bytes);
-    return errno ? pms_fail_errno(error, "writing chunks to a tier") : PMS_OK;
+    pms_quiet_begin();
+    int err = pms_persist_pwritev(&p, w->out_fd, o.iov, o.count, w->at + i * w->item_bytes);
+    pms_quiet_end();
+    return err ? put_copies(w, i, n, buffer, &o, error) : settle_chunks(w, i, n, buffer, &o, error);
+}
+
+static int write_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+{
+    int status = proceed(w->transfer, n * w->item_bytes, error);
+    return status == PMS_OK ? put_chunks(w, i, n, buffer, error) : status;
 }
 
 int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count, uint64_t at,

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "checksum.h"
 #include "landing.h"
 #include "trace.h"
 #include "workload.h"
@@ -46,6 +47,7 @@ void wl_flush_begin(struct wl *w, struct wl_flush *f)
 void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of)
 {
     struct pms_transfer transfer = {0};
+    unsigned char page[PMS_PAGE];
     uint32_t crc;
     for (; f->snapshot && !w->failed && f->next < f->pages; f->next++) {
         if (!to_write(f, f->next))
@@ -54,6 +56,8 @@ void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of)
             return;
         f->left--;
         wl_done(w, pms_snapshot_write(f->snapshot, f->fd, PMS_PAGE, &f->next, 1, f->next * PMS_PAGE, &crc, &transfer, &w->error));
+        if (!w->failed && (pread(f->fd, page, PMS_PAGE, (off_t)(f->next * PMS_PAGE)) != PMS_PAGE || pms_crc32c(0, page, PMS_PAGE) != crc))
+            wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "the checksum is of another page than the one that was flushed"));
     }
 }
 

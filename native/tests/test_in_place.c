@@ -1,0 +1,314 @@
+/* Chunks that a flush writes from where they are: whatever happens while the kernel reads them, the file gets the snapshot's state, and
+ * checksums of what it got. The hook of the seam is where the write begins: after the look whether a chunk is untouched, before the next. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "checksum.h"
+#include "one_store.h"
+#include "slot_pair.h"
+#include "snapshot.h"
+#include "tier.h"
+#include "transfer.h"
+
+#define CHUNK (16u << 10)
+#define ARRAY (200u << 10)
+#define CHUNKS_MAX 4096u
+
+static char file_path[300];
+static struct pms_snapshot *snapshot;
+static int fd;
+static uint64_t array; /* where its bytes are */
+static void (*disturb)(void);
+static int fail_first; /* errno of the first write; 0: none */
+static int writes;
+
+static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)addr;
+    (void)bytes;
+    if (primitive != PMS_PRIM_PWRITE || pms_persist_hook_fd != fd || writes++ > 0)
+        return 0;
+    if (disturb)
+        disturb();
+    return fail_first;
+}
+
+/* ---- what may happen meanwhile ---- */
+
+static void put(const char *name, uint32_t bytes, int value)
+{
+    uint64_t data;
+    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 1, &data, &e)));
+    memset(memory(data), value, bytes);
+}
+
+static void store(void) { memset(memory(array) + 100000, 2, 20000); }
+
+static void store_and_commit(void)
+{
+    store();
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
+static void commits(void)
+{
+    for (int i = 0; i < 3; i++) {
+        memset(memory(array) + 50000 * i, 3 + i, 30000);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+}
+
+static void roll_back(void)
+{
+    store();
+    CHECK(ok(pms_rollback(pool, &e)));
+}
+
+static void free_and_use_again(void)
+{
+    CHECK(ok(pms_object_remove(pool, 0, "a", 1, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+    put("b", ARRAY, 7);
+    put("c", 60000, 8);
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
+static void names(void) /* stores of the engine's alone */
+{
+    for (int i = 0; i < 200; i++) {
+        char name[8];
+        int n = snprintf(name, sizeof name, "v%d", i);
+        CHECK(ok(pms_object_put_value(pool, 0, name, (uint32_t)n, "value", 5, &e)));
+        if (i % 50 == 49)
+            CHECK(ok(pms_commit(pool, &e)));
+    }
+}
+
+static void scribble(void) /* opened before or now */
+{
+    struct pair p;
+    CHECK(find(&p));
+    CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
+    memset(memory(p.slot[!p.current]), 0x55, BYTES);
+}
+
+static void flip_and_commit(void)
+{
+    struct pair p;
+    CHECK(find(&p));
+    flip(&p, 0x66, true);
+    CHECK(ok(pms_commit(pool, &e)));
+    flip(&p, 0x77, true);
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
+static void flip_back(void) /* without a write before; then a step in place */
+{
+    struct pair p;
+    CHECK(find(&p));
+    CHECK(ok(pms_slot_flip(pool, 0, "w", 1, NULL, &e)));
+    memset(memory(p.slot[!p.current]), 0x44, BYTES);
+}
+
+static void free_idle(void)
+{
+    scribble();
+    CHECK(ok(pms_object_remove(pool, 0, "w", 1, &e)));
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
+/* ---- one flush ---- */
+
+struct flush { uint64_t chunk[CHUNKS_MAX], count; uint32_t crc[CHUNKS_MAX]; unsigned char *expected; };
+static struct flush f;
+
+static void begin(bool idle_is_open)
+{
+    struct pms_snapshot_info info;
+    uint8_t state[CHUNKS_MAX];
+    struct pair p;
+    if (!open_store(PMS_MODE_TRUNCATE))
+        abort();
+    make_pair();
+    put("a", ARRAY, 1);
+    CHECK(ok(pms_commit(pool, &e)));
+    struct pms_object o;
+    CHECK(ok(pms_object_find(pool, 0, "a", 1, &o, &e)));
+    array = o.data;
+    CHECK(find(&p));
+    flip(&p, 0x11, true);
+    CHECK(ok(pms_commit(pool, &e)));
+    flip(&p, 0x22, true); /* both versions are live bytes of a commit */
+    CHECK(ok(pms_commit(pool, &e)));
+    if (idle_is_open)
+        scribble();
+    CHECK(ok(pms_snapshot_begin(pool, 0, -1, &snapshot, &e)) && ok(pms_snapshot_info(snapshot, &info, &e)));
+    uint64_t n = (info.file_bytes + CHUNK - 1) / CHUNK;
+    CHECK(n <= CHUNKS_MAX && ok(pms_snapshot_chunks(snapshot, 0, CHUNK, state, n, &e)));
+    f.count = 0;
+    for (uint64_t i = 0; i < n; i++)
+        if (state[i])
+            f.chunk[f.count++] = i;
+    CHECK(f.count > (ARRAY + 2 * BYTES) / CHUNK);
+    f.expected = malloc(f.count * CHUNK);
+    for (uint64_t i = 0; i < f.count; i++)
+        CHECK(ok(pms_snapshot_take(snapshot, f.chunk[i] * CHUNK, CHUNK, f.expected + i * CHUNK, 0, &e)));
+    fd = open(file_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+}
+
+static int run_flush(void (*what)(void), int fail)
+{
+    struct pms_transfer transfer = {0};
+    disturb = what;
+    fail_first = fail;
+    writes = 0;
+    pms_persist_hook = hook;
+    int status = pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, &transfer, &e);
+    pms_persist_hook = NULL;
+    return status;
+}
+
+static void end(void)
+{
+    close(fd);
+    free(f.expected);
+}
+
+/* idle: what lies there is of no account, but its checksum has to be right. */
+static void check_file(uint64_t idle)
+{
+    static unsigned char got[CHUNK];
+    for (uint64_t i = 0; i < f.count; i++) {
+        uint64_t off = f.chunk[i] * CHUNK;
+        CHECK(pread(fd, got, CHUNK, (off_t)(i * CHUNK)) == CHUNK);
+        CHECK(pms_crc32c(0, got, CHUNK) == f.crc[i]);
+        for (uint64_t at = 0; at < CHUNK; at += PMS_PAGE) {
+            bool scratch = idle && off + at >= idle && off + at < idle + BYTES;
+            CHECK(scratch || memcmp(got + at, f.expected + i * CHUNK + at, PMS_PAGE) == 0);
+        }
+    }
+}
+
+static bool in_place(uint64_t off, uint64_t bytes)
+{
+    const unsigned char *at = NULL;
+    uint32_t crc = 0, want = 0;
+    uint64_t first = off & ~(uint64_t)(PMS_PAGE - 1), n = (bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+    bool yes = pms_snapshot_in_place(snapshot, first, n, &at, &crc);
+    if (yes)
+        want = pms_crc32c(0, pool->map.engine + first, n);
+    CHECK(!yes || (at == pool->map.engine + first && crc == want));
+    return yes;
+}
+
+static void whatever_happens_meanwhile(void)
+{
+    static const struct { const char *name; void (*what)(void); bool idle_is_open; } cases[] = {
+        {"nothing", NULL, false},        {"store", store, false},
+        {"commit", store_and_commit, false}, {"commits", commits, false},
+        {"roll back", roll_back, false}, {"free", free_and_use_again, false},
+        {"names", names, false},         {"scribble", scribble, false},
+        {"scribble, open", scribble, true}, {"flip", flip_and_commit, false},
+        {"flip, open", flip_and_commit, true}, {"flip back", flip_back, false},
+        {"free idle", free_idle, false}, {"free idle, open", free_idle, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct pair p;
+        uint64_t failed = (uint64_t)test_checks_failed;
+        begin(cases[i].idle_is_open);
+        CHECK(find(&p));
+        CHECK(in_place(array, ARRAY) && in_place(p.slot[p.current], BYTES));
+        CHECK(in_place(p.slot[!p.current], BYTES) != cases[i].idle_is_open); /* it may be scribbled into, and no mark says so */
+        CHECK(ok(run_flush(cases[i].what, 0)));
+        CHECK((writes > 1) == (cases[i].what && !(cases[i].what == scribble && cases[i].idle_is_open))); /* something was written again */
+        check_file(cases[i].idle_is_open ? p.slot[!p.current] : 0);
+        if ((uint64_t)test_checks_failed != failed)
+            printf("  in domain %d: %s\n", domain, cases[i].name);
+        end();
+        pms_snapshot_end(pool, snapshot);
+        close_store();
+    }
+}
+
+static void what_was_touched_is_not_read_in_place(void)
+{
+    begin(false);
+    store();
+    CHECK(!in_place(array, ARRAY) && in_place(array, 90000) && !in_place(array + 100000, 1));
+    CHECK(ok(pms_commit(pool, &e)));
+    CHECK(!in_place(array + 100000, 1));
+    CHECK(!in_place(PMS_OFF_ROOT, PMS_PAGE)); /* written by every commit */
+    CHECK(!in_place(0, PMS_PAGE));            /* no state */
+    CHECK(ok(run_flush(NULL, 0)));
+    check_file(0);
+    CHECK(!in_place(array, PMS_PAGE)); /* given up */
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
+/* As memory of a device may be, which the kernel cannot write from. */
+static void where_it_cannot_be_read_in_place(void)
+{
+    begin(false);
+    CHECK(ok(run_flush(store_and_commit, EFAULT)));
+    CHECK(writes == 2);
+    check_file(0);
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
+static int always(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)addr;
+    (void)bytes;
+    return primitive == PMS_PRIM_PWRITE && pms_persist_hook_fd == fd ? ENOSPC : 0;
+}
+
+static void an_error_of_the_file_is_told(void)
+{
+    struct pms_transfer transfer = {0};
+    begin(false);
+    pms_persist_hook = always;
+    CHECK(pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, &transfer, &e) == PMS_E_FULL);
+    pms_persist_hook = NULL;
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
+static void close_pool(void) { CHECK(ok(pms_pool_close(pool, 0, &e))); }
+
+static void a_store_that_closes(void)
+{
+    begin(false);
+    CHECK(run_flush(close_pool, 0) == PMS_E_CLOSED);
+    const unsigned char *at;
+    CHECK(!pms_snapshot_in_place(snapshot, array & ~(uint64_t)(PMS_PAGE - 1), PMS_PAGE, &at, NULL));
+    end();
+    pms_snapshot_end(pool, snapshot);
+    pms_pool_release(pool);
+}
+
+int main(void)
+{
+    const char *folder = getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm";
+    snprintf(path, sizeof path, "%s/pms-test-in-place-%ld", folder, (long)getpid());
+    snprintf(file_path, sizeof file_path, "%s-chunks", path);
+    for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
+        domain = domains[i];
+        TEST(whatever_happens_meanwhile);
+        TEST(what_was_touched_is_not_read_in_place);
+        TEST(where_it_cannot_be_read_in_place);
+        TEST(an_error_of_the_file_is_told);
+        TEST(a_store_that_closes);
+    }
+    unlink(path);
+    unlink(file_path);
+    return test_summary();
+}
