@@ -51,15 +51,15 @@ def fit(store: pmstore.Store, data: Array, components: int, iterations: int, nam
         top = joint.max(1, keepdims=True)
         evidence = top + np.log(np.exp(joint - top).sum(1, keepdims=True))
         shares = np.exp(joint - evidence)
-        weights, means, covariances = (slot.next for slot in slots)
-        counts = shares.sum(0) + 10 * np.finfo(data.dtype).eps
-        weights[:] = counts / counts.sum()
-        np.divide(shares.T @ data, counts[:, None], out=means)
-        for k in range(components):
-            apart = data - means[k]
-            covariances[k] = (shares[:, k, None] * apart).T @ apart / counts[k]
-            covariances[k].flat[:: features + 1] += 1e-6  # keeps it positive definite
         with store.transaction():
+            weights, means, covariances = (slot.next for slot in slots)
+            counts = shares.sum(0) + 10 * np.finfo(data.dtype).eps
+            weights[:] = counts / counts.sum()
+            np.divide(shares.T @ data, counts[:, None], out=means)
+            for k in range(components):
+                apart = data - means[k]
+                covariances[k] = (shares[:, k, None] * apart).T @ apart / counts[k]
+                covariances[k].flat[:: features + 1] += 1e-6  # keeps it positive definite
             for slot in slots:
                 slot.flip()
             store[f"{name}/iteration"], store[f"{name}/likelihood"] = iteration + 1, float(evidence.mean())

@@ -28,14 +28,15 @@ def fit(store: pmstore.Store, data: Array, clusters: int, iterations: int, name:
             centres.flip()
             store[f"{name}/iteration"] = 0
     for iteration in range(store[f"{name}/iteration"], iterations):
-        old, new = centres.current, centres.next
+        old = centres.current
         nearest = np.argmin((old * old).sum(1) - 2 * data @ old.T, axis=1)
         order = np.argsort(nearest, kind="stable")
         counts = np.bincount(nearest, minlength=clusters)
         starts = np.cumsum(counts) - counts
-        for k, (start, count) in enumerate(zip(starts, counts, strict=True)):
-            new[k] = data[order[start : start + count]].mean(0) if count else old[k]  # an empty cluster stays where it was
         with store.transaction():
+            new = centres.next
+            for k, (start, count) in enumerate(zip(starts, counts, strict=True)):
+                new[k] = data[order[start : start + count]].mean(0) if count else old[k]  # an empty cluster stays where it was
             centres.flip()
             store[f"{name}/iteration"] = iteration + 1
         if np.array_equal(old, new):
