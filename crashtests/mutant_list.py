@@ -292,6 +292,8 @@ _HEAD = [
            "a flush writes captured pages as they are now", native=("test_in_place",)),
     Mutant("in_place_idle", "snapshot.c", " && pms_undo_page_tag(u, page) != PMS_TAG_IDLE;", ";",
            "a flush sums up an idle slot before it is scribbled into, and writes it after that", native=("test_in_place",)),
+    Mutant("in_place_lost", "snapshot.c", "    bool untouched = !s->lost;", "    bool untouched = true;",
+           "a flush takes what it finds for the snapshot's though nothing was kept for it any more", native=("test_in_place",)),
     Mutant("in_place_kept", "snapshot.c", "is_state(&s->super, page) && atomic_load_explicit(&s->slot[page], memory_order_acquire) == 0 &&",
            "is_state(&s->super, page) &&", "an idle slot that came and went while a flush wrote it in place goes unnoticed",
            native=("test_in_place",)),

@@ -662,7 +662,7 @@ int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void
 }
 
 /* A transaction marks a page as changed before it makes it writable. Without such a mark only idle slots are written to: those opened since
- * were kept first (I6), the others are told by their tag. */
+ * were kept first (I6), unless the snapshot was lost; the others are told by their tag. */
 static bool is_untouched(const struct pms_snapshot *s, uint64_t page)
 {
     const struct pms_undo *u = s->undo;
@@ -675,18 +675,22 @@ bool pms_snapshot_in_place(struct pms_snapshot *s, uint64_t off, uint64_t bytes,
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0);
     if (!enter(s))
         return false;
-    pms_full_fence(); /* what the caller has read, before the marks that tell whether it may have changed */
     uint64_t page = off / PMS_PAGE, end = page + bytes / PMS_PAGE;
-    while (page < end && is_untouched(s, page))
-        page++;
+    pms_full_fence(); /* what the caller has read, before the marks that tell whether it may have changed */
+    /* A store that the caller has seen was made under the lock after its mark, or faulted and took it: the mark is seen from here on. */
+    pms_undo_lock(s->undo);
+    bool untouched = !s->lost;
+    pms_undo_unlock(s->undo);
+    while (untouched && page < end)
+        untouched = is_untouched(s, page++);
     *at = (const unsigned char *)pms_map_at(s->undo->map, off);
-    if (page == end && crc) {
+    if (untouched && crc) {
         pms_quiet_begin();
         *crc = pms_crc32c(0, *at, bytes);
         pms_quiet_end();
     }
     leave(s);
-    return page == end;
+    return untouched;
 }
 
 void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)

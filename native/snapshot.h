@@ -48,7 +48,8 @@ int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void
 /* Whether whole pages of the store itself are what they were when the snapshot was opened, and what is stored to them from now on shows when
  * this is asked again: none was written or captured since, or kept for a snapshot, or may be written without capture (an idle slot).
  * What was read from `at` meanwhile is as of the snapshot if both answers were yes. crc: NULL, or where the CRC-32C of what is there goes
- * (of any bytes, should they change meanwhile). Once the store is closed there is nothing at `at`: then the second answer is no.  Any thread. */
+ * (of any bytes, should they change meanwhile). No, once the snapshot was given up or the store is closed: `at` may be anything then, so it is
+ * for a system call to read, which fails where nothing is.  Any thread. */
 bool pms_snapshot_in_place(struct pms_snapshot *s, uint64_t off, uint64_t bytes, const unsigned char **at, uint32_t *crc);
 
 /* Says that a range will not be read again: its kept pages are given back, and no more are kept. */

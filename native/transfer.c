@@ -274,6 +274,8 @@ static int write_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned c
 int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count, uint64_t at,
                        uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error)
 {
+    if (!chunk_bytes || chunk_bytes % PMS_PAGE)
+        return pms_fail(error, PMS_E_INVALID, "chunks are whole pages");
     uint64_t rate = __atomic_load_n(&transfer->bytes_per_second, __ATOMIC_RELAXED);
     uint64_t most = rate && rate / BATCHES_A_SECOND < BATCH_BYTES ? rate / BATCHES_A_SECOND : BATCH_BYTES;
     struct work w = {.carry = write_chunks, .together = all_of_them, .count = count, .batch = chunk_bytes < most ? most / chunk_bytes : 1,

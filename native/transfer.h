@@ -22,8 +22,10 @@ struct pms_transfer {
 /* Copies whole pages as of the snapshot (see native/snapshot.h). release: and gives them up. */
 int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst, int release, struct pms_error *error);
 
-/* Writes chunks, as of the snapshot, one after another into fd from `at` on, and gives them up. crc[i] = CRC-32C of chunk i. fd may be open
- * with O_DIRECT.  ERRORS: PMS_E_OS, PMS_E_FULL: of the file; PMS_E_STATE: cancelled, or given up; PMS_E_CLOSED. */
+/* Writes chunks, as of the snapshot, one after another into fd from `at` on, and gives them up when they are written. crc[i] = CRC-32C of chunk i.
+ * fd may be open with O_DIRECT. The kernel reads untouched chunks from the store itself: one that changes meanwhile is written once more, which
+ * counts once in `transfer`; what it read while the store closed is anything, and the file is not to be used.
+ * ERRORS: PMS_E_OS, PMS_E_FULL: of the file; PMS_E_STATE: cancelled, or given up; PMS_E_CLOSED; PMS_E_INVALID: no whole pages. */
 int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count,
                        uint64_t at, uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error);
 

@@ -2,6 +2,7 @@
  * checksums of what it got. The hook of the seam is where the write begins: after the look whether a chunk is untouched, before the next. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -282,6 +283,108 @@ static void an_error_of_the_file_is_told(void)
     close_store();
 }
 
+/* Nothing is kept for a snapshot that was given up, and an idle slot that is freed has no mark. */
+static void lose_it(void)
+{
+    struct pair p;
+    CHECK(find(&p));
+    store_and_commit(); /* passes the bound */
+    flip(&p, 0x66, true);
+    CHECK(ok(pms_commit(pool, &e)));
+    free_idle();
+}
+
+static void a_lost_snapshot_is_told(bool before)
+{
+    struct pair p;
+    begin(false);
+    CHECK(find(&p));
+    uint64_t current = p.slot[p.current], count = 0;
+    pms_snapshot_end(pool, snapshot);
+    CHECK(ok(pms_snapshot_begin(pool, PMS_PAGE, 0, &snapshot, &e)));
+    for (uint64_t i = 0; i < f.count; i++) /* nothing but that slot is asked for */
+        if (f.chunk[i] * CHUNK >= current && (f.chunk[i] + 1) * CHUNK <= current + BYTES)
+            f.chunk[count++] = f.chunk[i];
+    CHECK(count > 2);
+    f.count = count;
+    if (before)
+        lose_it();
+    CHECK(run_flush(before ? NULL : lose_it, 0) == PMS_E_STATE);
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
+static void a_snapshot_lost_before(void) { a_lost_snapshot_is_told(true); }
+static void a_snapshot_lost_meanwhile(void) { a_lost_snapshot_is_told(false); }
+
+static void chunks_are_whole_pages(void)
+{
+    struct pms_transfer transfer = {0};
+    begin(false);
+    CHECK(pms_snapshot_write(snapshot, fd, 5000, f.chunk, f.count, 0, f.crc, &transfer, &e) == PMS_E_INVALID);
+    CHECK(pms_snapshot_write(snapshot, fd, 0, f.chunk, f.count, 0, f.crc, &transfer, &e) == PMS_E_INVALID);
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
+/* Batches by several threads, and one that stores and commits all the time. */
+
+#define LARGE (12u << 20)
+
+static _Atomic bool stop;
+
+static void *write_on(void *unused)
+{
+    struct pms_error own;
+    uint32_t draw = 1;
+    (void)unused;
+    while (!stop) {
+        for (int i = 0; i < 20; i++) {
+            draw = draw * 1664525u + 1013904223u;
+            memset(memory(array) + (draw >> 8) % (LARGE - 30000), (int)(draw >> 28) | 0x80, 30000);
+        }
+        CHECK(pms_commit(pool, &own) == PMS_OK);
+    }
+    return NULL;
+}
+
+static void beside_a_thread_that_writes(void)
+{
+    static uint64_t chunk[LARGE / CHUNK + 1];
+    static uint32_t crc[LARGE / CHUNK + 1];
+    static unsigned char got[CHUNK];
+    if (!open_store(PMS_MODE_TRUNCATE))
+        abort();
+    put("large", LARGE, 0);
+    struct pms_object o;
+    CHECK(ok(pms_object_find(pool, 0, "large", 5, &o, &e)));
+    array = o.data;
+    for (int round = 1; round <= 6; round++) {
+        struct pms_transfer transfer = {0};
+        pthread_t writer;
+        uint64_t n = 0;
+        memset(memory(array), round, LARGE);
+        CHECK(ok(pms_commit(pool, &e)) && ok(pms_snapshot_begin(pool, LARGE, -1, &snapshot, &e)));
+        for (uint64_t c = (array + CHUNK - 1) / CHUNK; (c + 1) * CHUNK <= array + LARGE; c++)
+            chunk[n++] = c;
+        fd = open(file_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        stop = false;
+        CHECK(pthread_create(&writer, NULL, write_on, NULL) == 0);
+        CHECK(ok(pms_snapshot_write(snapshot, fd, CHUNK, chunk, n, 0, crc, &transfer, &e)));
+        stop = true;
+        pthread_join(writer, NULL);
+        for (uint64_t i = 0; i < n; i++) {
+            CHECK(pread(fd, got, CHUNK, (off_t)(i * CHUNK)) == CHUNK && pms_crc32c(0, got, CHUNK) == crc[i]);
+            CHECK(got[0] == round && memcmp(got, got + 1, CHUNK - 1) == 0);
+        }
+        close(fd);
+        pms_snapshot_end(pool, snapshot);
+    }
+    close_store();
+}
+
 static void close_pool(void) { CHECK(ok(pms_pool_close(pool, 0, &e))); }
 
 static void a_store_that_closes(void)
@@ -306,6 +409,10 @@ int main(void)
         TEST(what_was_touched_is_not_read_in_place);
         TEST(where_it_cannot_be_read_in_place);
         TEST(an_error_of_the_file_is_told);
+        TEST(a_snapshot_lost_before);
+        TEST(a_snapshot_lost_meanwhile);
+        TEST(chunks_are_whole_pages);
+        TEST(beside_a_thread_that_writes);
         TEST(a_store_that_closes);
     }
     unlink(path);
