@@ -434,6 +434,27 @@ class Pool:
             name = _ffi.buffer(found.name, found.name_bytes)[:]
             yield name, Found((found.kind, found.data, found.data_bytes, meta, found.node))
 
+    def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
+        """All objects below a directory with their paths, a group before what is in it. REQUIRES: nobody changes any meanwhile.
+
+        Raises: CorruptStoreError, also if groups contain each other.
+        """
+        seen = {directory}
+        open_groups = [(b"", self.scan(directory))]
+        while open_groups:
+            prefix, rest = open_groups[-1]
+            for name, found in rest:
+                yield prefix + name, found
+                if found.kind == GROUP:
+                    if found.data in seen:
+                        path = (prefix + name)[:200].decode(errors="backslashreplace")
+                        raise errors.CorruptStoreError(f"{self.path}: groups contain each other: {path!r} is met twice")
+                    seen.add(found.data)
+                    open_groups.append((prefix + name + b"/", self.scan(found.data)))
+                    break
+            else:
+                open_groups.pop()
+
     def names(self, directory: int, after: int, limit: int) -> list[bytes]:
         """At most `limit` names in order of insertion, from the one behind the node `after` on (0: from the first)."""
         error = self._error()

@@ -525,6 +525,20 @@ class Group(MutableMapping[str, Any]):
         return notebook.table(repr(self), head, islice(rows, notebook.SHOWN), len(entries))
 
 
+def tree(group: Group) -> builtins.list[Entry]:
+    """What is in a group and in all below, each with its path from there, a group before what is in it; slots are one thing.
+
+    Raises: CorruptStoreError, also if groups contain each other.
+    """
+    told, slots = [], b"\0"
+    with group._core.lock:
+        for path, found in group._core.pool.tree(group._directory()):
+            if not path.startswith(slots):
+                told.append(group._told(_text(path), found))
+                slots = path + b"/" if told[-1].kind == "slots" else slots
+    return told
+
+
 def _text(name: bytes) -> str:
     try:
         return name.decode()

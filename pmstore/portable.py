@@ -8,7 +8,7 @@ import ctypes
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -76,7 +76,11 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
     header = {"format": FORMAT, "version": VERSION, "epoch": stats.epoch, "used_bytes": stats.used_bytes}
     file.write(msgpack.packb(header))
     with store._core.lock:
-        for path, found in _objects(pool, _ffi.ROOT, ""):
+        for raw, found in pool.tree():
+            try:
+                path = raw.decode()
+            except UnicodeDecodeError as error:
+                raise CorruptStoreError(f"{pool.path}: a name that is not UTF-8: {raw[:200]!r}") from error
             if found.kind == _ffi.GROUP:
                 writer.record("group", path, found.meta)  # the description of slots, which are a group
             elif found.kind == _ffi.LIST:
@@ -90,17 +94,6 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
                 _dump_object(writer, pool, path, found)
     writer.end()
     return writer.objects
-
-
-def _objects(pool: _ffi.Pool, directory: int, prefix: str) -> Iterator[tuple[str, _ffi.Found]]:
-    for name, found in pool.entries(directory):
-        try:
-            path = prefix + name.decode()
-        except UnicodeDecodeError as error:
-            raise CorruptStoreError(f"{pool.path}: a name that is not UTF-8: {name[:40]!r}") from error
-        yield path, found
-        if found.kind == _ffi.GROUP:
-            yield from _objects(pool, found.data, path + "/")
 
 
 def _dump_object(writer: _Writer, pool: _ffi.Pool, where: str, found: _ffi.Found) -> None:

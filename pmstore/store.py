@@ -458,23 +458,18 @@ class Store(Group):
 
     def _check_objects(self) -> list[str]:
         problems = []
-        directories = [("", _ffi.ROOT)]
-        while directories:
-            path, directory = directories.pop()
-            for raw, found in self._core.pool.entries(directory):
-                name = path + raw.decode(errors="backslashreplace")
-                try:
-                    raw.decode()
-                    if found.kind == _ffi.GROUP:
-                        directories.append((name + "/", found.data))
-                        if found.meta:
-                            slots.check(self._core.pool, found)
-                    elif found.kind == _ffi.LIST:
-                        self._check_items(found.data)
-                    else:
-                        self._check_object(found)
-                except (CorruptStoreError, UnicodeDecodeError) as error:
-                    problems.append(f"{name!r}: {error}")
+        for raw, found in self._core.pool.tree():
+            try:
+                raw.decode()
+                if found.kind == _ffi.GROUP:
+                    if found.meta:
+                        slots.check(self._core.pool, found)
+                elif found.kind == _ffi.LIST:
+                    self._check_items(found.data)
+                else:
+                    self._check_object(found)
+            except (CorruptStoreError, UnicodeDecodeError) as error:
+                problems.append(f"{raw.decode(errors='backslashreplace')!r}: {error}")
         return problems
 
     def _check_items(self, items: int) -> None:

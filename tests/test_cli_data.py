@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import dtypes, picture, portable
+from pmstore import _ffi, dtypes, picture, portable
 from pmstore.commands import app
 
 try:
@@ -302,6 +302,32 @@ def test_damaged_dumps(shm: Path) -> None:
             assert contents(target) == contents(path)
             target.unlink()
     assert bad > len(cases) * 0.8
+
+
+def test_groups_that_contain_each_other(shm: Path, tmp_path: Path) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path, "x") as store:
+        store["outer/inner/value"] = 1
+        pool = store._core.pool
+        outer = pool.find(_ffi.ROOT, b"outer")
+        assert outer is not None
+        inner = pool.find(outer.data, b"inner")
+        assert inner is not None
+    with path.open("r+b") as file:  # where the name's node says where its directory is, it says now: in the other one
+        file.seek(inner.node)
+        node = file.read(64)
+        file.seek(inner.node + node.index(struct.pack("<Q", inner.data)))
+        file.write(struct.pack("<Q", outer.data))
+    with pmstore.open(path, "r") as store:
+        assert "more than one owner" in store.check().problems[0]
+        with pytest.raises(pmstore.CorruptStoreError, match="groups contain each other: 'outer/inner' is met twice"):
+            portable.dump(store, io.BytesIO())
+    for words in (["ls", "-r", str(path)], ["dump", str(path), str(tmp_path / "dump")]):
+        result = run(*words)
+        assert result.exit_code == 1
+        assert "groups contain each other" in result.output
+    with pytest.raises(pmstore.CorruptStoreError, match="not compacted"):
+        pmstore.compact(path)
 
 
 def test_hostile_dumps(shm: Path) -> None:

@@ -32,11 +32,15 @@ static uint32_t digest_list(struct pms_pool *pool, uint64_t list, uint32_t crc)
 
 #define SLOTS_META "\x81\xa5slots" /* and the number of the current one */
 
+#define DEPTH_MOST 16u /* groups within groups: no workload has so many */
+
 /* idle: of slots, the name of the array whose content is of no account; else 0. */
-static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle, uint32_t crc)
+static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle, uint32_t depth, uint32_t crc)
 {
     uint64_t node = 0;
     struct pms_error e;
+    if (depth > DEPTH_MOST) /* a flipped bit can make groups contain each other */
+        return crc ^ 0xbad;
     for (;;) {
         struct pms_object o;
         if (pms_object_next(pool, dir, &node, &o, &e) != PMS_OK)
@@ -48,7 +52,7 @@ static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle,
         crc = pms_crc32c(crc, &o.kind, sizeof o.kind);
         bool slots = o.meta_bytes == sizeof SLOTS_META && memcmp(o.meta, SLOTS_META, sizeof SLOTS_META - 1) == 0;
         if (o.kind == PMS_OBJECT_GROUP)
-            crc = digest_directory(pool, o.data, slots ? (char)('1' - o.meta[o.meta_bytes - 1]) : 0, crc);
+            crc = digest_directory(pool, o.data, slots ? (char)('1' - o.meta[o.meta_bytes - 1]) : 0, depth + 1, crc);
         else if (o.kind == PMS_OBJECT_LIST)
             crc = digest_list(pool, o.data, crc);
         else if (o.data && !(idle && o.name[0] == idle))
@@ -58,7 +62,7 @@ static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle,
 
 static uint32_t digest_at(struct pms_pool *pool, uint64_t epoch)
 {
-    return digest_directory(pool, 0, 0, pms_crc32c(0, &epoch, sizeof epoch));
+    return digest_directory(pool, 0, 0, 0, pms_crc32c(0, &epoch, sizeof epoch));
 }
 
 uint32_t wl_digest(struct pms_pool *pool) { return digest_at(pool, pms_epoch(pool)); }

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pmstore.commands.app import Json, StorePath, app, console, fail, find, printable, reading, size
-from pmstore.containers import Group
+from pmstore.containers import Group, tree
 from pmstore.picture import SHADES
 
 
@@ -76,7 +76,7 @@ def list_names(
 
 
 def _rows(group: Group, prefix: str, recursive: bool) -> Iterator[dict[str, Any]]:
-    for entry in group.entries():
+    for entry in tree(group) if recursive else group.entries():
         yield {
             "name": f"{prefix}{entry.name}",
             "kind": entry.kind,
@@ -84,8 +84,6 @@ def _rows(group: Group, prefix: str, recursive: bool) -> Iterator[dict[str, Any]
             "shape": None if entry.shape is None else list(entry.shape),
             "bytes": entry.nbytes,
         }
-        if recursive and entry.kind == "group":
-            yield from _rows(group[entry.name], f"{prefix}{entry.name}/", True)
 
 
 @app.command()
