@@ -101,3 +101,9 @@ void __tsan_atomic_thread_fence(int order);
 void __tsan_atomic_signal_fence(int order);
 void __tsan_atomic_thread_fence(int order) { (void)order; __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 void __tsan_atomic_signal_fence(int order) { (void)order; __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+
+/* quiet.h: about reads, which are of no account here. */
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreReadsBegin(const char *file, int line) { (void)file, (void)line; }
+void AnnotateIgnoreReadsEnd(const char *file, int line) { (void)file, (void)line; }
