@@ -45,11 +45,14 @@ void pms_snapshot_detach_all(struct pms_undo *u);
  * thread, several at once.  ERRORS: PMS_E_STATE: a writer waited too long for room; PMS_E_CLOSED; PMS_E_INVALID: not whole pages. */
 int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, struct pms_error *error);
 
-/* Whether whole pages of the store itself are what they were when the snapshot was opened, and what is stored to them from now on shows when
- * this is asked again: none was written or captured since, or kept for a snapshot, or may be written without capture (an idle slot).
- * What was read from `at` meanwhile is as of the snapshot if both answers were yes. crc: NULL, or where the CRC-32C of what is there goes
- * (of any bytes, should they change meanwhile). No, once the snapshot was given up or the store is closed: `at` may be anything then, so it is
- * for a system call to read, which fails where nothing is.  Any thread. */
+/* Whether whole pages of the store itself are what they were when the snapshot was opened, and what is stored to them from now on
+ * shows when this is asked again: none was written or captured since, or kept for a snapshot, or released, or may be written without
+ * capture (an idle slot). What was read from `at` meanwhile is as of the snapshot if both answers were yes. crc: NULL, or where the
+ * CRC-32C of what is there goes (of any bytes, should they change meanwhile). No for what is not state, and once the snapshot was given
+ * up or the store is closed. The store may close as soon as the call is over, and `at` may be anything then: it is for a system call
+ * to read, which fails where nothing is. The log lock is taken for a moment, before the pages are looked at, and not held while they
+ * are looked at and summed up.
+ * REQUIRES: not the log lock; whole pages.  Any thread, several at once. */
 bool pms_snapshot_in_place(struct pms_snapshot *s, uint64_t off, uint64_t bytes, const unsigned char **at, uint32_t *crc);
 
 /* Says that a range will not be read again: its kept pages are given back, and no more are kept. */

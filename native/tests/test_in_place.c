@@ -16,6 +16,8 @@
 
 #define CHUNK (16u << 10)
 #define ARRAY (200u << 10)
+#define HOT (48u << 10)  /* captured as a whole, small enough to become hot, and with chunks of its own */
+#define GREAT (8u << 20) /* more than the store has room for */
 #define CHUNKS_MAX 4096u
 
 static char file_path[300];
@@ -23,15 +25,17 @@ static struct pms_snapshot *snapshot;
 static int fd;
 static uint64_t array; /* where its bytes are */
 static void (*disturb)(void);
-static int fail_first; /* errno of the first write; 0: none */
+static int fail_first, fail_again; /* errno of the first write, and of those after it; 0: none */
 static int writes;
 
 static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     (void)addr;
     (void)bytes;
-    if (primitive != PMS_PRIM_PWRITE || pms_persist_hook_fd != fd || writes++ > 0)
+    if (primitive != PMS_PRIM_PWRITE || pms_persist_hook_fd != fd)
         return 0;
+    if (writes++ > 0)
+        return fail_again;
     if (disturb)
         disturb();
     return fail_first;
@@ -45,6 +49,8 @@ static void put(const char *name, uint32_t bytes, int value)
     CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 1, &data, &e)));
     memset(memory(data), value, bytes);
 }
+
+static void store_hot(void) { memset(memory(array), 7, HOT); }
 
 static void store(void) { memset(memory(array) + 100000, 2, 20000); }
 
@@ -77,6 +83,20 @@ static void free_and_use_again(void)
     CHECK(ok(pms_commit(pool, &e)));
 }
 
+static void grow(void)
+{
+    uint64_t before = pool->super.file_bytes;
+    uint32_t segments = pool->super.segment_count;
+    put("great", GREAT, 9);
+    CHECK(pool->super.file_bytes >= before + GREAT && pool->super.segment_count > segments);
+}
+
+static void grow_and_commit(void)
+{
+    grow();
+    CHECK(ok(pms_commit(pool, &e)));
+}
+
 static void names(void) /* stores of the engine's alone */
 {
     for (int i = 0; i < 200; i++) {
@@ -94,6 +114,19 @@ static void scribble(void) /* opened before or now */
     CHECK(find(&p));
     CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
     memset(memory(p.slot[!p.current]), 0x55, BYTES);
+}
+
+static void write_current(void) /* captured like anything else: the pages leave the mark that the slot has as a whole */
+{
+    struct pair p;
+    CHECK(find(&p));
+    memset(memory(p.slot[p.current]) + BYTES / 3, 0x33, BYTES / 3);
+}
+
+static void write_current_and_commit(void)
+{
+    write_current();
+    CHECK(ok(pms_commit(pool, &e)));
 }
 
 static void flip_and_commit(void)
@@ -126,10 +159,8 @@ static void free_idle(void)
 struct flush { uint64_t chunk[CHUNKS_MAX], count; uint32_t crc[CHUNKS_MAX]; unsigned char *expected; };
 static struct flush f;
 
-static void begin(bool idle_is_open)
+static void fill_store(bool idle_is_open)
 {
-    struct pms_snapshot_info info;
-    uint8_t state[CHUNKS_MAX];
     struct pair p;
     if (!open_store(PMS_MODE_TRUNCATE))
         abort();
@@ -146,6 +177,12 @@ static void begin(bool idle_is_open)
     CHECK(ok(pms_commit(pool, &e)));
     if (idle_is_open)
         scribble();
+}
+
+static void pin(void)
+{
+    struct pms_snapshot_info info;
+    uint8_t state[CHUNKS_MAX];
     CHECK(ok(pms_snapshot_begin(pool, 0, -1, &snapshot, &e)) && ok(pms_snapshot_info(snapshot, &info, &e)));
     uint64_t n = (info.file_bytes + CHUNK - 1) / CHUNK;
     CHECK(n <= CHUNKS_MAX && ok(pms_snapshot_chunks(snapshot, 0, CHUNK, state, n, &e)));
@@ -159,6 +196,12 @@ static void begin(bool idle_is_open)
         CHECK(ok(pms_snapshot_take(snapshot, f.chunk[i] * CHUNK, CHUNK, f.expected + i * CHUNK, 0, &e)));
     fd = open(file_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     CHECK(fd >= 0);
+}
+
+static void begin(bool idle_is_open)
+{
+    fill_store(idle_is_open);
+    pin();
 }
 
 static int run_flush(void (*what)(void), int fail)
@@ -212,7 +255,9 @@ static void whatever_happens_meanwhile(void)
         {"nothing", NULL, false},        {"store", store, false},
         {"commit", store_and_commit, false}, {"commits", commits, false},
         {"roll back", roll_back, false}, {"free", free_and_use_again, false},
+        {"grow", grow, false},           {"grow and commit", grow_and_commit, false},
         {"names", names, false},         {"scribble", scribble, false},
+        {"write current", write_current, false}, {"write current and commit", write_current_and_commit, false},
         {"scribble, open", scribble, true}, {"flip", flip_and_commit, false},
         {"flip, open", flip_and_commit, true}, {"flip back", flip_back, false},
         {"free idle", free_idle, false}, {"free idle, open", free_idle, true},
@@ -252,6 +297,31 @@ static void what_was_touched_is_not_read_in_place(void)
     close_store();
 }
 
+/* It stays writable, so no fault tells of a store into it: captured ahead, it counts as written already. */
+static void a_hot_range_is_copied(void)
+{
+    struct pms_object o;
+    struct pms_stats stats;
+    fill_store(false);
+    put("h", HOT, 0);
+    CHECK(ok(pms_commit(pool, &e)) && ok(pms_object_find(pool, 0, "h", 1, &o, &e)));
+    array = o.data;
+    for (int i = 1; i <= 5; i++) {
+        memset(memory(array), i, HOT);
+        CHECK(ok(pms_commit(pool, &e)));
+    }
+    CHECK(ok(pms_pool_stats(pool, &stats, &e)) && stats.hot_ranges == 1 && stats.hot_bytes == HOT);
+    pin();
+    CHECK(!in_place(array, PMS_PAGE) && !in_place(array + HOT / 2, PMS_PAGE));
+    memset(memory(array), 6, HOT / 2); /* seen by the copy */
+    CHECK(ok(run_flush(store_hot, 0)));
+    CHECK(writes == 1); /* nothing had to be written again */
+    check_file(0);
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
 /* As memory of a device may be, which the kernel cannot write from. */
 static void where_it_cannot_be_read_in_place(void)
 {
@@ -278,6 +348,18 @@ static void an_error_of_the_file_is_told(void)
     pms_persist_hook = always;
     CHECK(pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, &transfer, &e) == PMS_E_FULL);
     pms_persist_hook = NULL;
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
+static void an_error_when_it_is_written_again_is_told(void)
+{
+    begin(false);
+    fail_again = ENOSPC;
+    CHECK(run_flush(store_and_commit, 0) == PMS_E_FULL);
+    fail_again = 0;
+    CHECK(writes == 2); /* the first of several to be written again: no more is tried */
     end();
     pms_snapshot_end(pool, snapshot);
     close_store();
@@ -407,8 +489,10 @@ int main(void)
         domain = domains[i];
         TEST(whatever_happens_meanwhile);
         TEST(what_was_touched_is_not_read_in_place);
+        TEST(a_hot_range_is_copied);
         TEST(where_it_cannot_be_read_in_place);
         TEST(an_error_of_the_file_is_told);
+        TEST(an_error_when_it_is_written_again_is_told);
         TEST(a_snapshot_lost_before);
         TEST(a_snapshot_lost_meanwhile);
         TEST(chunks_are_whole_pages);
