@@ -37,10 +37,15 @@ MB = 1_000_000
 HUGE = 2 << 20
 FLUSH = "pmstore flush"
 PLAIN_BESIDE = "plain O_DIRECT writing (thread)"
+PLAIN = "plain O_DIRECT writing"
+FULL = "full flush"
+FLUSHED_PART = "flush of 1 % of the chunks"
 PLAIN_PART = "1 % written plainly, with the same four syncs"
 INTO_NEW_MEMORY = "plain O_DIRECT reading into new memory"
 DISK_ALONE = "plain O_DIRECT writing, {} at once"
 MEMCPY = "memcpy of the state, one core"
+PROCESSOR = "processor ms"
+WARM_UP = 1  # rounds of the bandwidth, not counted
 SLOWER = (
     "torch's two threads had both cores for themselves before; plain O_DIRECT writing of as many bytes beside the same steps, "
     "which copies and checks nothing: {:.3g}"
@@ -316,11 +321,26 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
         chunks = size // (256 << 10)
         part = _random(-(-chunks // 100) * (256 << 10))
 
-        def flush(full: bool) -> float:
-            """Until the epoch counts; deleting the one before is not counted."""
-            start = time.perf_counter()
-            store.flush("disk", wait=True, full=full)
+        processor: dict[str, list[float]] = {}
+
+        def timed(name: str, work: Callable[[], object]) -> float:
+            """In seconds; the processor time of all threads, a flush's own among them, is kept beside."""
+            start, before = time.perf_counter(), time.process_time()
+            work()
             seconds = time.perf_counter() - start
+            processor.setdefault(name, []).append(1e3 * (time.process_time() - before))
+            return seconds
+
+        def writing(name: str, run: Callable[[], float]) -> harness.Method:
+            return harness.Method(name, harness.POWER, run, lambda: {PROCESSOR: statistics.median(processor[name][WARM_UP:])})
+
+        def plain() -> float:
+            (disk / "plain").unlink(missing_ok=True)
+            return timed(PLAIN, lambda: _direct(disk / "plain", block, size))
+
+        def flush(name: str, full: bool) -> float:
+            """Until the epoch counts; deleting the one before is not counted."""
+            seconds = timed(name, lambda: store.flush("disk", wait=True, full=full))
             store.drain()
             return seconds
 
@@ -328,18 +348,16 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
             for i in range(0, chunks, 100):
                 a[i * (256 << 10)] += 1
             store.commit()
-            return flush(False)
+            return flush(FLUSHED_PART, False)
 
-        def plain_part() -> float:
+        def plain_part() -> None:
             """Chunks, then what says where they are: each synced, with its name."""
-            start = time.perf_counter()
             _direct(disk / "part", part, part.nbytes)
             fd = os.open(disk, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
             (disk / "part.new").write_bytes(bytes(24 * chunks))
             publish(disk / "part.new", disk / "part.manifest")
-            return time.perf_counter() - start
 
         def restore() -> float:
             target = memory / "restored.pm"
@@ -373,17 +391,17 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
             return seconds
 
         methods = [
-            harness.Method("plain O_DIRECT writing", harness.POWER, lambda: _direct(disk / "plain", block, size)),
-            harness.Method("full flush", harness.POWER, lambda: flush(True)),
-            harness.Method("flush of 1 % of the chunks", harness.POWER, incremental),
-            harness.Method(PLAIN_PART, harness.POWER, plain_part),
+            writing(PLAIN, plain),
+            writing(FULL, lambda: flush(FULL, True)),
+            writing(FLUSHED_PART, incremental),
+            writing(PLAIN_PART, lambda: timed(PLAIN_PART, plain_part)),
             harness.Method("plain O_DIRECT reading", harness.NONE, reading),
             harness.Method(INTO_NEW_MEMORY, harness.NONE, into_new_memory),
             harness.Method("restore into memory", harness.POWER, restore),
         ]
-        rows = harness.measure(f"{size / MB:.0f} MB", methods, rounds, 1, budget=budget)
+        rows = harness.measure(f"{size / MB:.0f} MB", methods, rounds, WARM_UP, budget=budget)
         a = None
-    return harness.with_ratios(rows, "plain O_DIRECT writing")
+    return harness.with_ratios(rows, PLAIN)
 
 
 RANK_RATE = 100 * MB
@@ -464,10 +482,8 @@ def _targets(rows: list[harness.Row], size: int, small: int) -> list[harness.Tar
         ]
     if flush := harness.find(rows, _case(small), FLUSH):
         found.append(harness.Target(f"peak memory kept / {_case(small)}", flush.extra["peak kept / state"], 0.25))
-    full, part, restored = (
-        harness.find(rows, plain, name) for name in ("full flush", "flush of 1 % of the chunks", "restore into memory")
-    )
-    written, read = (harness.find(rows, plain, name) for name in ("plain O_DIRECT writing", "plain O_DIRECT reading"))
+    full, part, restored = (harness.find(rows, plain, name) for name in (FULL, FLUSHED_PART, "restore into memory"))
+    written, read = (harness.find(rows, plain, name) for name in (PLAIN, "plain O_DIRECT reading"))
     if full and written:
         ratio = written.median_us / full.median_us
         found.append(harness.Target("flush bandwidth / plain O_DIRECT writing", ratio, 0.8, True))
