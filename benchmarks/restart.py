@@ -1,8 +1,10 @@
 """From a new process to the end of its first training step, with a state of 10 MB to 4 GB.
 
 A process that has imported torch forks one child for each trial; the child makes the model without values, gets the state, and
-trains one step. The time to start Python and import everything is the same for all and is a case of its own. Cold: the file's
-pages were dropped from the page cache (files on disk; tmpfs is memory, and always warm).
+trains one step. The time to start Python and import everything is the same for all and is a case of its own. Open and attach
+alone are timed in processes that were not forked: a child copies each page of Python and torch that it touches first, which
+takes longer than either. Cold: the file's pages were dropped from the page cache (files on disk; tmpfs is memory, and always
+warm).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 from benchmarks import harness
 
 MB = 1_000_000
+ATTACHES = 3  # trials of open and attach alone, two seconds each
 FIRST_STEP = (
     "the first step writes all of the state, and pmstore keeps every byte's pre-image before: one copy more than a peer that "
     "loads into memory of its own; in domain file the kernel also copies each page of the private mapping at its first write; "
@@ -30,9 +33,9 @@ FIRST_STEP = (
     "waits for what has not come yet, while torch.load and safetensors read their file from its first byte to its last"
 )
 FIRST_ATTACH = (
-    "it is the first attach of a process, whatever the size (a second one takes 2 ms): torch's list of operators, to put a "
-    "layer over those that receive, once; and pages of Python and torch that this child, just forked, copies when it first "
-    "touches them. The open alone takes less than 1 ms at 8 GB: see growth"
+    "the first attach of a process, of which it binds the model, reads small values, and asks torch for its list of operators "
+    "(a second one takes 2 ms); cold, each page that is read here and there waits for the disk. The open alone takes less than "
+    "1 ms at 8 GB: see growth"
 )
 STEPPED, HAVING, ATTACH = "to the end of the first step", "to having the state", "open and attach alone"
 IMPORTS = "import numpy, torch, torch.distributed.checkpoint, safetensors.torch, pmstore, pmstore.torch"
@@ -68,11 +71,27 @@ def _pmstore(folder: Path, size: int) -> Any:
     import pmstore.torch
 
     trainer = _bare(size)
-    start = time.perf_counter()
     trainer.store = pmstore.open(folder / "run.pm", "r+")
     trainer.run = pmstore.torch.attach(trainer.store, model=trainer.model, optimizer=trainer.optimizer)
-    trainer.attached = time.perf_counter() - start
     return trainer
+
+
+def attach_alone(folder: str, size: int, threads: int) -> None:
+    """In a process of its own. Prints seconds."""
+    import torch
+
+    import pmstore
+    import pmstore.torch
+
+    exec(IMPORTS, {})
+    torch.set_num_threads(threads)
+    trainer = _bare(size)
+    start = time.perf_counter()
+    store = pmstore.open(Path(folder) / "run.pm", "r+")
+    run = pmstore.torch.attach(store, model=trainer.model, optimizer=trainer.optimizer)
+    print(time.perf_counter() - start)
+    run.detach()
+    store.close()
 
 
 def _torch_load(folder: Path, size: int, **how: Any) -> Any:
@@ -178,7 +197,6 @@ def serve() -> None:
                     trainer.step()
                     times.append(time.perf_counter() - start)
                     if hasattr(trainer, "run"):
-                        times.append(trainer.attached)
                         # left in order and as it was: what an open after a kill takes is in benchmarks.kills
                         store = trainer.store
                         trainer.run.detach()
@@ -219,7 +237,7 @@ class Server:
         return json.loads(self.process.stdout.readline())
 
     def ask(self, name: str, folder: Path, size: int) -> Any:
-        """Seconds to the state, to the step's end, and of pmstore for open and attach alone."""
+        """Seconds to the state, and to the step's end."""
         assert self.process.stdin
         asked = {"name": name, "folder": str(folder), "size": size, "threads": self.threads}
         self.process.stdin.write(json.dumps(asked) + "\n")
@@ -302,20 +320,32 @@ class Trials:
                         for name in here:
                             self._try(server, name, disk if name in FILES else memory, state, crowded, counted=i >= 0)
                         self.least_seconds += time.monotonic() - start if i == 0 else 0.0
+                    ours = [n for n in here if n.startswith("pmstore") and n not in self.failed]
+                    for name in ours * ATTACHES:
+                        self._attach(name, disk if name in FILES else memory, state, crowded, server.threads)
 
-    def _try(self, server: Server, name: str, folder: Path, state: str, crowded: bool, counted: bool) -> None:
-        if name in self.failed:
-            return
+    def _prepare(self, name: str, folder: Path, state: str, crowded: bool) -> None:
         if state == "cold":
             _drop(folder)
         elif crowded and name in FILES:
             _warm(folder / FILES[name])
+
+    def _attach(self, name: str, folder: Path, state: str, crowded: bool, threads: int) -> None:
+        self._prepare(name, folder, state, crowded)
+        code = f"from benchmarks.restart import attach_alone; attach_alone({str(folder)!r}, {self.size}, {threads})"
+        done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+        self.times.setdefault((state, ATTACH), {}).setdefault(name, []).append(float(done.stdout) * 1e6)
+
+    def _try(self, server: Server, name: str, folder: Path, state: str, crowded: bool, counted: bool) -> None:
+        if name in self.failed:
+            return
+        self._prepare(name, folder, state, crowded)
         try:
             answer = server.ask(name, folder, self.size)
         except RuntimeError as error:
             self.failed[name] = f"failed: {harness.words_of(error)}"
             return
-        for what, seconds in zip((HAVING, STEPPED, ATTACH), answer, strict=False) if counted else ():
+        for what, seconds in zip((HAVING, STEPPED), answer, strict=True) if counted else ():
             self.times.setdefault((state, what), {}).setdefault(name, []).append(seconds * 1e6)
 
     def rows(self) -> list[harness.Row]:

@@ -130,7 +130,7 @@ static void append_span(struct pms_capture *c, struct pms_span span)
     }
 }
 
-static void unprotect(struct pms_capture *c, struct pms_span span) { pms_map_unprotect_surely(c->map, span.off, span.bytes); }
+static void unprotect(struct pms_capture *c, struct pms_span span) { pms_map_take(c->map, span.off, span.bytes); }
 
 /* The pages around `page` that are prepared already: a fresh block becomes writable at once, not page by page. */
 static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span, uint64_t off)

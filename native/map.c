@@ -11,11 +11,16 @@
 #define MAP_SYNC 0x080000
 #endif
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; an error before */
+#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
 
 #define APART_MAX 1024u /* of the 65,530 mappings that a process may have */
+#define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
+#define TAKE_PIECE (1u << 20)   /* of one core */
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
@@ -47,6 +52,8 @@ static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
     return err;
 }
 
+static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAGE / 8); } /* of PMS_HUGE: a word */
+
 /* Tries the reservation asked for, then halves of it, down to what must be mapped. */
 static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
 {
@@ -57,9 +64,10 @@ static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
         m->engine = m->shared && m->user ? reserve_aligned(reserve) : m->user;
         void *bits = MAP_FAILED;
         if (m->engine)
-            bits = mmap(NULL, (size_t)(reserve / PMS_PAGE / 8), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+            bits = mmap(NULL, 2 * bitmap_bytes(reserve), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
         if (bits != MAP_FAILED) {
             m->writable = bits;
+            m->own = (void *)((char *)bits + bitmap_bytes(reserve));
             m->reserve = reserve;
             return 0;
         }
@@ -123,13 +131,13 @@ int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error)
 void pms_map_close(struct pms_map *m)
 {
     if (m->writable)
-        munmap((void *)m->writable, (size_t)(m->reserve / PMS_PAGE / 8));
+        munmap((void *)m->writable, 2 * bitmap_bytes(m->reserve));
     if (m->engine && m->engine != m->user)
         munmap(m->engine, (size_t)m->reserve);
     if (m->user)
         munmap(m->user, (size_t)m->reserve);
     m->user = m->engine = NULL;
-    m->writable = NULL;
+    m->writable = m->own = NULL;
     m->bytes = 0;
 }
 
@@ -142,34 +150,37 @@ static uint64_t word_mask(uint64_t first, uint64_t last, uint64_t word)
     return (~0ull << lo) & (~0ull >> (63 - hi));
 }
 
-static void set_bits(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
+static void set_bits(_Atomic uint64_t *bits, uint64_t off, uint64_t bytes, bool on)
 {
     uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
     for (uint64_t w = first / 64; w <= last / 64; w++) {
         uint64_t mask = word_mask(first, last, w);
         if (mask == ~0ull)
-            atomic_store_explicit(&m->writable[w], on ? mask : 0, memory_order_release);
+            atomic_store_explicit(&bits[w], on ? mask : 0, memory_order_release);
         else if (on)
-            atomic_fetch_or_explicit(&m->writable[w], mask, memory_order_release);
+            atomic_fetch_or_explicit(&bits[w], mask, memory_order_release);
         else
-            atomic_fetch_and_explicit(&m->writable[w], ~mask, memory_order_release);
+            atomic_fetch_and_explicit(&bits[w], ~mask, memory_order_release);
     }
 }
 
-/* A bit is on only while its page is writable for sure: set after the system call, cleared before it. */
+/* A bit of `writable` is on only while its page is writable for sure: set after the system call, cleared before it. One of `own` is off
+ * only as long as its page never was: set before. */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    if (!m->shared)
+        set_bits(m->own, off, bytes, true);
     int err = pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ | PROT_WRITE);
     if (!err)
-        set_bits(m, off, bytes, true);
+        set_bits(m->writable, off, bytes, true);
     return err;
 }
 
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
-    set_bits(m, off, bytes, false);
+    set_bits(m->writable, off, bytes, false);
     return pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ);
 }
 
@@ -195,6 +206,57 @@ bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
             return false;
     }
     return true;
+}
+
+/* ---- pages of the file become the process's ----
+ *
+ * The first store into a page of a private view has the kernel put a copy in its place. Where the page was read before, other cores may
+ * still know the old one: each that runs a thread of this process is interrupted, once a page. The first training step after an open,
+ * which writes everything, spent most of its time on that: of 1 GB, on two cores of a virtual machine, 4 s. So what a range shows of the
+ * file is given up first, all at once, and its pages are copied where none is. */
+
+/* The first page from `page` on, below `end`, whose bit of `own` is as asked; `end` if there is none. */
+static uint64_t next_page(const struct pms_map *m, uint64_t page, uint64_t end, bool own)
+{
+    while (page < end) {
+        uint64_t word = atomic_load_explicit(&m->own[page / 64], memory_order_acquire);
+        word = (own ? word : ~word) >> (page % 64);
+        if (word) {
+            page += (uint64_t)__builtin_ctzll(word);
+            return page < end ? page : end;
+        }
+        page = (page / 64 + 1) * 64;
+    }
+    return end;
+}
+
+struct taking {
+    unsigned char *at;
+    uint64_t bytes;
+};
+
+static void copy_piece(void *ctx, size_t i)
+{
+    const struct taking *t = ctx;
+    uint64_t from = i * (uint64_t)TAKE_PIECE, n = t->bytes - from < TAKE_PIECE ? t->bytes - from : TAKE_PIECE;
+    (void)madvise(t->at + from, (size_t)n, MADV_POPULATE_WRITE); /* else the stores do it */
+}
+
+void pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    bool any = false;
+    uint64_t end = (off + bytes) / PMS_PAGE;
+    for (uint64_t page = off / PMS_PAGE; !m->shared && bytes >= TAKE_LEAST && page < end;) {
+        uint64_t from = next_page(m, page, end, false), to = next_page(m, from, end, true);
+        if (to > from) /* nobody can have stored there: nothing is lost */
+            any = madvise(m->user + from * PMS_PAGE, (size_t)((to - from) * PMS_PAGE), MADV_DONTNEED) == 0 || any;
+        page = to;
+    }
+    pms_map_unprotect_surely(m, off, bytes);
+    if (any) {
+        struct taking t = {m->user + off, bytes};
+        pms_parallel_for(copy_piece, &t, (size_t)((bytes + TAKE_PIECE - 1) / TAKE_PIECE));
+    }
 }
 
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)

@@ -24,6 +24,7 @@ struct pms_map {
     unsigned char *user;
     unsigned char *engine;
     _Atomic uint64_t *writable; /* one bit for each page of the reserve: page of user is PROT_WRITE */
+    _Atomic uint64_t *own;      /* likewise: it has been, some time. Private views: all others are the file's */
     uint32_t apart;          /* ranges set apart so far */
     struct pms_persist *persist;
 };
@@ -49,6 +50,10 @@ int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
  * set apart), and pages that were writable fault again. */
 void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes);
 bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* The same, of a range that will be stored to all over. In private views its pages are copied from the file at once, by all cores: see map.c.
+ * REQUIRES: the log lock, as all changes of protection do but those of pages that nobody else stores to. Async-signal-safe. */
+void pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes);
 
 /* Asks for huge pages behind the whole ones in a range (tmpfs, Linux 6.1): protection changes cost 512 times less, and fewer address translations miss. Advice:
  * where the system has none to give nothing happens. */

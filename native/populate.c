@@ -13,6 +13,7 @@
 
 #define LEAST_BYTES (4ull << 20) /* less is touched in no time */
 #define STEP_BYTES (1ull << 20)  /* page faults of other threads may wait for one step */
+#define AHEAD_BYTES (8ull << 20)
 #define MEMORY_SHARE 2           /* of the machine's free memory at most one part in so many */
 #define BACKGROUND_NICE 10
 #define RETRY_NS 1000000l
@@ -35,15 +36,21 @@ static bool is_engines(const struct pms_block *extent)
     return extent->kind == PMS_KIND_META_LARGE || extent->kind == PMS_KIND_META_SLAB;
 }
 
-/* false: the system does not know how, or the file ends early. */
+/* Brings an extent into memory, and maps it. Not data that may be written in a private view: they are copied then, which is dearer where
+ * the file's pages were mapped before (map.c). The disk is asked for a little more than what is waited for, and no more: what the program
+ * reads itself meanwhile, an attach for one, waits behind that. false: the system does not know how, or the file ends early. */
 static bool populate(struct pms_pool *pool, const struct pms_block *extent)
 {
-    unsigned char *view = is_engines(extent) ? pool->map.engine : pool->map.user;
-    if (is_engines(extent)) /* one request: nothing is read around yet */
-        (void)madvise(view + extent->off, extent->bytes, MADV_WILLNEED);
-    for (uint64_t done = 0; done < extent->bytes && !stopped(pool); done += STEP_BYTES) {
+    unsigned char *view = (is_engines(extent) ? pool->map.engine : pool->map.user) + extent->off;
+    bool map = is_engines(extent) || pool->map.shared || pool->read_only;
+    for (uint64_t done = 0, asked = 0; done < extent->bytes && !stopped(pool); done += STEP_BYTES) {
         uint64_t n = extent->bytes - done < STEP_BYTES ? extent->bytes - done : STEP_BYTES;
-        if (madvise(view + extent->off + done, n, MADV_POPULATE_READ) != 0)
+        uint64_t ahead = is_engines(extent) || extent->bytes - done < STEP_BYTES + AHEAD_BYTES ? extent->bytes : done + STEP_BYTES + AHEAD_BYTES;
+        if (ahead > asked) /* not where it is mapped alone: nothing is read around yet */
+            (void)madvise(view + asked, ahead - asked, MADV_WILLNEED);
+        asked = ahead;
+        uint64_t from = map ? done : done + n - PMS_PAGE;
+        if (madvise(view + from, done + n - from, MADV_POPULATE_READ) != 0)
             return false;
         atomic_fetch_add_explicit(&pool->populated_bytes, n, memory_order_relaxed);
     }

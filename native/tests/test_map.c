@@ -1,0 +1,150 @@
+/* Pages of the file become the process's own: a range that will be written all over is copied at once, and nothing that was stored is lost. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "map.h"
+#include "test.h"
+
+#define PAGES 2048u /* 8 MiB: several pieces */
+#define BYTES ((uint64_t)PAGES * PMS_PAGE)
+
+static char path[256];
+static struct pms_persist persist;
+static struct pms_map map;
+static struct pms_error e;
+
+static unsigned char of_file(uint64_t page) { return (unsigned char)(1 + page % 250); }
+
+static void open_map(enum pms_map_how how)
+{
+    static unsigned char page[PMS_PAGE];
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    for (uint64_t i = 0; i < PAGES; i++) {
+        memset(page, of_file(i), sizeof page);
+        CHECK(pwrite(fd, page, sizeof page, (off_t)(i * PMS_PAGE)) == PMS_PAGE);
+    }
+    CHECK(pms_map_open(&map, fd, BYTES, BYTES, how, &persist, &e) == PMS_OK);
+}
+
+static void close_map(void)
+{
+    close(map.fd);
+    pms_map_close(&map);
+}
+
+static void take(uint64_t first, uint64_t pages) { pms_map_take(&map, first * PMS_PAGE, pages * PMS_PAGE); }
+
+static void store(uint64_t page, unsigned char value)
+{
+    CHECK(pms_map_unprotect(&map, page * PMS_PAGE, PMS_PAGE) == 0);
+    map.user[page * PMS_PAGE] = value;
+    CHECK(pms_map_protect(&map, page * PMS_PAGE, PMS_PAGE) == 0);
+}
+
+static uint64_t read_all(void)
+{
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < PAGES; i++)
+        sum += *(volatile unsigned char *)(map.user + i * PMS_PAGE);
+    return sum;
+}
+
+static long faults(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_minflt + u.ru_majflt;
+}
+
+static void what_was_read_is_copied_at_once(void)
+{
+    for (int read_before = 0; read_before < 2; read_before++) {
+        open_map(PMS_MAP_PRIVATE);
+        uint64_t sum = read_before ? read_all() : 0;
+        take(1, PAGES - 2);
+        CHECK(pms_map_all_writable(&map, PMS_PAGE, BYTES - 2 * PMS_PAGE) && !pms_map_all_writable(&map, 0, PMS_PAGE));
+        long before = faults();
+        for (uint64_t i = 1; i < PAGES - 1; i++) {
+            CHECK(map.user[i * PMS_PAGE + 1] == of_file(i));
+            map.user[i * PMS_PAGE] = 255;
+        }
+        long after = faults();
+        CHECK(after >= before && (!read_before || sum > 0));
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* whose shadow memory faults too */
+        CHECK(after - before < 32);
+#endif
+        for (uint64_t i = 0; i < PAGES; i++)
+            CHECK(map.user[i * PMS_PAGE] == (i == 0 || i == PAGES - 1 ? of_file(i) : 255));
+        close_map();
+    }
+}
+
+/* A page here and there, runs, the first and the last, at the edges of the words of the bitmap. */
+static void what_was_stored_stays(void)
+{
+    static const uint64_t stored[] = {0, 1, 63, 64, 65, 127, 200, 201, 202, 203, 640, 1023, 1024, 2046, 2047};
+    for (int rounds = 0; rounds < 2; rounds++) {
+        open_map(PMS_MAP_PRIVATE);
+        CHECK(read_all() > 0);
+        for (size_t i = 0; i < sizeof stored / sizeof stored[0]; i++)
+            store(stored[i], 255);
+        for (int round = 0; round <= rounds; round++) { /* the second time everything is own */
+            take(0, PAGES);
+            for (uint64_t p = 0; p < PAGES; p++) {
+                bool was = false;
+                for (size_t i = 0; i < sizeof stored / sizeof stored[0]; i++)
+                    was = was || stored[i] == p;
+                CHECK(map.user[p * PMS_PAGE] == (was ? 255 : round ? 254 : of_file(p)) && map.user[p * PMS_PAGE + 1] == of_file(p));
+                if (!was)
+                    map.user[p * PMS_PAGE] = 254;
+            }
+            CHECK(pms_map_protect(&map, 0, BYTES) == 0);
+        }
+        close_map();
+    }
+}
+
+/* Writable, and not stored to yet, when the range around it is taken. */
+static void what_is_writable_is_left_alone(void)
+{
+    open_map(PMS_MAP_PRIVATE);
+    CHECK(pms_map_unprotect(&map, 300 * PMS_PAGE, 8 * PMS_PAGE) == 0);
+    map.user[300 * PMS_PAGE] = 255;
+    take(100, 900);
+    CHECK(map.user[300 * PMS_PAGE] == 255 && map.user[301 * PMS_PAGE] == of_file(301) && map.user[999 * PMS_PAGE] == of_file(999));
+    close_map();
+}
+
+static void small_ranges_and_shared_views_only_become_writable(void)
+{
+    static const enum pms_map_how hows[] = {PMS_MAP_PRIVATE, PMS_MAP_SHARED};
+    for (int i = 0; i < 2; i++) {
+        open_map(hows[i]);
+        take(10, 4);
+        CHECK(pms_map_all_writable(&map, 10 * PMS_PAGE, 4 * PMS_PAGE) && !pms_map_all_writable(&map, 14 * PMS_PAGE, PMS_PAGE));
+        map.user[10 * PMS_PAGE] = 255;
+        take(0, PAGES);
+        CHECK(map.user[10 * PMS_PAGE] == 255 && map.user[11 * PMS_PAGE] == of_file(11));
+        map.user[11 * PMS_PAGE] = 255;
+        unsigned char got = 0;
+        CHECK(pread(map.fd, &got, 1, 11 * PMS_PAGE) == 1 && got == (hows[i] == PMS_MAP_SHARED ? 255 : of_file(11)));
+        close_map();
+    }
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "%s/pms-test-map-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    pms_parallel_start();
+    TEST(what_was_read_is_copied_at_once);
+    TEST(what_was_stored_stays);
+    TEST(what_is_writable_is_left_alone);
+    TEST(small_ranges_and_shared_views_only_become_writable);
+    unlink(path);
+    return test_summary();
+}
