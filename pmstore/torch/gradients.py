@@ -35,7 +35,7 @@ def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class GradientKeeper:
-    """Keeps gradients of unfinished accumulations in `<path>/<name>`, and which there are."""
+    """Keeps gradients of unfinished accumulations in `<path>/<name>`, for as long as they are needed, and which there are."""
 
     def __init__(self, store: Store, path: str) -> None:
         self._store = store
@@ -50,6 +50,8 @@ class GradientKeeper:
             for name, parameter in parameters:
                 if parameter.grad is not None:
                     self._put(name, parameter.grad)
+        elif self._last is None or not self._last[1]:  # what was kept is dead: neither log nor flushes are to carry it on
+            self._store.pop(self._path, None)
         if self._last != (present, spent):
             self._which.write({"present": present, "kept": [] if spent else present})
             self._last = (present, spent)

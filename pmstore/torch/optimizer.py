@@ -81,17 +81,17 @@ class OptimizerBinding:
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Those that are in no module, with a name."""
-        return [
-            (f"optimizer.{index}", parameter)
-            for index, parameter in enumerate(self.parameters)
-            if self._model is None or self._model.block(parameter) is None
-        ]
+        known = self._known()
+        return [(f"optimizer.{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
+
+    def _known(self) -> set[int]:
+        return {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()
 
     # ---- attach
 
     def write(self) -> None:
         """Copies parameters and state into the store. The optimizer is untouched until `bind`."""
-        known = {id(tensor) for _, tensor in self._model.parameters} if self._model else set()
+        known = self._known()
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
                 self._own[index] = Block.create(self._store, f"{self._path}/parameters/{index}", parameter)

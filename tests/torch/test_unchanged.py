@@ -292,5 +292,6 @@ def test_a_step_after_a_parameter_left_the_heap(store: pmstore.Store, way: str) 
             model(torch.ones(2, 4)).square().sum().backward()
             optimizer.step()
         run.commit()
+        models[1].weight.data = models[1].weight.data.contiguous()  # as it is in the heap: products may differ in the last bit
         assert describe(dict(models[0].state_dict())) == describe(dict(models[1].state_dict()))
         assert describe(store["run/model/weight"]) == describe(models[1].weight)
