@@ -320,9 +320,9 @@ class Trials:
                         for name in here:
                             self._try(server, name, disk if name in FILES else memory, state, crowded, counted=i >= 0)
                         self.least_seconds += time.monotonic() - start if i == 0 else 0.0
-                    ours = [n for n in here if n.startswith("pmstore") and n not in self.failed]
-                    for name in ours * ATTACHES:
-                        self._attach(name, disk if name in FILES else memory, state, crowded, server.threads)
+                    for name in [n for n in here if n.startswith("pmstore")] * ATTACHES:
+                        if name not in self.failed:
+                            self._attach(name, disk if name in FILES else memory, state, crowded, server.threads)
 
     def _prepare(self, name: str, folder: Path, state: str, crowded: bool) -> None:
         if state == "cold":
@@ -333,7 +333,10 @@ class Trials:
     def _attach(self, name: str, folder: Path, state: str, crowded: bool, threads: int) -> None:
         self._prepare(name, folder, state, crowded)
         code = f"from benchmarks.restart import attach_alone; attach_alone({str(folder)!r}, {self.size}, {threads})"
-        done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            self.failed[name] = f"failed: open and attach ended with {done.returncode}, see above"
+            return
         self.times.setdefault((state, ATTACH), {}).setdefault(name, []).append(float(done.stdout) * 1e6)
 
     def _try(self, server: Server, name: str, folder: Path, state: str, crowded: bool, counted: bool) -> None:

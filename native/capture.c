@@ -130,7 +130,7 @@ static void append_span(struct pms_capture *c, struct pms_span span)
     }
 }
 
-static void unprotect(struct pms_capture *c, struct pms_span span) { pms_map_take(c->map, span.off, span.bytes); }
+static void unprotect(struct pms_capture *c, struct pms_span span) { pms_map_unprotect_surely(c->map, span.off, span.bytes); }
 
 /* The pages around `page` that are prepared already: a fresh block becomes writable at once, not page by page. */
 static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span, uint64_t off)
@@ -174,7 +174,8 @@ bool pms_capture_fault(struct pms_capture *c, uint64_t off)
     } else if (ours) {
         append_span(c, span);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
-        unprotect(c, span);
+        if (pms_map_take(c->map, span.off, span.bytes))
+            pms_map_copy_ahead(c->map, span.off, span.bytes);
     }
     pms_undo_unlock(c->undo);
     return ours;
@@ -213,11 +214,19 @@ static struct pms_span take_run(const struct pms_span *span, uint64_t count, uin
     return (struct pms_span){from, to - from};
 }
 
-/* Sorted neighbours become writable by one system call. */
-static void unprotect_spans(struct pms_capture *c, const struct pms_span *span, uint64_t count)
+/* Sorted neighbours become writable by one system call. captured: not fresh blocks, which may never be stored to. Moves what is to be copied
+ * ahead to the front of the spans and returns its number. */
+static uint64_t unprotect_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, bool captured)
 {
-    for (uint64_t i = 0; i < count;)
-        unprotect(c, take_run(span, count, &i));
+    uint64_t taken = 0;
+    for (uint64_t i = 0; i < count;) {
+        struct pms_span run = take_run(span, count, &i);
+        if (!captured)
+            unprotect(c, run);
+        else if (pms_map_take(c->map, run.off, run.bytes))
+            span[taken++] = run;
+    }
+    return taken;
 }
 
 /* A run of small blocks that is declared again and again: its protection changes twice in every transaction, on huge pages at a
@@ -270,11 +279,14 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
     if (by_all_cores)
         pms_undo_gathered(c->undo);
     pms_undo_fence_locked(c->undo); /* F1: all entries, before any of their targets becomes writable (I2) */
-    unprotect_spans(c, span, kept);
-    uint64_t settled = c->captures > before ? choose_settled(c, span, kept) : 0; /* once in a transaction */
+    bool captured = c->captures > before; /* once in a transaction */
+    uint64_t taken = unprotect_spans(c, span, kept, captured);
+    uint64_t settled = captured && c->map->shared ? choose_settled(c, span, kept) : 0;
     pms_undo_unlock(c->undo);
-    for (uint64_t i = 0; i < settled; i++) /* not under the lock: it takes milliseconds */
+    for (uint64_t i = 0; i < settled; i++) /* not under the lock, as what follows: it takes milliseconds */
         pms_map_prefer_huge(c->map, span[i].off, span[i].bytes);
+    for (uint64_t i = 0; i < taken; i++)
+        pms_map_copy_ahead(c->map, span[i].off, span[i].bytes);
     return PMS_OK;
 }
 

@@ -20,7 +20,7 @@
 
 #define APART_MAX 1024u /* of the 65,530 mappings that a process may have */
 #define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
-#define TAKE_PIECE (1u << 20)   /* of one core */
+#define COPY_PIECE (1u << 20)   /* of one core */
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
@@ -230,19 +230,7 @@ static uint64_t next_page(const struct pms_map *m, uint64_t page, uint64_t end, 
     return end;
 }
 
-struct taking {
-    unsigned char *at;
-    uint64_t bytes;
-};
-
-static void copy_piece(void *ctx, size_t i)
-{
-    const struct taking *t = ctx;
-    uint64_t from = i * (uint64_t)TAKE_PIECE, n = t->bytes - from < TAKE_PIECE ? t->bytes - from : TAKE_PIECE;
-    (void)madvise(t->at + from, (size_t)n, MADV_POPULATE_WRITE); /* else the stores do it */
-}
-
-void pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
+bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     bool any = false;
     uint64_t end = (off + bytes) / PMS_PAGE;
@@ -253,10 +241,25 @@ void pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
         page = to;
     }
     pms_map_unprotect_surely(m, off, bytes);
-    if (any) {
-        struct taking t = {m->user + off, bytes};
-        pms_parallel_for(copy_piece, &t, (size_t)((bytes + TAKE_PIECE - 1) / TAKE_PIECE));
-    }
+    return any;
+}
+
+struct range {
+    unsigned char *at;
+    uint64_t bytes;
+};
+
+static void copy_piece(void *ctx, size_t i)
+{
+    const struct range *r = ctx;
+    uint64_t from = i * (uint64_t)COPY_PIECE, n = r->bytes - from < COPY_PIECE ? r->bytes - from : COPY_PIECE;
+    (void)madvise(r->at + from, (size_t)n, MADV_POPULATE_WRITE); /* else the stores do it */
+}
+
+void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    struct range r = {m->user + off, bytes};
+    pms_parallel_for(copy_piece, &r, (size_t)((bytes + COPY_PIECE - 1) / COPY_PIECE));
 }
 
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)

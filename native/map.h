@@ -51,9 +51,11 @@ int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
 void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes);
 bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* The same, of a range that will be stored to all over. In private views its pages are copied from the file at once, by all cores: see map.c.
- * REQUIRES: the log lock, as all changes of protection do but those of pages that nobody else stores to. Async-signal-safe. */
-void pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes);
+/* The same, of a range that was captured and will be stored to all over. true: some of its pages were the file's (private views), and are
+ * better copied by pms_map_copy_ahead than one by one by first stores: see map.c. Both are async-signal-safe; the second one changes nothing that can be read.
+ * REQUIRES: the log lock (the first), as all changes of protection do but those of pages that nobody else stores to. */
+bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes);
+void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes);
 
 /* Asks for huge pages behind the whole ones in a range (tmpfs, Linux 6.1): protection changes cost 512 times less, and fewer address translations miss. Advice:
  * where the system has none to give nothing happens. */

@@ -14,6 +14,7 @@
 #define LEAST_BYTES (4ull << 20) /* less is touched in no time */
 #define STEP_BYTES (1ull << 20)  /* page faults of other threads may wait for one step */
 #define AHEAD_BYTES (8ull << 20)
+#define ASK_BYTES (128ull << 10) /* of one request: the system cuts it to what the disk reads ahead, and does not say so */
 #define MEMORY_SHARE 2           /* of the machine's free memory at most one part in so many */
 #define BACKGROUND_NICE 10
 #define RETRY_NS 1000000l
@@ -46,9 +47,8 @@ static bool populate(struct pms_pool *pool, const struct pms_block *extent)
     for (uint64_t done = 0, asked = 0; done < extent->bytes && !stopped(pool); done += STEP_BYTES) {
         uint64_t n = extent->bytes - done < STEP_BYTES ? extent->bytes - done : STEP_BYTES;
         uint64_t ahead = is_engines(extent) || extent->bytes - done < STEP_BYTES + AHEAD_BYTES ? extent->bytes : done + STEP_BYTES + AHEAD_BYTES;
-        if (ahead > asked) /* not where it is mapped alone: nothing is read around yet */
-            (void)madvise(view + asked, ahead - asked, MADV_WILLNEED);
-        asked = ahead;
+        for (; asked < ahead && !stopped(pool); asked += ASK_BYTES) /* not where it is mapped alone: nothing is read around yet */
+            (void)madvise(view + asked, ahead - asked < ASK_BYTES ? ahead - asked : ASK_BYTES, MADV_WILLNEED);
         uint64_t from = map ? done : done + n - PMS_PAGE;
         if (madvise(view + from, done + n - from, MADV_POPULATE_READ) != 0)
             return false;

@@ -525,9 +525,10 @@ struct stretch { /* pages on their way out */
     struct pms_snapshot *s;
     uint64_t first, count;
     unsigned char *dst;
-    uint8_t source[STRETCH]; /* of each page: */
+    uint64_t image[STRETCH]; /* of each page: where the log has it whole; 0: nowhere */
+    uint8_t source[STRETCH]; /* likewise: */
 };
-enum { FROM_STORE, FROM_KEPT, FROM_NOTHING };
+enum { FROM_STORE, FROM_LOG, FROM_KEPT, FROM_NOTHING };
 
 static bool copy_kept(struct stretch *x, uint64_t i)
 {
@@ -543,17 +544,50 @@ static bool copy_kept(struct stretch *x, uint64_t i)
     return true;
 }
 
+/* The part of entry e that concerns the stretch: [*at, *end) of the store, from *image on in the log. false: none. */
+static bool part_of(const struct stretch *x, uint64_t e, uint64_t *at, uint64_t *end, uint64_t *image)
+{
+    const struct pms_taken *t = &x->s->undo->taken[e];
+    uint64_t from = x->first * PMS_PAGE, to = from + x->count * PMS_PAGE;
+    uint64_t target = atomic_load_explicit(&t->target, memory_order_relaxed);
+    *end = target + atomic_load_explicit(&t->len, memory_order_relaxed);
+    *image = atomic_load_explicit(&t->image, memory_order_relaxed);
+    *at = target > from ? target : from;
+    *image += *at - target;
+    *end = *end < to ? *end : to;
+    return target < to && *at < *end;
+}
+
+/* Which pages one of the n entries of the running transaction has whole, and none before it a part of. */
+static void look_in_log(struct stretch *x, uint64_t n, uint64_t log_end)
+{
+    uint64_t at, end, image;
+    memset(x->image, 0, x->count * sizeof x->image[0]);
+    for (uint64_t e = n; e-- > 0;) {
+        if (!part_of(x, e, &at, &end, &image))
+            continue;
+        if (image + (end - at) > log_end)
+            return; /* parts of two entries: the transaction ended meanwhile, and the caller will notice */
+        for (uint64_t next; at < end; image += next - at, at = next) {
+            next = (at / PMS_PAGE + 1) * PMS_PAGE < end ? (at / PMS_PAGE + 1) * PMS_PAGE : end;
+            x->image[at / PMS_PAGE - x->first] = next - at == PMS_PAGE ? image : 0;
+        }
+    }
+}
+
+/* What the log has whole is taken from there: in the store somebody is writing to it now, on another core, and it would be laid over anyway. */
 static void copy_now(struct stretch *x)
 {
     const struct pms_undo *u = x->s->undo;
     for (uint64_t i = 0; i < x->count; i++) {
-        x->source[i] = FROM_STORE;
+        unsigned char *dst = x->dst + i * PMS_PAGE;
+        x->source[i] = x->image[i] ? FROM_LOG : FROM_STORE;
         if (x->first + i >= x->s->pages || !is_state(&x->s->super, x->first + i)) {
-            memset(x->dst + i * PMS_PAGE, 0, PMS_PAGE);
+            memset(dst, 0, PMS_PAGE);
             x->source[i] = FROM_NOTHING;
         } else if (!copy_kept(x, i)) {
-            pms_quiet_copy(x->dst + i * PMS_PAGE, (const unsigned char *)pms_map_at(u->map, (x->first + i) * PMS_PAGE),
-                           PMS_PAGE);
+            const unsigned char *page = pms_map_at(u->map, (x->first + i) * PMS_PAGE);
+            pms_quiet_copy(dst, x->image[i] ? u->log + x->image[i] : page, PMS_PAGE);
         }
     }
 }
@@ -561,27 +595,19 @@ static void copy_now(struct stretch *x)
 /* Pages of the store become what they were when the transaction of the first n entries began. log_end: of the log's last extent. */
 static void lay_over(struct stretch *x, uint64_t n, uint64_t log_end)
 {
-    const struct pms_undo *u = x->s->undo;
-    uint64_t from = x->first * PMS_PAGE, to = from + x->count * PMS_PAGE;
+    uint64_t at, end, image;
     for (uint64_t i = 0; i < x->count; i++)
-        if (x->source[i] == FROM_STORE)
+        if (x->source[i] <= FROM_LOG)
             copy_kept(x, i); /* kept since it was copied */
     for (uint64_t e = n; e-- > 0;) {
-        uint64_t target = atomic_load_explicit(&u->taken[e].target, memory_order_relaxed);
-        if (target >= to)
+        if (!part_of(x, e, &at, &end, &image))
             continue;
-        uint64_t end = target + atomic_load_explicit(&u->taken[e].len, memory_order_relaxed);
-        if (end <= from)
-            continue;
-        uint64_t image = atomic_load_explicit(&u->taken[e].image, memory_order_relaxed);
-        if (image + (end - target) > log_end)
-            return; /* parts of two entries: the transaction ended meanwhile, and the caller will notice */
-        for (uint64_t at = target > from ? target : from; at < end && at < to;) {
-            uint64_t next = (at / PMS_PAGE + 1) * PMS_PAGE;
-            next = next < end ? next : end;
+        if (image + (end - at) > log_end)
+            return; /* as above */
+        for (uint64_t next; at < end; image += next - at, at = next) {
+            next = (at / PMS_PAGE + 1) * PMS_PAGE < end ? (at / PMS_PAGE + 1) * PMS_PAGE : end;
             if (x->source[at / PMS_PAGE - x->first] == FROM_STORE)
-                pms_quiet_copy(x->dst + (at - from), u->log + image + (at - target), next - at);
-            at = next;
+                pms_quiet_copy(x->dst + (at - x->first * PMS_PAGE), x->s->undo->log + image, next - at);
         }
     }
 }
@@ -598,13 +624,16 @@ static bool try_stretch(struct stretch *x)
 {
     struct pms_undo *u = x->s->undo;
     pms_undo_lock(u);
-    uint64_t tag = u->tag;
+    uint64_t tag = u->tag, n = taken_count(u), end = log_end(u);
     pms_undo_unlock(u);
+    if (n > u->taken_room)
+        return false;
+    look_in_log(x, n, end);
     copy_now(x);
     pms_full_fence(); /* the copies, before the count of entries is read: I3 turned round */
     pms_undo_lock(u);
     bool same = u->tag == tag;
-    uint64_t n = taken_count(u), end = log_end(u);
+    n = taken_count(u), end = log_end(u);
     pms_undo_unlock(u);
     if (!same || n > u->taken_room)
         return false;
@@ -625,6 +654,7 @@ static void read_stretch(struct stretch *x)
         part.first = x->first + at;
         part.count = x->count - at < STRETCH_LOCKED ? x->count - at : STRETCH_LOCKED;
         part.dst = x->dst + at * PMS_PAGE;
+        memset(part.image, 0, part.count * sizeof part.image[0]);
         pms_undo_lock(x->s->undo);
         copy_now(&part);
         if (taken_count(x->s->undo) <= x->s->undo->taken_room)

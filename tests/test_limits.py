@@ -113,3 +113,24 @@ interpreters.run_string(number, code.replace("PATH", repr(sys.argv[1])))
     assert "refused: " in done.stdout, (done.stdout, done.stderr)
     if sys.version_info < (3, 12):
         assert "main interpreter" in done.stdout
+
+
+def test_memory_of_what_nobody_writes(tmp_path: Path) -> None:
+    """In domain file an array that is only allocated takes none, and one that is written all over is copied once."""
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+    size = 64 << 20
+    with pmstore.open(tmp_path / "s.pm", domain="file", size="300MiB") as store:
+        before = anonymous()
+        store.empty("a", size, "uint8")
+        assert anonymous() - before < size // 4
+        store.rollback()
+        store.zeros("b", size, "uint8")
+    with pmstore.open(tmp_path / "s.pm", domain="file") as store:
+        array, before = store["b"], anonymous()
+        with store.transaction(writes=[array]):
+            array[:] = 1
+        assert size * 1.9 < anonymous() - before < size * 2.5  # the copy and its pre-image

@@ -37,7 +37,13 @@ static void close_map(void)
     pms_map_close(&map);
 }
 
-static void take(uint64_t first, uint64_t pages) { pms_map_take(&map, first * PMS_PAGE, pages * PMS_PAGE); }
+static bool take(uint64_t first, uint64_t pages)
+{
+    bool any = pms_map_take(&map, first * PMS_PAGE, pages * PMS_PAGE);
+    if (any)
+        pms_map_copy_ahead(&map, first * PMS_PAGE, pages * PMS_PAGE);
+    return any;
+}
 
 static void store(uint64_t page, unsigned char value)
 {
@@ -66,7 +72,7 @@ static void what_was_read_is_copied_at_once(void)
     for (int read_before = 0; read_before < 2; read_before++) {
         open_map(PMS_MAP_PRIVATE);
         uint64_t sum = read_before ? read_all() : 0;
-        take(1, PAGES - 2);
+        CHECK(take(1, PAGES - 2));
         CHECK(pms_map_all_writable(&map, PMS_PAGE, BYTES - 2 * PMS_PAGE) && !pms_map_all_writable(&map, 0, PMS_PAGE));
         long before = faults();
         for (uint64_t i = 1; i < PAGES - 1; i++) {
@@ -94,7 +100,7 @@ static void what_was_stored_stays(void)
         for (size_t i = 0; i < sizeof stored / sizeof stored[0]; i++)
             store(stored[i], 255);
         for (int round = 0; round <= rounds; round++) { /* the second time everything is own */
-            take(0, PAGES);
+            CHECK(take(0, PAGES) == (round == 0));
             for (uint64_t p = 0; p < PAGES; p++) {
                 bool was = false;
                 for (size_t i = 0; i < sizeof stored / sizeof stored[0]; i++)
@@ -125,10 +131,10 @@ static void small_ranges_and_shared_views_only_become_writable(void)
     static const enum pms_map_how hows[] = {PMS_MAP_PRIVATE, PMS_MAP_SHARED};
     for (int i = 0; i < 2; i++) {
         open_map(hows[i]);
-        take(10, 4);
+        CHECK(!take(10, 4));
         CHECK(pms_map_all_writable(&map, 10 * PMS_PAGE, 4 * PMS_PAGE) && !pms_map_all_writable(&map, 14 * PMS_PAGE, PMS_PAGE));
         map.user[10 * PMS_PAGE] = 255;
-        take(0, PAGES);
+        CHECK(take(0, PAGES) == (hows[i] == PMS_MAP_PRIVATE));
         CHECK(map.user[10 * PMS_PAGE] == 255 && map.user[11 * PMS_PAGE] == of_file(11));
         map.user[11 * PMS_PAGE] = 255;
         unsigned char got = 0;

@@ -1,8 +1,10 @@
 /* What is allocated is brought into memory in the background after an open, and mapped, unless it will be copied at its first store: reading it
  * faults no more. Close, commits and forks do not wait for it. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -85,6 +87,35 @@ static void reading_faults_no_more(void)
     }
 }
 
+/* From a disk, whatever the system reads ahead of one request. */
+static void what_is_on_a_disk_comes(void)
+{
+    char other[256];
+    snprintf(other, sizeof other, "%s", path);
+    snprintf(path, sizeof path, "/var/tmp/pms-test-populate-%ld", (long)getpid());
+    make();
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && fsync(fd) == 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    open_store(PMS_MODE_READ_WRITE);
+    CHECK(pool->populating && wait_until_done());
+    uint64_t first = ((uint64_t)(array - pool->map.user) + PMS_PAGE - 1) / PMS_PAGE, pages = BYTES / PMS_PAGE - 1, there = 0;
+    unsigned char *seen = malloc(pages);
+    void *view = mmap(NULL, pages * PMS_PAGE, PROT_READ, MAP_SHARED, fd, (off_t)(first * PMS_PAGE));
+    for (int i = 0; i < 1000 && there < pages; i++) { /* it was asked for; the last of it may still be coming */
+        CHECK(view != MAP_FAILED && seen && mincore(view, pages * PMS_PAGE, seen) == 0);
+        for (uint64_t p = there = 0; p < pages; p++)
+            there += seen[p] & 1;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    CHECK(there == pages);
+    munmap(view, pages * PMS_PAGE);
+    free(seen);
+    close(fd);
+    close_store();
+    unlink(path);
+    snprintf(path, sizeof path, "%s", other);
+}
+
 static void work_goes_on_beside_it(void)
 {
     struct pms_error e;
@@ -117,6 +148,8 @@ int main(void)
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];
         TEST(reading_faults_no_more);
+        if (domain == PMS_DOMAIN_FILE)
+            TEST(what_is_on_a_disk_comes);
         TEST(work_goes_on_beside_it);
     }
     unlink(path);

@@ -762,6 +762,35 @@ static void growth_is_a_change(void)
     }
 }
 
+/* The log has the whole page, but not as of the snapshot: its first entry is of a part. */
+static void a_page_is_captured_after_a_part_of_it(void)
+{
+    for (int d = 0; d < 3; d++) {
+        static unsigned char got[4 * PMS_PAGE];
+        struct pms_error e;
+        struct pms_snapshot *s;
+        uint64_t data;
+        domain = domains[d];
+        pool = open_store(path, PMS_MODE_TRUNCATE, 8u << 20);
+        CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 1u << 20, PMS_FILL_PATTERN, "x", 1, 0, &data, &e) == PMS_OK);
+        CHECK(pms_commit(pool, &e) == PMS_OK && pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK);
+        uint64_t first = (data + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+        for (int step = 0; step < 4; step++) {
+            CHECK(step != 0 || pms_write(pool, memory(first + 100), "12345678", 8, &e) == PMS_OK);
+            if (step == 1)
+                memory(first)[3000] = 'y'; /* this page, whole, and its neighbours */
+            CHECK(step != 2 || pms_write(pool, memory(first + PMS_PAGE + 50), "12345678", 8, &e) == PMS_OK);
+            CHECK(step != 3 || pms_commit(pool, &e) == PMS_OK);
+            CHECK(pms_snapshot_read(s, first, sizeof got, got, &e) == PMS_OK);
+            for (size_t i = 0; i < sizeof got; i++)
+                CHECK(got[i] == 'x');
+        }
+        pms_snapshot_end(pool, s);
+        CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+        pms_pool_release(pool);
+    }
+}
+
 static void a_transfer_is_cancelled_and_limited(void)
 {
     struct pms_error e;
@@ -840,6 +869,7 @@ int main(void)
     TEST(a_snapshot_becomes_a_store_again);
     TEST(changed_chunks_are_known);
     TEST(growth_is_a_change);
+    TEST(a_page_is_captured_after_a_part_of_it);
     TEST(a_transfer_is_cancelled_and_limited);
     TEST(memory_for_kept_pages_is_used_again);
     unlink(path);
