@@ -278,6 +278,8 @@ int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, con
         return pms_fail(error, PMS_E_INVALID, "chunks are whole pages");
     uint64_t rate = __atomic_load_n(&transfer->bytes_per_second, __ATOMIC_RELAXED);
     uint64_t most = rate && rate / BATCHES_A_SECOND < BATCH_BYTES ? rate / BATCHES_A_SECOND : BATCH_BYTES;
+    if (most > count * chunk_bytes / THREADS) /* few: dealt out to all */
+        most = count * chunk_bytes / THREADS;
     struct work w = {.carry = write_chunks, .together = all_of_them, .count = count, .batch = chunk_bytes < most ? most / chunk_bytes : 1,
                      .item_bytes = chunk_bytes, .transfer = transfer, .snapshot = s, .out_fd = fd, .from = chunk, .at = at, .crc = crc};
     return run_all(&w, error);

@@ -216,6 +216,11 @@ def open_file(path: Path, flags: int, direct: bool) -> int:
     return os.open(path, flags | os.O_CLOEXEC)
 
 
+_RESERVE_LEAST = 16 << 20
+"""Bytes. Writes into room that was set aside take half as long again as those that make a file longer (5 MB on ext4: 3.1 ms,
+2.1); large files have it for fewer extents, writes side by side, and because a full disk shows before they are written."""
+
+
 class LocalBackend:
     """A directory. Files are written with O_DIRECT where the file system can, and synced before they are named."""
 
@@ -271,7 +276,8 @@ class LocalBackend:
 
     @contextlib.contextmanager
     def create(self, name: str, nbytes: int) -> Iterator[int]:
-        """A new file with room for nbytes of chunks: its descriptor. Synced, with its name, on leaving; gone if that fails."""
+        """A new file, with room for nbytes of chunks unless they are few: its descriptor. Synced, with its name, on leaving;
+        gone if that fails."""
         path = self.path / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -282,7 +288,8 @@ class LocalBackend:
             self.delete(name)  # the file may have been made before the flag was refused
             fd = os.open(path, flags, 0o644)
         try:
-            engine.reserve(fd, nbytes, str(path))
+            if nbytes >= _RESERVE_LEAST:
+                engine.reserve(fd, nbytes, str(path))
             yield fd
             engine.sync(fd, str(path))
         except BaseException:
