@@ -21,6 +21,7 @@
 
 #define THREADS 4u               /* two copy and check while the disk has two requests to choose from */
 #define BATCH_BYTES (4ull << 20) /* of one read or write */
+#define BATCH_LEAST (1ull << 20) /* is not worth another thread */
 #define BATCH_MOST (BATCH_BYTES / PMS_PAGE)
 #define BATCHES_A_SECOND 16u     /* at least, where the rate is limited: an even stream */
 #define STACK_BYTES (256u << 10)
@@ -278,8 +279,10 @@ int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, con
         return pms_fail(error, PMS_E_INVALID, "chunks are whole pages");
     uint64_t rate = __atomic_load_n(&transfer->bytes_per_second, __ATOMIC_RELAXED);
     uint64_t most = rate && rate / BATCHES_A_SECOND < BATCH_BYTES ? rate / BATCHES_A_SECOND : BATCH_BYTES;
-    if (most > count * chunk_bytes / THREADS) /* few: dealt out to all */
-        most = count * chunk_bytes / THREADS;
+    uint64_t share = count * chunk_bytes / THREADS; /* few are dealt out to all */
+    if (share < BATCH_LEAST)
+        share = BATCH_LEAST;
+    most = share < most ? share : most;
     struct work w = {.carry = write_chunks, .together = all_of_them, .count = count, .batch = chunk_bytes < most ? most / chunk_bytes : 1,
                      .item_bytes = chunk_bytes, .transfer = transfer, .snapshot = s, .out_fd = fd, .from = chunk, .at = at, .crc = crc};
     return run_all(&w, error);
