@@ -1,15 +1,12 @@
 """From a new process to the end of its first training step, with a state of 10 MB to 4 GB.
 
-A process that has imported torch forks one child for each trial; the child makes the model without values, gets the state, and
-trains one step. The time to start Python and import everything is the same for all and is a case of its own. Open and attach
-alone are timed in processes that were not forked: a child copies each page of Python and torch that it touches first, which
-takes longer than either. Cold: the file's pages were dropped from the page cache (files on disk; tmpfs is memory, and always
-warm).
+Each trial is a process of its own, which imports everything (the same for all, and a case of its own), makes the model without
+values, gets the state, and trains one step. Cold: the file's pages were dropped from the page cache (files on disk; tmpfs is
+memory, and always warm).
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -25,7 +22,6 @@ from typing import Any
 from benchmarks import harness
 
 MB = 1_000_000
-ATTACHES = 3  # trials of open and attach alone, two seconds each
 FIRST_STEP = (
     "the first step writes all of the state, and pmstore keeps every byte's pre-image before: one copy more than a peer that "
     "loads into memory of its own; in domain file the kernel also copies each page of the private mapping at its first write; "
@@ -71,27 +67,11 @@ def _pmstore(folder: Path, size: int) -> Any:
     import pmstore.torch
 
     trainer = _bare(size)
+    start = time.perf_counter()
     trainer.store = pmstore.open(folder / "run.pm", "r+")
     trainer.run = pmstore.torch.attach(trainer.store, model=trainer.model, optimizer=trainer.optimizer)
+    trainer.attached = time.perf_counter() - start
     return trainer
-
-
-def attach_alone(folder: str, size: int, threads: int) -> None:
-    """In a process of its own. Prints seconds."""
-    import torch
-
-    import pmstore
-    import pmstore.torch
-
-    exec(IMPORTS, {})
-    torch.set_num_threads(threads)
-    trainer = _bare(size)
-    start = time.perf_counter()
-    store = pmstore.open(Path(folder) / "run.pm", "r+")
-    run = pmstore.torch.attach(store, model=trainer.model, optimizer=trainer.optimizer)
-    print(time.perf_counter() - start)
-    run.detach()
-    store.close()
 
 
 def _torch_load(folder: Path, size: int, **how: Any) -> Any:
@@ -137,6 +117,9 @@ LOADERS: dict[str, tuple[str, Callable[[Path, int], Any]]] = {
 }
 
 
+QUICK = ["pmstore file", "pmstore process (tmpfs)", "torch.load", "safetensors"]
+
+
 def _make(folder: Path, size: int, domain: str) -> None:
     """A store with a trained state; of domain "file", also every peer's form of it."""
     import torch
@@ -167,90 +150,48 @@ def _make(folder: Path, size: int, domain: str) -> None:
     os.sync()
 
 
-def serve() -> None:
-    """Reads trials from stdin, runs each in a forked child, answers with its times in seconds."""
+def trial(name: str, folder: str, size: int, threads: int) -> None:
+    """Prints, as JSON, seconds to the state, to the step's end, and of pmstore for open and attach alone."""
+    exec(IMPORTS, {})
     import torch
 
     from benchmarks.models import Trainer, mlp
 
-    exec(IMPORTS, {})
-    torch.set_num_threads(1)  # a thread of this process would not be there in its children
-    trainer = Trainer(*mlp(10 * MB))  # what torch imports at its first use of these
-    trainer.model(trainer.batch)
-    gc.collect()
-    gc.freeze()  # else a collection in a child copies the pages of every object that was imported: chance says in whose trial
-    print("{}", flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        read, write = os.pipe()
+    torch.set_num_threads(threads)
+    times: list[float] = []
+    if name.startswith("make "):
+        _make(Path(folder), size, name.removeprefix("make "))
+    elif name != "start":
+        first = Trainer(*mlp(10 * MB))  # what torch imports and makes at its first use
+        first.model(first.batch)
+        del first
         start = time.perf_counter()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                torch.set_num_threads(asked["threads"])
-                if asked["name"].startswith("make "):
-                    _make(Path(asked["folder"]), asked["size"], asked["name"].removeprefix("make "))
-                    times = []
-                else:
-                    trainer = LOADERS[asked["name"]][1](Path(asked["folder"]), asked["size"])
-                    times = [time.perf_counter() - start]
-                    trainer.step()
-                    times.append(time.perf_counter() - start)
-                    if hasattr(trainer, "run"):
-                        # left in order and as it was: what an open after a kill takes is in benchmarks.kills
-                        store = trainer.store
-                        trainer.run.detach()
-                        store.rollback()
-                        del trainer
-                        store.close()
-                os.write(write, json.dumps(times).encode())
-            finally:
-                os._exit(0)
-        os.close(write)
-        answer = b""
-        while part := os.read(read, 4096):
-            answer += part
-        os.close(read)
-        os.waitpid(pid, 0)
-        print(answer.decode() or "null", flush=True)
+        trainer = LOADERS[name][1](Path(folder), size)
+        times.append(time.perf_counter() - start)
+        trainer.step()
+        times.append(time.perf_counter() - start)
+        if hasattr(trainer, "run"):
+            times.append(trainer.attached)
+            # left in order and as it was: what an open after a kill takes is in benchmarks.kills
+            store = trainer.store
+            trainer.run.detach()
+            store.rollback()
+            del trainer
+            store.close()
+    print(json.dumps(times), flush=True)
+    os._exit(0)  # what else ends a process is not asked for
 
 
 # ---- in the parent ----
 
 
-class Server:
-    def __init__(self, threads: int) -> None:
-        start = time.perf_counter()
-        self.threads = threads
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from benchmarks.restart import serve; serve()"],
-            cwd=harness.ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer()
-        self.start_us = (time.perf_counter() - start) * 1e6
-
-    def _answer(self) -> Any:
-        assert self.process.stdout
-        return json.loads(self.process.stdout.readline())
-
-    def ask(self, name: str, folder: Path, size: int) -> Any:
-        """Seconds to the state, and to the step's end."""
-        assert self.process.stdin
-        asked = {"name": name, "folder": str(folder), "size": size, "threads": self.threads}
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        answer = self._answer()
-        if answer is None:
-            raise RuntimeError(f"restart: {name} failed, see above")
-        return answer
-
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+def _ask(name: str, folder: Path, size: int, threads: int) -> list[float]:
+    code = f"from benchmarks.restart import trial; trial({name!r}, {str(folder)!r}, {size}, {threads})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"restart: {name} failed, see above")
+    times: list[float] = json.loads(done.stdout)
+    return times
 
 
 def _drop(folder: Path) -> None:
@@ -288,20 +229,26 @@ def _warm(path: Path) -> None:
                     at += read
 
 
+def _warm_of(name: str, folder: Path) -> None:
+    if name in FILES:
+        _warm(folder / FILES[name])
+
+
 @dataclass
 class Trials:
     """All ways in turn, warm and cold, with a state of `size` bytes. Seconds by (warm or cold, case) and way."""
 
     size: int
+    threads: int
     times: dict[tuple[str, str], dict[str, list[float]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     least_seconds: float = 0.0
     """What making the files and one round of all took."""
 
-    def run(self, server: Server, most: int, budget: harness.Budget) -> None:
+    def run(self, most: int, quick: bool, budget: harness.Budget) -> None:
         """Where memory does not hold everything, the store on tmpfs comes before."""
         crowded = 9 * self.size > harness.room_bytes("memory", 0.9)
-        groups = [list(LOADERS)]
+        groups = [QUICK if quick else list(LOADERS)]
         if crowded:
             groups = [[n for n in LOADERS if "tmpfs" in n], [n for n in LOADERS if "tmpfs" not in n]]
         for names, part in budget.deal((group, len(group)) for group in groups):
@@ -309,46 +256,33 @@ class Trials:
                 disk, memory = (stack.enter_context(harness.scratch(where)) for where in ("disk", "memory"))
                 start = time.monotonic()
                 if any("tmpfs" in name for name in names):
-                    server.ask("make process", memory, self.size)
+                    _ask("make process", memory, self.size, self.threads)
                 if any(name in FILES for name in names):
-                    server.ask("make file", disk, self.size)
+                    _ask("make file", disk, self.size, self.threads)
                 self.least_seconds += time.monotonic() - start
                 for state, share in harness.Budget(part.left).deal((("warm", 1), ("cold", 1))):
-                    here = [n for n in names if state == "warm" or n in FILES]
-                    for i in share.rounds(most, least=1, warm_up=1 if state == "warm" and most > 3 else 0) if here else ():
+                    here = [n for n in names if state == "warm" or (n in FILES and not quick)]
+                    for name in here if state == "warm" else ():
+                        _warm_of(name, disk)
+                    for i in share.rounds(most, least=1) if here else ():
                         start = time.monotonic()
                         for name in here:
-                            self._try(server, name, disk if name in FILES else memory, state, crowded, counted=i >= 0)
+                            self._try(name, disk if name in FILES else memory, state, crowded, counted=i >= 0)
                         self.least_seconds += time.monotonic() - start if i == 0 else 0.0
-                    for name in [n for n in here if n.startswith("pmstore")] * ATTACHES:
-                        if name not in self.failed:
-                            self._attach(name, disk if name in FILES else memory, state, crowded, server.threads)
 
-    def _prepare(self, name: str, folder: Path, state: str, crowded: bool) -> None:
-        if state == "cold":
-            _drop(folder)
-        elif crowded and name in FILES:
-            _warm(folder / FILES[name])
-
-    def _attach(self, name: str, folder: Path, state: str, crowded: bool, threads: int) -> None:
-        self._prepare(name, folder, state, crowded)
-        code = f"from benchmarks.restart import attach_alone; attach_alone({str(folder)!r}, {self.size}, {threads})"
-        done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            self.failed[name] = f"failed: open and attach ended with {done.returncode}, see above"
-            return
-        self.times.setdefault((state, ATTACH), {}).setdefault(name, []).append(float(done.stdout) * 1e6)
-
-    def _try(self, server: Server, name: str, folder: Path, state: str, crowded: bool, counted: bool) -> None:
+    def _try(self, name: str, folder: Path, state: str, crowded: bool, counted: bool) -> None:
         if name in self.failed:
             return
-        self._prepare(name, folder, state, crowded)
+        if state == "cold":
+            _drop(folder)
+        elif crowded:
+            _warm_of(name, folder)
         try:
-            answer = server.ask(name, folder, self.size)
+            answer = _ask(name, folder, self.size, self.threads)
         except RuntimeError as error:
             self.failed[name] = f"failed: {harness.words_of(error)}"
             return
-        for what, seconds in zip((HAVING, STEPPED), answer, strict=True) if counted else ():
+        for what, seconds in zip((HAVING, STEPPED, ATTACH), answer, strict=False) if counted else ():
             self.times.setdefault((state, what), {}).setdefault(name, []).append(seconds * 1e6)
 
     def rows(self) -> list[harness.Row]:
@@ -367,11 +301,10 @@ def _measure(rows: list[harness.Row], threads: int, quick: bool, budget: harness
     """Adds rows, those of a size that has to end too early included."""
     starts: list[float] = []
     for _ in harness.Budget(0.06 * budget.seconds).rounds(1 if quick else 3, least=1):
-        server = Server(threads)
-        starts.append(server.start_us)
-        server.close()
+        start = time.perf_counter()
+        _ask("start", Path(), 0, threads)
+        starts.append((time.perf_counter() - start) * 1e6)
     rows.append(harness.summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", harness.KILL, starts))
-    server = Server(threads)
     sizes = [(10 * MB, 1.0)] if quick else [(10 * MB, 2.0), (100 * MB, 2.0), (1000 * MB, 4.0), (4000 * MB, 30.0)]
     a_byte = 0.0  # seconds, as known from the size before
     for size, part in budget.deal(sizes):
@@ -383,10 +316,10 @@ def _measure(rows: list[harness.Row], threads: int, quick: bool, budget: harness
             if short
             else ""
         )
-        trials = Trials(size)
+        trials = Trials(size, threads)
         try:
             if not why:
-                trials.run(server, 7 if size <= 100 * MB else 3, part)
+                trials.run(1 if quick else 7 if size <= 100 * MB else 3, quick, part)
         except RuntimeError as error:  # what the trials need could not be made
             why = f"failed: {harness.words_of(error)}"
         finally:
@@ -395,7 +328,6 @@ def _measure(rows: list[harness.Row], threads: int, quick: bool, budget: harness
             rows.append(harness.missing("all of them", f"{harness.size_text(size)} of state", harness.KILL, why))
         a_byte = trials.least_seconds / size
         print(f"  {harness.size_text(size)}: {why or 'done'} ({budget.left:.0f} s left)", flush=True)
-    server.close()
 
 
 def main(quick: bool, budget: harness.Budget) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.harness import ROOT, RUN_VARIABLE, SCRATCH_PREFIX
 
-ALL_SECONDS, QUICK_SECONDS = 19 * 60, 115
+ALL_SECONDS, QUICK_SECONDS = 19 * 60, 117
 """What the shares of all questions are at most. What one goes on after its share the later ones give."""
 
 OVER_SECONDS = 40.0
@@ -52,7 +52,7 @@ _SHARES = {
     "engine": (40, 20),
     "training": (135, 8),
     "slots": (48, 6),
-    "restart": (250, 12),
+    "restart": (250, 14),
     "growth": (78, 6),
     "key_value": (8, 5),
     "containers": (28, 4),

@@ -179,6 +179,12 @@ class _FileLock:
             )
 
     def release(self) -> None:
+        """Explicitly: a child forked a moment ago, which has not run yet, has the descriptor too."""
+        if self.fd >= 0:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+            self.close()
+
+    def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -188,7 +194,7 @@ def _close_in_child() -> None:
     """A child that outlives its parent must not hold the lock that the parent's successor needs."""
     for reference in _file_locks.valuerefs():
         if (lock := reference()) is not None:
-            lock.release()
+            lock.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
