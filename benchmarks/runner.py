@@ -52,14 +52,14 @@ _SHARES = {
     "engine": (40, 20),
     "training": (135, 8),
     "slots": (48, 6),
-    "restart": (250, 14),
+    "restart": (222, 14),
     "growth": (78, 6),
     "key_value": (8, 5),
     "containers": (28, 4),
     "instructions": (10, 10),
     "scheduler": (95, 8),
     "scheduler_kills": (60, 10),
-    "tiers": (78, 8),
+    "tiers": (106, 8),
 }
 QUESTIONS = {name: Question(name, *seconds) for name, seconds in _SHARES.items()}
 

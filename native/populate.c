@@ -14,6 +14,7 @@
 #define LEAST_BYTES (4ull << 20) /* less is touched in no time */
 #define STEP_BYTES (1ull << 20)  /* page faults of other threads may wait for one step */
 #define AHEAD_BYTES (8ull << 20)
+#define SMALL_BYTES (512ull << 10)
 #define ASK_BYTES (128ull << 10) /* of one request: the system cuts it to what the disk reads ahead, and does not say so */
 #define MEMORY_SHARE 2           /* of the machine's free memory at most one part in so many */
 #define BACKGROUND_NICE 10
@@ -57,29 +58,38 @@ static bool populate(struct pms_pool *pool, const struct pms_block *extent)
     return true;
 }
 
-static void populate_all(struct pms_pool *pool, bool engines)
+/* The engine's own first: names are looked up right after an open, and should not wait for megabytes of data; nor should what lies in small
+ * blocks, which an attach reads here and there. */
+enum { ENGINES, SMALL, LARGE, TURNS };
+
+static int turn_of(const struct pms_block *extent)
+{
+    return is_engines(extent) ? ENGINES : extent->bytes < SMALL_BYTES ? SMALL : LARGE;
+}
+
+static void populate_all(struct pms_pool *pool, int turn)
 {
     struct pms_block extent = {0};
     for (bool more = true; more && enter(pool);) {
         more = pms_heap_next_used(pool->heap, (extent.off + extent.bytes) / PMS_PAGE, &extent);
         pthread_mutex_unlock(&pool->op);
-        if (more && is_engines(&extent) == engines)
+        if (more && turn_of(&extent) == turn)
             more = populate(pool, &extent);
     }
 }
 
-/* The engine's own first: names are looked up right after an open, and should not wait for megabytes of data. */
 static void *run(void *arg)
 {
     struct pms_pool *pool = arg;
     pthread_setname_np(pthread_self(), "pms-populate");
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
-    populate_all(pool, true);
-    if (enter(pool)) {
-        pms_map_read_around(&pool->map, true);
-        pthread_mutex_unlock(&pool->op);
+    for (int turn = 0; turn < TURNS; turn++) {
+        if (turn == LARGE && enter(pool)) {
+            pms_map_read_around(&pool->map, true);
+            pthread_mutex_unlock(&pool->op);
+        }
+        populate_all(pool, turn);
     }
-    populate_all(pool, false);
     atomic_store(&pool->populate_done, true);
     return NULL;
 }
