@@ -14,6 +14,7 @@
 #define STRETCH 512u            /* pages of one optimistic copy: 2 MiB */
 #define STRETCH_LOCKED 32u      /* when writers are too fast for that: copied under the log lock */
 #define TRIES 4
+#define LOOK_MOST 4096u         /* entries that are looked through twice */
 #define STRETCH_FREED 1024u     /* pages given back at once: 4 MiB */
 #define SLACK 8u                /* memory for kept pages is this much of it larger than asked for: the next snapshot's bound may be */
 #define SLICE_NS 20000000       /* a waiting writer looks at the time so often */
@@ -563,7 +564,7 @@ static void look_in_log(struct stretch *x, uint64_t n, uint64_t log_end)
 {
     uint64_t at, end, image;
     memset(x->image, 0, x->count * sizeof x->image[0]);
-    for (uint64_t e = n; e-- > 0;) {
+    for (uint64_t e = n <= LOOK_MOST ? n : 0; e-- > 0;) {
         if (!part_of(x, e, &at, &end, &image))
             continue;
         if (image + (end - at) > log_end)

@@ -181,7 +181,8 @@ class _FileLock:
     def release(self) -> None:
         """Explicitly: a child forked a moment ago, which has not run yet, has the descriptor too."""
         if self.fd >= 0:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
             self.close()
 
     def close(self) -> None:

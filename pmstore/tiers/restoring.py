@@ -164,7 +164,10 @@ def _restore_one(
             os.link(temporary, target)  # fails if somebody made a file there meanwhile
             os.unlink(temporary)
             _sync_directory(target.parent)
-            fcntl.flock(fd, fcntl.LOCK_UN)  # explicitly: a child that another thread forked meanwhile has the descriptor too
+            with contextlib.suppress(
+                OSError
+            ):  # explicitly: a child that another thread forked meanwhile has the descriptor too
+                fcntl.flock(fd, fcntl.LOCK_UN)
             return size
         except BaseException:
             with contextlib.suppress(OSError):

@@ -8,6 +8,8 @@ gradients over several batches and commits in between, they are state like any o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -34,6 +36,14 @@ def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(raw[start : start + data_bytes]).view(parameter.dtype).view(parameter.shape)
 
 
+class _Names(NamedTuple):
+    """Of parameters: that have a gradient, whose gradients are kept, and whose blocks hold dead ones."""
+
+    present: list[str]
+    kept: list[str]
+    idle: list[str]
+
+
 class GradientKeeper:
     """Keeps gradients of unfinished accumulations in `<path>/<name>`, for as long as they are needed, and which there are."""
 
@@ -41,20 +51,40 @@ class GradientKeeper:
         self._store = store
         self._path = path
         self._which = Part(store, f"{path}_layout")
-        self._last: tuple[list[str], bool] | None = None
+        self._last: _Names | None = None
 
     def write(self, parameters: list[tuple[str, torch.Tensor]], *, spent: bool) -> None:
-        """Pending until the next commit. spent: the optimizer has used them, their content is not needed."""
+        """Pending until the next commit. spent: the optimizer has used them, their content is not needed.
+
+        What was kept goes when they are spent twice in a row: a loop that accumulates needs the same blocks again."""
         present = [name for name, parameter in parameters if parameter.grad is not None]
+        last = self._stored() if self._last is None else self._last
         if not spent:
             for name, parameter in parameters:
                 if parameter.grad is not None:
                     self._put(name, parameter.grad)
-        elif self._last is None or not self._last[1]:  # what was kept is dead: neither log nor flushes are to carry it on
-            self._store.pop(self._path, None)
-        if self._last != (present, spent):
-            self._which.write({"present": present, "kept": [] if spent else present})
-            self._last = (present, spent)
+            held = set(present)
+            now = _Names(present, present, [name for name in last.kept + last.idle if name not in held])
+        elif last.kept:
+            now = _Names(present, [], last.kept + last.idle)
+        else:
+            self._drop(last.idle)
+            now = _Names(present, [], [])
+        if now != last or self._last is None:
+            self._which.write(now._asdict())
+        self._last = now
+
+    def _stored(self) -> _Names:
+        if not self._which.stored:
+            return _Names([], [], [])
+        which = self._which.read()
+        return _Names(list(which["present"]), list(which["kept"]), list(which.get("idle", [])))
+
+    def _drop(self, names: list[str]) -> None:
+        for name in names:
+            self._store.pop(f"{self._path}/{encode_name(name)}", None)
+        if names and not self._store.get(self._path, True):  # an empty group
+            del self._store[self._path]
 
     def _put(self, name: str, gradient: torch.Tensor) -> None:
         if gradient.layout is not torch.strided:

@@ -243,7 +243,7 @@ class MirroredOptimizer(OptimizerBinding):
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
         known = {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()
-        return [(f"optimizer.{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
+        return [(f"optimizer..{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
 
     def writes(self) -> list[Any]:
         return []

@@ -80,9 +80,9 @@ class OptimizerBinding:
 
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Those that are in no module, with a name."""
+        """Those that are in no module, with a name that none in a module can have."""
         known = self._known()
-        return [(f"optimizer.{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
+        return [(f"optimizer..{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
 
     def _known(self) -> set[int]:
         return {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()

@@ -230,7 +230,7 @@ class SlottedBinding(OptimizerBinding):
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
         names = self._names()
-        return [(names.get(id(one), f"optimizer.{index}"), one) for index, one in enumerate(self.parameters)]
+        return [(names.get(id(one), f"optimizer..{index}"), one) for index, one in enumerate(self.parameters)]
 
     def _names(self) -> dict[int, str]:
         return {id(one): name for name, one in self._module.named_parameters()} if self._module is not None else {}
