@@ -30,8 +30,8 @@ FIRST_STEP = (
     "waits for what has not come yet, while torch.load and safetensors read their file from its first byte to its last"
 )
 FIRST_ATTACH = (
-    "the first attach of a process, of which it binds the model, reads small values, and asks torch for its list of operators "
-    "(a second one takes 2 ms); cold, each page that is read here and there waits for the disk. The open alone takes less than "
+    "the first attach of a process, which binds the model, reads small values, and asks torch for its list of operators; "
+    "cold, each page that is read here and there waits for the disk. The open alone takes less than "
     "1 ms at 8 GB: see growth"
 )
 LARGE_SECONDS = 500
@@ -272,10 +272,10 @@ class Trials:
                     for i in share.rounds(most, least=1) if here else ():
                         start = time.monotonic()
                         for name in here:
-                            self._try(name, disk if name in FILES else memory, state, crowded, counted=i >= 0)
+                            self._try(name, disk if name in FILES else memory, state, crowded)
                         self.least_seconds += time.monotonic() - start if i == 0 else 0.0
 
-    def _try(self, name: str, folder: Path, state: str, crowded: bool, counted: bool) -> None:
+    def _try(self, name: str, folder: Path, state: str, crowded: bool) -> None:
         if name in self.failed:
             return
         if state == "cold":
@@ -287,7 +287,7 @@ class Trials:
         except RuntimeError as error:
             self.failed[name] = f"failed: {harness.words_of(error)}"
             return
-        for what, seconds in zip((HAVING, STEPPED, ATTACH), answer, strict=False) if counted else ():
+        for what, seconds in zip((HAVING, STEPPED, ATTACH), answer, strict=False):
             self.times.setdefault((state, what), {}).setdefault(name, []).append(seconds * 1e6)
 
     def rows(self) -> list[harness.Row]:

@@ -257,7 +257,7 @@ static int await(struct pms_landing *l, const uint64_t *word, struct pms_error *
 }
 
 /* Through the engine's view, which no protection concerns. A private view is the only one: there the block has pages of its own, or
- * nothing is sealed yet. */
+ * nothing is sealed yet. They were opened or captured under the log lock, so that no capture gives them up (pms_map_take). */
 static void copy_in(struct pms_pool *pool, const struct pms_land_copy *c)
 {
     uint64_t off = c->data + c->at, first = off & ~(uint64_t)(PMS_PAGE - 1);

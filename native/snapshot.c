@@ -634,7 +634,8 @@ static bool try_stretch(struct stretch *x)
     pms_full_fence(); /* the copies, before the count of entries is read: I3 turned round */
     pms_undo_lock(u);
     bool same = u->tag == tag;
-    n = taken_count(u), end = log_end(u);
+    n = taken_count(u);
+    end = log_end(u);
     pms_undo_unlock(u);
     if (!same || n > u->taken_room)
         return false;

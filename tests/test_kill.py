@@ -96,6 +96,24 @@ def test_kills_of_slots(server: ForkServer, shm: Path, domain: str) -> None:
     assert last > 0
 
 
+@pytest.mark.parametrize("domain", ["process", "file"])
+def test_kills_of_first_writes(server: ForkServer, shm: Path, domain: str) -> None:
+    """Of all pages of a large array, each run anew."""
+    rng = random.Random(f"{SEED}{domain}l")
+    path = shm / "large.pm"
+    last = -1
+    for i in range(50):
+        how = {"kill_at": rng.randrange(1, 300)} if i % 2 else {"delay_seconds": rng.uniform(0.001, 0.06)}
+        run = server.run("workloads:large", [str(path), domain, 10**9, rng.randrange(10**9)], **how)  # type: ignore[arg-type]
+        assert run.killed, run
+        last = max(last, run.acknowledged)
+        if path.exists():
+            for mode in ("r", "r+"):
+                with pmstore.open(path, mode, domain=domain) as store:  # type: ignore[arg-type]
+                    last = max(last, workloads.check_large(store, last))
+    assert last > 0
+
+
 def test_a_store_killed_at_creation_is_whole_or_not_there(server: ForkServer, shm: Path) -> None:
     rng = random.Random(SEED)
     for i in range(20):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -63,6 +65,52 @@ def steps(ack: Callable[[int], None], path: str, domain: str, limit: int, seed: 
         else:
             with store.transaction(writes=[dense] if how == 1 else ()):
                 one_step(store, dense, sparse, step)
+        ack(step)
+    store.close()
+
+
+def check_large(store: pmstore.Store, acknowledged: int) -> int:
+    assert store.check().problems == ()
+    if "large" not in store:
+        assert acknowledged < 0
+        return -1
+    large = store["large"]
+    step = int(large[0])
+    assert acknowledged <= step <= acknowledged + 1 or acknowledged < 0
+    assert (large == step).all()
+    return step
+
+
+def large(ack: Callable[[int], None], path: str, domain: str, limit: int, seed: int) -> None:
+    """Opens the store, reads all of a large array, and writes it whole: the first time after each open its pages are the file's
+    in domain `file`. By faults of two threads or declared, with children forked and roll backs in between."""
+    rng = random.Random(seed)
+    store = pmstore.open(path, domain=domain, size="16MiB")  # type: ignore[arg-type]
+    if "large" not in store:
+        store["large"] = np.zeros(400_000)
+        store.commit()
+    step = check_large(store, -1)
+    ack(step)
+    array = store["large"]
+    while step < limit:
+        step += 1
+        if rng.random() < 0.3:
+            array[rng.randrange(len(array)) :] = -1
+            store.rollback()
+        if rng.random() < 0.2:
+            child = os.fork()
+            if child == 0:
+                os._exit(int((array != step - 1).any()))
+            assert os.waitpid(child, 0)[1] == 0
+        if rng.random() < 0.5:
+            with store.transaction(writes=[array]):
+                array[:] = step
+        else:
+            half = threading.Thread(target=array[: len(array) // 2].fill, args=(step,))
+            half.start()
+            array[len(array) // 2 :] = step
+            half.join()
+            store.commit()
         ack(step)
     store.close()
 

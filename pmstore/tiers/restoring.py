@@ -164,10 +164,8 @@ def _restore_one(
             os.link(temporary, target)  # fails if somebody made a file there meanwhile
             os.unlink(temporary)
             _sync_directory(target.parent)
-            with contextlib.suppress(
-                OSError
-            ):  # explicitly: a child that another thread forked meanwhile has the descriptor too
-                fcntl.flock(fd, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # explicitly: a child forked meanwhile has the descriptor too
             return size
         except BaseException:
             with contextlib.suppress(OSError):

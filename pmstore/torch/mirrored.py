@@ -200,7 +200,7 @@ class MirroredOptimizer(OptimizerBinding):
 
     def tensors(self) -> list[tuple[str, torch.Tensor, bool]]:
         """State, and parameters that are in no module."""
-        known = {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()
+        known = self._known()
         found = []
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
@@ -239,11 +239,6 @@ class MirroredOptimizer(OptimizerBinding):
 
     def bind(self) -> None:
         pass
-
-    @property
-    def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        known = {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()
-        return [(f"optimizer..{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
 
     def writes(self) -> list[Any]:
         return []

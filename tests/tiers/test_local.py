@@ -220,58 +220,6 @@ def test_a_half_written_manifest_is_deleted_by_the_next_writer(filled: pmstore.S
     assert (left.exists(), others.exists()) == (False, True)
 
 
-def test_a_fork_child_does_not_keep_the_tier(filled: pmstore.Store, path: Path, url: str) -> None:
-    filled.flush("t", wait=True)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(write)
-        os.read(read, 1)  # until the parent lets it go
-        os._exit(0)
-    filled.close()
-    with pmstore.open(path) as store:
-        store["a"][0] = 5
-        store.commit()
-        store.flush("t", wait=True)
-    os.close(write)
-    os.close(read)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_lock_is_given_up_though_a_child_has_not_run_yet(tmp_path: Path) -> None:
-    """It shares the open file until its own hooks close it."""
-    backend = LocalBackend(tmp_path / "tier")
-    lock = backend.lock("run.", "session")
-    in_child = os.dup(lock.fd)
-    lock.release()
-    again = backend.lock("run.", "another")
-    os.close(in_child)
-    with pytest.raises(pmstore.TierError, match="another store or process"):
-        backend.lock("run.", "third")
-    again.release()
-
-
-def test_a_restored_store_opens_though_a_child_was_forked_meanwhile(filled: pmstore.Store, url: str, tmp_path: Path) -> None:
-    filled.flush("t", wait=True)
-    read, write = os.pipe()
-    children: list[int] = []
-
-    def fork(done: int, total: int) -> None:
-        if not children:
-            children.append(os.fork())
-            if not children[0]:
-                os.close(write)
-                os.read(read, 1)
-                os._exit(0)
-
-    pmstore.restore(tmp_path / "again.pm", url, progress=fork)
-    with pmstore.open(tmp_path / "again.pm") as store:
-        assert not store.check().problems
-    os.close(write)
-    os.close(read)
-    assert os.waitpid(children[0], 0)[1] == 0
-
-
 def test_a_failure_that_nobody_was_told_of_is_a_warning_at_close(filled: pmstore.Store, url: str) -> None:
     Path(url).write_text("not a directory")
     filled.flush("t")
@@ -761,12 +709,14 @@ def test_a_flush_that_keeps_commits_waiting_too_long_fails_and_they_go_on(filled
     filled.commit()
 
 
-def test_a_disk_that_is_full(shm: Path) -> None:
+@pytest.mark.parametrize("mib", [1, 20])
+def test_a_disk_that_is_full(shm: Path, mib: int) -> None:
+    """mib: of state; from 16 on room is set aside before anything is written."""
     script = f"""
 import pmstore, resource, signal, numpy as np
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-store = pmstore.open({str(shm / "s.pm")!r}, size="4MiB")
-store["a"] = np.ones(100_000)
+store = pmstore.open({str(shm / "s.pm")!r}, size="{4 * mib}MiB")
+store["a"] = np.ones({mib << 17})
 store.add_tier("t", {str(shm / "tier")!r})
 store.commit()
 store.flush("t", wait=True)
