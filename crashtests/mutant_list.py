@@ -119,8 +119,14 @@ _TX = [
     Mutant("again_not_captured", "tx.c", "        pms_undo_prepare_locked(u, a->again[i].off, a->again[i].len);", "        (void)u;",
            "what is likely to be stored to again is not captured ahead",
            equivalent="capturing ahead saves a fence; without it the first store captures"),
-    Mutant("hot_not_captured", "tx.c", "    pms_capture_hot(&pool->capture, a->hot, a->hot_count);", "    (void)a;",
+    Mutant("hot_not_captured", "tx.c", "    pms_capture_take_hot(&pool->capture, a->hot, a->hot_count);", "    (void)a;",
            "hot pages stay writable and are not captured ahead"),
+    Mutant("hot_copied_late", "tx.c", "    write_back(pool);\n    /* It is F1", "    write_back(pool);\n    pms_capture_copy_hot(&pool->capture, ahead.hot, ahead.hot_count);\n    /* It is F1",
+           "what comes into a hot range after it was written back is of neither transaction", native=("test_late_stores",)),
+    Mutant("copies_stay", "tx.c", "        pms_capture_drop_hot(&pool->capture, ahead.hot, ahead.hot_count);\n", "",
+           "copies that a failed commit made count as entries", native=("test_late_stores",)),
+    Mutant("slipped_in", "tx.c", "    } while (!pms_undo_is_applied(u));", "    } while (!u);",
+           "what comes into a page while it is put back stays, and nobody knows", native=("test_late_stores",)),
     Mutant("ahead_before_anchor", "tx.c", "    finish(pool);\n    /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */\n    capture_ahead(pool, pool->tx + 1, &ahead);",
            "    pool->tx++;\n    capture_ahead(pool, pool->tx + 1, &ahead);\n    pool->undo.tag--;\n    finish(pool);\n    pool->undo.tag++;",
            "what is captured ahead is stored before the anchor",
@@ -208,6 +214,8 @@ _DIRECTORY = [
 ]  # fmt: skip
 
 _JOURNAL = [
+    Mutant("images_ignored", "journal.c", "    lay_images(change, page, pages, copy);\n", "    (void)lay_images;\n    (void)change;\n",
+           "what is committed of a hot range is what is there now, and its next pre-image is another", native=("test_late_stores",)),
     Mutant("journal_no_sync", "journal.c", "    int failed = pms_persist_sync(j->map->persist, j->map->fd);", "    int failed = 0;",
            "a commit returns before its record is durable", FILE),
     Mutant("journal_images_crc", "journal.c", "    record->images_crc = sink.crc;", "    record->images_crc = 0;", "records carry no checksum of their images", FILE),
@@ -299,7 +307,7 @@ _HEAD = [
            native=("test_in_place",)),
     Mutant("own_unnoted", "map.c", "        set_bits(m->own, off, bytes, true);", "        (void)0;",
            "a page that was stored to is taken for the file's, and given up", native=("test_map",)),
-    Mutant("hot_unmarked", "undo.c", "    PMS_ASSERT(p.len == len);\n    pms_undo_set_changed(u, off, len);", "    PMS_ASSERT(p.len == len);",
+    Mutant("hot_unmarked", "undo.c", "from the log's beginning */\n    pms_undo_set_changed(u, off, len);", "from the log's beginning */",
            "a flush takes a hot range for untouched", native=("test_in_place",)),
     Mutant("part_ignored", "snapshot.c", "x->image[at / PMS_PAGE - x->first] = next - at == PMS_PAGE ? image : 0;",
            "x->image[at / PMS_PAGE - x->first] = next - at == PMS_PAGE ? image : x->image[at / PMS_PAGE - x->first];",

@@ -403,15 +403,26 @@ void pms_capture_protect_all(struct pms_capture *c)
     pms_capture_protect(c);
 }
 
-void pms_capture_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count)
+void pms_capture_copy_hot(struct pms_capture *c, struct pms_dirty *hot, uint32_t count)
+{
+    struct pms_ahead next = {0};
+    for (uint32_t i = 0; i < count; i++)
+        hot[i].log_pos = pms_undo_copy_ahead(c->undo, &next, hot[i].off, hot[i].len);
+}
+
+void pms_capture_drop_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        pms_undo_drop_ahead(c->undo, hot[i].log_pos, hot[i].len);
+}
+
+void pms_capture_take_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count)
 {
     struct pms_undo *u = c->undo;
     for (uint32_t i = 0; i < count; i++) {
         const struct pms_dirty *d = &hot[i];
-        uint64_t pos = u->extent[0].off + u->at + PMS_LINE;
-        PMS_ASSERT(u->at_extent == 0 && u->at + PMS_LINE + d->len <= u->extent[0].bytes);
-        pms_undo_append_writable(u, d->off, d->len);
-        pms_undo_note(u, PMS_DIRTY_HOT, d->off, d->len, pos);
+        pms_undo_take_ahead(u, d->off, d->len);
+        pms_undo_note(u, PMS_DIRTY_HOT, d->off, d->len, d->log_pos);
         u->dirty[u->dirty_count - 1].idle = d->idle & ~KEPT;
         warm(c, d->off, d->len);
         pms_undo_set_prepared(u, d->off, d->len);

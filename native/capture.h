@@ -51,8 +51,14 @@ void pms_capture_protect_all(struct pms_capture *c);
  * many. REQUIRES: the log lock, before pms_capture_protect. */
 uint32_t pms_capture_choose_hot(struct pms_capture *c, struct pms_dirty *hot);
 
-/* Captures the hot ranges under the tag that has just begun (not fenced). REQUIRES: the log lock. */
-void pms_capture_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count);
+/* Copies the hot ranges into the next transaction's log (not fenced) and notes where (log_pos): see pms_undo_copy_ahead. What the
+ * running transaction commits of them is these copies. REQUIRES: the log lock; pms_capture_protect is done. */
+void pms_capture_copy_hot(struct pms_capture *c, struct pms_dirty *hot, uint32_t count);
+
+void pms_capture_drop_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count); /* the commit failed */
+
+/* The copies are entries of the transaction that has just begun. REQUIRES: the log lock; nothing was appended yet. */
+void pms_capture_take_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count);
 
 /* True if any hot range differs from its pre-image, i.e. was written in this transaction. */
 bool pms_capture_hot_changed(const struct pms_capture *c);

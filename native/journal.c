@@ -80,6 +80,7 @@ static void build(struct plan *plan, struct pms_run *runs, uint32_t run_count)
  * kernel copies it. */
 struct sink {
     struct pms_journal *journal;
+    const struct pms_change *change;
     uint64_t position; /* of the batch */
     uint32_t crc;      /* of all images so far */
     bool sent;         /* a batch was written */
@@ -96,9 +97,23 @@ static bool any_writable(const struct pms_map *map, uint64_t page, uint64_t page
     return false;
 }
 
+/* Lays over a copy of pages what is committed of those that others may be storing to. */
+static void lay_images(const struct pms_change *change, uint64_t page, uint64_t pages, unsigned char *copy)
+{
+    for (uint32_t i = 0; i < change->image_count; i++) {
+        const struct pms_image *m = &change->images[i];
+        uint64_t from = m->page > page ? m->page : page;
+        uint64_t end = m->page + m->pages < page + pages ? m->page + m->pages : page + pages;
+        if (from < end)
+            memcpy(copy + (from - page) * PMS_PAGE, m->bytes + (from - m->page) * PMS_PAGE, (end - from) * PMS_PAGE);
+    }
+}
+
 /* Pages as they are to be written: the user's own, if nobody can write them meanwhile; else a copy, because a store between
- * the checksum and the kernel's copy would make this record, and every later one, worthless. */
-static const unsigned char *stable(struct pms_journal *j, uint64_t page, uint64_t pages, size_t *bounced)
+ * the checksum and the kernel's copy would make this record, and every later one, worthless. (Of writable pages that have no
+ * image the engine alone makes use: who commits is the only one to store there.) */
+static const unsigned char *stable(struct pms_journal *j, const struct pms_change *change, uint64_t page, uint64_t pages,
+                                   size_t *bounced)
 {
     const unsigned char *from = j->map->user + page * PMS_PAGE;
     if (!any_writable(j->map, page, pages))
@@ -106,6 +121,7 @@ static const unsigned char *stable(struct pms_journal *j, uint64_t page, uint64_
     unsigned char *copy = j->bounce + *bounced;
     PMS_ASSERT(*bounced + pages * PMS_PAGE <= PMS_JOURNAL_CHUNK);
     memcpy(copy, from, pages * PMS_PAGE);
+    lay_images(change, page, pages, copy);
     *bounced += pages * PMS_PAGE;
     return copy;
 }
@@ -132,7 +148,7 @@ static int sink_run(struct sink *sink, const struct pms_run *run, struct pms_err
         uint64_t n = (PMS_JOURNAL_CHUNK - sink->bytes) / PMS_PAGE;
         if (n > run->pages - done)
             n = run->pages - done;
-        const unsigned char *from = stable(sink->journal, run->page + done, n, &sink->bounced);
+        const unsigned char *from = stable(sink->journal, sink->change, run->page + done, n, &sink->bounced);
         sink->crc = pms_crc32c(sink->crc, from, n * PMS_PAGE);
         sink->iov[1 + sink->count++] = (struct iovec){(void *)(uintptr_t)from, n * PMS_PAGE};
         sink->bytes += n * PMS_PAGE;
@@ -142,12 +158,12 @@ static int sink_run(struct sink *sink, const struct pms_run *run, struct pms_err
 }
 
 /* Images, then the header; a small record in one call. */
-static int write_record(struct pms_journal *j, struct pms_error *error)
+static int write_record(struct pms_journal *j, const struct pms_change *change, struct pms_error *error)
 {
     struct pms_record *record = j->record;
     uint64_t head = pms_record_head(record->run_count);
     size_t used = sizeof *record + record->run_count * sizeof(struct pms_run);
-    struct sink sink = {.journal = j, .position = j->tail + head};
+    struct sink sink = {.journal = j, .change = change, .position = j->tail + head};
     for (uint32_t i = 0; i < record->run_count; i++) {
         const struct pms_run *run = &pms_journal_runs(j)[i];
         int status = run->home ? PMS_OK : sink_run(&sink, run, error);
@@ -165,7 +181,7 @@ static int write_record(struct pms_journal *j, struct pms_error *error)
     return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
 }
 
-static int write_home(struct pms_journal *j, struct pms_run *run, struct pms_error *error)
+static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run, struct pms_error *error)
 {
     uint32_t crc = 0;
     for (uint64_t done = 0; done < run->pages;) {
@@ -173,7 +189,7 @@ static int write_home(struct pms_journal *j, struct pms_run *run, struct pms_err
         size_t bounced = 0;
         if (n > run->pages - done)
             n = run->pages - done;
-        const unsigned char *from = stable(j, run->page + done, n, &bounced);
+        const unsigned char *from = stable(j, change, run->page + done, n, &bounced);
         crc = pms_crc32c(crc, from, n * PMS_PAGE);
         int fd = pms_journal_fd_of(j, run->pages, j->map->fd);
         int failed = pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE, (run->page + done) * PMS_PAGE);
@@ -187,11 +203,11 @@ static int write_home(struct pms_journal *j, struct pms_run *run, struct pms_err
     return PMS_OK;
 }
 
-static int write_homes(struct pms_journal *j, struct pms_error *error)
+static int write_homes(struct pms_journal *j, const struct pms_change *change, struct pms_error *error)
 {
     for (uint32_t i = 0; i < j->record->run_count; i++) {
         struct pms_run *run = &pms_journal_runs(j)[i];
-        int status = run->home ? write_home(j, run, error) : PMS_OK;
+        int status = run->home ? write_home(j, change, run, error) : PMS_OK;
         if (status)
             return status;
     }
@@ -320,25 +336,24 @@ static int begin(struct plan *plan, struct pms_error *error)
     return status;
 }
 
-int pms_journal_commit(struct pms_journal *j, uint64_t tx, struct pms_run *runs, uint32_t run_count, bool *indeterminate,
-                       struct pms_error *error)
+int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, bool *indeterminate, struct pms_error *error)
 {
     struct plan plan = {.journal = j};
     *indeterminate = false;
-    PMS_ASSERT(tx == j->last + 1 && j->map->bytes <= j->map->reserve);
+    PMS_ASSERT(change->tx == j->last + 1 && j->map->bytes <= j->map->reserve);
     int status = begin(&plan, error);
     if (status)
         return status;
-    build(&plan, runs, run_count);
+    build(&plan, change->runs, change->run_count);
     uint64_t bytes = pms_record_head(j->record->run_count) + plan.image_bytes;
     status = make_room(j, bytes, error);
     if (status)
         return status;
-    *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC, .tx = tx, .bytes = bytes, .image_bytes = plan.image_bytes,
+    *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC, .tx = change->tx, .bytes = bytes, .image_bytes = plan.image_bytes,
                                      .run_count = j->record->run_count, .chain = j->chain};
-    status = write_homes(j, error);
+    status = write_homes(j, change, error);
     if (!status)
-        status = write_record(j, error);
+        status = write_record(j, change, error);
     if (status) {
         j->rechain = true; /* part of a record lies there that must never count */
         return status;

@@ -45,13 +45,20 @@ int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblo
 int pms_journal_open(struct pms_journal **journal, struct pms_map *map, const struct pms_superblock *super, uint64_t tx,
                      struct pms_error *error);
 
-/* Makes transaction tx durable: runs of pages, ascending, disjoint, whose content is read from map->user. Runs with home = 1 on entry
+/* Makes transaction tx durable: runs of pages, ascending, disjoint, whose content is read from map->user, but for those of which there is an image. Runs with home = 1 on entry
  * are candidates for writing straight home (the journal clears the mark where an image still waits for such a page).
  * One fdatasync, unless there is no room and older images must be written home first.
  * ERRORS: PMS_E_OS, PMS_E_FULL: not committed for sure only if *indeterminate is false; if true the sync itself failed and the
  * store must become read-only. */
-int pms_journal_commit(struct pms_journal *journal, uint64_t tx, struct pms_run *runs, uint32_t run_count,
-                       bool *indeterminate, struct pms_error *error);
+struct pms_image { uint64_t page, pages; const unsigned char *bytes; };
+struct pms_change {
+    uint64_t tx;
+    struct pms_run *runs;
+    uint32_t run_count;
+    const struct pms_image *images; /* of pages that others may be storing to: what is committed of them */
+    uint32_t image_count;
+};
+int pms_journal_commit(struct pms_journal *journal, const struct pms_change *change, bool *indeterminate, struct pms_error *error);
 
 /* Everything home, synced, journal empty. */
 int pms_journal_drain(struct pms_journal *journal, struct pms_error *error);

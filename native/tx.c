@@ -40,13 +40,14 @@ static void choose_ahead(struct pms_pool *pool, struct ahead *a)
     }
 }
 
-/* Captures under the new tag, not fenced yet: F3 of the last transaction is F1 of these entries too. */
+/* Captures under the new tag, not fenced yet: F3 of the last transaction is F1 of these entries too. Hot ranges were copied by
+ * settle; who stores to them now belongs to the new transaction. */
 static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct ahead *a)
 {
     struct pms_undo *u = &pool->undo;
     PMS_ASSERT(pool->journal || tag == pool->tx + 1); /* I1 */
     pms_undo_begin(u, tag);
-    pms_capture_hot(&pool->capture, a->hot, a->hot_count);
+    pms_capture_take_hot(&pool->capture, a->hot, a->hot_count);
     pms_undo_prepare_locked(u, PMS_OFF_ROOT, PMS_GRANULE);
     for (uint32_t i = 0; i < a->again_count; i++)
         pms_undo_prepare_locked(u, a->again[i].off, a->again[i].len);
@@ -101,6 +102,7 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
     count_commit(pool, 1);
     choose_ahead(pool, ahead);
     pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
+    pms_capture_copy_hot(&pool->capture, ahead->hot, ahead->hot_count); /* into hot ranges they do not: what comes after this copy does */
     return PMS_OK;
 }
 
@@ -164,6 +166,7 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, s
     if (status != PMS_OK)
         return status;
     write_back(pool);
+    /* It is F1 of the copies of hot ranges, too: what was stored there since, and is on its way home, they undo. */
     pms_persist_fence(&pool->persist); /* F2: all data of the transaction, before the anchor that makes it the state */
     finish(pool);
     /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */
@@ -237,20 +240,31 @@ static uint32_t gather_runs(struct pms_pool *pool)
     return (uint32_t)merge_runs(pool->runs, n);
 }
 
+/* What the transaction commits of hot ranges. */
+static uint32_t gather_images(const struct pms_pool *pool, const struct ahead *a, struct pms_image *image)
+{
+    for (uint32_t i = 0; i < a->hot_count; i++)
+        image[i] = (struct pms_image){a->hot[i].off / PMS_PAGE, a->hot[i].len / PMS_PAGE, pool->undo.log + a->hot[i].log_pos};
+    return a->hot_count;
+}
+
 static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
 {
     struct ahead ahead;
+    struct pms_image image[PMS_HOT_RANGES];
     bool indeterminate = false;
     int status = settle(pool, landing, &ahead, error);
     if (status != PMS_OK)
         return status;
-    uint32_t runs = gather_runs(pool);
-    status = pms_journal_commit(pool->journal, pool->tx + 1, pool->runs, runs, &indeterminate, error);
+    struct pms_change change = {.tx = pool->tx + 1, .runs = pool->runs, .run_count = gather_runs(pool), .images = image,
+                                .image_count = gather_images(pool, &ahead, image)};
+    status = pms_journal_commit(pool->journal, &change, &indeterminate, error);
     if (status == PMS_OK) {
         pool->tx++;
         capture_ahead(pool, pool->undo.tag + 1, &ahead);
         pms_undo_fence_locked(&pool->undo);
     } else {
+        pms_capture_drop_hot(&pool->capture, ahead.hot, ahead.hot_count);
         count_commit(pool, (uint64_t)-1); /* the transaction goes on, or is rolled back by the caller */
         if (landing)
             pms_landing_unflip(pool, landing);
@@ -312,14 +326,19 @@ static void roll_back_in_place(struct pms_pool *pool)
     u->unfenced = false;
 }
 
-/* Private pages have no second view: they are put back while writable, and writers have to be quiet. The journal counts
- * committed transactions only; tags of the log, which is in memory, go on. */
+/* Private pages have no second view: each is writable while it is put back, and a writer may slip in. Once all are protected that
+ * shows, for the page is not what its entry says; then they are put back again. Who stored meanwhile waits in its next store for
+ * the log lock, so each thread can slip in once. The journal counts committed transactions only; tags of the log, which is in
+ * memory, go on. */
 static void roll_back_private(struct pms_pool *pool)
 {
     struct pms_undo *u = &pool->undo;
-    int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
-    PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
-    pms_capture_protect_all(&pool->capture);
+    pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
+    do {
+        int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
+        PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
+        pms_capture_protect_all(&pool->capture);
+    } while (!pms_undo_is_applied(u));
     capture_ahead(pool, u->tag + 1, &(struct ahead){0});
     pms_undo_fence_locked(u);
 }

@@ -137,7 +137,7 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag)
 /* ---- appending ---- */
 
 struct piece { /* one entry whose place in the log is settled */
-    uint64_t pos, target;
+    uint64_t tag, pos, target;
     uint32_t len, seq;
 };
 
@@ -158,7 +158,7 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
         u->at_extent++;
         u->at = 0;
     }
-    struct piece p = {u->extent[u->at_extent].off + u->at, off, (uint32_t)n, u->seq++};
+    struct piece p = {u->tag, u->extent[u->at_extent].off + u->at, off, (uint32_t)n, u->seq++};
     u->at += entry_bytes(n);
     if (p.seq < u->taken_room) {
         struct pms_taken *t = &u->taken[p.seq];
@@ -178,7 +178,7 @@ static void write_entry(const struct pms_undo *u, struct pms_persist *p, const s
     struct {
         struct pms_entry head;
         unsigned char image[ENTRY_INLINE];
-    } line = {{u->tag, e->target, e->seq, e->len, 0, 0}, {0}};
+    } line = {{e->tag, e->target, e->seq, e->len, 0, 0}, {0}};
     uint32_t crc = pms_crc32c(u->persist->log_seed, &line.head, 28);
     if (e->len <= ENTRY_INLINE) {
         pms_quiet_copy(line.image, src, e->len);
@@ -359,15 +359,27 @@ void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
         pms_undo_gathered(u);
 }
 
-void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len)
+uint64_t pms_undo_copy_ahead(struct pms_undo *u, struct pms_ahead *next, uint64_t off, uint64_t len)
 {
-    PMS_ASSERT(len <= SMALL_RANGE);
+    PMS_ASSERT(len <= SMALL_RANGE && next->at + entry_bytes(len) <= PMS_FASTLOG_BYTES);
+    struct piece p = {u->tag + 1, PMS_OFF_FASTLOG((u->tag + 1) & 1) + next->at, off, (uint32_t)len, next->seq++};
+    next->at += entry_bytes(len);
+    write_entry(u, u->log_persist, &p, u->map->user + off, u->steady);
+    return p.pos + image_offset(p.len);
+}
+
+void pms_undo_take_ahead(struct pms_undo *u, uint64_t off, uint64_t len)
+{
     struct piece p = take_place(u, off, len);
-    PMS_ASSERT(p.len == len);
+    PMS_ASSERT(p.len == len && u->at_extent == 0); /* where it was written: both count from the log's beginning */
     pms_undo_set_changed(u, off, len);
     u->captured_bytes += len;
-    u->unfenced = true;
-    write_entry(u, u->log_persist, &p, u->map->user + off, u->steady);
+}
+
+void pms_undo_drop_ahead(struct pms_undo *u, uint64_t image, uint64_t len)
+{
+    PMS_ASSERT(u->volatile_log); /* nothing to make durable; in the other domains a commit does not fail once it copied */
+    pms_persist_zero(u->log_persist, u->log + image - image_offset((uint32_t)len), sizeof(struct pms_entry));
 }
 
 void pms_undo_fence_locked(struct pms_undo *u)
@@ -725,3 +737,12 @@ int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base
         *bytes = bad == APPLY_NO_MEMORY ? put : a.bytes;
     return count;
 }
+
+static int compare(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    const struct pms_map *map = ctx;
+    bool pages = entry->target % PMS_PAGE == 0 && entry->len % PMS_PAGE == 0;
+    return pages && memcmp(map->user + entry->target, image, entry->len) != 0;
+}
+
+bool pms_undo_is_applied(const struct pms_undo *u) { return pms_undo_scan(u, u->tag, compare, u->map) == 0; }

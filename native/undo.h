@@ -140,9 +140,21 @@ void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_gather(struct pms_undo *u);
 void pms_undo_gathered(struct pms_undo *u);
 
-/* The same for pages that are writable and may be stored to meanwhile (hot ranges): copied, then checksummed, so that checksum and
- * pre-image agree whatever the copy holds. A torn entry would hide every later one (I1, I2). */
-void pms_undo_append_writable(struct pms_undo *u, uint64_t off, uint64_t len);
+/* Pages that stay writable while a transaction is committed (hot ranges) may be stored to meanwhile. So their pre-images for the
+ * next transaction are copied before anything of this one is made durable, and the copy is the truth: it is what this transaction
+ * commits, and whatever differs from it afterwards is the next one's.
+ *
+ * copy_ahead writes such an entry, at the beginning of the next transaction's log; not fenced. It is copied, then checksummed, so
+ * that both agree whatever the copy holds: a torn entry would hide every later one (I1, I2). Returns where the image lies, from
+ * undo.log. take_ahead, once that transaction has begun, makes the entry one of its own: first of all, in the order of the copies.
+ * Or they are dropped, where the commit failed: else what that transaction appends one day could end just before one of them, and they
+ * would follow as if they were its own. (Recovery never uses a tag again that may have copies.)
+ * REQUIRES: the log lock from the first copy until all are taken or dropped.
+ * CRASH: an entry of the next tag: it counts from the moment when the anchor does (I1). */
+struct pms_ahead { uint64_t at; uint32_t seq; }; /* where the next copy goes; {0} at first */
+uint64_t pms_undo_copy_ahead(struct pms_undo *u, struct pms_ahead *next, uint64_t off, uint64_t len);
+void pms_undo_take_ahead(struct pms_undo *u, uint64_t off, uint64_t len);
+void pms_undo_drop_ahead(struct pms_undo *u, uint64_t image, uint64_t len); /* image: as returned */
 void pms_undo_fence_locked(struct pms_undo *u);
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len); /* private views; no-op in shared ones */
 void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
@@ -172,5 +184,9 @@ int pms_undo_scan(const struct pms_undo *u, uint64_t tag,
  * Returns the number of entries, or -1 if an entry's target is no place for one (then nothing was stored). */
 int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base, const struct pms_superblock *super,
                        uint64_t *bytes);
+
+/* Whether the user's pages are what the running transaction's entries say: only those that were captured as whole pages, each of
+ * which has one entry; the engine's own granules nobody else stores to. REQUIRES: the log lock; they are protected. */
+bool pms_undo_is_applied(const struct pms_undo *u);
 
 #endif

@@ -188,10 +188,10 @@ static void test_full_and_grow(void)
     pms_journal_set_super(s.journal, &(struct pms_superblock){.segment_count = 2, .segment = {s.super.segment[0], s.super.segment[1]}});
     struct pms_run big = {.page = DATA0_PAGE, .pages = LOG0 + LOG1};
     store_write(&s, &big, 1, 77);
-    MUST(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_E_FULL && !indeterminate);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_E_FULL && !indeterminate);
     MUST(error.needed == (LOG0 + LOG1 + 1) * PMS_PAGE && error.available == (LOG0 + LOG1) * PMS_PAGE);
     big.pages--; /* just fits */
-    MUST(pms_journal_commit(s.journal, 1, &big, 1, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_OK);
     store_close(&s);
     close(fd);
 
@@ -206,11 +206,11 @@ static void test_full_and_grow(void)
     MUST(store_step(&s, &error) == PMS_OK);
     big = (struct pms_run){.page = DATA0_PAGE, .pages = LOG0 + 2};
     store_write(&s, &big, 1, 78);
-    MUST(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_E_FULL);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_E_FULL);
     MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
     s.super = fixture_super();
     pms_journal_set_super(s.journal, &s.super);
-    MUST(pms_journal_commit(s.journal, 2, &big, 1, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_OK);
     store_close(&s);
     MUST(recover_tx(fd, NULL) == 2);
     close(fd);
@@ -525,7 +525,7 @@ static void bench(uint32_t rounds)
         struct pms_run run = {.page = DATA0_PAGE + draw(DATA0 - 1), .pages = 2};
         store_write(&s, &run, 1, 1 + 3 * i);
         double t0 = now_us();
-        MUST(pms_journal_commit(s.journal, i + 1, &run, 1, &indeterminate, &error) == PMS_OK);
+        MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = i + 1, .runs = &run, .run_count = 1}, &indeterminate, &error) == PMS_OK);
         double t1 = now_us();
         MUST(pwrite(bare, image, 2 * PMS_PAGE, (off_t)(i % 64 * 2 * PMS_PAGE)) == 2 * PMS_PAGE);
         MUST(fdatasync(bare) == 0);
@@ -585,7 +585,7 @@ static void test_damage_on_the_way_home(void)
     store_write(&s, &run, 1, 7);
     caller = pthread_self();
     pms_persist_hook = damage_hook;
-    MUST(pms_journal_commit(s.journal, 1, &run, 1, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &run, .run_count = 1}, &indeterminate, &error) == PMS_OK);
     for (int i = 0; i < 2; i++) {
         MUST(pms_journal_drain(s.journal, &error) == PMS_E_CORRUPT);
         MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && anchor.tx == 0);

@@ -106,9 +106,9 @@ static void test_sync_error(void)
     store_open(&s, fd, 0);
     MUST(store_step(&s, &error) == PMS_OK);
     store_write(&s, steps[2].runs, steps[2].count, 2);
-    MUST(pms_journal_commit(s.journal, 2, steps[2].runs, steps[2].count, &indeterminate, &error) == PMS_E_OS);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = steps[2].runs, .run_count = steps[2].count}, &indeterminate, &error) == PMS_E_OS);
     MUST(indeterminate && error.sys_errno == EIO);
-    MUST(pms_journal_commit(s.journal, 2, runs, 1, &indeterminate, &error) == PMS_E_READONLY && !indeterminate);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = runs, .run_count = 1}, &indeterminate, &error) == PMS_E_READONLY && !indeterminate);
     MUST(pms_journal_drain(s.journal, &error) == PMS_E_READONLY);
     MUST(pms_journal_close(s.journal, false, &error) == PMS_E_READONLY);
     pms_persist_hook = NULL;
@@ -148,7 +148,7 @@ static void test_racing_writer(void)
         runs[1].home = 1;
         racing = s.map.user + runs[tx % 2].page * PMS_PAGE;
         MUST(pms_map_unprotect(&s.map, runs[tx % 2].page * PMS_PAGE, PMS_PAGE) == 0);
-        MUST(pms_journal_commit(s.journal, tx, runs, 2, &indeterminate, &error) == PMS_OK);
+        MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = tx, .runs = runs, .run_count = 2}, &indeterminate, &error) == PMS_OK);
         racing = NULL;
         load_file(fd, image);
         store_file(copy, image);
