@@ -314,6 +314,14 @@ _HEAD = [
            "a flush takes a page from the log that was captured after a part of it had changed", native=("test_snapshot",)),
     Mutant("growth_unnoted", "pool.c", "    pms_undo_set_changed(&pool->undo, added->table_off, added->log_off - added->table_off);", "    (void)added;",
            "flushes do not learn of a new part's page table", BOTH, first=("grow_between",)),
+    Mutant("footer_unnoted", "undo.c", "        pms_footer_note(u->map, u->tag, u->seq);", "        {}",
+           "a copy made while the writer stored is taken for whole", native=("test_footer",)),
+    Mutant("footer_not_raised_home", "journal_home.c", "    pms_footer_raise(b->journal->map, b->last);\n", "",
+           "a copy that has newer pages at home than its journal knows is taken for whole", FILE, native=("test_footer",)),
+    Mutant("footer_not_raised_straight", "journal.c", "    pms_footer_raise(j->map, change->tx - 1);", "    {}",
+           "a copy whose blocks were freed and written again is taken for whole", FILE, native=("test_footer",)),
+    Mutant("footer_left_by_growth", "pool.c", "    pms_footer_end(&pool->map);\n", "",
+           "the footer stays where the new part's page table is", native=("test_footer",)),
     Mutant("super_crc_unchecked", "super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a damaged superblock counts", native=("test_damage",)),
 ]  # fmt: skip
 

@@ -172,11 +172,7 @@ class _Pmstore:
     def __init__(self, folder: Path, domain: Any) -> None:
         import pmstore
 
-        path = folder / "state.pm"
-        try:
-            self._store = pmstore.open(path, size="1MiB", domain=domain)
-        except pmstore.UncleanCopyError:  # an image is a copy
-            self._store = pmstore.open(path, domain=domain, force=True)
+        self._store = pmstore.open(folder / "state.pm", size="1MiB", domain=domain)
 
     def save(self, state: State) -> None:
         with self._store.transaction():

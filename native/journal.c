@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "checksum.h"
+#include "footer.h"
 #include "journal_state.h"
 #include "process.h"
 
@@ -205,6 +206,7 @@ static int write_home(struct pms_journal *j, const struct pms_change *change, st
 
 static int write_homes(struct pms_journal *j, const struct pms_change *change, struct pms_error *error)
 {
+    pms_footer_raise(j->map, change->tx - 1); /* straight home goes what the transactions before freed, or may have */
     for (uint32_t i = 0; i < j->record->run_count; i++) {
         struct pms_run *run = &pms_journal_runs(j)[i];
         int status = run->home ? write_home(j, change, run, error) : PMS_OK;

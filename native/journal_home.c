@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "checksum.h"
+#include "footer.h"
 #include "journal_state.h"
 
 struct batch {
@@ -144,6 +145,7 @@ static int home_record(struct batch *b, uint64_t position, uint64_t tx, uint64_t
 static int home_batch(struct batch *b, struct pms_error *error)
 {
     uint64_t position = b->from;
+    pms_footer_raise(b->journal->map, b->last);
     for (uint64_t tx = b->homed + 1; tx <= b->last; tx++) {
         uint64_t bytes = 0;
         int status = home_record(b, position, tx, &bytes, error);

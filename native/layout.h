@@ -83,7 +83,8 @@ struct pms_session {
     uint64_t nonce;       /* drawn at each open for writing: see pms_session_seed */
     uint64_t inode;       /* of the file, and when it was created (CLOCK_REALTIME): a copy has others. 0: not known */
     int64_t born_ns;
-    uint8_t reserved[36]; /* zero */
+    uint8_t footer;       /* 1: the page behind the last segment is kept, see footer.h */
+    uint8_t reserved[35]; /* zero */
     uint32_t crc;
 };
 static_assert(sizeof(struct pms_session) == 512, "one sector");

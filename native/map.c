@@ -136,6 +136,9 @@ void pms_map_close(struct pms_map *m)
         munmap(m->engine, (size_t)m->reserve);
     if (m->user)
         munmap(m->user, (size_t)m->reserve);
+    if (m->footer)
+        munmap(m->footer, PMS_PAGE);
+    m->footer = NULL;
     m->user = m->engine = NULL;
     m->writable = m->own = NULL;
     m->bytes = 0;

@@ -15,6 +15,8 @@
 #include "persist.h"
 #include "status.h"
 
+struct pms_footer;
+
 struct pms_map {
     int fd;                  /* of the mapped file */
     bool shared;             /* engine is an alias; stores reach the file */
@@ -25,6 +27,7 @@ struct pms_map {
     unsigned char *engine;
     _Atomic uint64_t *writable; /* one bit for each page of the reserve: page of user is PROT_WRITE */
     _Atomic uint64_t *own;      /* likewise: it has been, some time. Private views: all others are the file's */
+    struct pms_footer *footer; /* the page behind `bytes`, where it is kept: footer.h */
     uint32_t apart;          /* ranges set apart so far */
     struct pms_persist *persist;
 };

@@ -11,6 +11,7 @@
 
 #include "debug.h"
 #include "filelock.h"
+#include "footer.h"
 #include "landing.h"
 #include "populate.h"
 #include "recover.h"
@@ -98,6 +99,8 @@ static int open_writing(struct pms_pool *pool, const struct pms_options *o, stru
         status = pms_session_plan(pool, error);
     if (status == PMS_OK)
         status = map_store(pool, error);
+    if (status == PMS_OK && pool->session.footer)
+        pms_footer_begin(&pool->map, pool->tx);
     if (status == PMS_OK && pool->domain == PMS_DOMAIN_FILE) {
         status = pms_journal_open(&pool->journal, &pool->map, &pool->super, pool->tx, error);
         pool->runs_room = pool->map.reserve / PMS_PAGE;
@@ -242,6 +245,7 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
     int status;
     do {
         pool->read_only = o.mode == PMS_MODE_READ;
+        pool->forced = o.force != 0;
         status = open_files(pool, path, &o, &files, error);
         if (status == PMS_OK)
             break;
@@ -282,6 +286,25 @@ static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32
     return PMS_OK;
 }
 
+/* The new part begins where the footer is. */
+static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *super, uint32_t first, struct pms_error *error)
+{
+    if (!pool->map.footer)
+        return grow_file(pool, super, first, error);
+    int status = pms_footer_reserve(pool->fd, super->file_bytes, error);
+    if (status != PMS_OK)
+        return status;
+    pms_undo_lock(&pool->undo);
+    pms_footer_end(&pool->map);
+    pms_undo_unlock(&pool->undo);
+    status = grow_file(pool, super, first, error);
+    pms_undo_lock(&pool->undo);
+    pms_footer_begin(&pool->map, pool->undo.volatile_log ? pool->tx : pool->undo.tag);
+    pms_undo_fenced(&pool->undo);
+    pms_undo_unlock(&pool->undo);
+    return status;
+}
+
 int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error)
 {
     struct pms_superblock super = pool->super;
@@ -291,7 +314,7 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
     if (status == PMS_OK && pool->journal)
         status = pms_journal_drain(pool->journal, error);
     if (status == PMS_OK)
-        status = grow_file(pool, &super, first, error);
+        status = grow_beyond_footer(pool, &super, first, error);
     if (pool->persist.failed_syncs > failed_syncs) {
         /* The file may name the new part or not, so nothing may be written there again: another growth would overwrite its page table. */
         pool->failed = true;
@@ -396,6 +419,7 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
     errno = pms_persist_sync(&pool->persist, pool->fd); /* all data, before the mark that says it is all there */
     if (errno)
         return pms_fail_errno(error, "syncing the store at close");
+    pms_footer_note(&pool->map, pool->tx, 0); /* a copy of the closed file is not of the next session */
     pool->session.state = PMS_SESSION_CLEAN;
     return pms_session_write(pool->fd, &pool->persist, &pool->session, error);
 }

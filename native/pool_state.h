@@ -42,6 +42,7 @@ struct pms_pool {
     _Atomic bool populate_stop, populate_done;
     _Atomic uint64_t populated_bytes;
     bool read_only;             /* mode r */
+    bool forced;                /* opened by force, whatever may be torn */
     bool failed;                /* a sync failed: what is durable is unknown; no more commits */
     bool closed;
 };

@@ -1,5 +1,7 @@
 #include "recover.h"
 
+#include "session.h"
+
 #include <errno.h>
 #include <linux/magic.h>
 #include <string.h>
@@ -46,13 +48,14 @@ enum pms_domain pms_domain_choose(int fd, enum pms_domain asked, enum pms_domain
 
 struct difference {
     const struct pms_map *map;
-    uint64_t entries, bytes;
+    uint64_t seen, entries, bytes;
 };
 
 /* Entries captured ahead of a transaction that then wrote nothing are valid too: they do not count as something undone. */
 static int count_difference(void *ctx, const struct pms_entry *entry, const void *image)
 {
     struct difference *d = ctx;
+    d->seen++;
     bool inside = entry->target < d->map->bytes && entry->len <= d->map->bytes - entry->target;
     if (inside && memcmp(d->map->engine + entry->target, image, entry->len) != 0) {
         d->entries++;
@@ -85,8 +88,11 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     pms_undo_begin(&undo, pool->tx + 1);
     struct difference d = {.map = map};
     pms_undo_scan(&undo, pool->tx + 1, count_difference, &d);
-    int64_t n = pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL);
+    status = pms_session_check_copy(pool, pool->tx + 1, d.seen, error);
+    int64_t n = status == PMS_OK ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL) : 0;
     pms_undo_close(&undo);
+    if (status != PMS_OK)
+        return status;
     if (n < 0)
         return pms_fail(error, PMS_E_CORRUPT, "an undo log entry belongs to no place in the store");
     pool->info.undone_entries = d.entries;
@@ -161,9 +167,15 @@ static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *
     pool->info.replayed_records = r.records;
     pool->info.replayed_bytes = r.bytes;
     pool->info.torn = r.torn;
+    struct pms_error torn;
+    if (status == PMS_E_CORRUPT && pms_session_check_copy(pool, r.tx, 0, &torn) != PMS_OK) { /* that is why */
+        if (error)
+            *error = torn;
+        return PMS_E_COPIED;
+    }
     if (status == PMS_OK && r.tx >= TX_PLAUSIBLE)
         status = pms_fail(error, PMS_E_CORRUPT, "the journal's transaction id is out of range");
-    return status;
+    return status == PMS_OK ? pms_session_check_copy(pool, r.tx, 0, error) : status;
 }
 
 int pms_recover_file(struct pms_pool *pool, struct pms_error *error)

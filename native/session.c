@@ -3,6 +3,8 @@
 #endif
 #include "session.h"
 
+#include "footer.h"
+
 #include <fcntl.h>
 #include <string.h>
 #include <sys/random.h>
@@ -63,10 +65,16 @@ int pms_session_check(const struct pms_pool *pool, const struct pms_options *o, 
     const struct pms_session *s = &pool->session;
     if (s->state == PMS_SESSION_CLEAN || o->force)
         return PMS_OK;
-    int status = check_machine(s, error);
-    if (status == PMS_OK && is_copy(s, pool->fd))
-        status = pms_fail(error, PMS_E_COPIED, "a copy of a store that was not closed");
-    return status;
+    return check_machine(s, error);
+}
+
+int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries, struct pms_error *error)
+{
+    const struct pms_session *s = &pool->session;
+    bool kept = s->footer || s->state == PMS_SESSION_CLEAN;
+    if (pool->forced || !is_copy(s, pool->fd) || (kept && pms_footer_allows(pool->fd, pool->super.file_bytes, tx, entries)))
+        return PMS_OK;
+    return pms_fail(error, PMS_E_COPIED, "a copy that was made while a process wrote to the store: parts of it are of different moments");
 }
 
 static int64_t realtime_ns(void)
@@ -90,6 +98,7 @@ int pms_session_plan(struct pms_pool *pool, struct pms_error *error)
     s->opened_ns = realtime_ns();
     s->inode = id.inode;
     s->born_ns = id.born_ns;
+    s->footer = pms_footer_reserve(pool->fd, pool->super.file_bytes, NULL) == PMS_OK; /* a full disk: copies are refused */
     pms_boot_id(s->boot_id);
     if (getrandom(&s->nonce, sizeof s->nonce, 0) != sizeof s->nonce)
         return pms_fail_errno(error, "reading randomness");

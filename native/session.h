@@ -4,10 +4,14 @@
 
 #include "pool_state.h"
 
-/* A store that was left open may be torn where its bytes may be of several moments: after a restart of the machine, if its domain survives the
- * death of its process only, and in a copy, which may have been made while the writer ran.
- * ERRORS: PMS_E_UNCLEAN, PMS_E_COPIED; not with o->force. */
+/* A store that was left open may be torn after a restart of the machine, if its domain survives the death of its process only.
+ * ERRORS: PMS_E_UNCLEAN; not with o->force. */
 int pms_session_check(const struct pms_pool *pool, const struct pms_options *o, struct pms_error *error);
+
+/* A copy may have been made while the writer ran. Its footer tells: tx and entries are how far the logs reach that were copied with it
+ * (in place: the transaction that ran, and its valid entries; domain file: the last record).
+ * ERRORS: PMS_E_COPIED; not with o->force. */
+int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries, struct pms_error *error);
 
 /* What this session's record will say, in memory alone: the logs start from its seed, and an open that fails leaves the file's record as it
  * was. ERRORS: PMS_E_OS. */

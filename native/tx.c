@@ -172,7 +172,7 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, s
     /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */
     capture_ahead(pool, pool->tx + 1, &ahead);
     pms_persist_fence(&pool->persist); /* F3: the anchor, before commit returns; F1 of what was captured ahead */
-    pool->undo.unfenced = false;
+    pms_undo_fenced(&pool->undo);
     pms_undo_unlock(&pool->undo);
     return PMS_OK;
 }
@@ -323,7 +323,7 @@ static void roll_back_in_place(struct pms_pool *pool)
     finish(pool);
     capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
     pms_persist_fence(&pool->persist); /* F3: the anchor, before the log of this transaction is overwritten */
-    u->unfenced = false;
+    pms_undo_fenced(u);
 }
 
 /* Private pages have no second view: each is writable while it is put back, and a writer may slip in. Once all are protected that

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "checksum.h"
+#include "footer.h"
 #include "quiet.h"
 #include "snapshot.h"
 
@@ -382,13 +383,20 @@ void pms_undo_drop_ahead(struct pms_undo *u, uint64_t image, uint64_t len)
     pms_persist_zero(u->log_persist, u->log + image - image_offset((uint32_t)len), sizeof(struct pms_entry));
 }
 
+void pms_undo_fenced(struct pms_undo *u)
+{
+    u->unfenced = false;
+    if (!u->volatile_log)
+        pms_footer_note(u->map, u->tag, u->seq);
+}
+
 void pms_undo_fence_locked(struct pms_undo *u)
 {
     PMS_ASSERT(!u->gathering);
     if (!u->unfenced)
         return;
     pms_persist_fence(u->log_persist); /* F1: entries appended so far, before any store to their targets (I2) */
-    u->unfenced = false;
+    pms_undo_fenced(u);
 }
 
 /* ---- what this transaction touched ---- */

@@ -156,6 +156,7 @@ uint64_t pms_undo_copy_ahead(struct pms_undo *u, struct pms_ahead *next, uint64_
 void pms_undo_take_ahead(struct pms_undo *u, uint64_t off, uint64_t len);
 void pms_undo_drop_ahead(struct pms_undo *u, uint64_t image, uint64_t len); /* image: as returned */
 void pms_undo_fence_locked(struct pms_undo *u);
+void pms_undo_fenced(struct pms_undo *u); /* the caller has executed the fence */
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len); /* private views; no-op in shared ones */
 void pms_undo_write_locked(struct pms_undo *u, uint64_t off, const void *src, uint64_t len);
 void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len);

@@ -228,13 +228,13 @@ def _exception(path: str, error: Any) -> Exception:
         )
     elif status == _lib.PMS_E_COPIED:
         problem = (
-            "the file is a copy of a store that was not closed: if it was written while the copy was made, the copy is a "
-            "mixture of old and new bytes"
+            "the file is a copy that was made while a process wrote to the store: it is a mixture of bytes of different "
+            "moments"
         )
         made = errors.UncleanCopyError(
             errno.EUCLEAN,
-            f"{problem}. Open the original, which recovers it, close it, and copy it then. If its writer had ended before "
-            "the copy was made, the copy is whole: accept it with `pmstore repair`, or open(..., force=True)",
+            f"{problem}. Close the original and copy it then; for copies beside a writer there are tiers "
+            "(store.add_tier, store.flush). To look at this one all the same: open(..., force=True)",
             path,
         )
     elif status == _lib.PMS_E_BUSY:

@@ -97,7 +97,7 @@ class UncleanMachineCrashError(PmstoreError, OSError):
 
 
 class UncleanCopyError(UncleanMachineCrashError):
-    """The file is a copy of a store that was not closed. A copy made while the store was being written may be torn."""
+    """The file is a copy that was made while the store was being written: it is torn."""
 
 
 class TransactionError(PmstoreError, RuntimeError):

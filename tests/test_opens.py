@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def set_boot_id(path: Path, boot: bytes) -> None:
             record[BOOT_ID] = boot
             file.seek(copy * PAGE)
             file.write(record + struct.pack("<I", crc32c(bytes(record))))
+
+
+def wait_until_home(store: pmstore.Store) -> None:
+    home = store.stats().home_syncs
+    for _ in range(600):
+        if store.stats().home_syncs > home:
+            return
+        time.sleep(0.1)
+    raise AssertionError("no images were written home")
 
 
 # ---- an open that fails ----
@@ -138,12 +148,28 @@ def test_a_copy_made_while_the_writer_runs(shm: Path, domain: Any) -> None:
     path, copy = shm / "store.pm", shm / "copy.pm"
     with pmstore.open(path, size="1MiB", domain=domain) as store:
         store["x"] = 1
-        shutil.copy(path, copy)
-        before = copy.read_bytes()
+        store["a"] = np.zeros(20_000, np.int64)
+        store.commit()
+        with path.open("rb") as source:  # as cp reads it: half of it, a commit, the rest
+            first = source.read(path.stat().st_size // 2)
+            for x in range(2, 20):
+                store["a"][:] = x
+                store["x"] = x
+                store.commit()
+            if domain == "file":
+                wait_until_home(store)
+            copy.write_bytes(first + source.read())
         for mode in ("r", "r+", "a"):
-            with pytest.raises(pmstore.UncleanCopyError, match="Open the original"):
+            with pytest.raises(pmstore.UncleanCopyError, match="Close the original"):
                 pmstore.open(copy, mode)  # type: ignore[arg-type]
-        assert copy.read_bytes() == before
+        store["x"] = 100  # nobody commits it
+        shutil.copy(path, copy)
+        with pmstore.open(copy, "r") as copied:
+            assert copied["x"] == 19
+            assert (copied["a"] == 19).all()
+        with pmstore.open(copy) as copied:
+            assert copied["x"] == 19
+        store["x"] = 1
     shutil.copy(path, copy)  # now it is closed
     with pmstore.open(copy, "r") as copied:
         assert copied["x"] == 1
@@ -154,15 +180,13 @@ def test_a_copy_made_while_the_writer_runs(shm: Path, domain: Any) -> None:
 
 
 def test_a_copy_of_a_crashed_store(shm: Path, domain: Any) -> None:
-    """Whole, but nothing in it says so: the original opens, and the copy for who asks for it."""
+    """Whole, as nobody wrote while it was copied. So is what was moved."""
     path, copy, moved = shm / "store.pm", shm / "copy.pm", shm / "folder" / "moved.pm"
     killed_writer(path, domain)
     shutil.copy2(path, copy)
-    with pytest.raises(pmstore.UncleanCopyError) as caught:
-        pmstore.open(copy)
-    assert caught.value.path == str(copy)
-    with pmstore.open(copy, force=True) as store:
+    with pmstore.open(copy) as store:
         assert store["x"] == 1
+        assert not store.recovery.clean
     with pmstore.open(copy) as store:  # it is a store of its own now
         assert store.recovery.clean
     moved.parent.mkdir()
@@ -179,7 +203,9 @@ def test_the_command_line_names_the_remedy_of_a_copy(shm: Path) -> None:
 
     path, copy = shm / "store.pm", shm / "copy.pm"
     killed_writer(path, "process")
-    shutil.copy(path, copy)
+    torn = bytearray(path.read_bytes())
+    torn[-PAGE + 8 : -PAGE + 16] = struct.pack("<Q", 1000 << 40)  # the writer was far ahead when the end was read
+    copy.write_bytes(torn)
     refused = run("info", copy)
     assert refused.exit_code == 1
     assert "copy it again" in refused.stderr
