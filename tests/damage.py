@@ -135,6 +135,8 @@ class Image:
         for at in (0, PAGE):
             struct.pack_into("<I", data, at + PAGE - 4, crc32c(0, bytes(data[at : at + PAGE - 4])))
         for at in (3 * PAGE, 4 * PAGE, *SESSIONS):
+            if not any(data[at : at + 512]):
+                continue  # never written
             struct.pack_into("<I", data, at + 508, crc32c(0, bytes(data[at : at + 508])))
         transaction = struct.unpack_from("<Q", data, ANCHOR)[0] & (1 << 48) - 1
         struct.pack_into("<Q", data, ANCHOR, transaction | check16(0x726F68636E61, transaction) << 48)
