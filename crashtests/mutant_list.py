@@ -22,6 +22,7 @@ class Mutant:
 
 
 FILE = ("file",)
+RESTART = ("process",)
 BOTH = ("emulated", "file")
 
 _UNDO = [
@@ -314,6 +315,8 @@ _HEAD = [
            "a flush takes a page from the log that was captured after a part of it had changed", native=("test_snapshot",)),
     Mutant("growth_unnoted", "pool.c", "    pms_undo_set_changed(&pool->undo, added->table_off, added->log_off - added->table_off);", "    (void)added;",
            "flushes do not learn of a new part's page table", BOTH, first=("grow_between",)),
+    Mutant("clean_before_data", "pool.c", "    errno = pms_persist_sync(&pool->persist, pool->fd); /* all data, before the mark that says it is all there */",
+           "    errno = 0;", "at close the data are not synced before the clean mark", RESTART, first=("reopen", "values")),
     Mutant("super_crc_unchecked", "super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a damaged superblock counts", native=("test_damage",)),
 ]  # fmt: skip
 
