@@ -90,7 +90,7 @@ def test_the_engine_of_the_tree_is_there_and_new(tmp_path: Path) -> None:
     for folder in ("native", "pmstore"):
         (tmp_path / folder).mkdir()
     (tmp_path / "native" / "pool.c").touch()
-    with pytest.raises(SystemExit, match="has no built engine .* build it first"):
+    with pytest.raises(SystemExit, match=r"has no built engine .* build it first"):
         built.extension(tmp_path)
     engine = tmp_path / "pmstore" / "_native.abi3.so"
     engine.touch()
