@@ -14,7 +14,7 @@ import sys
 
 from rich.console import Console
 
-from crashtests import campaign, jobs
+from crashtests import built, campaign, jobs
 from crashtests.report import Report, commit_id
 
 INTERRUPTED = 130
@@ -52,6 +52,7 @@ def main() -> int:
     a = parser.parse_args()
     models = tuple(a.model or usual.models)
     settings = campaign.Settings(models, a.images, a.seed, tuple(a.only), a.kill_step, a.fault_step, a.stop_after, a.cores)
+    built.extension()
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job would ignore the first
         signal.signal(number, signal.default_int_handler)
     try:

@@ -22,6 +22,7 @@ class Mutant:
 
 
 FILE = ("file",)
+RESTART = ("process",)
 BOTH = ("emulated", "file")
 
 _UNDO = [
@@ -322,6 +323,8 @@ _HEAD = [
            "a copy whose blocks were freed and written again is taken for whole", FILE, native=("test_footer",)),
     Mutant("footer_left_by_growth", "pool.c", "    pms_footer_end(&pool->map);\n", "",
            "the footer stays where the new part's page table is", native=("test_footer",)),
+    Mutant("clean_before_data", "pool.c", "    errno = pms_persist_sync(&pool->persist, pool->fd); /* all data, before the mark that says it is all there */",
+           "    errno = 0;", "at close the data are not synced before the clean mark", RESTART, first=("reopen", "values")),
     Mutant("super_crc_unchecked", "super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a damaged superblock counts", native=("test_damage",)),
 ]  # fmt: skip
 

@@ -48,7 +48,7 @@ REST = (
     "mixture_1",
     "mixture_2",
 )
-MODEL_OF = {"emulated": "ii", "file": "iii"}
+MODEL_OF = {"emulated": "ii", "file": "iii", "process": "iii"}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from crashtests import built
+
+if __name__ == "__main__":
+    built.extension()  # before the engine is imported
+
 import pmstore
 from crashtests import tier_driver
 from crashtests.disk import MARK, Disk, Event, Image, events

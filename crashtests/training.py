@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from crashtests import jobs
+from crashtests import built, jobs
 
 PYTHON = jobs.BUILD / "python"
 PACKAGE = PYTHON / "path" / "pmstore"
@@ -33,7 +33,7 @@ def build(source: Path | None = None) -> Path:
     flags = "-O2 -g -fPIC -fvisibility=hidden -ftls-model=initial-exec -fno-math-errno -fno-trapping-math -ffp-contract=off"
     include = f"-I{sysconfig.get_paths()['include']}"
     jobs.build(source, PYTHON, flags=f"{flags} {include}", goal="_native.so", variables={"NATIVE_C": str(interface)})
-    (installed,) = (path.name for path in (jobs.ROOT / "pmstore").glob("_native*.so"))
+    installed = built.extension().name
     links = {path.name: path for path in (jobs.ROOT / "pmstore").iterdir() if path.name not in (installed, "__pycache__")}
     links[installed] = PYTHON / "_native.so"
     for old in PACKAGE.iterdir():

@@ -123,7 +123,7 @@ static int check_binding(const struct pms_dir_ctx *ctx, const struct binding *b,
 {
     struct pms_block block;
     if (!pms_dir_name_valid(b->name, b->name_bytes))
-        return pms_fail(error, PMS_E_INVALID, "a name is 1 to %u bytes of UTF-8 without NUL", PMS_NAME_MAX);
+        return pms_fail(error, PMS_E_INVALID, "a name is 1 to %u bytes of UTF-8 without NUL and '/'", PMS_NAME_MAX);
     if (b->kind < PMS_OBJECT_VALUE || b->kind > PMS_OBJECT_LIST)
         return pms_fail(error, PMS_E_INVALID, "unknown kind of object");
     bool container = b->kind == PMS_OBJECT_GROUP || b->kind == PMS_OBJECT_LIST; /* either has a header of a line */
@@ -201,8 +201,8 @@ static int replace_node(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, u
     if (status != PMS_OK)
         return status;
     const struct pms_node *n = pms_map_at(ctx->undo->map, old->node);
-    struct pms_dir_slot slot = {.hash = n->hash};
-    status = new_node(ctx, b, n->hash, n->prev, n->next, &slot.node, error);
+    struct pms_dir_slot slot = {.hash = v->slot[index].hash}; /* by which the name was found */
+    status = new_node(ctx, b, slot.hash, n->prev, n->next, &slot.node, error);
     if (status != PMS_OK)
         return status;
     edit_links(e, v, n, &slot.node, &slot.node);
@@ -391,7 +391,8 @@ int pms_dir_remove(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name
     return edit_run(ctx, &e, error);
 }
 
-/* Ends on any file: a node comes next only if it names the one before, so no node comes twice. */
+/* Ends on any file: a node comes next only if it names the one before, so no node comes twice. And what it hands out is
+ * found by its name: a program that walks, and then reads by names, meets a damaged name here and nowhere else. */
 int pms_dir_next(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *node, struct pms_object *object,
                  struct pms_error *error)
 {
@@ -415,6 +416,8 @@ int pms_dir_next(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *node, st
         status = pms_dir_corrupt(error, next, "a node does not name the one before it");
     if (status == PMS_OK)
         status = pms_dir_object(ctx, next, object, error);
+    if (status == PMS_OK)
+        status = pms_dir_named(ctx, &v, object, error);
     if (status == PMS_OK)
         *node = next;
     return status;

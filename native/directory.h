@@ -43,7 +43,8 @@ int pms_dir_put(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, u
 int pms_dir_remove(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes,
                    struct pms_error *error);
 
-/* Order of insertion. *node = 0 to start; afterwards the node found, or 0 at the end.  ERRORS: PMS_E_CORRUPT. */
+/* Order of insertion. *node = 0 to start; afterwards the node found, or 0 at the end. What is found has a name by which
+ * pms_dir_find finds it.  ERRORS: PMS_E_CORRUPT. */
 int pms_dir_next(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *node, struct pms_object *object,
                  struct pms_error *error);
 

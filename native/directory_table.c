@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "checksum.h"
+
 #define RUN_MAX 512u    /* names of one run of slots sorted at once; chance does not make runs as long (load <= 3/4) */
 #define BUFFER_SLOTS 256u
 
@@ -31,7 +33,7 @@ bool pms_dir_name_valid(const unsigned char *name, uint64_t bytes)
     for (uint64_t i = 0; i < bytes;) {
         unsigned char lead = name[i++];
         unsigned tail = utf8_tail(lead);
-        if (lead == 0 || tail > bytes - i)
+        if (lead == 0 || lead == '/' || tail > bytes - i)
             return false;
         for (unsigned t = 0; t < tail; t++) /* a tail of 4 ends here at the latest: the lead itself was no lead */
             if (tail == 4 || (name[i + t] & 0xc0) != 0x80)
@@ -159,6 +161,47 @@ int pms_dir_probe(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view
         }
     }
     return pms_dir_corrupt(error, view->dir, "the table has no empty slot");
+}
+
+/* ---- names as a walk finds them ---- */
+
+#define SHOWN 24u /* bytes of a name in a message */
+
+static int wrong_name(struct pms_error *error, const struct pms_object *o, const char *rule)
+{
+    static const char digit[] = "0123456789abcdef";
+    char shown[4 * SHOWN + 1], *to = shown;
+    for (uint32_t i = 0; i < o->name_bytes && i < SHOWN; i++) {
+        unsigned char c = o->name[i];
+        if (c >= ' ' && c < 0x7f && c != '\\') {
+            *to++ = (char)c;
+            continue;
+        }
+        *to++ = '\\';
+        *to++ = 'x';
+        *to++ = digit[c >> 4];
+        *to++ = digit[c & 15];
+    }
+    *to = '\0';
+    int status = pms_fail(error, PMS_E_CORRUPT, "directory: the name '%s'%s %s", shown, o->name_bytes > SHOWN ? "..." : "", rule);
+    if (error)
+        error->offset = o->node;
+    return status;
+}
+
+int pms_dir_named(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view, const struct pms_object *object,
+                  struct pms_error *error)
+{
+    const struct pms_node *n = pms_map_at(ctx->undo->map, object->node);
+    struct pms_dir_place place;
+    if (!pms_dir_name_valid(object->name, object->name_bytes))
+        return wrong_name(error, object, "is none");
+    if (n->hash != pms_hash(ctx->hash_seed, object->name, object->name_bytes))
+        return wrong_name(error, object, "has another hash");
+    int status = pms_dir_probe(ctx, view, n->hash, object->name, object->name_bytes, &place, error);
+    if (status == PMS_OK && place.node != object->node)
+        return wrong_name(error, object, "leads elsewhere");
+    return status;
 }
 
 /* ---- a new table ---- */

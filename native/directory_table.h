@@ -32,7 +32,7 @@ static inline const unsigned char *pms_dir_name(const struct pms_node *node) { r
 
 int pms_dir_corrupt(struct pms_error *error, uint64_t off, const char *rule);
 
-/* A name is 1 to PMS_NAME_MAX bytes of well-formed UTF-8 without NUL. */
+/* A name is 1 to PMS_NAME_MAX bytes of well-formed UTF-8 without NUL and without '/', which separates names in a path. */
 bool pms_dir_name_valid(const unsigned char *name, uint64_t bytes);
 
 /* The live block of the engine (or the user) that starts at off and has room for bytes. */
@@ -47,6 +47,11 @@ int pms_dir_object(const struct pms_dir_ctx *ctx, uint64_t off, struct pms_objec
 /* Where name is, or where it would go. Looks at each slot once at most. */
 int pms_dir_probe(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view, uint64_t hash, const void *name,
                   uint32_t name_bytes, struct pms_dir_place *place, struct pms_error *error);
+
+/* The object's name is one, its node has the name's hash, and a look-up of the name leads to this very node: what a walk
+ * hands out can be found again, and no name is handed out twice. ERRORS: PMS_E_CORRUPT that tells the name. */
+int pms_dir_named(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view, const struct pms_object *object,
+                  struct pms_error *error);
 
 /* Writes a new table with room for one name more and turns *view to it: the medium's header still has the old one.
  * ERRORS: PMS_E_FULL, PMS_E_CORRUPT: nothing changed. */

@@ -17,6 +17,7 @@
 #include "footer.h"
 #include "journal_state.h"
 #include "process.h"
+#include "quiet.h"
 
 #define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 
@@ -90,14 +91,6 @@ struct sink {
     struct iovec iov[IOV_MOST + 1]; /* [0] is for the header */
 };
 
-static bool any_writable(const struct pms_map *map, uint64_t page, uint64_t pages)
-{
-    for (uint64_t i = page; i < page + pages; i++)
-        if (atomic_load_explicit(&map->writable[i / 64], memory_order_relaxed) >> (i % 64) & 1)
-            return true;
-    return false;
-}
-
 /* Lays over a copy of pages what is committed of those that others may be storing to. */
 static void lay_images(const struct pms_change *change, uint64_t page, uint64_t pages, unsigned char *copy)
 {
@@ -110,18 +103,15 @@ static void lay_images(const struct pms_change *change, uint64_t page, uint64_t 
     }
 }
 
-/* Pages as they are to be written: the user's own, if nobody can write them meanwhile; else a copy, because a store between
- * the checksum and the kernel's copy would make this record, and every later one, worthless. (Of writable pages that have no
- * image the engine alone makes use: who commits is the only one to store there.) */
+/* Pages as they are to be written: a copy, which is what is checksummed. A store between the checksum and the kernel's own look, by a
+ * thread into hot pages or by a device into pages that it was given before they were protected, would make this record, and every
+ * later one, worthless. The copy is in the cache when it is checksummed, so it costs little beside that. */
 static const unsigned char *stable(struct pms_journal *j, const struct pms_change *change, uint64_t page, uint64_t pages,
                                    size_t *bounced)
 {
-    const unsigned char *from = j->map->user + page * PMS_PAGE;
-    if (!any_writable(j->map, page, pages))
-        return from;
     unsigned char *copy = j->bounce + *bounced;
     PMS_ASSERT(*bounced + pages * PMS_PAGE <= PMS_JOURNAL_CHUNK);
-    memcpy(copy, from, pages * PMS_PAGE);
+    pms_quiet_copy(copy, j->map->user + page * PMS_PAGE, pages * PMS_PAGE);
     lay_images(change, page, pages, copy);
     *bounced += pages * PMS_PAGE;
     return copy;

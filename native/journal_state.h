@@ -28,7 +28,7 @@ struct pms_journal {
     _Atomic uint64_t *marks;
     struct pms_record *record; /* header and runs being built: room for one run for each page of the reserve */
     size_t marks_bytes, record_bytes;
-    unsigned char *bounce; /* PMS_JOURNAL_CHUNK: copies of pages that are still writable */
+    unsigned char *bounce; /* PMS_JOURNAL_CHUNK: copies of pages, as they are written */
     unsigned char *chunk;  /* PMS_JOURNAL_CHUNK: the writer's */
 
     pthread_t thread;

@@ -193,7 +193,7 @@ enum pms_object_kind {
     PMS_OBJECT_LIST = 4,   /* data is the offset of a list's header */
 };
 
-struct pms_node { /* followed by the name (UTF-8, no NUL), then meta */
+struct pms_node { /* followed by the name (UTF-8, no NUL, no '/'), then meta */
     uint64_t hash;
     uint64_t prev;       /* in order of insertion; 0 = none */
     uint64_t next;

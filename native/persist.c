@@ -237,13 +237,10 @@ uint32_t pms_persist_copy_crc(struct pms_persist *p, void *dst, const void *src,
     for (size_t at = 0; at < n; at += PMS_CRC_BLOCK) {
         size_t block = n - at < PMS_CRC_BLOCK ? n - at : PMS_CRC_BLOCK;
         const char *from = (const char *)src + at;
-        if (nt && steady) {
-            pms_quiet_copy(steady, from, block);
-            from = steady;
-        }
         if (nt) {
-            crc = pms_crc32c(crc, from, block);
-            copy_nt(p, (char *)dst + at, from, block);
+            pms_quiet_copy(steady, from, block);
+            crc = pms_crc32c(crc, steady, block);
+            copy_nt(p, (char *)dst + at, steady, block);
         } else {
             pms_quiet_copy((char *)dst + at, from, block);
             crc = pms_crc32c(crc, (char *)dst + at, block);

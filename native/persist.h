@@ -71,8 +71,8 @@ void pms_persist_store(struct pms_persist *p, void *dst, const void *src, size_t
  * next fence. With PMS_FLUSH_NONE small copies are plain. dst 64-byte aligned for speed, not for correctness. */
 void pms_persist_copy(struct pms_persist *p, void *dst, const void *src, size_t n);
 
-/* As pms_persist_copy, and returns crc continued over the bytes *as copied* (one pass over src). steady: PMS_CRC_BLOCK bytes of scratch,
- * for a src that somebody may be storing to meanwhile; else NULL. */
+/* As pms_persist_copy, and returns crc continued over the bytes *as copied*: src is read once, and may be stored to meanwhile.
+ * steady: PMS_CRC_BLOCK bytes of scratch. */
 #define PMS_CRC_BLOCK 4096u /* copied and checksummed while it is in the first-level cache */
 uint32_t pms_persist_copy_crc(struct pms_persist *p, void *dst, const void *src, size_t n, uint32_t crc, void *steady);
 

@@ -48,6 +48,14 @@ int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error)
     return status;
 }
 
+static int damaged(struct pms_error *error, uint64_t node, const char *rule)
+{
+    int status = pms_fail(error, PMS_E_CORRUPT, "%s", rule);
+    if (error)
+        error->offset = node;
+    return status;
+}
+
 static int find_pair(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
                      struct pms_error *error)
 {
@@ -59,14 +67,15 @@ static int find_pair(struct pms_pool *pool, uint64_t dir, const char *name, uint
     if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0)
         return pms_fail(error, PMS_E_NOT_FOUND, "no slots have that name");
     if (o.meta_bytes != META_BYTES || memcmp(o.meta, meta_head, META_BYTES - 1) != 0 || (unsigned char)o.meta[META_BYTES - 1] > 1)
-        return pms_fail(error, PMS_E_CORRUPT, "the description of slots");
+        return damaged(error, o.node, "the description is not one of slots");
+    uint64_t node = o.node;
     *pair = (struct pms_slot_pair){.group = o.data, .current = (uint32_t)o.meta[META_BYTES - 1]};
     for (int i = 0; i < 2; i++) {
         status = pms_dir_find(&dirs, pair->group, i ? "1" : "0", 1, &o, NULL);
         if (status != PMS_OK || o.kind != PMS_OBJECT_ARRAY)
-            return pms_fail(error, PMS_E_CORRUPT, "slots lack an array");
+            return damaged(error, node, "slots lack an array");
         if ((i && o.data_bytes != pair->bytes) || (o.data == 0) != (o.data_bytes == 0))
-            return pms_fail(error, PMS_E_CORRUPT, "the sizes of slots");
+            return damaged(error, node, "the two arrays of slots differ in size");
         pair->data[i] = o.data;
         pair->bytes = o.data_bytes;
     }

@@ -207,7 +207,7 @@ int pms_super_check(const struct pms_superblock *s, struct pms_error *error)
             error->needed = s->version;
         return status;
     }
-    if (s->crc != super_crc(s) || s->page_bytes != PMS_PAGE || !segments_sane(s))
+    if (s->crc != super_crc(s) || s->page_bytes != PMS_PAGE || s->domain > PMS_DOMAIN_EMULATED || !segments_sane(s))
         return pms_fail(error, PMS_E_CORRUPT, "the superblock is damaged");
     return PMS_OK;
 }

@@ -1,5 +1,6 @@
 #include "undo.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -170,8 +171,8 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
     return p;
 }
 
-/* Runs on any thread and in the fault handler. What is copied is what is checksummed: nobody stores to the source, or else steady is
- * where a block at a time is copied first. */
+/* Runs on any thread and in the fault handler. What is checksummed is the copy: the source is read once, since what no page protection stops
+ * (a device, a read into pinned pages that is still under way) may store to it meanwhile. steady: this thread's, for a block at a time. */
 static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e, const unsigned char *src,
                         void *steady)
 {
@@ -192,17 +193,32 @@ static void write_entry(const struct pms_undo *u, struct pms_persist *p, const s
 
 struct batch {
     const struct pms_undo *u;
+    pthread_t caller; /* may be in the fault handler, on a small stack: has u->steady */
     size_t count;
     struct piece piece[PARALLEL_PIECES];
     struct pms_persist counters[PARALLEL_PIECES]; /* one for each piece: workers do not share */
 };
 
+static void write_piece_by(struct batch *b, size_t i, void *steady)
+{
+    write_entry(b->u, &b->counters[i], &b->piece[i], b->u->map->user + b->piece[i].target, steady);
+    /* This core's copies before whatever the caller lets happen next: an sfence orders one core's stores only. */
+    pms_persist_fence(&b->counters[i]);
+}
+
+static __attribute__((noinline)) void write_piece_by_worker(struct batch *b, size_t i)
+{
+    unsigned char steady[PMS_CRC_BLOCK];
+    write_piece_by(b, i, steady);
+}
+
 static void write_piece(void *ctx, size_t i)
 {
     struct batch *b = ctx;
-    write_entry(b->u, &b->counters[i], &b->piece[i], b->u->map->user + b->piece[i].target, NULL);
-    /* This core's copies before whatever the caller lets happen next: an sfence orders one core's stores only. */
-    pms_persist_fence(&b->counters[i]);
+    if (pthread_equal(b->caller, pthread_self()))
+        write_piece_by(b, i, b->u->steady);
+    else
+        write_piece_by_worker(b, i);
 }
 
 /* Too large for the handler's stack. Two stores may capture at once: the lock is held from gather to gathered. */
@@ -213,6 +229,7 @@ void pms_undo_after_fork_in_child(void) { atomic_store(&parallel_lock.word, 0); 
 
 static void copy_batch(struct pms_undo *u)
 {
+    batch.caller = pthread_self();
     pms_parallel_for(write_piece, &batch, batch.count);
     for (size_t i = 0; i < batch.count; i++)
         pms_persist_add(u->log_persist, &batch.counters[i]);
@@ -352,7 +369,7 @@ void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
         if (u->gathering)
             gather_entry(u, &p);
         else
-            write_entry(u, u->log_persist, &p, u->map->user + off, NULL);
+            write_entry(u, u->log_persist, &p, u->map->user + off, u->steady);
         off += p.len;
         len -= p.len;
     }

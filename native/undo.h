@@ -77,7 +77,7 @@ struct pms_undo {
     uint64_t dirty_count;
     uint64_t dirty_room;
     uint64_t captured_bytes; /* pre-image bytes appended, since open */
-    unsigned char *steady;   /* PMS_CRC_BLOCK bytes of a pre-image of pages that somebody may be storing to */
+    unsigned char *steady;   /* PMS_CRC_BLOCK bytes of a pre-image, before they are checksummed; under the log lock */
     struct pms_taken *taken; /* by seq; address space reserved, never moved */
     uint64_t taken_room;
     _Atomic uint64_t *changed; /* page: tag of the last transaction that may have changed it, since open */
@@ -130,7 +130,8 @@ uint64_t pms_undo_capacity(const struct pms_undo *u);
 
 void pms_undo_after_fork_in_child(void);
 
-/* Appends pre-images of [off, off+len), split where an extent ends; large ones by all cores. Not fenced.
+/* Appends pre-images of [off, off+len), split where an extent ends; large ones by all cores. Not fenced. Copied, then checksummed:
+ * checksum and pre-image agree whatever the copy holds. A torn entry would hide every later one (I1, I2).
  * REQUIRES: the log lock. Async-signal-safe. */
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
 

@@ -190,6 +190,23 @@ def _busy(path: str, what: str, holder: int) -> errors.TransactionError:
     return error
 
 
+def damaged(path: str, what: str, offset: int | None = None) -> errors.CorruptStoreError:
+    """The error for a file that breaks a rule: names the file, and the place in it where there is one."""
+    problem = f"the store is damaged{'' if offset is None else f' (at byte {offset:,})'}: {what}"
+    made = errors.CorruptStoreError(f"{path}: {problem}. Restore it from a tier or a copy; mode='r' may still read parts of it")
+    made.path, made.problem, made.offset = path, problem, offset
+    return made
+
+
+def placed(path: str, error: errors.CorruptStoreError, offset: int) -> errors.CorruptStoreError:
+    """For one of those who decode bytes, and know neither file nor place."""
+    if error.path:
+        return error
+    made = damaged(path, str(error), offset)
+    made.__cause__ = error
+    return made
+
+
 def _exception(path: str, error: Any) -> Exception:
     """The exception for a struct pms_error *."""
     status = error.status
@@ -206,11 +223,7 @@ def _exception(path: str, error: Any) -> Exception:
     elif status == _lib.PMS_E_FULL:
         made = _full(path, what, error.needed, error.available)
     elif status == _lib.PMS_E_CORRUPT:
-        problem = f"the store is damaged (at byte {error.offset:,}): {what}"
-        made = errors.CorruptStoreError(
-            f"{path}: {problem}. Restore it from a tier or a copy; mode='r' may still read parts of it"
-        )
-        made.offset = error.offset
+        return damaged(path, what, error.offset)
     elif status == _lib.PMS_E_NOT_A_STORE:
         problem = f"{what}. It was left as it is"
         made = errors.NotAStoreError(f"{path}: {problem}; give another path, or mode='w' to replace it with a new store")
@@ -458,7 +471,7 @@ class Pool:
                 if found.kind == GROUP:
                     if found.data in seen:
                         path = (prefix + name)[:200].decode(errors="backslashreplace")
-                        raise errors.CorruptStoreError(f"{self.path}: groups contain each other: {path!r} is met twice")
+                        raise damaged(self.path, f"groups contain each other: {path!r} is met twice", found.node)
                     seen.add(found.data)
                     open_groups.append((prefix + name + b"/", self.scan(found.data)))
                     break

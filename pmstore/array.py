@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -73,8 +73,15 @@ class Descriptor:
                 requires_grad=data.get("requires_grad") is True,
                 parameter=data.get("parameter") is True,
             )
-        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+        except dtypes.UNDECODABLE as error:
             raise CorruptStoreError(f"the description of an array does not decode: {error!r}") from error
+
+    def check_dtype(self) -> None:
+        """Raises: CorruptStoreError, FormatVersionError: as `numpy_dtype`. torch is not imported for the names of its own."""
+        if not self.torch:
+            self.in_numpy  # noqa: B018 # worked out, and kept
+        elif self.dtype not in dtypes.TORCH_DTYPES:
+            raise CorruptStoreError(f"the dtype of a tensor does not decode: {self.dtype!r}")
 
     def dtype_name(self) -> str:
         """For people."""
@@ -111,7 +118,7 @@ def numpy_dtype(descriptor: Descriptor) -> np.dtype[Any]:
         return dtypes.decode_numpy(descriptor.dtype)
     except FormatVersionError:
         raise
-    except (ValueError, TypeError, KeyError, OverflowError, SyntaxError) as error:
+    except dtypes.UNDECODABLE as error:
         raise CorruptStoreError(f"the dtype of an array does not decode: {error}") from error
 
 
@@ -167,16 +174,28 @@ def describe(value: Array) -> tuple[Array, Descriptor]:
 
 
 def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
-    """The array over the memory; it keeps the memory, and so the block. Writable if the memory is."""
+    """The array over the memory; it keeps the memory, and so the block. Writable if the memory is.
+
+    Raises: CorruptStoreError if numpy has no such array.
+    """
     dtype, strides = descriptor.own_dtype, descriptor.in_numpy[1]
     # Not frombuffer().reshape(): the base of every view of this array is to be this array, which the store knows.
-    made: Array = np.ndarray(descriptor.shape, dtype, memory, 0, strides)  # type: ignore[arg-type] # any buffer does
-    return made
+    return _made(lambda: np.ndarray(descriptor.shape, dtype, memory, 0, strides))  # type: ignore[arg-type] # any buffer does
 
 
 def empty(descriptor: Descriptor, writable: bool) -> Array:
-    """An array without bytes, which has no block."""
-    return np.empty(descriptor.shape, numpy_dtype(descriptor)) if writable else bind(descriptor, b"")
+    """An array without bytes, which has no block. Raises: as `bind`."""
+    if not writable:
+        return bind(descriptor, b"")
+    dtype = numpy_dtype(descriptor)
+    return _made(lambda: np.empty(descriptor.shape, dtype))
+
+
+def _made(make: Callable[[], Array]) -> Array:
+    try:
+        return make()
+    except dtypes.UNDECODABLE as error:
+        raise CorruptStoreError(f"there is no array as its description says: {error}") from error
 
 
 def address(value: Array) -> int:

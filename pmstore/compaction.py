@@ -62,7 +62,7 @@ def compact(
     with open_store(path, "r+", lock_timeout=lock_timeout, hot=False) as old:
         report = old.check()
         if report.problems:
-            raise CorruptStoreError(f"{old.path}: not compacted, because the check finds: {report.problems[0]}")
+            raise _ffi.damaged(old.path, f"not compacted, because the check finds: {report.problems[0]}")
         real = Path(os.path.realpath(old.path))
         before = old.stats().file_bytes
         for room in _ROOM:

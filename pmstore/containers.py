@@ -13,7 +13,7 @@ import numpy as np
 from pmstore import _ffi, array, dtypes, notebook
 from pmstore.array import Array, Descriptor
 from pmstore.core import Core, payload, represent
-from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
+from pmstore.errors import NameExistsError, PmstoreError
 from pmstore.extras import optional
 from pmstore.lists import List
 from pmstore.slots import Slots
@@ -199,7 +199,7 @@ class Group(MutableMapping[str, Any]):
             directory = self._directory()
             names = pool.names(directory, 0, _BATCH + 1)
             left = pool.count(directory)
-        return map(_text, names if len(names) <= _BATCH else self._stream(names, left))
+        return map(bytes.decode, names if len(names) <= _BATCH else self._stream(names, left))
 
     def _stream(self, names: list[bytes], left: int) -> Iterator[bytes]:
         """Goes on where a batch ended, by the name of what comes next: it is looked up again, whatever happened meanwhile."""
@@ -393,7 +393,7 @@ class Group(MutableMapping[str, Any]):
             if found is None:
                 return self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
             if found.kind == _ffi.ARRAY:
-                there = Descriptor.unpack(found.meta)
+                there = self._core.describe(found)
                 if (there.torch, there.dtype, there.shape) == (descriptor.torch, descriptor.dtype, descriptor.shape):
                     return self._load(name, found)
                 what = f"{'a tensor' if there.torch else 'an array'} of shape {there.shape}, dtype {there.dtype_name()}"
@@ -501,16 +501,16 @@ class Group(MutableMapping[str, Any]):
         """
         with self._core.lock:
             found = self._core.pool.entries(self._directory())
-            return [self._told(_text(name), thing) for name, thing in found]
+            return [self._told(name.decode(), thing) for name, thing in found]
 
     def _told(self, name: str, found: _ffi.Found) -> Entry:
         """REQUIRES: the lock."""
         if found.kind == _ffi.GROUP and found.meta:
             version = self._core.pool.find(found.data, b"0")  # both are of one description
             if version is None:
-                raise CorruptStoreError(f"{self._core.path}: the slots {name!r} lack an array")
-            return replace(_entry(name, version), kind="slots")
-        return _entry(name, found)
+                raise _ffi.damaged(self._core.path, f"the slots {name!r} lack an array", found.node)
+            return replace(_entry(self._core, name, version), kind="slots")
+        return _entry(self._core, name, found)
 
     def __repr__(self) -> str:
         return represent(self._core, "Group", self.name, lambda: counted(len(self), "name"))
@@ -534,24 +534,17 @@ def tree(group: Group) -> builtins.list[Entry]:
     with group._core.lock:
         for path, found in group._core.pool.tree(group._directory()):
             if not path.startswith(slots):
-                told.append(group._told(_text(path), found))
+                told.append(group._told(path.decode(), found))
                 slots = path + b"/" if told[-1].kind == "slots" else slots
     return told
 
 
-def _text(name: bytes) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError as error:
-        raise CorruptStoreError(f"a name in the store is not UTF-8: {name[:40]!r}") from error
-
-
-def _entry(name: str, found: _ffi.Found) -> Entry:
+def _entry(core: Core, name: str, found: _ffi.Found) -> Entry:
     if found.kind in (_ffi.GROUP, _ffi.LIST):
         return Entry(name, "group" if found.kind == _ffi.GROUP else "list", None, None, 0)
     if found.kind == _ffi.VALUE:
         return Entry(name, "value", None, None, len(found.meta))
-    descriptor = Descriptor.unpack(found.meta)
+    descriptor = core.describe(found)
     kind: Literal["tensor", "array"] = "tensor" if descriptor.torch else "array"
     return Entry(name, kind, descriptor.dtype_name(), descriptor.shape, found.data_bytes)
 

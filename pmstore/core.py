@@ -51,21 +51,44 @@ class Core:
             "with mode='r' when it is closed here. Arrays, tensors and values of it can be pickled, as copies"
         )
 
+    # What the file says becomes Python's in the next three alone: they tell file and place of what does not decode.
+
     def load(self, found: _ffi.Found) -> Any:
-        """A value, or the array or tensor over the object's block. REQUIRES: the lock."""
+        """A value, or the array or tensor over the object's block. REQUIRES: the lock. Raises: CorruptStoreError."""
         if found.kind == _ffi.VALUE:
-            return values.decode(found.meta)
+            try:
+                return values.decode(found.meta)
+            except CorruptStoreError as error:
+                raise _ffi.placed(self.path, error, found.node) from error
         if found.kind != _ffi.ARRAY:
-            raise CorruptStoreError(f"{self.path}: an object of unknown kind {found.kind}")
+            raise _ffi.damaged(self.path, f"an object of kind {found.kind}, which is none of a value", found.node)
         return self.bind(found)
 
+    def describe(self, found: _ffi.Found) -> Descriptor:
+        """An array's or tensor's description, whole, without touching its data. Raises: CorruptStoreError."""
+        try:
+            descriptor = Descriptor.unpack(found.meta)
+            descriptor.check_dtype()
+            return descriptor
+        except CorruptStoreError as error:
+            raise _ffi.placed(self.path, error, found.node) from error
+
     def bind(self, found: _ffi.Found) -> Any:
-        """The array or tensor over the object's block: the one that is alive, or a new one. REQUIRES: the lock."""
+        """The array or tensor over the object's block: the one that is alive, or a new one. REQUIRES: the lock.
+        Raises: CorruptStoreError."""
         data = found.data
         key = (data or -found.node, found.meta)
         alive = self.objects.get(key)
         if alive is not None:
             return alive
+        try:
+            made = self._make(found, data)
+        except CorruptStoreError as error:
+            raise _ffi.placed(self.path, error, found.node) from error
+        self.objects[key] = made
+        return made
+
+    def _make(self, found: _ffi.Found, data: int) -> Any:
         descriptor = Descriptor.unpack(found.meta)
         dtype: Any = tensor.dtype_of(descriptor) if descriptor.torch else descriptor.in_numpy[0]
         array.check_bytes(descriptor, dtype.itemsize, found.data_bytes)
@@ -84,7 +107,6 @@ class Core:
             made = array.empty(descriptor, not info.read_only)
         else:
             made = array.bind(descriptor, memory)
-        self.objects[key] = made
         return made
 
 

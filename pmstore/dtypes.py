@@ -8,8 +8,10 @@ A torch dtype is its name. `docs/FORMAT.md` has the details.
 from __future__ import annotations
 
 import re
+import struct
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import numpy as np
 
 from pmstore.errors import FormatVersionError
@@ -52,6 +54,21 @@ TORCH_DTYPES = (
     *(f"{sign}{bits}" for sign in ("int", "uint") for bits in range(1, 8)),
 )
 """Names of the dense torch dtypes that a store holds, as far as the installed torch has them."""
+
+UNDECODABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+    RuntimeError,
+    struct.error,
+    msgpack.UnpackException,
+)
+"""What comes out of msgpack, numpy and torch for bytes that are no description, dtype or value: each decoder of a store's bytes
+makes a CorruptStoreError of these."""
 
 _NO_NUMBERS = re.compile(r"torch\.(bits.*|float4_.*|u?int[1-7])")
 

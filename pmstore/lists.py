@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from pmstore import _ffi, notebook
 from pmstore.core import Core, Payload, payload, represent
-from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
+from pmstore.errors import NameExistsError, PmstoreError
 from pmstore.words import counted
 
 
@@ -73,7 +73,7 @@ class List(MutableSequence[Any]):
     def _find(self, index: int) -> _ffi.Found:
         found = self._core.pool.item(self._list(), index)
         if found is None:
-            raise CorruptStoreError(f"{self._core.path}: the list {self.name!r} is shorter than it says")
+            raise _ffi.damaged(self._core.path, f"the list {self.name!r} is shorter than it says", self._list())
         return found
 
     def _index(self, index: Any, length: int) -> int:

@@ -77,10 +77,7 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
     file.write(msgpack.packb(header))
     with store._core.lock:
         for raw, found in pool.tree():
-            try:
-                path = raw.decode()
-            except UnicodeDecodeError as error:
-                raise CorruptStoreError(f"{pool.path}: a name that is not UTF-8: {raw[:200]!r}") from error
+            path = raw.decode()
             if found.kind == _ffi.GROUP:
                 writer.record("group", path, found.meta)  # the description of slots, which are a group
             elif found.kind == _ffi.LIST:
@@ -88,7 +85,7 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
                 for at in range(pool.list_count(found.data)):
                     item = pool.item(found.data, at)
                     if item is None:
-                        raise CorruptStoreError(f"{store.path}: the list {path!r} is shorter than it says")
+                        raise _ffi.damaged(store.path, f"the list {path!r} is shorter than it says", found.node)
                     _dump_object(writer, pool, "item", item)
             else:
                 _dump_object(writer, pool, path, found)

@@ -9,7 +9,7 @@ from weakref import ref
 import msgpack
 import numpy as np
 
-from pmstore import _ffi, notebook
+from pmstore import _ffi, dtypes, notebook
 from pmstore.array import Descriptor
 from pmstore.core import Core, represent
 from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
@@ -49,7 +49,7 @@ def unpack(meta: bytes) -> int:
     """Which slot is current. Raises: CorruptStoreError."""
     try:
         current = msgpack.unpackb(meta)["slots"]
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+    except dtypes.UNDECODABLE as error:
         raise CorruptStoreError(f"the description of slots does not decode: {error!r}") from error
     if current not in (0, 1):
         raise CorruptStoreError(f"slots are numbered 0 and 1, not {current!r}")
@@ -133,7 +133,7 @@ class Slots:
     def _found(self, place: Place, number: int) -> _ffi.Found:
         found = self._core.pool.find(place.own, _NAMES[number])
         if found is None or found.kind != _ffi.ARRAY:
-            raise CorruptStoreError(f"{self._core.path}: the slots {self.name!r} lack an array")
+            raise _ffi.damaged(self._core.path, f"the slots {self.name!r} lack an array", place.own)
         return found
 
     def _array(self, place: Place, number: int, turn: Turn) -> Any:
@@ -238,7 +238,7 @@ class Slots:
     def _description(self) -> Descriptor:
         with self._core.lock:
             place = self._find()
-            return Descriptor.unpack(self._found(place, place.current).meta)
+            return self._core.describe(self._found(place, place.current))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -263,7 +263,7 @@ class Slots:
             with self._core.lock:
                 place = self._find()
                 found = [self._found(place, number) for number in range(2)]
-            about = Descriptor.unpack(found[0].meta)
+            about = self._core.describe(found[0])
         except (KeyError, PmstoreError):
             return notebook.table(repr(self), [], [], 0)
         rows = [

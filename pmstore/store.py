@@ -16,7 +16,7 @@ from pmstore import _ffi, array, slots, values
 from pmstore._block import Transaction
 from pmstore.containers import Group
 from pmstore.core import Core
-from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, TierError
+from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, FormatVersionError, TierError
 from pmstore.extras import optional
 from pmstore.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.words import counted
@@ -460,7 +460,6 @@ class Store(Group):
         problems = []
         for raw, found in self._core.pool.tree():
             try:
-                raw.decode()
                 if found.kind == _ffi.GROUP:
                     if found.meta:
                         slots.check(self._core.pool, found)
@@ -468,8 +467,10 @@ class Store(Group):
                     self._check_items(found.data)
                 else:
                     self._check_object(found)
-            except (CorruptStoreError, UnicodeDecodeError) as error:
-                problems.append(f"{raw.decode(errors='backslashreplace')!r}: {error}")
+            except CorruptStoreError as error:
+                problems.append(f"{raw.decode()!r}: {error}")
+            except FormatVersionError:
+                pass  # sound, and to be read where it was written
         return problems
 
     def _check_items(self, items: int) -> None:
@@ -477,7 +478,10 @@ class Store(Group):
             found = self._core.pool.item(items, at)
             if found is None:
                 raise CorruptStoreError("a list is shorter than it says")
-            self._check_object(found)
+            try:
+                self._check_object(found)
+            except CorruptStoreError as error:
+                raise CorruptStoreError(f"item {at}: {error}") from error
 
     @staticmethod
     def _check_object(found: _ffi.Found) -> None:
@@ -576,7 +580,8 @@ def open(
         ranges=array.span,
     )
     store = Store(Core(pool))
-    if mode != "r" and ".pmstore" in store:
-        with suppress(TierError, CorruptStoreError):  # told to whoever uses them
-            store._open_tiers()  # those that are flushed by themselves begin to be
+    if mode != "r":
+        with suppress(TierError, CorruptStoreError, FormatVersionError):  # told to whoever uses them
+            if ".pmstore" in store:
+                store._open_tiers()  # those that are flushed by themselves begin to be
     return store

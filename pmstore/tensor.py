@@ -9,7 +9,6 @@ from pmstore import dtypes, layout
 from pmstore._block import Memory
 from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, FormatVersionError
-from pmstore.extras import optional
 
 if TYPE_CHECKING:
     import torch
@@ -57,16 +56,25 @@ def dtype_of(descriptor: Descriptor) -> torch.dtype:
         return dtypes.decode_torch(descriptor.dtype)
     except FormatVersionError:
         raise
-    except ValueError as error:
+    except dtypes.UNDECODABLE as error:
         raise CorruptStoreError(f"the dtype of a tensor does not decode: {error}") from error
 
 
 def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
-    """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the block."""
-    with optional:
-        import torch
+    """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the block.
 
+    Raises: CorruptStoreError if torch has no such tensor.
+    """
     dtype = dtype_of(descriptor)
+    try:
+        return _bind(descriptor, dtype, memory)
+    except dtypes.UNDECODABLE as error:
+        raise CorruptStoreError(f"there is no tensor as its description says: {error}") from error
+
+
+def _bind(descriptor: Descriptor, dtype: torch.dtype, memory: Memory | None) -> torch.Tensor:
+    import torch
+
     strides = layout.strides_of(descriptor.shape, descriptor.order)
     # Reinterpreted, not made as dtype: torch warns when a complex32 tensor is made, and it is not the user who makes one.
     # The CPU's, whatever torch.set_default_device says.

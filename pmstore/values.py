@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 
 from pmstore import dtypes
-from pmstore.errors import CorruptStoreError
+from pmstore.errors import CorruptStoreError, FormatVersionError
 
 MAX_DEPTH = 100
 """Containers within containers. More is a cycle, or nothing a person wrote."""
@@ -224,6 +224,7 @@ def decode(data: bytes) -> Any:
 
     Raises:
         CorruptStoreError: the bytes are not what `encode` writes.
+        FormatVersionError: a long double of another kind of machine.
     """
     try:
         # Bounded by the length of data in memory, by msgpack's own stack in depth, and it does not recurse.
@@ -234,7 +235,9 @@ def decode(data: bytes) -> Any:
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
-    except (ValueError, TypeError, OverflowError, struct.error, msgpack.UnpackException, RecursionError) as error:
+    except FormatVersionError:
+        raise
+    except dtypes.UNDECODABLE as error:
         raise CorruptStoreError(f"a stored value does not decode: {error}") from error
     if value is _TUPLE_MARK:
         raise CorruptStoreError("a stored value does not decode: a tuple's mark alone")

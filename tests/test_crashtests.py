@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from crashtests import campaign, jobs, long, mixtures, mutant_list, mutants
+from crashtests import built, campaign, jobs, long, mixtures, mutant_list, mutants
 from crashtests.report import Report, commit_id, leave
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +85,34 @@ def test_every_store_of_the_engine_goes_through_the_seam(tmp_path: Path) -> None
     assert "past the seam" in found[0]["message"]
 
 
+def test_the_engine_of_the_tree_is_there_and_new(tmp_path: Path) -> None:
+    """Else it says what to do, and tests no other one."""
+    for folder in ("native", "pmstore"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "native" / "pool.c").touch()
+    with pytest.raises(SystemExit, match=r"has no built engine .* build it first"):
+        built.extension(tmp_path)
+    engine = tmp_path / "pmstore" / "_native.abi3.so"
+    engine.touch()
+    os.utime(engine, ns=(1, 1))
+    with pytest.raises(SystemExit, match=r"older than native/pool\.c.* build it first"):
+        built.extension(tmp_path)
+    os.utime(tmp_path / "native" / "pool.c", ns=(1, 1))
+    assert built.extension(tmp_path) == engine
+    (tmp_path / "pmstore" / "_native.cpython-311.so").touch()
+    with pytest.raises(SystemExit, match="several built engines"):
+        built.extension(tmp_path)
+    for module in ("crashtests", "crashtests.tiers"):  # in a tree like that
+        code = (
+            "import pathlib, runpy, sys; from crashtests import built; "
+            f"built.extension.__defaults__ = (pathlib.Path({str(tmp_path / 'native')!r}),); "
+            f"sys.argv = ['x']; runpy.run_module({module!r}, run_name='__main__')"
+        )
+        run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 1
+        assert "has no built engine" in run.stderr
+
+
 def test_mutants_are_of_this_engine() -> None:
     """Each changes a text that is in the engine exactly once."""
     assert [said for m in mutant_list.MUTANTS if (said := mutants.stale(m))] == []
@@ -92,12 +120,12 @@ def test_mutants_are_of_this_engine() -> None:
 
 
 def test_a_broken_engine_is_noticed() -> None:
-    """A few of `make mutants`: a fence, a write-back, a flush and recovery left out."""
-    names = ["no_f1", "no_write_back", "entry_not_flushed", "recover_nothing"]
+    """A few of `make mutants`: a fence, a write-back, a flush, recovery, and the sync before the clean mark left out."""
+    names = ["no_f1", "no_write_back", "entry_not_flushed", "recover_nothing", "clean_before_data"]
     command = [sys.executable, "-m", "crashtests.mutants", *names]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "4 mutants, 4 killed" in run.stdout
+    assert "5 mutants, 5 killed" in run.stdout
 
 
 BROKEN = """

@@ -78,7 +78,10 @@ void window_crash(struct explorer *x);                        /* here: as many c
 uint64_t lines_options(const struct unit *u); /* 0: nothing arrived; the last one: all of it did */
 void lines_apply(struct explorer *x, uint64_t number, uint64_t option);
 void lines_walk(struct explorer *x, const struct tr_event *e);
-uint64_t sectors_options(const struct unit *u); /* 0: nothing arrived; u->count: all of it did; beyond: torn, or none of it */
+/* Domain process on a disk, and the machine goes down: the kernel may have written any page of the shared mapping, as it was at any time,
+ * or none. Whole ones: what the store promises of them is that they are synced before the clean mark, and not opened without it. */
+bool sectors_of_a_mapping(const struct explorer *x);
+uint64_t sectors_options(const struct explorer *x, const struct unit *u); /* 0: nothing arrived; u->count: all of it did; beyond: torn, or none of it */
 void sectors_apply(struct explorer *x, uint64_t number, uint64_t option);
 void sectors_walk(struct explorer *x, const struct tr_event *e);
 void sectors_end(struct explorer *x);

@@ -146,12 +146,12 @@ void image_ask(struct explorer *x, uint64_t bytes, const char *how)
     c->tally.nested_images += x->depth < c->depth;
     write_scratch(x, bytes);
     struct question q = {.domain = c->domain, .allowed = {p.digest[0], p.digest[1]}, .allowed_count = p.count, .hostile = hostile,
-                         .thorough = (a & 15) == 0};
+                         .restarted = sectors_of_a_mapping(x), .thorough = (a & 15) == 0};
     snprintf(q.path, sizeof q.path, "%s", x->scratch_path);
     struct verdict v = oracle_ask(c->oracle, &q);
     if (!v.ok)
         report(x, &v, bytes, how);
-    else if (x->depth > 0 && c->nested_every && !hostile && (a >> 8) % c->nested_every == 0)
+    else if (x->depth > 0 && c->nested_every && !hostile && !q.restarted && (a >> 8) % c->nested_every == 0)
         crash_recovery(x, bytes, v.digest);
     campaign_progress(c, false);
 }

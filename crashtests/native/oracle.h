@@ -17,8 +17,11 @@ struct question {
     uint32_t allowed[3]; /* digests */
     uint32_t allowed_count;
     bool hostile;  /* damaged on purpose: any answer but a crash, a hang or a corrupted walk */
+    bool restarted; /* opened after a restart of the machine, which the domain does not survive: refused, or whole */
     bool thorough; /* mode r too, and the commit after recovery is read back */
 };
+
+extern bool machine_restarted; /* wraps.c: the engine is told another boot id than the machine's */
 
 extern bool oracle_allows_leaks; /* of the workload: set before the first question */
 

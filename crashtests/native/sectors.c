@@ -5,7 +5,12 @@
 
 #define GARBAGE 3u /* options beside the versions: noise, a torn mixture, zeros */
 
-uint64_t sectors_options(const struct unit *u) { return u->count + 1 + GARBAGE; }
+bool sectors_of_a_mapping(const struct explorer *x) { return x->c->model == MODEL_SECTORS && x->c->domain != PMS_DOMAIN_FILE; }
+
+uint64_t sectors_options(const struct explorer *x, const struct unit *u)
+{
+    return u->count + 1 + (sectors_of_a_mapping(x) ? 0 : GARBAGE);
+}
 
 void sectors_apply(struct explorer *x, uint64_t number, uint64_t option)
 {

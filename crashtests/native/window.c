@@ -31,7 +31,7 @@ void units_compact(struct explorer *x)
 
 static uint64_t options_of(const struct explorer *x, const struct unit *u)
 {
-    return x->unit_bytes == SECTOR ? sectors_options(u) : lines_options(u);
+    return x->unit_bytes == SECTOR ? sectors_options(x, u) : lines_options(u);
 }
 
 static uint64_t everything(const struct explorer *x, const struct unit *u)

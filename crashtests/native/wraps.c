@@ -3,6 +3,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+#include "oracle.h"
 #include "threads.h"
 
 /* ---- nothing random in a store: the same seed makes the same images ---- */
@@ -27,6 +28,19 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
         return __real_clock_gettime(clock, t);
     *t = (struct timespec){1700000000, 0};
     return 0;
+}
+
+/* ---- another run of the machine ---- */
+
+void __real_pms_boot_id(uint8_t id[16]);
+void __wrap_pms_boot_id(uint8_t id[16]);
+
+bool machine_restarted;
+
+void __wrap_pms_boot_id(uint8_t id[16])
+{
+    __real_pms_boot_id(id);
+    id[0] ^= machine_restarted;
 }
 
 /* ---- no chance in how threads meet ---- */

@@ -180,7 +180,7 @@ struct model { struct bound bound[NAMES]; uint64_t count, data_blocks, next_plac
 
 static uint32_t name_of(uint32_t i, char *name) /* lengths from 2 to some 280 */
 {
-    int n = sprintf(name, "n%u%s", i, i % 3 ? "" : "/\xc3\xa9t\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+    int n = sprintf(name, "n%u%s", i, i % 3 ? "" : ":\xc3\xa9t\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
     for (uint32_t more = i % 50 == 0 ? 250 : i % 7; more; more--)
         name[n++] = 'x';
     name[n] = 0;
@@ -339,7 +339,7 @@ static void test_put_in_place(void)
 static void test_arguments(void)
 {
     static const char *const bad[] = {"", "\x80", "a\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
-                                      "\xf8\x88\x80\x80\x80", "\xff", "\xf0\x80\x80\x80", "\xe2\x82z"};
+                                      "\xf8\x88\x80\x80\x80", "\xff", "\xf0\x80\x80\x80", "\xe2\x82z", "a/b", "/"};
     static const char *const good[] = {"a", "\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf", "\xef\xbf\xbf"};
     static char longest[PMS_NAME_MAX + 2];
     struct store s;

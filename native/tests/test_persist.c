@@ -284,7 +284,7 @@ static void check_copies(enum pms_flush flush, unsigned char *dst, const unsigne
     CHECK(memcmp(dst, src, n) == 0);
     CHECK(flush == PMS_FLUSH_NONE || p.lines == lines_of(dst, n));
     memset(dst, GUARD, n);
-    CHECK(pms_persist_copy_crc(&p, dst, src, n, crc, NULL) == pms_crc32c_portable(crc, src, n));
+    CHECK(pms_persist_copy_crc(&p, dst, src, n, crc, (unsigned char[PMS_CRC_BLOCK]){0}) == pms_crc32c_portable(crc, src, n));
     CHECK(memcmp(dst, src, n) == 0);
     CHECK(all_are(dst - LINE, GUARD, LINE) && all_are(dst + n, GUARD, LINE));
     pms_persist_zero(&p, dst, n);

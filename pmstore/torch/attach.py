@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler
-from pmstore.torch.errors import AttachError, MismatchError, TornStepError
+from pmstore.torch.errors import AttachError, MismatchError, TornStepError, records
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import open_source
 from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack, wants_mirror
@@ -88,6 +88,7 @@ def attach(
     Raises:
         AttachError: something cannot be moved (another device, no data yet), or is attached already.
         MismatchError: the stored run is one of another model, optimizer or other pieces; it lists the differences.
+        CorruptStoreError: what is stored is not as a run was stored: the store is damaged, or its names were changed.
         TornStepError: the last commit was made in the middle of a step.
         TransactionError: inside a transaction of the store.
         StoreFullError: no room.
@@ -207,22 +208,26 @@ def _begin(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> R
 
 def _resume(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> Run:
     """The stored run. Everything is compared before the program is touched."""
-    _check_about(store, name, given)
-    pieces.progress = store[f"{name}/progress"]
-    if pieces.progress[MIDSTEP]:
-        raise TornStepError(
-            f"the last commit of {name!r} was made in the middle of a training step (after run.detach(), or by another "
-            "thread's transaction, between optimizer.step() and run.commit()), so that what the step had not yet written "
-            f"is lost. The tensors under {name}/model are whole: load them into a new run, or restore an older state"
-        )
-    bindings = [binding for binding in (pieces.model, pieces.optimizer) if binding is not None]
-    for binding in bindings:
-        binding.check()
-    _check_generators(store, name, pieces.source)
-    for binding in bindings:
-        binding.open()
-    run = Run(store, name, pieces, resumed=True)
-    run._bind()
+    with records(store.path, name):
+        _check_about(store, name, given)
+        progress = store[f"{name}/progress"]
+        if not isinstance(progress, np.ndarray) or (progress.shape, progress.dtype) != ((4,), np.dtype(np.int64)):
+            raise ValueError(f"{name}/progress is not four numbers")
+        pieces.progress = progress
+        if pieces.progress[MIDSTEP]:
+            raise TornStepError(
+                f"the last commit of {name!r} was made in the middle of a training step (after run.detach(), or by another "
+                "thread's transaction, between optimizer.step() and run.commit()), so that what the step had not yet written "
+                f"is lost. The tensors under {name}/model are whole: load them into a new run, or restore an older state"
+            )
+        bindings = [binding for binding in (pieces.model, pieces.optimizer) if binding is not None]
+        for binding in bindings:
+            binding.check()
+        _check_generators(store, name, pieces.source)
+        for binding in bindings:
+            binding.open()
+        run = Run(store, name, pieces, resumed=True)
+        run._bind()
     if pieces.optimizer is not None and run.step:
         # What a scheduler of this process would otherwise take for a call in the wrong order, and warn.
         pieces.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]

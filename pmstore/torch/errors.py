@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+from pmstore import _ffi, dtypes
 from pmstore.errors import PmstoreError
 
-__all__ = ["AttachError", "MismatchError", "TornStepError"]
+__all__ = ["AttachError", "MismatchError", "TornStepError", "records"]
 
 
 class AttachError(PmstoreError, ValueError):
@@ -37,6 +39,22 @@ class MismatchError(AttachError):
 
 class TornStepError(AttachError):
     """The store's last commit was made in the middle of a training step, by other means than the run's own commit."""
+
+
+@contextmanager
+def records(path: str, name: str) -> Iterator[None]:
+    """Where a stored run becomes Python's. What is not as a run writes it (a name that is gone, a value of another kind or
+    length) is met in many places, some of them in the objects that are given their state; it ends here.
+
+    Raises: CorruptStoreError.
+    """
+    try:
+        yield
+    except PmstoreError:
+        raise
+    except dtypes.UNDECODABLE as error:
+        told = f"{error} is not there" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise _ffi.damaged(path, f"the run {name!r} is not as a run was stored, or not of the objects given: {told}") from error
 
 
 def _some(title: str, items: tuple[str, ...], most: int = 20) -> list[str]:

@@ -14,7 +14,7 @@ from pmstore import Store
 from pmstore.torch.part import Part
 from pmstore.torch.rng_memory import numpy_state, python_state
 
-__all__ = ["RngParts", "capture", "isolated", "restore"]
+__all__ = ["RngParts", "capture", "check", "isolated", "restore"]
 
 
 def torch_state() -> bytes:
@@ -81,6 +81,15 @@ def restore(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -
     torch.set_rng_state(state["torch"])
     for generator, one in zip(generators, state["generators"], strict=True):
         generator.set_state(one)
+
+
+def check(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
+    """Raises, as `restore` would, if it is no state of these; nothing has happened afterwards."""
+    outside = capture(generators)
+    try:
+        restore(state, generators)
+    finally:
+        restore(outside, generators)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTier, store_tiers
-from pmstore.torch.errors import AttachError
+from pmstore.torch import rng
+from pmstore.torch.errors import AttachError, records
 from pmstore.torch.gradients import GradientKeeper
 from pmstore.torch.loader import Position, Source
 from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
@@ -442,7 +443,11 @@ class Run:
             self._handles.append(optimizer.register_step_post_hook(self._after_update))
 
     def _restore(self, *, opened: bool = False) -> None:
-        """Makes the Python side what the store's last commit says. May be repeated."""
+        """Makes the Python side what the store's last commit says. May be repeated. Raises: CorruptStoreError."""
+        with records(self._store.path, self.name):
+            self._read_back(opened)
+
+    def _read_back(self, opened: bool) -> None:
         self._stale = True
         self._pending = None
         pieces = self._pieces
@@ -468,7 +473,11 @@ class Run:
             pieces.start.forget()
             pieces.generators.forget()
             self._drawn = None
-            self._position.start = self._start_written = pieces.start.read()
+            self._position.start = self._start_written = start = pieces.start.read()
+            if start is not None:
+                rng.check(start, pieces.source.generators)  # now, and not when the next batch is asked for
+            elif batch:
+                raise ValueError("the data have been read from, and where from is not there")
             for generator, state in zip(pieces.source.generators, pieces.generators.read(), strict=True):
                 generator.set_state(state)
         self._done = self._committed = step

@@ -1,0 +1,27 @@
+"""Whether the engine that Python has is the one of these sources: what is tested by the crash tests has to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD_IT = "build it first: pip install --no-build-isolation -e ."
+
+
+def extension(root: Path = ROOT) -> Path:
+    """The tree's extension module of the engine.
+
+    Raises: SystemExit that says what to do: there is none, or a source is newer.
+    """
+    found = sorted((root / "pmstore").glob("_native*.so"))
+    if not found:
+        raise SystemExit(f"crashtests: {root / 'pmstore'} has no built engine (_native*.so): {BUILD_IT}")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise SystemExit(f"crashtests: {root / 'pmstore'} has several built engines ({names}): remove the old ones")
+    sources = [*(root / "native").glob("*.[ch]"), *(root / "pmstore").glob("_*.c"), root / "pmstore" / "_build_ffi.py"]
+    newest = max((path for path in sources if path.exists()), key=lambda path: path.stat().st_mtime_ns)
+    if newest.stat().st_mtime_ns > found[0].stat().st_mtime_ns:
+        where = newest.relative_to(root)
+        raise SystemExit(f"crashtests: the built engine is older than {where}, so that another one would be tested: {BUILD_IT}")
+    return found[0]
