@@ -1,3 +1,4 @@
+/* What open snapshots need of pages that change: kept as they were when the running transaction began. */
 #include <time.h>
 
 #include "quiet.h"
