@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "handler.h"
+#include "mappings.h"
 #include "sort.h"
 
 #define FIRST_BYTES (32u << 10)  /* of a large extent's first capture; x4 while faults stay sequential, up to: */
@@ -101,6 +102,31 @@ static bool choose_span(struct pms_capture *c, uint64_t off, struct pms_span *sp
     return b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB || b.kind == PMS_KIND_FREE;
 }
 
+static bool is_users_page(const struct pms_capture *c, uint64_t off)
+{
+    struct pms_block b;
+    return pms_heap_find(c->heap, off, &b) && (b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB);
+}
+
+/* Where mappings are scarce (mappings.h) a span grows on both sides up to what is writable already, with which it is one mapping then: over
+ * blocks alone, for which the log has room (I5). prepared: over pages that need no pre-image. */
+static struct pms_span widened(const struct pms_capture *c, struct pms_span span, bool prepared)
+{
+    uint64_t reach = pms_mappings_reach(), from = span.off, to = from + span.bytes;
+    uint64_t least = from > reach ? from - reach : 0, most = to + reach < c->map->bytes ? to + reach : c->map->bytes;
+    for (int up = 0; up < 2; up++) {
+        while (up ? to < most : from > least) {
+            uint64_t next = up ? to : from - PMS_PAGE;
+            bool may = !prepared || pms_undo_page_prepared(c->undo, next / PMS_PAGE);
+            if (!may || pms_map_all_writable(c->map, next, PMS_PAGE) || !is_users_page(c, next))
+                break;
+            from -= up ? 0 : PMS_PAGE;
+            to += up ? PMS_PAGE : 0;
+        }
+    }
+    return (struct pms_span){from, to - from};
+}
+
 /* ---- capturing ---- */
 
 static void warm(struct pms_capture *c, uint64_t off, uint64_t bytes)
@@ -174,8 +200,9 @@ bool pms_capture_fault(struct pms_capture *c, uint64_t off)
         struct pms_block b;
         if (pms_heap_find(c->heap, off, &b))
             span = (struct pms_span){b.extent_off, b.extent_bytes};
-        unprotect(c, prepared_run(c, span, off));
+        unprotect(c, widened(c, prepared_run(c, span, off), true));
     } else if (ours) {
+        span = widened(c, span, false);
         append_span(c, span);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
         if (pms_map_take(c->map, span.off, span.bytes))
