@@ -1,10 +1,13 @@
 #include "capture.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "handler.h"
+#include "mappings.h"
+#include "sort.h"
 
 #define FIRST_BYTES (32u << 10)  /* of a large extent's first capture; x4 while faults stay sequential, up to: */
 #define STREAM_BYTES (2u << 20)
@@ -17,6 +20,8 @@
 #define HOT_IDLE 2u              /* and cools when it was unchanged at this many looks in a row */
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+static_assert(offsetof(struct pms_span, off) == 0 && offsetof(struct pms_dirty, off) == 0, "sorted by it");
 
 static uint64_t page_down(uint64_t n) { return n & ~(uint64_t)(PMS_PAGE - 1); }
 static uint64_t page_up(uint64_t n) { return page_down(n + PMS_PAGE - 1); }
@@ -97,6 +102,31 @@ static bool choose_span(struct pms_capture *c, uint64_t off, struct pms_span *sp
     return b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB || b.kind == PMS_KIND_FREE;
 }
 
+static bool is_users_page(const struct pms_capture *c, uint64_t off)
+{
+    struct pms_block b;
+    return pms_heap_find(c->heap, off, &b) && (b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB);
+}
+
+/* Where mappings are scarce (mappings.h) a span grows on both sides up to what is writable already, with which it is one mapping then: over
+ * blocks alone, for which the log has room (I5). prepared: over pages that need no pre-image. */
+static struct pms_span widened(const struct pms_capture *c, struct pms_span span, bool prepared)
+{
+    uint64_t reach = pms_mappings_reach(), from = span.off, to = from + span.bytes;
+    uint64_t least = from > reach ? from - reach : 0, most = to + reach < c->map->bytes ? to + reach : c->map->bytes;
+    for (int up = 0; up < 2; up++) {
+        while (up ? to < most : from > least) {
+            uint64_t next = up ? to : from - PMS_PAGE;
+            bool may = !prepared || pms_undo_page_prepared(c->undo, next / PMS_PAGE);
+            if (!may || pms_map_all_writable(c->map, next, PMS_PAGE) || !is_users_page(c, next))
+                break;
+            from -= up ? 0 : PMS_PAGE;
+            to += up ? PMS_PAGE : 0;
+        }
+    }
+    return (struct pms_span){from, to - from};
+}
+
 /* ---- capturing ---- */
 
 static void warm(struct pms_capture *c, uint64_t off, uint64_t bytes)
@@ -170,8 +200,9 @@ bool pms_capture_fault(struct pms_capture *c, uint64_t off)
         struct pms_block b;
         if (pms_heap_find(c->heap, off, &b))
             span = (struct pms_span){b.extent_off, b.extent_bytes};
-        unprotect(c, prepared_run(c, span, off));
+        unprotect(c, widened(c, prepared_run(c, span, off), true));
     } else if (ours) {
+        span = widened(c, span, false);
         append_span(c, span);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
         if (pms_map_take(c->map, span.off, span.bytes))
@@ -244,19 +275,6 @@ static uint64_t choose_settled(const struct pms_capture *c, struct pms_span *spa
     return chosen;
 }
 
-static void sort_by_offset(struct pms_span *span, uint64_t n) /* shell sort: no memory, and cheap where they are in order */
-{
-    for (uint64_t gap = n / 2; gap > 0; gap /= 2) {
-        for (uint64_t i = gap; i < n; i++) {
-            struct pms_span x = span[i];
-            uint64_t j = i;
-            for (; j >= gap && span[j - gap].off > x.off; j -= gap)
-                span[j] = span[j - gap];
-            span[j] = x;
-        }
-    }
-}
-
 int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, struct pms_error *error)
 {
     uint64_t bytes = 0, kept = 0;
@@ -268,7 +286,7 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
             return PMS_E_INVALID;
         bytes += span[kept++].bytes;
     }
-    sort_by_offset(span, kept);
+    pms_sort(span, kept, sizeof *span);
     pms_undo_lock(c->undo);
     bool by_all_cores = bytes >= PMS_UNDO_PARALLEL;
     if (by_all_cores)
@@ -342,20 +360,6 @@ static bool leaves_writable(const struct pms_dirty *d)
     return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FRESH;
 }
 
-/* Sorts by offset without memory: the list is short, or already nearly in order. */
-static void sort_spans(struct pms_dirty *d, uint64_t n)
-{
-    for (uint64_t gap = n / 2; gap > 0; gap /= 2) {
-        for (uint64_t i = gap; i < n; i++) {
-            struct pms_dirty x = d[i];
-            uint64_t j = i;
-            for (; j >= gap && d[j - gap].off > x.off; j -= gap)
-                d[j] = d[j - gap];
-            d[j] = x;
-        }
-    }
-}
-
 /* Moves the ranges to protect to the front of the list and returns their number: order has no meaning any more. */
 static uint64_t gather_protectable(struct pms_undo *u)
 {
@@ -367,7 +371,7 @@ static uint64_t gather_protectable(struct pms_undo *u)
         u->dirty[i] = u->dirty[n];
         u->dirty[n++] = x;
     }
-    sort_spans(u->dirty, n);
+    pms_sort(u->dirty, n, sizeof *u->dirty);
     return n;
 }
 

@@ -10,7 +10,10 @@
 
 struct owned { uint64_t off, seen; }; /* a live block, and how many owners it has */
 
-struct container { uint64_t header; uint32_t kind; }; /* a group's directory, or a list */
+struct container { /* a group's directory, or a list */
+    uint64_t header;
+    uint32_t kind, depth; /* depth: groups that it is in, and itself if it is one */
+};
 
 struct checker {
     struct pms_pool *pool;
@@ -19,6 +22,7 @@ struct checker {
     uint64_t count, room, last_extent;
     struct container *container; /* still to look at */
     uint64_t containers, container_room;
+    uint32_t depth; /* of the one that is looked at */
     bool out_of_memory;
 };
 
@@ -90,7 +94,8 @@ static bool remember_container(struct checker *c, const struct pms_object *objec
             return false;
         c->container = more;
     }
-    c->container[c->containers++] = (struct container){object->data, object->kind};
+    c->container[c->containers++] = (struct container){
+        object->data, object->kind, c->depth + (object->kind == PMS_OBJECT_GROUP)};
     return true;
 }
 
@@ -119,11 +124,15 @@ static void check_containers(struct checker *c)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(c->pool);
     struct pms_error e;
-    struct container next = {pms_pool_root(c->pool)->directory, PMS_OBJECT_GROUP};
+    struct container next = {pms_pool_root(c->pool)->directory, PMS_OBJECT_GROUP, 0};
     for (uint64_t seen = 1;; seen++) {
         bool is_list = next.kind == PMS_OBJECT_LIST;
         int status = PMS_OK;
-        if (!seen_before(c, next.header))
+        c->depth = next.depth;
+        if (next.depth > PMS_GROUPS_MAX)
+            problem(c, "the group at offset %llu is in more than %u others", (unsigned long long)next.header,
+                    PMS_GROUPS_MAX - 1);
+        else if (!seen_before(c, next.header))
             status = is_list ? pms_list_check(&dirs, next.header, visit, c, &e) : pms_dir_check(&dirs, next.header, visit, c, &e);
         c->report->groups += !is_list;
         c->report->lists += is_list;

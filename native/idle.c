@@ -21,8 +21,7 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
         pms_map_set_apart(u->map, off, len);
     pms_undo_lock(u);
     pms_undo_tag_block(u, off, len, PMS_TAG_IDLE);
-    /* Should the mappings have run out, the first store faults, finds its page prepared, and makes it writable then. */
-    (void)pms_map_unprotect(u->map, off, len);
+    pms_map_unprotect_surely(u->map, off, len);
     pms_undo_unlock(u);
 }
 

@@ -207,6 +207,7 @@ struct pms_node { /* followed by the name (UTF-8, no NUL, no '/'), then meta */
 };
 static_assert(sizeof(struct pms_node) == PMS_LINE, "node");
 #define PMS_NAME_MAX 4096u
+#define PMS_GROUPS_MAX 100u /* groups within groups: deeper is a cycle, or nothing a person made */
 
 /* ---- list: a counted B+tree over items, in the heap -------------------------------------------------------
  * A header block, and tree nodes of 1 KiB. Leaves (level 0) hold offsets of items, in order; an inner node holds its children and

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "mappings.h"
+
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 0x03
 #endif
@@ -19,6 +21,7 @@
 #endif
 
 #define APART_MAX 1024u /* of the 65,530 mappings that a process may have */
+#define PARTED_APART 2  /* mappings that one of them makes */
 #define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
 #define COPY_PIECE (1u << 20)   /* of one core */
 
@@ -43,12 +46,27 @@ static int map_range(struct pms_map *m, unsigned char *base, uint64_t from, uint
     return pms_persist_map(m->persist, base + from, (size_t)(to - from), prot, flags, m->fd, from);
 }
 
+/* Private views. The kernel joins mappings only if their own pages are of one origin (its anon_vma), which a mapping gets at the first
+ * store into it, and its parts inherit. Parts that were stored to one by one would stay mappings of their own for ever, whatever their
+ * protection. So the first store, of what is there, is made before there are parts. Where that may not be, nothing is lost but mappings. */
+static void make_one_origin(struct pms_map *m, uint64_t from, uint64_t to)
+{
+    volatile unsigned char *first = m->user + from;
+    if (mprotect(m->user + from, (size_t)(to - from), PROT_READ | PROT_WRITE) != 0)
+        return;
+    *first = *first;
+    (void)madvise(m->user + from, PMS_PAGE, MADV_DONTNEED); /* the file's again */
+    (void)mprotect(m->user + from, (size_t)(to - from), PROT_READ);
+}
+
 static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
 {
     int flags = m->sync ? MAP_SHARED_VALIDATE | MAP_SYNC : m->shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
     int err = map_range(m, m->user, from, to, PROT_READ, flags);
     if (!err && m->shared)
         err = map_range(m, m->engine, from, to, PROT_READ | PROT_WRITE, flags);
+    if (!err && !m->shared && to > from)
+        make_one_origin(m, from, to);
     return err;
 }
 
@@ -88,6 +106,7 @@ int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, en
                  struct pms_persist *persist, struct pms_error *error)
 {
     memset(m, 0, sizeof *m);
+    pms_mappings_read_limit();
     m->fd = fd;
     m->persist = persist;
     m->shared = how != PMS_MAP_PRIVATE;
@@ -130,6 +149,8 @@ int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error)
 
 void pms_map_close(struct pms_map *m)
 {
+    pms_mappings_add(-m->parted - PARTED_APART * (int64_t)m->apart);
+    m->parted = m->apart = 0;
     if (m->writable)
         munmap((void *)m->writable, 2 * bitmap_bytes(m->reserve));
     if (m->engine && m->engine != m->user)
@@ -167,6 +188,27 @@ static void set_bits(_Atomic uint64_t *bits, uint64_t off, uint64_t bytes, bool 
     }
 }
 
+static bool is_writable(const struct pms_map *m, uint64_t page)
+{
+    return page < m->reserve / PMS_PAGE &&
+           (atomic_load_explicit(&m->writable[page / 64], memory_order_relaxed) >> (page % 64) & 1);
+}
+
+/* Counts the mappings that begin in a range or right behind it, as its pages become writable or protected: then none begins inside. */
+static void count_parts(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
+{
+    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
+    bool left = first > 0 && is_writable(m, first - 1), right = is_writable(m, last + 1), before = left;
+    int64_t parts = (left != on) + (right != on) - (right != is_writable(m, last));
+    for (uint64_t w = first / 64; w <= last / 64; w++) {
+        uint64_t word = atomic_load_explicit(&m->writable[w], memory_order_relaxed);
+        parts -= __builtin_popcountll((word ^ (word << 1 | before)) & word_mask(first, last, w));
+        before = word >> 63;
+    }
+    m->parted += parts;
+    pms_mappings_add(parts);
+}
+
 /* A bit of `writable` is on only while its page is writable for sure: set after the system call, cleared before it. One of `own` is off
  * only as long as its page never was: set before. */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
@@ -175,14 +217,17 @@ int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
     if (!m->shared)
         set_bits(m->own, off, bytes, true);
     int err = pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ | PROT_WRITE);
-    if (!err)
+    if (!err) {
+        count_parts(m, off, bytes, true);
         set_bits(m->writable, off, bytes, true);
+    }
     return err;
 }
 
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    count_parts(m, off, bytes, false);
     set_bits(m->writable, off, bytes, false);
     return pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ);
 }
@@ -191,7 +236,7 @@ void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     if (pms_map_all_writable(m, off, bytes))
         return;
-    int err = pms_map_unprotect(m, off, bytes);
+    int err = pms_mappings_spent(m->parted) ? ENOMEM : pms_map_unprotect(m, off, bytes);
     if (err == ENOMEM) {
         err = pms_map_protect(m, 0, m->bytes);
         if (!err)
@@ -278,9 +323,10 @@ void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
 void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     bool odd = off / bytes % 2;
-    if (!m->shared || m->apart == APART_MAX)
+    if (!m->shared || m->apart == APART_MAX || pms_mappings_reach())
         return;
     m->apart++;
+    pms_mappings_add(PARTED_APART);
     (void)madvise(m->user + off, bytes, odd ? MADV_DODUMP : MADV_NORMAL); /* what lay here before may have had the other one */
     (void)madvise(m->user + off, bytes, odd ? MADV_RANDOM : MADV_DONTDUMP);
 }

@@ -29,6 +29,7 @@ struct pms_map {
     _Atomic uint64_t *own;      /* likewise: it has been, some time. Private views: all others are the file's */
     struct pms_footer *footer; /* the page behind `bytes`, where it is kept: footer.h */
     uint32_t apart;          /* ranges set apart so far */
+    int64_t parted;          /* mappings that changes of protection have made: under the log lock, as these are */
     struct pms_persist *persist;
 };
 
@@ -49,8 +50,8 @@ void pms_map_close(struct pms_map *m); /* unmaps everything */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes);
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* Unprotects a range, whatever the mappings: when they run out, everything is protected first (which makes one mapping of all that is not
- * set apart), and pages that were writable fault again. */
+/* Unprotects a range, whatever the mappings: when they run out (mappings.h), everything is protected first, which makes one mapping of all
+ * that is not set apart, and pages that were writable fault again. */
 void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes);
 bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes);
 

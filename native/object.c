@@ -296,40 +296,44 @@ int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint3
     return open_container(pool, dir, name, name_bytes, PMS_OBJECT_LIST, create, out, error);
 }
 
-/* Empties a directory, groups in it first. No recursion: a hostile or a deep tree must not eat the stack. The path from the
- * group to where we are is kept in the tree itself: we always go on with the first entry, and start over after a removal. */
+/* Removes what a directory lists first, if that has nothing in it: *inside is 0 then, and else the group to empty before. */
+static int remove_first(const struct pms_dir_ctx *dirs, uint64_t dir, const struct pms_object *o, uint64_t *inside,
+                        struct pms_error *error)
+{
+    uint64_t count = 0;
+    int status = PMS_OK;
+    *inside = 0;
+    if (o->kind == PMS_OBJECT_GROUP)
+        status = pms_dir_count(dirs, o->data, &count, error);
+    else if (o->kind == PMS_OBJECT_LIST)
+        status = pms_list_clear(dirs, o->data, error);
+    if (status == PMS_OK && count) {
+        *inside = o->data;
+        return PMS_OK;
+    }
+    return status == PMS_OK ? pms_dir_remove(dirs, dir, o->name, o->name_bytes, error) : status;
+}
+
+/* Empties a directory, groups in it first. No recursion, and no more than the depth that a store has: a hostile tree must not eat
+ * the stack. Each object is met once, each group once more when it is empty. */
 static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    uint64_t way[PMS_GROUPS_MAX] = {top}, depth = 0;
     for (;;) {
-        uint64_t at = top, parent = 0;
-        struct pms_object o = {0}, in_parent = {0};
-        for (uint64_t depth = 0;; depth++) {
-            uint64_t node = 0;
-            int status = pms_dir_next(&dirs, at, &node, &o, error);
-            if (status != PMS_OK)
-                return status;
-            if (node == 0 || o.kind != PMS_OBJECT_GROUP)
-                break;
-            if (depth > 100000)
-                return pms_fail(error, PMS_E_CORRUPT, "groups contain each other");
-            parent = at;
-            in_parent = o;
-            at = o.data;
-            o.node = 0;
-        }
-        int status = o.node && o.kind == PMS_OBJECT_LIST ? pms_list_clear(&dirs, o.data, error) : PMS_OK;
+        uint64_t node = 0, inside = 0;
+        struct pms_object o;
+        int status = pms_dir_next(&dirs, way[depth], &node, &o, error);
+        if (status == PMS_OK && node)
+            status = remove_first(&dirs, way[depth], &o, &inside, error);
         if (status != PMS_OK)
             return status;
-        if (o.node) {
-            status = pms_dir_remove(&dirs, at, o.name, o.name_bytes, error);
-        } else if (at == top) {
+        if (inside && depth + 1 == PMS_GROUPS_MAX)
+            return pms_fail(error, PMS_E_CORRUPT, "groups are in each other, or in more than %u others", PMS_GROUPS_MAX - 1);
+        if (inside)
+            way[++depth] = inside;
+        else if (!node && depth-- == 0)
             return PMS_OK;
-        } else {
-            status = pms_dir_remove(&dirs, parent, in_parent.name, in_parent.name_bytes, error);
-        }
-        if (status != PMS_OK)
-            return status;
     }
 }
 

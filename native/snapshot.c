@@ -1,67 +1,19 @@
-#include "snapshot.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "checksum.h"
 #include "quiet.h"
+#include "snapshot_state.h"
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
-#define DONE UINT32_MAX         /* in a slot: released */
 #define STRETCH 512u            /* pages of one optimistic copy: 2 MiB */
 #define STRETCH_LOCKED 32u      /* when writers are too fast for that: copied under the log lock */
 #define TRIES 4
 #define LOOK_MOST 4096u         /* entries that are looked through twice */
 #define STRETCH_FREED 1024u     /* pages given back at once: 4 MiB */
 #define SLACK 8u                /* memory for kept pages is this much of it larger than asked for: the next snapshot's bound may be */
-#define SLICE_NS 20000000       /* a waiting writer looks at the time so often */
-
-/* What all open snapshots of a store share. Kept pages are numbered from 1; 0 in a slot: nothing kept, still needed. */
-struct pms_snapshots {
-    struct pms_snapshot *first;
-    unsigned char *page;       /* kept pages */
-    uint32_t *refs;            /* of each: snapshots that need it */
-    uint32_t *free;            /* stack of numbers given back */
-    uint32_t *building;        /* by page of the store: number of a kept page that is being made */
-    uint64_t *batch;           /* pages being made */
-    uint64_t *page_of;         /* of each kept page: which page of the store it is */
-    uint64_t batch_count;
-    uint64_t capacity;         /* pages that the arrays have a place for */
-    uint64_t room, used, peak, free_count, made; /* pages */
-    uint64_t store_pages;
-    uint32_t writers;          /* that wait */
-    _Atomic uint32_t progress; /* changes when pages are released: what a writer waits for */
-};
-
-struct pms_snapshot {
-    struct pms_undo *undo;
-    struct pms_snapshot *next;
-    struct pms_superblock super;
-    uint64_t tag;              /* transaction that ran when it was opened: the first whose writes do not belong to it */
-    uint64_t pages;            /* of the store then */
-    _Atomic uint32_t *slot;    /* by page */
-    uint8_t *live;             /* by chunk, or NULL: what will be read at all */
-    uint64_t live_pages, live_count; /* pages a chunk; chunks */
-    int64_t max_wait_ns;
-    uint64_t waits, wait_ns;
-    bool lost;                 /* a writer waited too long: under the log lock */
-    bool listed;               /* under the log lock */
-    struct pms_lock gate;      /* protects the next two, and outlives the store */
-    bool detached;
-    uint32_t inside;
-    _Atomic uint32_t left;     /* +1 when a reader leaves */
-    _Atomic uint32_t let_go;   /* 1: who detached it will not look at it again */
-};
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
-}
 
 static void *reserve(uint64_t bytes)
 {
@@ -100,8 +52,8 @@ static struct pms_snapshots *shared_new(const struct pms_undo *u, uint64_t bound
     all->room = bound_bytes / PMS_PAGE > 0 ? bound_bytes / PMS_PAGE : 1;
     if (all->room > most)
         all->room = most;
-    if (all->room >= DONE)
-        all->room = DONE - 1;
+    if (all->room >= PMS_SNAPSHOT_DONE)
+        all->room = PMS_SNAPSHOT_DONE - 1;
     all->capacity = all->room + all->room / SLACK;
     all->page = reserve(all->capacity * PMS_PAGE);
     all->refs = reserve((all->capacity + 1) * sizeof *all->refs);
@@ -140,188 +92,6 @@ static struct pms_snapshots *shared_spare(struct pms_undo *u, struct pms_snapsho
     PMS_ASSERT(!all->used);
     u->spare_snapshots = all;
     return old;
-}
-
-/* ---- what is needed ---- REQUIRES: the log lock ---- */
-
-static bool needs(const struct pms_snapshot *s, uint64_t page)
-{
-    if (s->lost || page >= s->pages || atomic_load_explicit(&s->slot[page], memory_order_relaxed) != 0)
-        return false;
-    return !s->live || (page / s->live_pages < s->live_count && s->live[page / s->live_pages]);
-}
-
-static bool any_needs(const struct pms_snapshots *all, uint64_t page)
-{
-    for (const struct pms_snapshot *s = all->first; s; s = s->next)
-        if (needs(s, page))
-            return true;
-    return false;
-}
-
-static unsigned char *kept(const struct pms_snapshots *all, uint32_t number) { return all->page + (number - 1ull) * PMS_PAGE; }
-
-static void unref(struct pms_snapshots *all, uint32_t number)
-{
-    PMS_ASSERT(number >= 1 && number <= all->made && all->refs[number] > 0);
-    if (--all->refs[number])
-        return;
-    all->free[all->free_count++] = number;
-    all->used--;
-}
-
-static uint32_t take_number(struct pms_snapshots *all) /* 0: the bound is reached */
-{
-    if (all->used == all->room)
-        return 0;
-    all->used++;
-    if (all->used > all->peak)
-        all->peak = all->used;
-    return all->free_count ? all->free[--all->free_count] : (uint32_t)++all->made;
-}
-
-/* ---- keeping pages as they were when the running transaction began ---- REQUIRES: the log lock ---- */
-
-/* Entries of this transaction, or more than the list has room for. */
-static uint64_t taken_count(const struct pms_undo *u) { return u->seq; }
-
-/* Lays the entries over the pages being made, newest first: the oldest pre-image of a byte is the true one. */
-static void finish_batch(struct pms_undo *u)
-{
-    struct pms_snapshots *all = u->snapshots;
-    for (uint64_t i = all->batch_count ? taken_count(u) : 0; i-- > 0;) {
-        const struct pms_taken *t = &u->taken[i];
-        uint64_t target = t->target, image = t->image, end = target + t->len;
-        for (uint64_t at = target; at < end;) {
-            uint64_t page = at / PMS_PAGE, to = (page + 1) * PMS_PAGE < end ? (page + 1) * PMS_PAGE : end;
-            if (all->building[page])
-                pms_quiet_copy(kept(all, all->building[page]) + at % PMS_PAGE, u->log + image + (at - target), to - at);
-            at = to;
-        }
-    }
-    for (uint64_t i = 0; i < all->batch_count; i++) {
-        uint64_t page = all->batch[i];
-        uint32_t number = all->building[page];
-        all->building[page] = 0;
-        all->refs[number] = 0;
-        for (struct pms_snapshot *s = all->first; s; s = s->next) {
-            if (!needs(s, page))
-                continue;
-            all->refs[number]++;
-            atomic_store_explicit(&s->slot[page], number, memory_order_release);
-        }
-        PMS_ASSERT(all->refs[number] > 0);
-    }
-    all->batch_count = 0;
-}
-
-/* Starts to keep a page. whole: an entry covers it, so that its content now does not matter. false: no room. */
-static bool start_page(struct pms_undo *u, uint64_t page, bool whole)
-{
-    struct pms_snapshots *all = u->snapshots;
-    if (all->building[page] || !any_needs(all, page))
-        return true;
-    uint32_t number = take_number(all);
-    if (!number)
-        return false;
-    if (!whole)
-        pms_quiet_copy(kept(all, number), (const unsigned char *)pms_map_at(u->map, page * PMS_PAGE), PMS_PAGE);
-    all->building[page] = number;
-    all->page_of[number] = page;
-    all->batch[all->batch_count++] = page;
-    return true;
-}
-
-/* A snapshot that cannot be served any more: what it kept goes back. */
-static void lose(struct pms_snapshots *all, struct pms_snapshot *s)
-{
-    s->lost = true;
-    for (uint32_t number = 1; number <= all->made && all->used; number++) {
-        uint64_t page = all->page_of[number];
-        if (all->refs[number] == 0 || page >= s->pages || atomic_load(&s->slot[page]) != number)
-            continue;
-        atomic_store(&s->slot[page], DONE);
-        unref(all, number);
-    }
-}
-
-struct wait { uint64_t began, now; }; /* of one writer; 0: it has not waited yet */
-
-/* Waits until something was released; gives up snapshots whose time is over. REQUIRES: the log lock, given up meanwhile. */
-static void wait_for_room(struct pms_undo *u, struct wait *w)
-{
-    struct pms_snapshots *all = u->snapshots;
-    uint64_t before = now_ns(), waited = w->began ? before - w->now : 0;
-    bool first = w->began == 0, expired = false;
-    w->began = first ? before : w->began;
-    w->now = before;
-    for (struct pms_snapshot *s = all->first; s; s = s->next) {
-        s->wait_ns += waited;
-        s->waits += first;
-        if (!s->lost && s->max_wait_ns >= 0 && before - w->began >= (uint64_t)s->max_wait_ns) {
-            lose(all, s);
-            expired = true;
-        }
-    }
-    if (expired)
-        return;
-    uint32_t seen = atomic_load(&all->progress); /* nothing is released while the lock is held */
-    all->writers++;
-    pms_undo_unlock(u);
-    pms_futex_wait(&all->progress, seen, SLICE_NS);
-    pms_undo_lock(u);
-    all->writers--;
-}
-
-static bool start_span(struct pms_undo *u, uint64_t off, uint64_t bytes, bool captured)
-{
-    for (uint64_t page = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE; page <= last; page++) {
-        bool whole = captured && page * PMS_PAGE >= off && (page + 1) * PMS_PAGE <= off + bytes;
-        if (!start_page(u, page, whole))
-            return false;
-    }
-    return true;
-}
-
-static bool start_transaction(struct pms_undo *u)
-{
-    for (uint64_t i = 0, n = taken_count(u); i < n; i++)
-        if (!start_span(u, u->taken[i].target, u->taken[i].len, true))
-            return false;
-    return true;
-}
-
-/* Entries that the list has no room for: a transaction of more than a hundred million of them. */
-static bool too_many(struct pms_undo *u)
-{
-    if (u->seq <= u->taken_room)
-        return false;
-    for (struct pms_snapshot *s = u->snapshots->first; s; s = s->next)
-        lose(u->snapshots, s);
-    return true;
-}
-
-static void keep(struct pms_undo *u, uint64_t off, uint64_t bytes)
-{
-    struct wait wait = {0};
-    while (u->snapshots && !too_many(u)) {
-        bool all_started = bytes ? start_span(u, off, bytes, false) : start_transaction(u);
-        finish_batch(u);
-        if (all_started)
-            return;
-        wait_for_room(u, &wait);
-    }
-}
-
-void pms_snapshot_keep_transaction(struct pms_undo *u) { keep(u, 0, 0); }
-
-void pms_snapshot_keep(struct pms_undo *u, uint64_t off, uint64_t bytes)
-{
-    if (!bytes)
-        return;
-    pms_undo_lock(u);
-    keep(u, off, bytes);
-    pms_undo_unlock(u);
 }
 
 /* ---- opening and closing ---- */
@@ -371,6 +141,7 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
     s->next = u->snapshots->first;
     s->listed = true;
     u->snapshots->first = s;
+    u->snapshots->done = 0; /* it may need what the others have */
     pms_undo_unlock(u);
     shared_free(all);
     *out = s;
@@ -413,7 +184,7 @@ static struct pms_snapshots *unlist(struct pms_undo *u, struct pms_snapshot *s)
     while (*at != s)
         at = &(*at)->next;
     *at = s->next;
-    lose(all, s);
+    pms_snapshot_lose(all, s);
     wake_writers(all);
     if (all->first || all->writers)
         return NULL; /* with writers in it, it stays, empty, for the next snapshot or until the store closes */
@@ -439,7 +210,7 @@ static void let_memory_go(struct pms_snapshot *s)
         pms_undo_lock(u);
         struct pms_snapshots *all = u->snapshots;
         if (s->listed && !s->lost) {
-            lose(all, s);
+            pms_snapshot_lose(all, s);
             wake_writers(all);
         }
         more = s->listed && all->first == s && !s->next && !all->writers && !all->used && at < all->made;
@@ -537,10 +308,10 @@ static bool copy_kept(struct stretch *x, uint64_t i)
     uint32_t number = atomic_load_explicit(&x->s->slot[x->first + i], memory_order_acquire);
     if (number == 0)
         return false;
-    if (number == DONE)
+    if (number == PMS_SNAPSHOT_DONE)
         memset(x->dst + i * PMS_PAGE, 0, PMS_PAGE); /* released, or lost: the caller is told or does not care */
     else
-        pms_quiet_copy(x->dst + i * PMS_PAGE, kept(all, number), PMS_PAGE);
+        pms_quiet_copy(x->dst + i * PMS_PAGE, pms_snapshot_kept(all, number), PMS_PAGE);
     x->source[i] = FROM_KEPT;
     return true;
 }
@@ -625,7 +396,7 @@ static bool try_stretch(struct stretch *x)
 {
     struct pms_undo *u = x->s->undo;
     pms_undo_lock(u);
-    uint64_t tag = u->tag, n = taken_count(u), end = log_end(u);
+    uint64_t tag = u->tag, n = pms_snapshot_taken(u), end = log_end(u);
     pms_undo_unlock(u);
     if (n > u->taken_room)
         return false;
@@ -634,7 +405,7 @@ static bool try_stretch(struct stretch *x)
     pms_full_fence(); /* the copies, before the count of entries is read: I3 turned round */
     pms_undo_lock(u);
     bool same = u->tag == tag;
-    n = taken_count(u);
+    n = pms_snapshot_taken(u);
     end = log_end(u);
     pms_undo_unlock(u);
     if (!same || n > u->taken_room)
@@ -659,8 +430,8 @@ static void read_stretch(struct stretch *x)
         memset(part.image, 0, part.count * sizeof part.image[0]);
         pms_undo_lock(x->s->undo);
         copy_now(&part);
-        if (taken_count(x->s->undo) <= x->s->undo->taken_room)
-            lay_over(&part, taken_count(x->s->undo), log_end(x->s->undo));
+        if (pms_snapshot_taken(x->s->undo) <= x->s->undo->taken_room)
+            lay_over(&part, pms_snapshot_taken(x->s->undo), log_end(x->s->undo));
         pms_undo_unlock(x->s->undo);
     }
 }
@@ -733,9 +504,9 @@ void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)
     pms_undo_lock(s->undo);
     for (uint64_t p = off / PMS_PAGE, end = (off + bytes) / PMS_PAGE; p < end && p < s->pages; p++) {
         uint32_t number = atomic_load_explicit(&s->slot[p], memory_order_relaxed);
-        atomic_store_explicit(&s->slot[p], DONE, memory_order_relaxed);
-        if (number && number != DONE)
-            unref(all, number);
+        atomic_store_explicit(&s->slot[p], PMS_SNAPSHOT_DONE, memory_order_relaxed);
+        if (number && number != PMS_SNAPSHOT_DONE)
+            pms_snapshot_unref(all, number);
     }
     wake_writers(all);
     pms_undo_unlock(s->undo);

@@ -11,6 +11,7 @@
 #include "pool_state.h"
 #include "quiet.h"
 #include "snapshot.h"
+#include "sort.h"
 
 /* ---- beginning ---- */
 
@@ -179,26 +180,15 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, s
 
 /* ---- domain file ---- */
 
-#define STRAIGHT_HOME_PAGES 16u /* fresh extents from this size on are not written twice */
+static_assert(offsetof(struct pms_run, page) == 0, "sorted by it");
 
-static void sort_runs(struct pms_run *r, uint64_t n) /* shell sort: in place, no memory, nearly sorted lists are cheap */
-{
-    for (uint64_t gap = n / 2; gap > 0; gap /= 2) {
-        for (uint64_t i = gap; i < n; i++) {
-            struct pms_run x = r[i];
-            uint64_t j = i;
-            for (; j >= gap && r[j - gap].page > x.page; j -= gap)
-                r[j] = r[j - gap];
-            r[j] = x;
-        }
-    }
-}
+#define STRAIGHT_HOME_PAGES 16u /* fresh extents from this size on are not written twice */
 
 /* Makes n runs ascending and disjoint, and joins neighbours. Returns how many are left. */
 static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
 {
     uint64_t out = 0;
-    sort_runs(runs, n);
+    pms_sort(runs, n, sizeof *runs);
     for (uint64_t i = 0; i < n; i++) {
         struct pms_run *last = out ? &runs[out - 1] : NULL;
         struct pms_run r = runs[i];

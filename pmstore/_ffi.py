@@ -56,6 +56,7 @@ HISTORY_BYTES: int = _lib.PMS_HISTORY_BYTES
 
 _NOT_FOUND: int = _lib.PMS_E_NOT_FOUND
 
+GROUPS_MAX: int = _lib.PMS_GROUPS_MAX
 ROOT = 0
 """The directory of the store itself."""
 
@@ -460,7 +461,7 @@ class Pool:
     def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
         """All objects below a directory with their paths, a group before what is in it. REQUIRES: nobody changes any meanwhile.
 
-        Raises: CorruptStoreError, also if groups contain each other.
+        Raises: CorruptStoreError, also if groups contain each other, or more than GROUPS_MAX of them.
         """
         seen = {directory}
         open_groups = [(b"", self.scan(directory))]
@@ -473,6 +474,8 @@ class Pool:
                         path = (prefix + name)[:200].decode(errors="backslashreplace")
                         raise damaged(self.path, f"groups contain each other: {path!r} is met twice", found.node)
                     seen.add(found.data)
+                    if len(open_groups) > GROUPS_MAX:
+                        raise errors.CorruptStoreError(f"{self.path}: a group is in more than {GROUPS_MAX - 1} others")
                     open_groups.append((prefix + name + b"/", self.scan(found.data)))
                     break
             else:

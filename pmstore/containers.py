@@ -27,6 +27,7 @@ _Made = list[tuple[int, bytes]]
 """Groups that were created on the way to a name: of each the directory and the name in it."""
 
 NAME_MAX_BYTES = 4096
+GROUPS_MAX = _ffi.GROUPS_MAX
 _BATCH = 1000
 """Names that an iteration reads at a time."""
 
@@ -56,6 +57,8 @@ def split_name(name: Any) -> list[bytes]:
         parts = [part.encode() for part in name.split("/")]
     except UnicodeEncodeError as error:
         raise ValueError(f"a name must be encodable as UTF-8: {name!r} ({error.reason})") from None
+    if len(parts) > GROUPS_MAX + 1:
+        raise ValueError(f"a name lies in at most {GROUPS_MAX} groups within each other, this path in {len(parts) - 1}")
     for part in parts:
         if not part:
             raise ValueError(
@@ -118,6 +121,11 @@ class Group(MutableMapping[str, Any]):
             if found is None:
                 if made is None:
                     return None
+                if parts is not self._parts and len(self._parts) + len(parts) > GROUPS_MAX:
+                    raise ValueError(
+                        f"{self._core.path}: a store has at most {GROUPS_MAX} groups within each other: "
+                        "use longer names, or lists"
+                    )
                 made.append((directory, part))
                 new = pool.group(directory, part, create=True)
                 assert new is not None
@@ -164,6 +172,8 @@ class Group(MutableMapping[str, Any]):
     def _load(self, name: str, found: _ffi.Found) -> Any:
         """REQUIRES: the lock."""
         if found.kind == _ffi.GROUP:
+            if len(self._parts) + name.count("/") >= GROUPS_MAX:  # who walks down by such handles comes to an end
+                raise CorruptStoreError(f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others")
             return (Slots if found.meta else Group)(self._core, (*self._parts, *split_name(name)))
         if found.kind == _ffi.LIST:
             return List(self._core, (*self._parts, *split_name(name)))

@@ -12,10 +12,10 @@ NATIVE = Path(__file__).resolve().parent.parent / "native"
 # A file may include headers of its own layer and of those before it.
 LAYERS: list[set[str]] = [
     {"layout", "quiet"},
-    {"status", "checksum", "lock", "process"},
+    {"status", "checksum", "lock", "process", "sort"},
     {"persist", "parallel", "persist_file", "debug", "power", "optim", "optim_kernel"},
-    {"map", "super"},
-    {"undo", "snapshot", "idle", "transfer", "filling"},
+    {"map", "mappings", "super"},
+    {"undo", "snapshot", "snapshot_state", "snapshot_keep", "idle", "transfer", "filling"},
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
     {"directory", "directory_table", "directory_check"},
     {"list", "list_tree", "list_edit", "list_check"},

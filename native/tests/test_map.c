@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "map.h"
+#include "mappings.h"
 #include "test.h"
 
 #define PAGES 2048u /* 8 MiB: several pieces */
@@ -143,6 +144,54 @@ static void small_ranges_and_shared_views_only_become_writable(void)
     }
 }
 
+/* As the system tells it, of the user's view. */
+static int64_t mappings_of_view(void)
+{
+    char line[512];
+    unsigned long from, to;
+    int64_t n = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    CHECK(file != NULL);
+    while (file && fgets(line, sizeof line, file))
+        n += sscanf(line, "%lx-%lx", &from, &to) == 2 && (unsigned char *)from < map.user + BYTES && (unsigned char *)to > map.user;
+    fclose(file);
+    return n;
+}
+
+/* Changes here and there, stores or not: the count is the system's, and what is protected is one mapping again. */
+static void mappings_are_counted(void)
+{
+    static const enum pms_map_how hows[] = {PMS_MAP_PRIVATE, PMS_MAP_SHARED};
+    uint64_t seed = 1;
+    for (int i = 0; i < 2; i++) {
+        open_map(hows[i]);
+        CHECK(mappings_of_view() == 1 && pms_mappings_used() == 0);
+        for (int step = 0; step < 1500; step++) {
+            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+            uint64_t first = step % 100 == 0 ? 0 : seed >> 33 & (PAGES - 1), pages = 1 + (seed >> 50) % (step % 7 == 0 ? 300 : 3);
+            pages = step % 100 == 50 || pages > PAGES - first ? PAGES - first : pages;
+            if ((seed >> 60) % 3 == 0) {
+                CHECK(pms_map_protect(&map, first * PMS_PAGE, pages * PMS_PAGE) == 0);
+            } else {
+                CHECK(pms_map_unprotect(&map, first * PMS_PAGE, pages * PMS_PAGE) == 0);
+                map.user[first * PMS_PAGE] = of_file(first);
+            }
+            bool first_too = map.writable[0] & 1;
+            bool last_too = map.writable[PAGES / 64 - 1] >> 63; /* at either end of the view nothing is parted */
+            CHECK(mappings_of_view() == map.parted + 1 - first_too - last_too);
+            CHECK(pms_mappings_used() == map.parted);
+        }
+        CHECK(pms_map_protect(&map, 0, BYTES) == 0 && mappings_of_view() == 1 && map.parted == 0);
+        for (uint64_t page = 1; page < PAGES; page += 2)
+            store(page, 255); /* each alone */
+        CHECK(mappings_of_view() == 1);
+        for (uint64_t page = 0; page < PAGES; page++)
+            CHECK(map.user[page * PMS_PAGE] == (page % 2 ? 255 : of_file(page)));
+        close_map();
+        CHECK(pms_mappings_used() == 0);
+    }
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-map-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
@@ -151,6 +200,7 @@ int main(void)
     TEST(what_was_stored_stays);
     TEST(what_is_writable_is_left_alone);
     TEST(small_ranges_and_shared_views_only_become_writable);
+    TEST(mappings_are_counted);
     unlink(path);
     return test_summary();
 }

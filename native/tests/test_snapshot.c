@@ -12,7 +12,7 @@
 
 #include "filling.h"
 #include "pool_state.h"
-#include "snapshot.h"
+#include "snapshot_state.h"
 #include "test.h"
 #include "tier.h"
 
@@ -853,6 +853,53 @@ static void memory_for_kept_pages_is_used_again(void)
     pms_pool_release(pool);
 }
 
+/* Blocks that are made on pages which the transaction has written to: what its log tells is looked at once, not for every block. Shown by a
+ * count, and by what the snapshot reads. */
+static void many_new_blocks_while_a_snapshot_is_open(void)
+{
+    enum { PAIRS = 3000 / SHARE, HALF = PMS_PAGE / 2 };
+    for (int d = 0; d < 3; d++) {
+        static unsigned char got[PMS_PAGE];
+        static uint64_t at[2 * PAIRS];
+        char name[12];
+        struct pms_error e;
+        struct pms_snapshot *s;
+        domain = domains[d];
+        pool = open_store(path, PMS_MODE_TRUNCATE, 192u << 20);
+        for (uint32_t i = 0; i < 2 * PAIRS; i++) {
+            uint32_t n = (uint32_t)snprintf(name, sizeof name, "%u", i);
+            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, HALF, PMS_FILL_PATTERN, "x", 1, 0, &at[i], &e) == PMS_OK);
+        }
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+        for (uint32_t i = 0; i < 2 * PAIRS; i += 2)
+            CHECK(pms_object_remove(pool, 0, name, (uint32_t)snprintf(name, sizeof name, "%u", i), &e) == PMS_OK);
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+        CHECK(pms_snapshot_begin(pool, 96u << 20, -1, &s, &e) == PMS_OK);
+        for (uint32_t i = 1; i < 2 * PAIRS; i += 2)
+            memory(at[i])[5] = 'y';
+        for (uint32_t i = 0; i < 2 * PAIRS; i += 2) {
+            uint32_t n = (uint32_t)snprintf(name, sizeof name, "n%u", i);
+            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, HALF, PMS_FILL_PATTERN, "z", 1, 1, &at[i], &e) == PMS_OK);
+        }
+        CHECK(pool->undo.seq > PAIRS / 2 && pool->undo.snapshots->looks > 0);
+        CHECK(pool->undo.snapshots->looks <= 3 * (uint64_t)pool->undo.seq);
+        for (int committed_too = 0; committed_too < 2; committed_too++) {
+            for (uint32_t i = 1; i < 2 * PAIRS; i += 2) {
+                uint64_t page = at[i] & ~(uint64_t)(PMS_PAGE - 1);
+                CHECK(pms_snapshot_read(s, page, PMS_PAGE, got, &e) == PMS_OK);
+                for (uint32_t k = 0; k < HALF; k++)
+                    CHECK(got[at[i] - page + k] == 'x');
+                i += committed_too ? 0 : PAIRS / 50 * 2;
+            }
+            CHECK(committed_too || pms_commit(pool, &e) == PMS_OK);
+        }
+        CHECK(pool->undo.snapshots->looks <= 3ull * 8 * PAIRS);
+        pms_snapshot_end(pool, s);
+        CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
+        pms_pool_release(pool);
+    }
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "/dev/shm/pms-test-snapshot-%d", (int)getpid());
@@ -870,6 +917,7 @@ int main(void)
     TEST(changed_chunks_are_known);
     TEST(growth_is_a_change);
     TEST(a_page_is_captured_after_a_part_of_it);
+    TEST(many_new_blocks_while_a_snapshot_is_open);
     TEST(a_transfer_is_cancelled_and_limited);
     TEST(memory_for_kept_pages_is_used_again);
     unlink(path);

@@ -17,7 +17,6 @@ _ROOT = struct.Struct("<QQ")
 _HEADER = struct.Struct("<QQQQQQ")
 _NODE = struct.Struct("<QQQQQIIII")
 _NODE_BYTES = 64
-_DEPTH_MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Image:
             path, offset, depth = groups.pop()
             for one in self._directory(path, offset):
                 if one.kind == _ffi.GROUP:
-                    if depth == _DEPTH_MOST or one.offset in seen:
+                    if depth == _ffi.GROUPS_MAX or one.offset in seen:
                         raise CorruptStoreError("groups contain each other")
                     seen.add(one.offset)
                     groups.append((one.name + "/", one.offset, depth + 1))
