@@ -157,6 +157,7 @@ class Store(Group):
         training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed.
         """
         self._ask_guards()
+        self._core.pool.handle.take_in_moved()
         if self._mirrors is not None:
             self._mirrors.join()
         if wait and (self._mirrors is None or self._mirrors.empty):
@@ -227,6 +228,7 @@ class Store(Group):
         try:
             if commit and not self.closed:
                 self._ask_guards()
+                self._core.pool.handle.take_in_moved()
                 if self._mirrors is not None:
                     self._mirrors.arm()
         except BaseException:
@@ -474,7 +476,7 @@ class Store(Group):
 
     def _check_items(self, items: int) -> None:
         for at in range(self._core.pool.list_count(items)):
-            found = self._core.pool.item(items, at)
+            found = self._core.pool.item(items, b"", at, True)
             if found is None:
                 raise CorruptStoreError("a list is shorter than it says")
             self._check_object(found)

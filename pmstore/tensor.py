@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pmstore import dtypes, layout
-from pmstore._block import Memory
+from pmstore._block import Memory, exchange_with
 from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.extras import optional
 
 if TYPE_CHECKING:
     import torch
+
+
+_introduced: list[Any] = []
+"""torch, once C code knows how to look at its tensors."""
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -63,9 +68,7 @@ def dtype_of(descriptor: Descriptor) -> torch.dtype:
 
 def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
     """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the block."""
-    with optional:
-        import torch
-
+    torch = _torch()
     dtype = dtype_of(descriptor)
     strides = layout.strides_of(descriptor.shape, descriptor.order)
     # Reinterpreted, not made as dtype: torch warns when a complex32 tensor is made, and it is not the user who makes one.
@@ -75,5 +78,45 @@ def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
     # Not .view(): a view would carry its base along in autograd and in pickles.
     tensor.set_(flat.untyped_storage(), 0, descriptor.shape, strides)
     if descriptor.parameter:
-        return torch.nn.Parameter(tensor, requires_grad=descriptor.requires_grad)
-    return tensor.requires_grad_() if descriptor.requires_grad else tensor
+        tensor = torch.nn.Parameter(tensor, requires_grad=descriptor.requires_grad)
+    elif descriptor.requires_grad:
+        tensor.requires_grad_()
+    bound: torch.Tensor = tensor
+    return bound
+
+
+def cannot_return(moved: torch.Tensor, descriptor: Descriptor) -> str:
+    """Why a tensor that left its block cannot be copied back into it; "" if it can."""
+    if moved.layout != _torch().strided or moved.device.type != "cpu":
+        return f"it is a tensor of layout {moved.layout} on device {moved.device} now"
+    if moved.untyped_storage().is_shared():
+        return "it lies in shared memory now, where other processes may write at any time"
+    if tuple(moved.shape) != descriptor.shape or moved.dtype != dtype_of(descriptor):
+        return (
+            f"it has shape {tuple(moved.shape)}, dtype {moved.dtype} now; stored is shape {descriptor.shape}, dtype "
+            f"{descriptor.dtype_name()}"
+        )
+    return ""
+
+
+def take_back(moved: torch.Tensor, descriptor: Descriptor, memory: Memory) -> None:
+    """Copies the tensor's bytes into its block, and has it lie there again."""
+    torch = _torch()
+    home = bind(replace(descriptor, requires_grad=False, parameter=False), memory)
+    with torch.no_grad():
+        home.copy_(moved.detach())
+        moved.data = home
+
+
+def _torch() -> Any:
+    with optional:
+        import torch
+    if not _introduced:
+        exchange_with(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), look)
+        _introduced.append(torch)
+    return torch
+
+
+def look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where and how a tensor lies, for those of which torch does not tell C code."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device.type

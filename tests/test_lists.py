@@ -256,12 +256,12 @@ def test_the_binding_refuses_what_it_does_not_take(store: pmstore.Store) -> None
         (pool.item, (at + 1, 0), pmstore.CorruptStoreError),
         (pool.put_value, (0, b"", b"\xc0"), ValueError),
         (pool.put_value, (0, b"x", 7), TypeError),
-        (pool.splice, (at, -1, 1, 1, ()), ValueError),
-        (pool.splice, (at, 0, 1, 0, ()), ValueError),
-        (pool.splice, (at, 0, 0, 1, 5), TypeError),
-        (pool.splice, (at, 0, 0, 1, [()]), TypeError),
-        (pool.splice, (at, 0, 0, 1, [(1, "meta", 0, 0)]), TypeError),
-        (pool.splice, (at, 0, 0, 1, [(1, b"\xc0", 0, 0)] * 100 + [(1, b"", None, 0)]), TypeError),
+        (pool.splice, (at, b"", -1, 1, 1, ()), ValueError),
+        (pool.splice, (at, b"", 0, 1, 0, ()), ValueError),
+        (pool.splice, (at, b"", 0, 0, 1, 5), TypeError),
+        (pool.splice, (at, b"", 0, 0, 1, [()]), TypeError),
+        (pool.splice, (at, b"", 0, 0, 1, [(1, "meta", 0, 0)]), TypeError),
+        (pool.splice, (at, b"", 0, 0, 1, [(1, b"\xc0", 0, 0)] * 100 + [(1, b"", None, 0)]), TypeError),
     ]
     for call, arguments, error in wrong:
         with pytest.raises(error):
