@@ -64,8 +64,8 @@ native, native_ffi = _lib, _ffi
 
 
 Found = _block.Found
-"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta, node; and memory, of an array that
-was found to be used: its block, pinned."""
+"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta, node; and memory, of an array
+that was found to be used: its block, pinned."""
 
 SLOT_CURRENT: int = _lib.PMS_SLOT_CURRENT
 SLOT_IDLE: int = _lib.PMS_SLOT_IDLE
@@ -321,11 +321,12 @@ def _fail_open(path: str, mode: str, address: int) -> NoReturn:
 class Pool:
     """One open store: `struct pms_pool` behind a `_block.Handle`, which owns it.
 
-    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back. A path is walked
-    from a directory on, in the step that uses it: names with a NUL between two, groups but for the last.
+    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back. A path is
+    walked from a directory on, in the step that uses it: names with a NUL between two, groups but for the last.
     """
 
-    __slots__ = ("_errors", "_p", "find", "get", "handle", "info", "item", "path", "put_value", "rollbacks", "slot", "splice", "will_write")
+    __slots__ = ("_errors", "_p", "find", "get", "handle", "info", "item", "path")
+    __slots__ += ("put_value", "rollbacks", "slot", "splice", "will_write")
 
     def __init__(
         self,
@@ -369,8 +370,8 @@ class Pool:
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
         # One of each from the start: a handler of IndexError that an interrupt ends may keep its traceback, and this pool.
         self._errors: list[Any] = [_ffi.new("struct pms_error *")]
-        # What look-ups call is functions of the handle itself: see _objects.c. Each walks its path in the step that uses what is
-        # there. The caller of `get`, `item` and `slot` keeps other threads of this process from removing meanwhile what they find.
+        # What look-ups call is functions of the handle itself: see _objects.c. Each walks its path in the step that uses what
+        # is there. The caller of `get`, `item` and `slot` keeps other threads from removing meanwhile what they find.
         handle = self.handle
         self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
         self.rollbacks: Callable[[], int] = handle.rollbacks
@@ -581,7 +582,10 @@ class Pool:
         Raises: NameExistsError, StoreFullError.
         """
         error = self._error()
-        if _lib.pms_object_make_slots(self._p, directory, path, len(path), about, len(about), meta, len(meta), data_bytes, error):
+        status = _lib.pms_object_make_slots(
+            self._p, directory, path, len(path), about, len(about), meta, len(meta), data_bytes, error
+        )
+        if status:
             _fail(self.path, error)
         self._errors.append(error)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -118,22 +117,15 @@ class Group(MutableMapping[str, Any]):
                 return List(self._core, self._full(name))
         return self._core.load(found, name)
 
-    @contextmanager
-    def _telling(self, name: str) -> Iterator[None]:
-        """Says what is in the way, where the engine refused to put something there."""
-        try:
-            yield
-        except NameExistsError as error:
-            raise self._told_more(name, error) from None
-
     def _told_more(self, name: str, error: NameExistsError) -> NameExistsError:
+        """What is in the way, where the engine refused to put something there."""
         parts, pool, path = self._full(name), self._core.pool, self._core.path
         for at in range(1, len(parts)):
             found = pool.find(_ffi.ROOT, b"\0".join(parts[:at]))
             if found is not None and found.kind != _ffi.GROUP:
                 return NameExistsError(
-                    f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored under it: choose another name, or "
-                    "del it first"
+                    f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored under it: choose another name, "
+                    "or del it first"
                 )
             if found is not None and found.meta:
                 return NameExistsError(
@@ -235,8 +227,12 @@ class Group(MutableMapping[str, Any]):
 
         Raises: KeyError; NameExistsError for a name below slots.
         """
-        with self._core.lock, self._telling(name):
-            if not self._core.pool.remove(_ffi.ROOT, self._path(name)):
+        with self._core.lock:
+            try:
+                removed = self._core.pool.remove(_ffi.ROOT, self._path(name))
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
+            if not removed:
                 raise KeyError(name)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
@@ -364,14 +360,16 @@ class Group(MutableMapping[str, Any]):
             found = pool.find(_ffi.ROOT, path)
             if found is not None and found.kind != _ffi.GROUP:
                 raise NameExistsError(
-                    f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing can be stored under it: choose "
-                    "another name, or del it first"
+                    f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing can be stored under it: "
+                    "choose another name, or del it first"
                 )
             if found is not None and found.meta and not pool.info.read_only:
                 raise self._told_more(f"{name}/0", NameExistsError())
-            with self._telling(name):
+            try:
                 if pool.group(_ffi.ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
         return Group(self._core, self._full(name))
 
     def list(self, name: str) -> List:
@@ -384,9 +382,11 @@ class Group(MutableMapping[str, Any]):
             found = pool.find(_ffi.ROOT, path)
             if found is not None and found.kind != _ffi.LIST:
                 raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name")
-            with self._telling(name):
+            try:
                 if pool.open_list(_ffi.ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
         return List(self._core, self._full(name))
 
     def slots(self, name: str, shape: Any = None, dtype: Any = None) -> Slots:
@@ -426,8 +426,10 @@ class Group(MutableMapping[str, Any]):
         data_bytes = array.bytes_of(descriptor.shape, itemsize)
         if data_bytes > array.LARGEST_BYTES:
             raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
-        with self._telling(name):
+        try:
             self._core.pool.make_slots(_ffi.ROOT, self._path(name), pack_slots(0), descriptor.pack(), data_bytes)
+        except NameExistsError as error:
+            raise self._told_more(name, error) from None
         self._core.turns.pop(self._full(name), None)
 
     # ---- looking at it ----

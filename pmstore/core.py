@@ -95,7 +95,8 @@ class Core:
         alive = self.empty.get(key)
         if alive is not None and tuple(alive.shape) == descriptor.shape and alive.dtype == dtype:
             return alive
-        made: Any = tensor.bind(descriptor, None) if descriptor.torch else array.empty(descriptor, not self.pool.info.read_only)
+        writable = not self.pool.info.read_only
+        made: Any = tensor.bind(descriptor, None) if descriptor.torch else array.empty(descriptor, writable)
         self.empty[key] = made
         return made
 
@@ -115,14 +116,16 @@ class Core:
                 self._take_back(memory, moved, Descriptor.unpack(memory.meta))
 
     def _take_back(self, memory: Memory, moved: Any, descriptor: Descriptor) -> None:
-        why = "numpy was told to use other memory for it" if isinstance(moved, np.ndarray) else tensor.cannot_return(moved, descriptor)
+        if isinstance(moved, np.ndarray):
+            why = "numpy was told to use other memory for it"
+        else:
+            why = tensor.cannot_return(moved, descriptor)
         if why:
             name = memory.name
             raise MovedError(
-                f"{self.path}: {name!r} left the store: {why}. What it holds now is not stored: store[{name!r}] = {name} stores it "
-                "as another object, and leaves this one to the program; or let go of it, and store"
-                f"[{name!r}] gives the stored one. To write without moving, use x[...] = values or x.copy_(values); to give "
-                "other processes a copy, x.clone().share_memory_()"
+                f"{self.path}: {name!r} left the store: {why}. What it holds now is not stored. Assign it, store[{name!r}] = x: "
+                "that stores a copy, and leaves x to the program; or let go of x, and look the stored one up again. To write "
+                "in place, use x[...] = values or x.copy_(values); to give other processes a copy, x.clone().share_memory_()"
             )
         tensor.take_back(moved, descriptor, memory)
         memory.settle(False)

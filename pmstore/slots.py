@@ -100,6 +100,13 @@ class Slots:
     def _gone(self) -> KeyError:
         return KeyError(f"the slots {self.name!r} are not in the store any more")
 
+    def _directory(self) -> int | None:
+        """That has the name, if it is there. Holds until the next change. REQUIRES: the lock."""
+        if len(self._parts) == 1:
+            return _ffi.ROOT
+        found = self._core.pool.find(_ffi.ROOT, b"\0".join(self._parts[:-1]))
+        return found.data if found is not None and found.kind == _ffi.GROUP else None
+
     def _array(self, which: int) -> Any:
         """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip slots that are a mirror, and
         a signal handler may remove them. REQUIRES: the lock."""

@@ -68,7 +68,10 @@ def dtype_of(descriptor: Descriptor) -> torch.dtype:
 
 def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
     """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the block."""
-    torch = _torch()
+    with optional:
+        import torch
+
+    _introduce()
     dtype = dtype_of(descriptor)
     strides = layout.strides_of(descriptor.shape, descriptor.order)
     # Reinterpreted, not made as dtype: torch warns when a complex32 tensor is made, and it is not the user who makes one.
@@ -78,16 +81,15 @@ def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
     # Not .view(): a view would carry its base along in autograd and in pickles.
     tensor.set_(flat.untyped_storage(), 0, descriptor.shape, strides)
     if descriptor.parameter:
-        tensor = torch.nn.Parameter(tensor, requires_grad=descriptor.requires_grad)
-    elif descriptor.requires_grad:
-        tensor.requires_grad_()
-    bound: torch.Tensor = tensor
-    return bound
+        return torch.nn.Parameter(tensor, requires_grad=descriptor.requires_grad)
+    return tensor.requires_grad_() if descriptor.requires_grad else tensor
 
 
 def cannot_return(moved: torch.Tensor, descriptor: Descriptor) -> str:
     """Why a tensor that left its block cannot be copied back into it; "" if it can."""
-    if moved.layout != _torch().strided or moved.device.type != "cpu":
+    import torch
+
+    if moved.layout != torch.strided or moved.device.type != "cpu":
         return f"it is a tensor of layout {moved.layout} on device {moved.device} now"
     if moved.untyped_storage().is_shared():
         return "it lies in shared memory now, where other processes may write at any time"
@@ -101,22 +103,24 @@ def cannot_return(moved: torch.Tensor, descriptor: Descriptor) -> str:
 
 def take_back(moved: torch.Tensor, descriptor: Descriptor, memory: Memory) -> None:
     """Copies the tensor's bytes into its block, and has it lie there again."""
-    torch = _torch()
+    import torch
+
     home = bind(replace(descriptor, requires_grad=False, parameter=False), memory)
     with torch.no_grad():
         home.copy_(moved.detach())
         moved.data = home
 
 
-def _torch() -> Any:
-    with optional:
-        import torch
-    if not _introduced:
-        exchange_with(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), look)
-        _introduced.append(torch)
-    return torch
-
-
 def look(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Where and how a tensor lies, for those of which torch does not tell C code."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device.type
+
+
+def _introduce() -> None:
+    """Has C code look at tensors in torch's own way, once."""
+    with optional:
+        import torch
+
+    if not _introduced:
+        exchange_with(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), look)
+        _introduced.append(torch)

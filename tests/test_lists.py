@@ -252,8 +252,11 @@ def test_the_binding_refuses_what_it_does_not_take(store: pmstore.Store) -> None
         (pool.find, (0, "l"), TypeError),
         (pool.find, ("0", b"l"), TypeError),
         (pool.find, (1, b"l"), pmstore.CorruptStoreError),
-        (pool.item, (at, None), TypeError),
-        (pool.item, (at + 1, 0), pmstore.CorruptStoreError),
+        (pool.item, (at, b"", None, False), TypeError),
+        (pool.item, (at, b""), TypeError),
+        (pool.get, (0, b"l"), TypeError),
+        (pool.slot, (0, "l", 0), TypeError),
+        (pool.item, (at + 1, b"", 0, False), pmstore.CorruptStoreError),
         (pool.put_value, (0, b"", b"\xc0"), ValueError),
         (pool.put_value, (0, b"x", 7), TypeError),
         (pool.splice, (at, b"", -1, 1, 1, ()), ValueError),
@@ -267,7 +270,7 @@ def test_the_binding_refuses_what_it_does_not_take(store: pmstore.Store) -> None
         with pytest.raises(error):
             call(*arguments)
     assert pool.find(0, b"nothing") is None
-    assert pool.item(at, 2) is None
+    assert pool.item(at, b"", 2, False) is None
     assert store.list("l")[:] == [1, 2]
     assert store.check().problems == ()
 
