@@ -123,9 +123,10 @@ class Core:
         if why:
             name = memory.name
             raise MovedError(
-                f"{self.path}: {name!r} left the store: {why}. What it holds now is not stored. Assign it, store[{name!r}] = x: "
-                "that stores a copy, and leaves x to the program; or let go of x, and look the stored one up again. To write "
-                "in place, use x[...] = values or x.copy_(values); to give other processes a copy, x.clone().share_memory_()"
+                f"{self.path}: {name!r} left the store: {why}. What it holds now is not stored. Assign it, "
+                f"store[{name!r}] = x: that stores a copy, and leaves x to the program; or let go of x, and look the stored "
+                "one up again. To write in place, use x[...] = values or x.copy_(values); to give other processes a copy, "
+                "x.clone().share_memory_()"
             )
         tensor.take_back(moved, descriptor, memory)
         memory.settle(False)

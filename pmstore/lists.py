@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from pmstore import _ffi, notebook
 from pmstore.core import Core, Payload, payload, represent
-from pmstore.errors import CorruptStoreError, PmstoreError
+from pmstore.errors import PmstoreError
 from pmstore.words import counted
 
 
@@ -48,9 +48,8 @@ class List(MutableSequence[Any]):
 
     def _find(self, index: int) -> Any:
         """The array or tensor that is alive, or a Found. REQUIRES: the lock."""
-        found = self._core.pool.item(_ffi.ROOT, self._path, index, False)
-        if found is None:
-            raise CorruptStoreError(f"{self._core.path}: the list {self.name!r} is shorter than it says")
+        while (found := self._core.pool.item(_ffi.ROOT, self._path, index, False)) is None:
+            self._index(index, len(self))  # raises, if a signal handler made the list shorter
         return found
 
     def _gone(self) -> KeyError:

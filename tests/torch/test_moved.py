@@ -356,7 +356,7 @@ def test_an_attached_parameter_over_shared_memory(store: pmstore.Store) -> None:
     model, optimizer, run = attached(store)
     model.weight.data = model.weight.detach().clone().share_memory_()
     step(model, optimizer)
-    with pytest.raises(pmstore.torch.MismatchError, match="weight.*shared memory"):
+    with pytest.raises(pmstore.torch.MismatchError, match=r"weight.*shared memory"):
         run.commit()
     run.rollback()
     step(model, optimizer)
