@@ -325,8 +325,21 @@ class Pool:
     walked from a directory on, in the step that uses it: names with a NUL between two, groups but for the last.
     """
 
-    __slots__ = ("_errors", "_p", "find", "get", "handle", "info", "item", "path")
-    __slots__ += ("put_value", "rollbacks", "slot", "splice", "will_write")
+    __slots__ = (
+        "_errors",
+        "_p",
+        "find",
+        "get",
+        "handle",
+        "info",
+        "item",
+        "path",
+        "put_value",
+        "rollbacks",
+        "slot",
+        "splice",
+        "will_write",
+    )
 
     def __init__(
         self,
