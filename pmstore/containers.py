@@ -77,6 +77,10 @@ class Group(MutableMapping[str, Any]):
 
     A group is the path, not the object: if it is removed and made again, this is the new one.
 
+    An array or tensor that is altered in place (`x.shape = ...`) is the program's: the store gives out a new one, over the
+    same memory. A tensor that was told to use other memory (`x.data = ...`) is copied back into the store's, and lies there
+    again, by the next look-up or commit; one that cannot be (another shape or dtype, shared memory) raises MovedError there.
+
     Raises (all methods): ClosedStoreError, and for changes ReadOnlyStoreError, StoreFullError (nothing changed),
     ForkedStoreError in a fork child; TypeError or ValueError for a name that is no name; CorruptStoreError.
     """

@@ -154,9 +154,11 @@ class Store(Group):
         commit copies from `mirror`ed tensors may be written again after `fence()` of the handle.
 
         Raises: TransactionError inside a block of `transaction`, while another thread is in one, or in the middle of a
-        training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed.
+        training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed;
+        MovedError: an array or tensor left the store's memory for good (see `Group`).
         """
-        self._ask_guards()
+        if self._guards:
+            self._ask_guards()
         self._core.pool.handle.take_in_moved()
         if self._mirrors is not None:
             self._mirrors.join()
