@@ -289,7 +289,7 @@ def test_roll_back_between_finding_and_pinning(store: pmstore.Store, monkeypatch
     assert store.check().problems == ()
 
 
-def test_roll_back_between_asking_for_a_flip_and_opening_the_idle_slot(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roll_back_before_opening_the_idle_slot(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = store.slots("w", 50_000)
     slots.next[:] = 1
     slots.flip()
