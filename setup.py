@@ -1,5 +1,6 @@
 """The two extension modules; everything else is in pyproject.toml."""
 
+import numpy
 from setuptools import Extension, setup
 
 setup(
@@ -7,8 +8,8 @@ setup(
     ext_modules=[
         Extension(
             "pmstore._block",
-            sources=["pmstore/_block.c", "pmstore/_objects.c"],
-            include_dirs=["native"],
+            sources=["pmstore/_block.c", "pmstore/_memory.c", "pmstore/_objects.c"],
+            include_dirs=["native", numpy.get_include()],
             depends=["pmstore/_block.h", "native/pool.h", "native/directory.h", "native/status.h", "native/layout.h"],
             extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"],
         )

@@ -9,16 +9,76 @@
 
 static uint64_t directory_of(struct pms_pool *pool, uint64_t dir) { return dir ? dir : pms_pool_root(pool)->directory; }
 
+/* ---- paths ---- */
+
+/* The first name of the path, and the rest behind it; false if it is the last one. */
+static bool split(const char *path, uint32_t path_bytes, uint32_t *first_bytes)
+{
+    const char *end = memchr(path, 0, path_bytes);
+    *first_bytes = end ? (uint32_t)(end - path) : path_bytes;
+    return end != NULL;
+}
+
+int pms_object_step_down(struct pms_pool *pool, uint64_t *dir, const char **path, uint32_t *path_bytes, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object o;
+    uint32_t first;
+    *dir = directory_of(pool, *dir);
+    while (split(*path, *path_bytes, &first)) {
+        int status = pms_dir_find(&dirs, *dir, *path, first, &o, error);
+        if (status == PMS_OK && o.kind != PMS_OBJECT_GROUP)
+            status = pms_fail(error, PMS_E_NOT_FOUND, "a group on the way is not there");
+        if (status != PMS_OK)
+            return status;
+        *dir = o.data;
+        *path += first + 1;
+        *path_bytes -= first + 1;
+    }
+    return PMS_OK;
+}
+
 /* ---- reading ---- */
 
-int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_object *object,
+/* REQUIRES: the operation lock. */
+static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
+                struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    int status = pms_object_step_down(pool, &dir, &path, &path_bytes, error);
+    return status == PMS_OK ? pms_dir_find(&dirs, dir, path, path_bytes, object, error) : status;
+}
+
+int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struct pms_error *error)
+{
+    if (object->kind != PMS_OBJECT_ARRAY || !object->data)
+        return PMS_OK;
+    int status = pms_heap_pin(pool->heap, object->data, error);
+    if (status == PMS_OK)
+        pool->refs++;
+    return status;
+}
+
+int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
                     struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
-    status = pms_dir_find(&dirs, directory_of(pool, dir), name, name_bytes, object, error);
+    status = find(pool, dir, path, path_bytes, object, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_object_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
+                   struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = find(pool, dir, path, path_bytes, object, error);
+    if (status == PMS_OK)
+        status = pms_object_pin(pool, object, error);
     pms_pool_leave(pool);
     return status;
 }
@@ -167,58 +227,7 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void
     return status;
 }
 
-/* ---- writing ---- */
-
-int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
-                         uint32_t meta_bytes, struct pms_error *error)
-{
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK)
-        return status;
-    status = put(pool, directory_of(pool, dir), name, name_bytes, PMS_OBJECT_VALUE, meta, meta_bytes, 0, 0, error);
-    pms_pool_leave(pool);
-    return status;
-}
-
-static int put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
-                     uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes, int must_be_new,
-                     uint64_t *data, struct pms_error *error)
-{
-    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
-    struct pms_object old;
-    int status;
-    *data = 0;
-    if (must_be_new) {
-        status = pms_dir_find(&dirs, dir, name, name_bytes, &old, NULL);
-        if (status == PMS_OK)
-            return pms_fail(error, PMS_E_EXISTS, "the name is in use");
-    }
-    status = pms_pool_new_data(pool, data_bytes, how, src, src_bytes, data, error);
-    if (status != PMS_OK)
-        return status;
-    status = put(pool, dir, name, name_bytes, PMS_OBJECT_ARRAY, meta, meta_bytes, *data, data_bytes, error);
-    if (status != PMS_OK && *data) {
-        pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
-        *data = 0;
-    }
-    return status;
-}
-
-int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
-                         uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes,
-                         int must_be_new, uint64_t *data, struct pms_error *error)
-{
-    bool needs_src = how == PMS_FILL_COPY || how == PMS_FILL_PATTERN;
-    if ((needs_src && data_bytes && (!src || !src_bytes)) || (how == PMS_FILL_COPY && src_bytes < data_bytes))
-        return pms_fail(error, PMS_E_INVALID, "fill without bytes to fill with");
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK)
-        return status;
-    status = put_array(pool, directory_of(pool, dir), name, name_bytes, meta, meta_bytes, data_bytes, how, src, src_bytes,
-                       must_be_new, data, error);
-    pms_pool_leave(pool);
-    return status;
-}
+/* ---- containers ---- */
 
 typedef int create_fn(const struct pms_dir_ctx *ctx, uint64_t *header, struct pms_error *error);
 
@@ -253,47 +262,6 @@ static int container(struct pms_pool *pool, uint64_t dir, const char *name, uint
     if (status != PMS_OK)
         drop_new(pool, kind, *out);
     return status;
-}
-
-static int open_container(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, uint32_t kind, bool create,
-                          uint64_t *out, struct pms_error *error)
-{
-    int status = create ? pms_pool_enter_write(pool, error) : pms_pool_enter(pool, error);
-    if (status != PMS_OK)
-        return status;
-    status = container(pool, directory_of(pool, dir), name, name_bytes, kind, create, out, error);
-    pms_pool_leave(pool);
-    return status;
-}
-
-int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
-                     struct pms_error *error)
-{
-    return open_container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, create, out, error);
-}
-
-int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
-                              uint32_t meta_bytes, struct pms_error *error)
-{
-    struct pms_object o;
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK)
-        return status;
-    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
-    dir = directory_of(pool, dir);
-    status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
-    if (status == PMS_OK && o.kind != PMS_OBJECT_GROUP)
-        status = pms_fail(error, PMS_E_EXISTS, "the name is in use, for an object of another kind");
-    if (status == PMS_OK)
-        status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, meta, meta_bytes, o.data, o.data_bytes, error);
-    pms_pool_leave(pool);
-    return status;
-}
-
-int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
-                    struct pms_error *error)
-{
-    return open_container(pool, dir, name, name_bytes, PMS_OBJECT_LIST, create, out, error);
 }
 
 /* Removes what a directory lists first, if that has nothing in it: *inside is 0 then, and else the group to empty before. */
@@ -337,21 +305,261 @@ static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error
     }
 }
 
-int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error)
+static int remove_object(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error)
 {
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK)
-        return status;
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object o;
-    dir = directory_of(pool, dir);
-    status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
+    int status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
     if (status == PMS_OK && o.kind == PMS_OBJECT_GROUP)
         status = empty_directory(pool, o.data, error);
     else if (status == PMS_OK && o.kind == PMS_OBJECT_LIST)
         status = pms_list_clear(&dirs, o.data, error);
+    return status == PMS_OK ? pms_dir_remove(&dirs, dir, name, name_bytes, error) : status;
+}
+
+/* The outermost of the groups that were made on the way to a name; name is NULL if there are none. */
+struct made {
+    uint64_t dir;
+    const char *name;
+    uint32_t name_bytes;
+};
+
+/* Goes down a path as pms_object_step_down does, and makes the groups that are missing. What is below slots is theirs. */
+static int make_way(struct pms_pool *pool, uint64_t *dir, const char **path, uint32_t *path_bytes, struct made *made,
+                    struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object o;
+    uint32_t first;
+    *made = (struct made){0};
+    *dir = directory_of(pool, *dir);
+    while (split(*path, *path_bytes, &first)) {
+        int status = pms_dir_find(&dirs, *dir, *path, first, &o, error);
+        if (status == PMS_OK && (o.kind != PMS_OBJECT_GROUP || o.meta_bytes))
+            return pms_fail(error, PMS_E_EXISTS, "a name on the way is in use, for something else than a group");
+        if (status == PMS_E_NOT_FOUND) {
+            status = container(pool, *dir, *path, first, PMS_OBJECT_GROUP, true, &o.data, error);
+            if (status == PMS_OK && !made->name)
+                *made = (struct made){*dir, *path, first};
+        }
+        if (status != PMS_OK)
+            return status;
+        *dir = o.data;
+        *path += first + 1;
+        *path_bytes -= first + 1;
+    }
+    return PMS_OK;
+}
+
+/* As if they had not been made: what they were made for has failed. Needs no room. */
+static void unmake(struct pms_pool *pool, const struct made *made)
+{
+    if (made->name)
+        remove_object(pool, made->dir, made->name, made->name_bytes, NULL);
+}
+
+/* ---- writing ---- */
+
+/* What holds others is not replaced: it is to be removed first. */
+static int refuse_holder(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_object *old,
+                         struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    int status = pms_dir_find(&dirs, dir, name, name_bytes, old, error);
+    if (status == PMS_OK && (old->kind == PMS_OBJECT_GROUP || old->kind == PMS_OBJECT_LIST))
+        return pms_fail(error, PMS_E_EXISTS, "the name is in use, for a group or a list");
+    if (status != PMS_E_NOT_FOUND)
+        return status;
+    *old = (struct pms_object){0};
+    return PMS_OK;
+}
+
+int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
+                         uint32_t meta_bytes, struct pms_error *error)
+{
+    struct pms_object old;
+    struct made made;
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = make_way(pool, &dir, &path, &path_bytes, &made, error);
     if (status == PMS_OK)
-        status = pms_dir_remove(&dirs, dir, name, name_bytes, error);
+        status = refuse_holder(pool, dir, path, path_bytes, &old, error);
+    if (status == PMS_OK)
+        status = put(pool, dir, path, path_bytes, PMS_OBJECT_VALUE, meta, meta_bytes, 0, 0, error);
+    if (status != PMS_OK)
+        unmake(pool, &made);
+    pms_pool_leave(pool);
+    return status;
+}
+
+/* Whether what is to be copied in is the array that is there: an assignment of an object to its own place writes nothing. */
+static bool is_itself(struct pms_pool *pool, const struct pms_object *old, const char *meta, uint32_t meta_bytes,
+                      uint64_t data_bytes, const void *src)
+{
+    return old->kind == PMS_OBJECT_ARRAY && old->data && old->data_bytes == data_bytes && old->meta_bytes == meta_bytes &&
+           memcmp(old->meta, meta, meta_bytes) == 0 && src == pool->map.user + old->data;
+}
+
+static int put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                     uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes, int must_be_new,
+                     uint64_t *data, struct pms_error *error)
+{
+    struct pms_object old;
+    int status = refuse_holder(pool, dir, name, name_bytes, &old, error);
+    *data = 0;
+    if (status == PMS_OK && must_be_new && old.kind)
+        status = pms_fail(error, PMS_E_EXISTS, "the name is in use");
+    if (status != PMS_OK)
+        return status;
+    if (how == PMS_FILL_COPY && is_itself(pool, &old, meta, meta_bytes, data_bytes, src)) {
+        *data = old.data;
+        return PMS_OK;
+    }
+    status = pms_pool_new_data(pool, data_bytes, how, src, src_bytes, data, error);
+    if (status != PMS_OK)
+        return status;
+    status = put(pool, dir, name, name_bytes, PMS_OBJECT_ARRAY, meta, meta_bytes, *data, data_bytes, error);
+    if (status != PMS_OK && *data) {
+        pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
+        *data = 0;
+    }
+    return status;
+}
+
+int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
+                         uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes,
+                         int must_be_new, uint64_t *data, struct pms_error *error)
+{
+    bool needs_src = how == PMS_FILL_COPY || how == PMS_FILL_PATTERN;
+    if ((needs_src && data_bytes && (!src || !src_bytes)) || (how == PMS_FILL_COPY && src_bytes < data_bytes))
+        return pms_fail(error, PMS_E_INVALID, "fill without bytes to fill with");
+    struct made made;
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = make_way(pool, &dir, &path, &path_bytes, &made, error);
+    if (status == PMS_OK)
+        status = put_array(pool, dir, path, path_bytes, meta, meta_bytes, data_bytes, how, src, src_bytes, must_be_new, data,
+                           error);
+    if (status != PMS_OK)
+        unmake(pool, &made);
+    pms_pool_leave(pool);
+    return status;
+}
+
+static int open_container(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint32_t kind, bool create,
+                          uint64_t *out, struct pms_error *error)
+{
+    struct made made = {0};
+    int status = create ? pms_pool_enter_write(pool, error) : pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = create ? make_way(pool, &dir, &path, &path_bytes, &made, error)
+                    : pms_object_step_down(pool, &dir, &path, &path_bytes, error);
+    if (status == PMS_OK)
+        status = container(pool, dir, path, path_bytes, kind, create, out, error);
+    if (status != PMS_OK)
+        unmake(pool, &made);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
+                     struct pms_error *error)
+{
+    return open_container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, create, out, error);
+}
+
+/* REQUIRES: the operation lock. */
+static int describe_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+                          uint32_t meta_bytes, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object o;
+    int status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
+    if (status == PMS_OK && o.kind != PMS_OBJECT_GROUP)
+        status = pms_fail(error, PMS_E_EXISTS, "the name is in use, for an object of another kind");
+    if (status == PMS_OK)
+        status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, meta, meta_bytes, o.data, o.data_bytes, error);
+    return status;
+}
+
+int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
+                              uint32_t meta_bytes, struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = pms_object_step_down(pool, &dir, &path, &path_bytes, error);
+    if (status == PMS_OK)
+        status = describe_group(pool, dir, path, path_bytes, meta, meta_bytes, error);
+    pms_pool_leave(pool);
+    return status;
+}
+
+/* REQUIRES: the operation lock; nothing has the name. */
+static int make_slots(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *about,
+                      uint32_t about_bytes, const char *meta, uint32_t meta_bytes, uint64_t data_bytes, struct pms_error *error)
+{
+    uint64_t group, data;
+    int status = container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, true, &group, error);
+    if (status != PMS_OK)
+        return status;
+    for (int i = 0; status == PMS_OK && i < 2; i++)
+        status = put_array(pool, group, i ? "1" : "0", 1, meta, meta_bytes, data_bytes, PMS_FILL_SLOT, NULL, 0, 1, &data, error);
+    if (status == PMS_OK)
+        status = describe_group(pool, dir, name, name_bytes, about, about_bytes, error);
+    if (status != PMS_OK)
+        unmake(pool, &(struct made){dir, name, name_bytes});
+    return status;
+}
+
+int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *about,
+                          uint32_t about_bytes, const char *meta, uint32_t meta_bytes, uint64_t data_bytes, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object old;
+    struct made made;
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = make_way(pool, &dir, &path, &path_bytes, &made, error);
+    if (status == PMS_OK) {
+        status = pms_dir_find(&dirs, dir, path, path_bytes, &old, error);
+        if (status == PMS_OK)
+            status = pms_fail(error, PMS_E_EXISTS, "the name is in use");
+        else if (status == PMS_E_NOT_FOUND)
+            status = make_slots(pool, dir, path, path_bytes, about, about_bytes, meta, meta_bytes, data_bytes, error);
+    }
+    if (status != PMS_OK)
+        unmake(pool, &made);
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
+                    struct pms_error *error)
+{
+    return open_container(pool, dir, name, name_bytes, PMS_OBJECT_LIST, create, out, error);
+}
+
+int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_error *error)
+{
+    struct pms_object above = {0};
+    const char *last = path;
+    uint32_t last_bytes = path_bytes;
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    uint64_t at = dir;
+    status = pms_object_step_down(pool, &at, &last, &last_bytes, error);
+    if (status == PMS_OK && last != path) /* what is below slots is theirs */
+        status = find(pool, dir, path, (uint32_t)(last - path) - 1, &above, error);
+    if (status == PMS_OK && above.meta_bytes)
+        status = pms_fail(error, PMS_E_EXISTS, "names below slots are their own");
+    if (status == PMS_OK)
+        status = remove_object(pool, at, last, last_bytes, error);
     pms_pool_leave(pool);
     return status;
 }

@@ -12,6 +12,7 @@
 #include "debug.h"
 #include "filelock.h"
 #include "footer.h"
+#include "heap_state.h"
 #include "landing.h"
 #include "populate.h"
 #include "recover.h"
@@ -499,6 +500,15 @@ int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error)
         pool->refs++;
     pms_pool_leave(pool);
     return status;
+}
+
+int pms_is_live(struct pms_pool *pool, uint64_t data, struct pms_error *error)
+{
+    if (pms_pool_enter(pool, error) != PMS_OK)
+        return 0;
+    bool live = pms_heap_live_block(pool->heap, data) != NULL;
+    pms_pool_leave(pool);
+    return live;
 }
 
 void pms_unpin(struct pms_pool *pool, uint64_t data)

@@ -102,32 +102,40 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
  * ERRORS: PMS_E_INVALID: not inside an array; PMS_E_READONLY, PMS_E_CLOSED, PMS_E_FORKED. */
 int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes, struct pms_error *error);
 
-/* ---- objects: dir 0 is the root ---- */
-int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_object *object,
+/* ---- objects ----
+ * A path is one or more names, with a NUL between two; each but the last is that of a group in the one before it, the first in the directory
+ * dir (0: the root). What is found by a number holds until the next change; a path is walked in the step that uses it. Calls that put
+ * something make the groups that are missing, and take them back if they fail; no path of theirs leads into slots.
+ * ERRORS of all: PMS_E_NOT_FOUND; of those that put also PMS_E_EXISTS: a name on the way is no group, or the last one is a group or a list. */
+int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
                     struct pms_error *error);
+/* As pms_object_find, and the block of an array is pinned in the same step (see pms_unpin): it stays what it was found as, whoever removes
+ * its name meanwhile. ERRORS also: PMS_E_OS. */
+int pms_object_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
+                   struct pms_error *error);
 int pms_object_next(struct pms_pool *pool, uint64_t dir, uint64_t *node, struct pms_object *object, struct pms_error *error);
 int pms_object_count(struct pms_pool *pool, uint64_t dir, uint64_t *count, struct pms_error *error);
-int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
                          uint32_t meta_bytes, struct pms_error *error);
 
 /* Allocates, fills and publishes in one step. fill: see enum; src has src_bytes (COPY: data_bytes of them; PATTERN: repeated). SLOT: zeros, in a
- * block that will often change its protection as a whole.
+ * block that will often change its protection as a whole. COPY of the very array that is there changes nothing.
  * must_be_new: PMS_E_EXISTS if the name is taken. *data = offset of the block (0 if data_bytes is 0). */
-int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
                          uint32_t meta_bytes, uint64_t data_bytes, int fill, const void *src, uint64_t src_bytes,
                          int must_be_new, uint64_t *data, struct pms_error *error);
 
 /* A group: *dir = its directory. Opens it if there (PMS_E_EXISTS if the name is another kind of object). */
-int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *group,
+int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, int create, uint64_t *group,
                      struct pms_error *error);
 /* Puts a description beside a group's name (it has none when it is made): pms_object_find gives it as meta. */
-int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
+int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
                               uint32_t meta_bytes, struct pms_error *error);
 /* The same for a list: *list is for the functions below. It holds until the list is removed, or a roll back. */
-int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *list,
+int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, int create, uint64_t *list,
                     struct pms_error *error);
 /* Removes a value, an array, or a group or list with everything in it. */
-int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error);
+int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_error *error);
 
 /* ---- lists ---- */
 struct pms_new_item {
@@ -138,25 +146,35 @@ struct pms_new_item {
     uint32_t kind;       /* PMS_OBJECT_VALUE or PMS_OBJECT_ARRAY */
     uint32_t fill;       /* of the data: enum pms_fill but PATTERN */
 };
-int pms_sequence_count(struct pms_pool *pool, uint64_t list, uint64_t *count, struct pms_error *error);
-int pms_sequence_get(struct pms_pool *pool, uint64_t list, uint64_t index, struct pms_object *object, struct pms_error *error);
+/* Of the list with that path; without a path, of the list that dir is (pms_object_list). pin: as pms_object_get.
+ * ERRORS: PMS_E_NOT_FOUND: no list is there, or the index is past its end. */
+int pms_sequence_count(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t *count,
+                       struct pms_error *error);
+int pms_sequence_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t index, int pin,
+                     struct pms_object *object, struct pms_error *error);
 
 #define PMS_LIST_END UINT64_MAX /* the index behind the last item */
 
 /* Replaces `remove` items, at index, index + step, ..., by `count` new ones: append, insert, delete, assignment to an index or a slice, all
  * in one step. What is more than the removed ones goes behind the last (step 1 only).
  * ERRORS: PMS_E_INVALID (past the end); PMS_E_FULL: nothing changed. Without new items it needs no room. */
-int pms_sequence_splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove, uint64_t step,
-                        const struct pms_new_item *items, uint64_t count, struct pms_error *error);
+int pms_sequence_splice(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t index,
+                        uint64_t remove, uint64_t step, const struct pms_new_item *items, uint64_t count, struct pms_error *error);
 
 /* ---- slots: a group of two arrays, "0" and "1", with a description that says which one is current ---- */
 
 struct pms_slot_pair { uint64_t group, data[2], bytes; uint32_t current; };
 
+enum pms_slot_which { PMS_SLOT_CURRENT, PMS_SLOT_IDLE, PMS_SLOT_NEXT }; /* NEXT: the idle one, opened */
 struct pms_slot_turn { uint64_t epoch, rollbacks; }; /* of a flip: while both are the pool's, it is not committed */
 
-/* ERRORS: PMS_E_NOT_FOUND: no slots have that name in the directory (0: the root); PMS_E_CORRUPT. */
-int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
+/* Makes a pair of arrays of zeros in one step; about: says which one is current. ERRORS: PMS_E_EXISTS, PMS_E_FULL: nothing changed. */
+int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *about,
+                          uint32_t about_bytes, const char *meta, uint32_t meta_bytes, uint64_t data_bytes,
+                          struct pms_error *error);
+
+/* ERRORS: PMS_E_NOT_FOUND: no slots have that path; PMS_E_CORRUPT. */
+int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_slot_pair *pair,
                   struct pms_error *error);
 
 /* The block at data may be written without capture from now on, over commits and roll backs, until it is published or freed; a
@@ -164,21 +182,23 @@ int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
  * ERRORS: PMS_E_INVALID: no array's block; PMS_E_STATE: its pair was flipped away from it in this transaction; PMS_E_READONLY.  CRASH: undefined content, as before. */
 int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error);
 
-/* Finds the pair and opens its idle block, if it has one, in one step: between two steps a landing in another thread's commit may flip, and
- * the block that was idle is what the last commit needs.  ERRORS: as pms_slot_find and pms_slot_open. */
-int pms_slot_next(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
-                  struct pms_error *error);
+/* Finds one of the pair, opens the idle one where it is to be NEXT, and pins it as pms_object_get does, in one step: between two steps a
+ * landing in another thread's commit may flip, and the block that was idle is what the last commit needs.
+ * ERRORS: as pms_slot_find and pms_slot_open. */
+int pms_slot_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, enum pms_slot_which which,
+                 struct pms_object *object, struct pms_error *error);
 
 /* The idle one becomes the current one: what it holds at the next commit is durable with it, and is captured like any other block
  * afterwards. A roll back leaves undefined content in it. turn (may be NULL): when that was, and before the call when it was done last
  * (UINT64_MAX: never); other threads commit at any time.
  * ERRORS: as pms_slot_find; PMS_E_STATE: flipped in this transaction already; PMS_E_READONLY. */
-int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_turn *turn,
+int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_slot_turn *turn,
                   struct pms_error *error);
 
 /* ---- views ---- */
 int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error);
 void pms_unpin(struct pms_pool *pool, uint64_t data);
+int pms_is_live(struct pms_pool *pool, uint64_t data, struct pms_error *error); /* 1: a name or a list has the block; 0 */
 
 /* ---- the one record outside transactions: what a roll back must not take back (history of failures) ---- */
 

@@ -72,6 +72,12 @@ int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owne
 int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int fill, const void *src, uint64_t src_bytes, uint64_t *data,
                       struct pms_error *error);
 
+/* Goes down a path (see pool.h) to its last name: *dir (0: the root) becomes the directory that has it. ERRORS: PMS_E_NOT_FOUND, PMS_E_CORRUPT. */
+int pms_object_step_down(struct pms_pool *pool, uint64_t *dir, const char **path, uint32_t *path_bytes, struct pms_error *error);
+
+/* Pins the object's block, if it is an array that has one; pms_unpin takes it back. ERRORS: PMS_E_OS, PMS_E_INVALID. */
+int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struct pms_error *error);
+
 /* Enters an operation: not closed, not a fork child. Takes the lock. ERRORS: PMS_E_CLOSED, PMS_E_FORKED. */
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error);
 /* As above, for changes. ERRORS: PMS_E_READONLY, PMS_E_BUSY if another thread's block is open and `alone` is asked for. */

@@ -7,24 +7,53 @@
 #define MORE_FOR_LISTS (1u << 20) /* growth step when a list finds no room */
 #define FEW 16u                   /* new items for whose offsets no memory is asked */
 
-int pms_sequence_count(struct pms_pool *pool, uint64_t list, uint64_t *count, struct pms_error *error)
+/* The list of that path: dir itself, if it is empty. REQUIRES: the operation lock. */
+static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t *list, struct pms_error *error)
 {
+    struct pms_dir_ctx ctx = pms_pool_dirs(pool);
+    struct pms_object o;
+    if (!path_bytes) {
+        *list = dir;
+        return PMS_OK;
+    }
+    int status = pms_object_step_down(pool, &dir, &path, &path_bytes, error);
+    if (status == PMS_OK)
+        status = pms_dir_find(&ctx, dir, path, path_bytes, &o, error);
+    if (status == PMS_OK && o.kind != PMS_OBJECT_LIST)
+        status = pms_fail(error, PMS_E_NOT_FOUND, "no list has that name");
+    if (status == PMS_OK)
+        *list = o.data;
+    return status;
+}
+
+int pms_sequence_count(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t *count,
+                       struct pms_error *error)
+{
+    uint64_t list;
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
     struct pms_dir_ctx ctx = pms_pool_dirs(pool);
-    status = pms_list_count(&ctx, list, count, error);
+    status = find(pool, dir, path, path_bytes, &list, error);
+    if (status == PMS_OK)
+        status = pms_list_count(&ctx, list, count, error);
     pms_pool_leave(pool);
     return status;
 }
 
-int pms_sequence_get(struct pms_pool *pool, uint64_t list, uint64_t index, struct pms_object *object, struct pms_error *error)
+int pms_sequence_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t index, int pin,
+                     struct pms_object *object, struct pms_error *error)
 {
+    uint64_t list;
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
     struct pms_dir_ctx ctx = pms_pool_dirs(pool);
-    status = pms_list_get(&ctx, list, index, object, error);
+    status = find(pool, dir, path, path_bytes, &list, error);
+    if (status == PMS_OK)
+        status = pms_list_get(&ctx, list, index, object, error);
+    if (status == PMS_OK && pin)
+        status = pms_object_pin(pool, object, error);
     pms_pool_leave(pool);
     return status;
 }
@@ -109,17 +138,19 @@ static int checked_splice(struct pms_pool *pool, uint64_t list, uint64_t index, 
     return splice(pool, list, index, remove, step, items, count, item, error);
 }
 
-int pms_sequence_splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove, uint64_t step,
-                        const struct pms_new_item *items, uint64_t count, struct pms_error *error)
+int pms_sequence_splice(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t index,
+                        uint64_t remove, uint64_t step, const struct pms_new_item *items, uint64_t count, struct pms_error *error)
 {
-    uint64_t few[FEW], *item = few;
+    uint64_t few[FEW], *item = few, list;
     if (step == 0)
         return pms_fail(error, PMS_E_INVALID, "a step of 0");
     if (count > FEW && !(item = calloc(count, sizeof *item)))
         return pms_fail_errno(error, "allocating memory");
     int status = pms_pool_enter_write(pool, error);
     if (status == PMS_OK) {
-        status = checked_splice(pool, list, index, remove, step, items, count, item, error);
+        status = find(pool, dir, path, path_bytes, &list, error);
+        if (status == PMS_OK)
+            status = checked_splice(pool, list, index, remove, step, items, count, item, error);
         pms_pool_leave(pool);
     }
     if (item != few)

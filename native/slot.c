@@ -61,7 +61,7 @@ static int find_pair(struct pms_pool *pool, uint64_t dir, const char *name, uint
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object o;
-    int status = pms_dir_find(&dirs, dir ? dir : pms_pool_root(pool)->directory, name, name_bytes, &o, error);
+    int status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
     if (status != PMS_OK)
         return status;
     if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0)
@@ -82,26 +82,43 @@ static int find_pair(struct pms_pool *pool, uint64_t dir, const char *name, uint
     return PMS_OK;
 }
 
-int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
+int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_slot_pair *pair,
                   struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    status = find_pair(pool, dir, name, name_bytes, pair, error);
+    status = pms_object_step_down(pool, &dir, &path, &path_bytes, error);
+    if (status == PMS_OK)
+        status = find_pair(pool, dir, path, path_bytes, pair, error);
     pms_pool_leave(pool);
     return status;
 }
 
-int pms_slot_next(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_slot_pair *pair,
-                  struct pms_error *error)
+/* Of the pair, the array with that number, pinned. */
+static int get_array(struct pms_pool *pool, const struct pms_slot_pair *pair, uint32_t number, struct pms_object *object,
+                     struct pms_error *error)
 {
-    int status = pms_pool_enter_write(pool, error);
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    int status = pms_dir_find(&dirs, pair->group, number ? "1" : "0", 1, object, error);
+    return status == PMS_OK ? pms_object_pin(pool, object, error) : status;
+}
+
+int pms_slot_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, enum pms_slot_which which,
+                 struct pms_object *object, struct pms_error *error)
+{
+    struct pms_slot_pair pair;
+    int status = which == PMS_SLOT_NEXT ? pms_pool_enter_write(pool, error) : pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    status = find_pair(pool, dir, name, name_bytes, pair, error);
-    if (status == PMS_OK && pair->data[!pair->current])
-        status = open_block(pool, pair->data[!pair->current], error);
+    status = pms_object_step_down(pool, &dir, &path, &path_bytes, error);
+    if (status == PMS_OK)
+        status = find_pair(pool, dir, path, path_bytes, &pair, error);
+    uint32_t number = status != PMS_OK ? 0 : which == PMS_SLOT_CURRENT ? pair.current : !pair.current;
+    if (status == PMS_OK && which == PMS_SLOT_NEXT && pair.data[number])
+        status = open_block(pool, pair.data[number], error);
+    if (status == PMS_OK)
+        status = get_array(pool, &pair, number, object, error);
     pms_pool_leave(pool);
     return status;
 }
@@ -126,7 +143,9 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
-    status = find_pair(pool, dir, name, name_bytes, &pair, error);
+    status = pms_object_step_down(pool, &dir, &name, &name_bytes, error);
+    if (status == PMS_OK)
+        status = find_pair(pool, dir, name, name_bytes, &pair, error);
     if (status == PMS_OK && turn && turn->epoch == pms_pool_root(pool)->epoch && turn->rollbacks == pool->rollbacks)
         status = flipped_already(name, name_bytes, error);
     uint64_t data = status == PMS_OK ? pair.data[!pair.current] : 0;
@@ -141,8 +160,7 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
         memcpy(meta, meta_head, META_BYTES);
         meta[META_BYTES - 1] = !pair.current;
         /* In place, as it is as long as before: needs no room. */
-        status = pms_dir_put(&dirs, dir ? dir : pms_pool_root(pool)->directory, name, name_bytes, PMS_OBJECT_GROUP, meta, META_BYTES,
-                             pair.group, PMS_LINE, error);
+        status = pms_dir_put(&dirs, dir, name, name_bytes, PMS_OBJECT_GROUP, meta, META_BYTES, pair.group, PMS_LINE, error);
     }
     if (status == PMS_OK && data && stands_alone(pool, &b))
         pms_idle_publish(&pool->undo, b.extent_off, b.extent_bytes, used_pages(&pair, &b));

@@ -8,7 +8,7 @@
  *   Memory       pins a block and exports it as a buffer: the last reference unpins it
  *   Transaction  __enter__ begins (and captures what was declared), __exit__ ends: the with statement's two halves
  *
- * _objects.c has the methods that look objects up and store values.
+ * _objects.c has the methods that look objects up and store values, _memory.c the Memory and what was given out over it.
  *
  * If an exception is raised between the two halves where Python does not call __exit__ (a tracing tool can do that), the
  * last reference to the Transaction rolls back.
@@ -35,6 +35,8 @@ struct block_engine block_engine;
 /* In a fork child the store is the parent's: destructors there must not touch it, not even its locks. */
 static pid_t this_process;
 static void after_fork_in_child(void) { this_process = getpid(); }
+
+bool block_is_here(const Handle *h) { return h->process == this_process; }
 
 static int64_t now_ns(void)
 {
@@ -66,7 +68,7 @@ static int64_t timeout_ns(PyObject *seconds)
  * they raise in the first two is raised instead, and nothing is begun, or the block rolled back. */
 enum when { ENTERING, COMMITTING, ROLLED_BACK };
 
-static PyTypeObject *HandleType, *MemoryType, *TransactionType;
+static PyTypeObject *HandleType, *TransactionType;
 
 PyObject *block_raise(Handle *h, const struct pms_error *error)
 {
@@ -104,6 +106,10 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     h->ranges = Py_NewRef(ranges);
     h->process = this_process;
     h->closed = 1; /* until there is a pool */
+    if (!(h->memories = PyDict_New())) {
+        Py_DECREF(h);
+        return NULL;
+    }
 
     struct pms_options options = *(const struct pms_options *)(uintptr_t)options_at;
     int64_t deadline = timeout > 0 ? now_ns() + timeout : 0;
@@ -171,6 +177,7 @@ static int handle_traverse(Handle *h, visitproc visit, void *arg)
 {
     Py_VISIT(h->mirrors);
     Py_VISIT(h->lock);
+    Py_VISIT(h->take_in);
     Py_VISIT(Py_TYPE(h));
     Py_VISIT(h->fail);
     Py_VISIT(h->ranges);
@@ -181,6 +188,7 @@ static int handle_clear(Handle *h)
 {
     Py_CLEAR(h->mirrors);
     Py_CLEAR(h->lock);
+    Py_CLEAR(h->take_in);
     Py_CLEAR(h->fail);
     Py_CLEAR(h->ranges);
     return 0;
@@ -192,6 +200,8 @@ static void handle_dealloc(Handle *h)
     PyObject_GC_UnTrack(h);
     if (h->weak)
         PyObject_ClearWeakRefs((PyObject *)h);
+    if (h->pool)
+        block_drop_memories(h);
     if (h->pool && h->process == this_process) {
         int was_open = !h->closed;
         struct pms_error error = {0};
@@ -211,6 +221,7 @@ static void handle_dealloc(Handle *h)
         }
     }
     handle_clear(h);
+    Py_CLEAR(h->memories);
     type->tp_free(h);
     Py_DECREF(type);
 }
@@ -357,78 +368,6 @@ static PyObject *handle_will_write(Handle *h, PyObject *writes)
     return result;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    Handle *handle; /* keeps the pool */
-    uint64_t data;
-    void *address;
-    Py_ssize_t bytes;
-    char read_only;
-} Memory;
-
-static PyObject *handle_pin(Handle *h, PyObject *args)
-{
-    unsigned long long data, address;
-    Py_ssize_t bytes;
-    int read_only;
-    if (!PyArg_ParseTuple(args, "KKnp", &data, &address, &bytes, &read_only))
-        return NULL;
-    Memory *m = (Memory *)MemoryType->tp_alloc(MemoryType, 0);
-    if (!m)
-        return NULL;
-    struct pms_error error = {0};
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = block_engine.pin(h->pool, data, &error);
-    Py_END_ALLOW_THREADS
-    if (status != PMS_OK) {
-        Py_DECREF(m);
-        return block_raise(h, &error);
-    }
-    m->handle = (Handle *)Py_NewRef(h);
-    m->data = data;
-    m->address = (void *)(uintptr_t)address;
-    m->bytes = bytes;
-    m->read_only = (char)read_only;
-    return (PyObject *)m;
-}
-
-/* No cycle can go through a Memory: what a Handle refers to are two functions. So it needs no garbage collection. */
-static void memory_dealloc(Memory *m)
-{
-    PyTypeObject *type = Py_TYPE(m);
-    if (m->handle) {
-        if (m->handle->process == this_process) {
-            Py_BEGIN_ALLOW_THREADS
-            block_engine.unpin(m->handle->pool, m->data);
-            Py_END_ALLOW_THREADS
-        }
-        Py_DECREF(m->handle);
-    }
-    type->tp_free(m);
-    Py_DECREF(type);
-}
-
-static int memory_getbuffer(Memory *m, Py_buffer *view, int flags)
-{
-    return PyBuffer_FillInfo(view, (PyObject *)m, m->address, m->bytes, m->read_only, flags);
-}
-
-static PyType_Slot memory_slots[] = {
-    {Py_tp_dealloc, memory_dealloc},
-    {Py_bf_getbuffer, memory_getbuffer},
-    {Py_tp_doc, "A pinned block of a store, as a buffer of bytes. It is what arrays and tensors of the store stand on."},
-    {0, NULL},
-};
-static PyType_Spec memory_spec = {
-    .name = "pmstore._block.Memory",
-    .basicsize = sizeof(Memory),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = memory_slots,
-};
-
 /* ---- Transaction -------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -501,6 +440,8 @@ static PyObject *transaction_enter(Transaction *t, PyObject *unused)
     ranges_init(&r);
     int status = t->writes ? ranges_add_all(&r, t->handle, t->writes) : 0;
     if (status == 0)
+        status = block_take_in(t->handle);
+    if (status == 0)
         status = ask_mirrors(t->handle, ENTERING);
     if (status == 0)
         status = begin_and_capture(t, &r);
@@ -533,7 +474,7 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
     int commit = args[0] == Py_None, status;
     struct pms_error error = {0};
     PyObject *kind = NULL, *value = NULL, *trace = NULL;
-    if (commit && ask_mirrors(t->handle, COMMITTING) < 0) {
+    if (commit && (block_take_in(t->handle) < 0 || ask_mirrors(t->handle, COMMITTING) < 0)) {
         PyErr_Fetch(&kind, &value, &trace);
         commit = 0;
     }
@@ -639,6 +580,9 @@ static PyGetSetDef handle_getset[] = {
 
 static PyMemberDef handle_members[] = {
     {"mirrors", T_OBJECT, offsetof(Handle, mirrors), 0, "None, or called with 0, 1 and 2 before and after what a block commits."},
+    {"take_in", T_OBJECT, offsetof(Handle, take_in), 0, "None, or called with the Memories whose objects may have left them."},
+    {"base", T_ULONGLONG, offsetof(Handle, base), 0, "Address of the heap."},
+    {"read_only", T_BOOL, offsetof(Handle, read_only), 0, "Whether the store is open for reading."},
     {"lock", T_OBJECT, offsetof(Handle, lock), 0, "None, or held while a block is rolled back."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Handle, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -646,19 +590,23 @@ static PyMemberDef handle_members[] = {
 
 static PyMethodDef handle_methods[] = {
     {"close", (PyCFunction)handle_close, METH_O, "close(commit): ends what is pending and unlocks. Idempotent."},
-    {"pin", (PyCFunction)handle_pin, METH_VARARGS, "pin(data, address, nbytes, read_only) -> Memory"},
+    {"take_in_moved", (PyCFunction)block_take_in_all, METH_NOARGS, "Before a commit: brings back what left its memory, or raises."},
     {"will_write", (PyCFunction)handle_will_write, METH_O, "will_write(arrays): captures them now."},
     {"transaction", (PyCFunction)(void (*)(void))handle_transaction, METH_FASTCALL,
      "transaction(writes, timeout) -> Transaction"},
     {"rollbacks", (PyCFunction)block_rollbacks, METH_NOARGS, "Changes when what was found before is to be forgotten."},
-    {"find", (PyCFunction)(void (*)(void))block_find, METH_FASTCALL, "find(directory, name) -> Found or None"},
-    {"item", (PyCFunction)(void (*)(void))block_item, METH_FASTCALL, "item(list, index) -> Found or None"},
-    {"put_value", (PyCFunction)(void (*)(void))block_put_value, METH_FASTCALL, "put_value(directory, name, value)"},
+    {"find", (PyCFunction)(void (*)(void))block_find, METH_FASTCALL,
+     "find(directory, path) -> Found or None: a description, which holds until the next change"},
+    {"get", (PyCFunction)(void (*)(void))block_get, METH_FASTCALL,
+     "get(directory, path, describe) -> the array or tensor that lives over the object's block, or (describe: always) a Found with its memory; None"},
+    {"item", (PyCFunction)(void (*)(void))block_item, METH_FASTCALL, "item(directory, path of a list, index, describe): as get"},
+    {"slot", (PyCFunction)(void (*)(void))block_slot, METH_FASTCALL, "slot(directory, path of slots, enum pms_slot_which): as get"},
+    {"put_value", (PyCFunction)(void (*)(void))block_put_value, METH_FASTCALL, "put_value(directory, path, value)"},
     {"flip", (PyCFunction)(void (*)(void))block_flip, METH_FASTCALL,
-     "flip(directory, name, turn) -> whether slots are there. turn: when they were flipped last; set."},
+     "flip(directory, path, turn) -> whether slots are there. turn: when they were flipped last; set."},
     {"flipped", (PyCFunction)block_flipped, METH_O, "flipped(turn) -> whether that flip is not committed yet"},
     {"splice", (PyCFunction)(void (*)(void))block_splice, METH_FASTCALL,
-     "splice(list, index, remove, step, new): replaces items by new ones; index -1 is the end."},
+     "splice(directory, path of a list, index, remove, step, new): replaces items by new ones; index -1 is the end."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -686,9 +634,9 @@ static PyType_Spec handle_spec = {
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    unsigned long long f[16];
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &f[12],
-                          &f[13], &f[14], &f[15]))
+    unsigned long long f[17];
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKKKK", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &f[10], &f[11], &f[12],
+                          &f[13], &f[14], &f[15], &f[16]))
         return NULL;
     block_engine = (struct block_engine){
         .open = (__typeof__(block_engine.open))(uintptr_t)f[0],
@@ -697,7 +645,7 @@ static PyObject *bind(PyObject *module, PyObject *args)
         .begin = (__typeof__(block_engine.begin))(uintptr_t)f[3],
         .end = (__typeof__(block_engine.end))(uintptr_t)f[4],
         .will_write = (__typeof__(block_engine.will_write))(uintptr_t)f[5],
-        .pin = (__typeof__(block_engine.pin))(uintptr_t)f[6],
+        .get = (__typeof__(block_engine.get))(uintptr_t)f[6],
         .unpin = (__typeof__(block_engine.unpin))(uintptr_t)f[7],
         .rollbacks = (__typeof__(block_engine.rollbacks))(uintptr_t)f[8],
         .find = (__typeof__(block_engine.find))(uintptr_t)f[9],
@@ -707,12 +655,14 @@ static PyObject *bind(PyObject *module, PyObject *args)
         .epoch = (__typeof__(block_engine.epoch))(uintptr_t)f[13],
         .splice = (__typeof__(block_engine.splice))(uintptr_t)f[14],
         .put_backs = (__typeof__(block_engine.put_backs))(uintptr_t)f[15],
+        .slot = (__typeof__(block_engine.slot))(uintptr_t)f[16],
     };
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
-    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, pin, unpin, rollbacks, find, item, put_value, flip, epoch, splice, put_backs)"},
+    {"bind", bind, METH_VARARGS, "bind(open, close, release, begin, end, will_write, get, unpin, rollbacks, find, item, put_value, flip, epoch, splice, put_backs, slot)"},
+    {"exchange_with", block_exchange_with, METH_VARARGS, "exchange_with(torch's DLPack capsule or None, look): how tensors are looked at"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -734,7 +684,7 @@ static int module_exec(PyObject *module)
         this_process = getpid();
         pthread_atfork(NULL, NULL, after_fork_in_child);
     }
-    if (add_type(module, &handle_spec, &HandleType) < 0 || add_type(module, &memory_spec, &MemoryType) < 0 ||
+    if (add_type(module, &handle_spec, &HandleType) < 0 || block_add_memory(module) < 0 ||
         add_type(module, &transaction_spec, &TransactionType) < 0 || block_add_found(module) < 0)
         return -1;
     return 0;

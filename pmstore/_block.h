@@ -16,18 +16,22 @@ struct block_engine {
     int (*begin)(struct pms_pool *, int64_t, struct pms_error *);
     int (*end)(struct pms_pool *, int, struct pms_error *);
     int (*will_write)(struct pms_pool *, const struct pms_range *, uint64_t, struct pms_error *);
-    int (*pin)(struct pms_pool *, uint64_t, struct pms_error *);
+    int (*get)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
     void (*unpin)(struct pms_pool *, uint64_t);
     uint64_t (*rollbacks)(const struct pms_pool *);
     int (*find)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
-    int (*item)(struct pms_pool *, uint64_t, uint64_t, struct pms_object *, struct pms_error *);
+    int (*item)(struct pms_pool *, uint64_t, const char *, uint32_t, uint64_t, int, struct pms_object *, struct pms_error *);
     int (*put_value)(struct pms_pool *, uint64_t, const char *, uint32_t, const char *, uint32_t, struct pms_error *);
     int (*flip)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_slot_turn *, struct pms_error *);
     uint64_t (*epoch)(struct pms_pool *);
-    int (*splice)(struct pms_pool *, uint64_t, uint64_t, uint64_t, uint64_t, const struct pms_new_item *, uint64_t, struct pms_error *);
+    int (*splice)(struct pms_pool *, uint64_t, const char *, uint32_t, uint64_t, uint64_t, uint64_t, const struct pms_new_item *, uint64_t,
+                  struct pms_error *);
     uint64_t (*put_backs)(const struct pms_pool *);
+    int (*slot)(struct pms_pool *, uint64_t, const char *, uint32_t, enum pms_slot_which, struct pms_object *, struct pms_error *);
 };
 extern struct block_engine block_engine;
+
+struct Memory;
 
 typedef struct {
     PyObject_HEAD
@@ -36,17 +40,65 @@ typedef struct {
     PyObject *ranges; /* ranges(object) -> [(address, bytes), ...], for what has no buffer: tensors */
     PyObject *mirrors; /* NULL or mirrors(when): see enum when */
     PyObject *lock;    /* NULL or the store's: held while a block is rolled back, so that what another thread found is still there */
+    PyObject *take_in; /* NULL or take_in(memories): brings back what left its memory, or raises: see _memory.c */
+    PyObject *memories; /* offset of a block -> address of its Memory, while that lives */
+    struct Memory *given; /* those whose objects are to be looked at before a commit */
+    unsigned long long base; /* address of the heap */
     PyObject *weak;
     pid_t process;
-    char closed;
+    char closed, read_only;
 } Handle;
+
+bool block_is_here(const Handle *h); /* false in a fork child, where the store is the parent's */
 
 /* Raises what the error says. Always NULL. */
 PyObject *block_raise(Handle *h, const struct pms_error *error);
 
+/* ---- _memory.c ---- */
+
+enum where { UNCHANGED, ALTERED, ELSEWHERE }; /* ALTERED: over its memory still, with another shape or dtype, or read-only */
+
+typedef struct Memory {
+    PyObject_HEAD
+    Handle *handle; /* keeps the pool. Borrowed while `kept` */
+    uint64_t data;
+    void *address;
+    Py_ssize_t bytes;
+    char read_only;
+    char kept;   /* by the handle: see memory_finalize */
+    char tensor; /* the object is one of torch */
+    uint8_t code, bits; /* dtype of a tensor, as DLPack has it */
+    uint16_t lanes;
+    int ndim;
+    int64_t *form;    /* shape, then strides, of the object */
+    PyObject *object; /* weak reference, or NULL */
+    PyObject *meta, *name;
+    PyObject *dtype; /* of an array; of a tensor that DLPack has no words for: what `look` said; else NULL */
+    struct Memory *next, **link; /* in handle->given */
+} Memory;
+
+/* The Memory of the block, if there is one: a new reference. NULL, with an exception set or not. */
+Memory *block_memory(Handle *h, uint64_t data);
+
+/* The Memory of an array that the engine has pinned, which takes that pin over. NULL with an exception set. */
+Memory *block_new_memory(Handle *h, const struct pms_object *pinned);
+
+/* What was given out over it and is unchanged, if the description is the same: a new reference, or NULL. */
+PyObject *block_object(const Memory *m, const struct pms_object *as);
+
+/* Before a commit: what left its memory is taken back in. Returns -1 with an exception set. */
+int block_take_in(Handle *h);
+PyObject *block_take_in_all(Handle *h, PyObject *unused);
+
+void block_drop_memories(Handle *h);
+PyObject *block_exchange_with(PyObject *module, PyObject *args);
+int block_add_memory(PyObject *module);
+
 /* Methods of Handle: see _objects.c. */
 PyObject *block_rollbacks(Handle *h, PyObject *unused);
 PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *block_get(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *block_slot(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_flip(Handle *h, PyObject *const *args, Py_ssize_t count);

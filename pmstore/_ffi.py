@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pmstore import _block, errors
 from pmstore._native import ffi as _ffi
@@ -65,7 +65,12 @@ native, native_ffi = _lib, _ffi
 
 
 Found = _block.Found
-"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta, node."""
+"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta, node; and memory, of an array
+that was found to be used: its block, pinned."""
+
+SLOT_CURRENT: int = _lib.PMS_SLOT_CURRENT
+SLOT_IDLE: int = _lib.PMS_SLOT_IDLE
+SLOT_NEXT: int = _lib.PMS_SLOT_NEXT
 
 LIST_END = -1
 """The index behind the last item, for `Pool.splice`."""
@@ -107,6 +112,16 @@ class PoolInfo:
     max_bytes: int
     """Of the file ever; 0: until the file system is full."""
     uuid: bytes
+
+
+class SlotPair(NamedTuple):
+    """struct pms_slot_pair. Holds until the next change."""
+
+    group: int
+    data: tuple[int, int]
+    """Blocks of the two arrays; 0: without bytes."""
+    bytes: int
+    current: int
 
 
 # ---- a status becomes an exception ---------------------------------------------------------------------------------
@@ -320,10 +335,25 @@ def _fail_open(path: str, mode: str, address: int) -> NoReturn:
 class Pool:
     """One open store: `struct pms_pool` behind a `_block.Handle`, which owns it.
 
-    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back.
+    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back. A path is
+    walked from a directory on, in the step that uses it: names with a NUL between two, groups but for the last.
     """
 
-    __slots__ = ("_errors", "_p", "find", "handle", "info", "item", "path", "put_value", "rollbacks", "splice", "will_write")
+    __slots__ = (
+        "_errors",
+        "_p",
+        "find",
+        "get",
+        "handle",
+        "info",
+        "item",
+        "path",
+        "put_value",
+        "rollbacks",
+        "slot",
+        "splice",
+        "will_write",
+    )
 
     def __init__(
         self,
@@ -367,16 +397,19 @@ class Pool:
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
         # One of each from the start: a handler of IndexError that an interrupt ends may keep its traceback, and this pool.
         self._errors: list[Any] = [_ffi.new("struct pms_error *")]
-        # What look-ups call is functions of the handle itself: see _objects.c. The caller of `find` and `item` keeps other
-        # threads of this process from changing the directory or the list.
+        # What look-ups call is functions of the handle itself: see _objects.c. Each walks its path in the step that uses what
+        # is there. The caller of `get`, `item` and `slot` keeps other threads from removing meanwhile what they find.
         handle = self.handle
         self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
         self.rollbacks: Callable[[], int] = handle.rollbacks
         self.find: Callable[[int, bytes], Found | None] = handle.find
-        self.item: Callable[[int, int], Found | None] = handle.item
+        self.get: Callable[[int, bytes, bool], Any] = handle.get
+        self.item: Callable[[int, bytes, int, bool], Any] = handle.item
+        self.slot: Callable[[int, bytes, int], Any] = handle.slot
         self.put_value: Callable[[int, bytes, bytes], None] = handle.put_value
-        self.splice: Callable[[int, int, int, int, Sequence[tuple[Any, ...]]], None] = handle.splice
+        self.splice: Callable[[int, bytes, int, int, int, Sequence[tuple[Any, ...]]], None] = handle.splice
         self.info = self._read_info()
+        handle.base, handle.read_only = self.info.base, self.info.read_only
 
     @property
     def raw(self) -> Any:
@@ -456,7 +489,7 @@ class Pool:
                 return
             meta = _ffi.buffer(found.meta, found.meta_bytes)[:]
             name = _ffi.buffer(found.name, found.name_bytes)[:]
-            yield name, Found((found.kind, found.data, found.data_bytes, meta, found.node))
+            yield name, Found((found.kind, found.data, found.data_bytes, meta, found.node, None))
 
     def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
         """All objects below a directory with their paths, a group before what is in it. REQUIRES: nobody changes any meanwhile.
@@ -572,18 +605,34 @@ class Pool:
             _fail(self.path, error)
         self._errors.append(error)
 
-    def slot_find(self, directory: int, name: bytes, *, open_idle: bool = False) -> tuple[int, int, int, int] | None:
-        """The group, the blocks of its two arrays (0: without bytes), and which one is current. None: no slots are there.
+    def make_slots(self, directory: int, path: bytes, about: bytes, meta: bytes, data_bytes: int) -> None:
+        """A pair of arrays of zeros, in one step. about: which one is current.
 
-        open_idle: the other one may be written without capture from now on, until it is published (`pms_slot_next`).
+        Raises: NameExistsError, StoreFullError.
         """
+        error = self._error()
+        status = _lib.pms_object_make_slots(
+            self._p, directory, path, len(path), about, len(about), meta, len(meta), data_bytes, error
+        )
+        if status:
+            _fail(self.path, error)
+        self._errors.append(error)
+
+    def slot_find(self, directory: int, path: bytes) -> SlotPair | None:
+        """None: no slots are there."""
         error, pair = self._error(), _ffi.new("struct pms_slot_pair *")
-        find = _lib.pms_slot_next if open_idle else _lib.pms_slot_find
-        status = find(self._p, directory, name, len(name), pair, error)
+        status = _lib.pms_slot_find(self._p, directory, path, len(path), pair, error)
         if status and status != _NOT_FOUND:
             _fail(self.path, error)
         self._errors.append(error)
-        return None if status else (pair.group, pair.data[0], pair.data[1], pair.current)
+        return None if status else SlotPair(pair.group, (pair.data[0], pair.data[1]), pair.bytes, pair.current)
+
+    def is_live(self, data: int) -> bool:
+        """Whether a name or a list has the block."""
+        error = self._error()
+        live = bool(_lib.pms_is_live(self._p, data, error))
+        self._errors.append(error)
+        return live
 
     def remove(self, directory: int, name: bytes) -> bool:
         """Removes the object, a group with all it holds. False if there is none."""
@@ -596,10 +645,11 @@ class Pool:
 
     # -- lists
 
-    def list_count(self, list_: int) -> int:
+    def list_count(self, directory: int, path: bytes = b"") -> int:
+        """Items of the list at the path; without one, of the list itself that `open_list` gave. Raises: KeyError."""
         error = self._error()
         count = _ffi.new("uint64_t *")
-        if _lib.pms_sequence_count(self._p, list_, count, error):
+        if _lib.pms_sequence_count(self._p, directory, path, len(path), count, error):
             _fail(self.path, error)
         self._errors.append(error)
         return int(count[0])
@@ -717,7 +767,7 @@ _block.bind(
             "pms_begin",
             "pms_end",
             "pms_will_write",
-            "pms_pin",
+            "pms_object_get",
             "pms_unpin",
             "pms_rollbacks",
             "pms_object_find",
@@ -727,6 +777,7 @@ _block.bind(
             "pms_epoch",
             "pms_sequence_splice",
             "pms_put_backs",
+            "pms_slot_get",
         ),
     )
 )

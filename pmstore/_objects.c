@@ -12,10 +12,11 @@ static PyStructSequence_Field found_fields[] = {
     {"data_bytes", "of the block"},
     {"meta", "the value, or the description of an array"},
     {"node", "offset of what holds the name, or the item"},
+    {"memory", "of an array that was found to be used: its block, pinned; else None"},
     {NULL, NULL},
 };
 static PyStructSequence_Desc found_desc = {
-    "pmstore._block.Found", "One object of a directory or a list, copied out of the engine.", found_fields, 5,
+    "pmstore._block.Found", "One object of a directory or a list, copied out of the engine.", found_fields, 6,
 };
 
 int block_add_found(PyObject *module)
@@ -25,22 +26,27 @@ int block_add_found(PyObject *module)
     return FoundType ? PyModule_AddType(module, FoundType) : -1;
 }
 
-static PyObject *new_found(const struct pms_object *object)
+/* memory: NULL, or a reference that goes into it. */
+static PyObject *new_found(const struct pms_object *object, Memory *memory)
 {
-    PyObject *result = PyStructSequence_New(FoundType);
-    if (!result)
-        return NULL;
+    /* What is in the engine's view is copied first: a new sequence may collect garbage, and so run Python code. */
+    PyObject *meta = PyBytes_FromStringAndSize((const char *)object->meta, object->meta_bytes);
     PyObject *field[] = {
         PyLong_FromUnsignedLong(object->kind),
         PyLong_FromUnsignedLongLong(object->data),
         PyLong_FromUnsignedLongLong(object->data_bytes),
-        PyBytes_FromStringAndSize((const char *)object->meta, object->meta_bytes),
+        meta,
         PyLong_FromUnsignedLongLong(object->node),
+        memory ? (PyObject *)memory : Py_NewRef(Py_None),
     };
-    int whole = 1;
-    for (int i = 0; i < 5; i++) {
+    PyObject *result = PyStructSequence_New(FoundType);
+    int whole = result != NULL;
+    for (int i = 0; i < 6; i++) {
         whole = whole && field[i];
-        PyStructSequence_SetItem(result, i, field[i]);
+        if (result)
+            PyStructSequence_SetItem(result, i, field[i]);
+        else
+            Py_XDECREF(field[i]);
     }
     if (!whole)
         Py_CLEAR(result);
@@ -87,74 +93,139 @@ static int bytes(PyObject *object, const char **at, uint32_t *length)
 
 /* ---- finding ---- */
 
-/* The object, None if there is none, or NULL with what the status means raised. */
-static PyObject *result_of(Handle *h, int status, const struct pms_object *object, const struct pms_error *error)
+/* A path from a directory on, or one of a list with an index, or one of slots with which of them. */
+struct asked {
+    enum { OBJECT, ITEM, SLOT } kind;
+    uint64_t directory;
+    const char *path;
+    uint32_t path_bytes;
+    uint64_t number;
+};
+
+/* pin: in the step in which it is found. */
+static int ask(Handle *h, const struct asked *a, int pin, struct pms_object *object, struct pms_error *error)
 {
-    if (status == PMS_OK)
-        return new_found(object);
-    return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : block_raise(h, error);
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    if (a->kind == ITEM)
+        status = block_engine.item(h->pool, a->directory, a->path, a->path_bytes, a->number, pin, object, error);
+    else if (a->kind == SLOT)
+        status = block_engine.slot(h->pool, a->directory, a->path, a->path_bytes, (enum pms_slot_which)a->number, object, error);
+    else
+        status = (pin ? block_engine.get : block_engine.find)(h->pool, a->directory, a->path, a->path_bytes, object, error);
+    Py_END_ALLOW_THREADS
+    return status;
 }
 
-/* find(directory, name) */
-PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count)
+static int has_block(const struct pms_object *object) { return object->kind == PMS_OBJECT_ARRAY && object->data; }
+
+/* The object that lives over what is asked for, or a Found that has its memory; None. A block that has a Memory is pinned already, so
+ * that it cannot have become another one's; without one, what is asked for is found and pinned in one step of the engine. */
+static PyObject *answer(Handle *h, const struct asked *a, int describe)
 {
-    uint64_t directory, before;
-    const char *name;
-    uint32_t name_bytes;
-    if (!count_is(count, 2, "find(directory, name)") || !number(args[0], &directory) || !bytes(args[1], &name, &name_bytes))
+    struct pms_object object;
+    struct pms_error error = {0};
+    Memory *memory = NULL;
+    int pinned = a->kind == SLOT, status = ask(h, a, pinned, &object, &error);
+    if (status == PMS_OK && has_block(&object) && !pinned) {
+        memory = block_memory(h, object.data);
+        if (!memory) {
+            if (PyErr_Occurred())
+                return NULL;
+            status = ask(h, a, pinned = 1, &object, &error);
+        }
+    }
+    if (status == PMS_OK && pinned && has_block(&object) && !(memory = block_new_memory(h, &object)))
         return NULL;
+    if (status != PMS_OK)
+        return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : block_raise(h, &error);
+    PyObject *made = memory && !describe ? block_object(memory, &object) : NULL;
+    if (!made)
+        return new_found(&object, memory);
+    Py_DECREF(memory);
+    return made;
+}
+
+static PyObject *answer_of_one_state(Handle *h, const struct asked *a, int describe)
+{
     PyObject *result = NULL;
+    uint64_t before;
     do {
-        struct pms_object object;
-        struct pms_error error = {0};
-        int status;
         Py_XDECREF(result);
         before = block_engine.put_backs(h->pool);
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.find(h->pool, directory, name, name_bytes, &object, &error);
-        Py_END_ALLOW_THREADS
-        result = result_of(h, status, &object, &error);
+        result = answer(h, a, describe);
         /* Another thread's block may be rolled back (its commit failed, say) while the bytes are copied: then they are nobody's. */
     } while (result && block_engine.put_backs(h->pool) != before);
     return result;
 }
 
-/* item(list, index) */
-PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count)
+/* find(directory, path): a description only, which holds until the next change. */
+PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t list, index, before;
-    if (!count_is(count, 2, "item(list, index)") || !number(args[0], &list) || !number(args[1], &index))
-        return NULL;
+    struct asked a = {.kind = OBJECT};
     PyObject *result = NULL;
+    uint64_t before;
+    if (!count_is(count, 2, "find(directory, path)") || !number(args[0], &a.directory) || !bytes(args[1], &a.path, &a.path_bytes))
+        return NULL;
     do {
         struct pms_object object;
         struct pms_error error = {0};
-        int status;
         Py_XDECREF(result);
         before = block_engine.put_backs(h->pool);
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.item(h->pool, list, index, &object, &error);
-        Py_END_ALLOW_THREADS
-        result = result_of(h, status, &object, &error);
-    } while (result && block_engine.put_backs(h->pool) != before); /* as in block_find */
+        int status = ask(h, &a, 0, &object, &error);
+        if (status == PMS_OK)
+            result = new_found(&object, NULL);
+        else
+            result = status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : block_raise(h, &error);
+    } while (result && block_engine.put_backs(h->pool) != before); /* as above */
     return result;
+}
+
+/* get(directory, path, describe) */
+PyObject *block_get(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    struct asked a = {.kind = OBJECT};
+    if (!count_is(count, 3, "get(directory, path, describe)") || !number(args[0], &a.directory) ||
+        !bytes(args[1], &a.path, &a.path_bytes))
+        return NULL;
+    return answer_of_one_state(h, &a, args[2] == Py_True);
+}
+
+/* item(directory, path, index, describe) */
+PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    struct asked a = {.kind = ITEM};
+    if (!count_is(count, 4, "item(directory, path, index, describe)") || !number(args[0], &a.directory) ||
+        !bytes(args[1], &a.path, &a.path_bytes) || !number(args[2], &a.number))
+        return NULL;
+    return answer_of_one_state(h, &a, args[3] == Py_True);
+}
+
+/* slot(directory, path, which) */
+PyObject *block_slot(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    struct asked a = {.kind = SLOT};
+    if (!count_is(count, 3, "slot(directory, path, which)") || !number(args[0], &a.directory) ||
+        !bytes(args[1], &a.path, &a.path_bytes) || !number(args[2], &a.number))
+        return NULL;
+    return answer_of_one_state(h, &a, 0);
 }
 
 /* ---- writing ---- */
 
-/* put_value(directory, name, value) */
+/* put_value(directory, path, value) */
 PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t directory;
-    const char *name, *value;
-    uint32_t name_bytes, value_bytes;
-    if (!count_is(count, 3, "put_value(directory, name, value)") || !number(args[0], &directory) ||
-        !bytes(args[1], &name, &name_bytes) || !bytes(args[2], &value, &value_bytes))
+    const char *path, *value;
+    uint32_t path_bytes, value_bytes;
+    if (!count_is(count, 3, "put_value(directory, path, value)") || !number(args[0], &directory) ||
+        !bytes(args[1], &path, &path_bytes) || !bytes(args[2], &value, &value_bytes))
         return NULL;
     struct pms_error error = {0};
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = block_engine.put_value(h->pool, directory, name, name_bytes, value, value_bytes, &error);
+    status = block_engine.put_value(h->pool, directory, path, path_bytes, value, value_bytes, &error);
     Py_END_ALLOW_THREADS
     return status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
 }
@@ -170,20 +241,20 @@ static int turn_of(PyObject *object, struct pms_slot_turn *turn)
     return 1;
 }
 
-/* flip(directory, name, turn). No bytecode runs between the flip and the note of it: whoever is interrupted knows that it was done. */
+/* flip(directory, path, turn). No bytecode runs between the flip and the note of it: whoever is interrupted knows that it was done. */
 PyObject *block_flip(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t directory;
-    const char *name;
-    uint32_t name_bytes;
+    const char *path;
+    uint32_t path_bytes;
     struct pms_slot_turn turn;
-    if (!count_is(count, 3, "flip(directory, name, turn)") || !number(args[0], &directory) || !bytes(args[1], &name, &name_bytes) ||
+    if (!count_is(count, 3, "flip(directory, path, turn)") || !number(args[0], &directory) || !bytes(args[1], &path, &path_bytes) ||
         !turn_of(args[2], &turn))
         return NULL;
     struct pms_error error = {0};
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = block_engine.flip(h->pool, directory, name, name_bytes, &turn, &error);
+    status = block_engine.flip(h->pool, directory, path, path_bytes, &turn, &error);
     Py_END_ALLOW_THREADS
     if (status == PMS_E_NOT_FOUND)
         Py_RETURN_FALSE;
@@ -229,14 +300,16 @@ static int new_item(PyObject *from, struct pms_new_item *item)
     return 1;
 }
 
-/* splice(list, index, remove, step, new): index -1 is the end. */
+/* splice(directory, path of a list, index, remove, step, new): index -1 is the end. */
 PyObject *block_splice(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t list, index, remove, step;
-    if (!count_is(count, 5, "splice(list, index, remove, step, new)") || !number(args[0], &list) || !number(args[1], &index) ||
-        !number(args[2], &remove) || !number(args[3], &step))
+    const char *path;
+    uint32_t path_bytes;
+    uint64_t directory, index, remove, step;
+    if (!count_is(count, 6, "splice(directory, path, index, remove, step, new)") || !number(args[0], &directory) ||
+        !bytes(args[1], &path, &path_bytes) || !number(args[2], &index) || !number(args[3], &remove) || !number(args[4], &step))
         return NULL;
-    PyObject *new = PySequence_Tuple(args[4]); /* the items stay what they are while the GIL is given up */
+    PyObject *new = PySequence_Tuple(args[5]); /* the items stay what they are while the GIL is given up */
     if (!new)
         return NULL;
     struct pms_new_item few[FEW], *item = few;
@@ -251,7 +324,7 @@ PyObject *block_splice(Handle *h, PyObject *const *args, Py_ssize_t count)
         struct pms_error error = {0};
         int status;
         Py_BEGIN_ALLOW_THREADS
-        status = block_engine.splice(h->pool, list, index, remove, step, item, n, &error);
+        status = block_engine.splice(h->pool, directory, path, path_bytes, index, remove, step, item, n, &error);
         Py_END_ALLOW_THREADS
         result = status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
     }

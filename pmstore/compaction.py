@@ -179,8 +179,8 @@ def _copied_items(old: _ffi.Pool, source: int, new: _ffi.Pool, target: int) -> I
     for first in range(0, count, _BATCH_ITEMS):
         batch = []
         for at in range(first, min(count, first + _BATCH_ITEMS)):
-            found = old.item(source, at)
+            found = old.item(source, b"", at, True)
             assert found is not None  # the store was checked, and is ours alone
             batch.append(Payload(found.kind, found.meta, found.data_bytes, old.info.base + found.data))
-        new.splice(target, first, 0, 1, batch)
+        new.splice(target, b"", first, 0, 1, batch)
         yield sum(64 + len(item.meta) + item.data_bytes for item in batch)

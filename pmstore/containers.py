@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pmstore import _ffi, array, dtypes, notebook
 from pmstore.array import Array, Descriptor
 from pmstore.core import Core, payload, represent
-from pmstore.errors import NameExistsError, PmstoreError
+from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.extras import optional
 from pmstore.lists import List
 from pmstore.slots import Slots
@@ -22,9 +22,6 @@ from pmstore.words import counted
 
 if TYPE_CHECKING:
     import torch
-
-_Made = list[tuple[int, bytes]]
-"""Groups that were created on the way to a name: of each the directory and the name in it."""
 
 NAME_MAX_BYTES = 4096
 GROUPS_MAX = _ffi.GROUPS_MAX
@@ -83,101 +80,82 @@ class Group(MutableMapping[str, Any]):
 
     A group is the path, not the object: if it is removed and made again, this is the new one.
 
+    An array or tensor that is altered in place (`x.shape = ...`) is the program's: the store gives out a new one, over the
+    same memory. A tensor that was told to use other memory (`x.data = ...`) is copied back into the store's, and lies there
+    again, by the next look-up or commit; one that cannot be (another shape or dtype, shared memory) raises MovedError there.
+
     Raises (all methods): ClosedStoreError, and for changes ReadOnlyStoreError, StoreFullError (nothing changed),
     ForkedStoreError in a fork child; TypeError or ValueError for a name that is no name; CorruptStoreError.
     """
 
-    __slots__ = ("_core", "_parts", "_seen")
+    __slots__ = ("_core", "_parts", "_prefix")
 
     def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
         self._core = core
         self._parts = parts
-        self._seen = (-1, -1, 0)  # roll backs and removals when this group was looked up, and its directory
+        self._prefix = b"".join(part + b"\0" for part in parts)  # of the engine's paths
 
     # ---- finding ----
 
-    def _walk(self, parts: Sequence[bytes], made: _Made | None = None) -> int | None:
-        """The directory of a path below this group. REQUIRES: the lock. None: a group on the way is not there.
+    def _path(self, name: Any) -> bytes:
+        """The path from the root on, as the engine takes it. Raises: TypeError, ValueError."""
+        if type(name) is str and name.isidentifier() and len(name) < 1000:
+            return self._prefix + name.encode()  # the usual case
+        parts = split_name(name)
+        if len(self._parts) + len(parts) > GROUPS_MAX + 1:
+            raise self._too_deep()
+        return self._prefix + b"\0".join(parts)
 
-        made: missing groups are created, and noted there for `_unmake`.
-        """
-        core = self._core
-        if not self._parts:
-            return self._step_down(_ffi.ROOT, parts, made) if parts else _ffi.ROOT
-        rollbacks, removals = core.pool.rollbacks(), core.removals
-        seen = self._seen
-        if seen[0] == rollbacks and seen[1] == removals:  # where this group was found holds until a removal or a roll back
-            return self._step_down(seen[2], parts, made) if parts else seen[2]
-        here = self._step_down(_ffi.ROOT, self._parts, made)
-        if here is None:
-            return None
-        self._seen = (rollbacks, removals, here)
-        return self._step_down(here, parts, made)
-
-    def _step_down(self, directory: int, parts: Sequence[bytes], made: _Made | None) -> int | None:
-        pool = self._core.pool
-        for part in parts:
-            found = pool.find(directory, part)
-            if found is None:
-                if made is None:
-                    return None
-                if parts is not self._parts and len(self._parts) + len(parts) > GROUPS_MAX:
-                    raise ValueError(
-                        f"{self._core.path}: a store has at most {GROUPS_MAX} groups within each other: "
-                        "use longer names, or lists"
-                    )
-                made.append((directory, part))
-                new = pool.group(directory, part, create=True)
-                assert new is not None
-                directory = new
-            elif found.kind == _ffi.GROUP:
-                if found.meta and made is not None:
-                    self._refuse_slots(part)
-                directory = found.data
-            elif made is None:
-                return None
-            else:
-                raise NameExistsError(
-                    f"{self._core.path}: {part.decode()!r} is no group, so nothing can be stored under it: "
-                    "choose another name, or del it first"
-                )
-        return directory
-
-    def _unmake(self, made: _Made) -> None:
-        """Takes back the groups that were created on the way to what then failed."""
-        if made and self._core.pool.find(*made[0]) is not None:
-            self._core.removals += 1
-            self._core.pool.remove(*made[0])
-
-    def _refuse_slots(self, part: bytes) -> NoReturn:
-        """What is below slots is theirs: a pair with another array in it would be none."""
-        raise NameExistsError(
-            f"{self._core.path}: {part.decode()!r} is a pair of slots, and names below it are its own: write .next and "
-            "flip(), or del the pair first"
+    def _too_deep(self) -> ValueError:
+        return ValueError(
+            f"{self._core.path}: a store has at most {GROUPS_MAX} groups within each other: use longer names, or lists"
         )
 
+    def _full(self, name: str) -> tuple[bytes, ...]:
+        return (*self._parts, *split_name(name))
+
     def _directory(self) -> int:
-        directory = self._walk(())
-        if directory is None:
+        """Holds until the next change."""
+        if not self._parts:
+            return _ffi.ROOT
+        found = self._core.pool.find(_ffi.ROOT, self._prefix[:-1])
+        if found is None or found.kind != _ffi.GROUP:
             raise KeyError(f"the group {self.name!r} is not in the store any more")
-        return directory
+        return found.data
 
-    def _find(self, name: Any) -> _ffi.Found | None:
-        """REQUIRES: the lock."""
-        parts = split_name(name)
-        last = parts.pop()
-        directory = self._walk(parts)
-        return None if directory is None else self._core.pool.find(directory, last)
+    def _load(self, name: str, found: Any) -> Any:
+        """Of what `Pool.get` gave. REQUIRES: the lock."""
+        if type(found) is _ffi.Found:
+            if found.kind == _ffi.GROUP:
+                if len(self._parts) + name.count("/") >= GROUPS_MAX:  # who walks down by such handles comes to an end
+                    raise CorruptStoreError(f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others")
+                return (Slots if found.meta else Group)(self._core, self._full(name))
+            if found.kind == _ffi.LIST:
+                return List(self._core, self._full(name))
+        return self._core.load(found, name)
 
-    def _load(self, name: str, found: _ffi.Found) -> Any:
-        """REQUIRES: the lock."""
+    def _told_more(self, name: str, error: NameExistsError) -> NameExistsError:
+        """What is in the way, where the engine refused to put something there."""
+        parts, pool, path = self._full(name), self._core.pool, self._core.path
+        for at in range(1, len(parts)):
+            found = pool.find(_ffi.ROOT, b"\0".join(parts[:at]))
+            if found is not None and found.kind != _ffi.GROUP:
+                return NameExistsError(
+                    f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored under it: choose another name, "
+                    "or del it first"
+                )
+            if found is not None and found.meta:
+                return NameExistsError(
+                    f"{path}: {parts[at - 1].decode()!r} is a pair of slots, and names below it are its own: write .next and "
+                    "flip(), or del the pair first"
+                )
+        found = pool.find(_ffi.ROOT, b"\0".join(parts))
+        if found is None or found.kind not in (_ffi.GROUP, _ffi.LIST):
+            return error
+        what = "list: assign to its items"
         if found.kind == _ffi.GROUP:
-            if len(self._parts) + name.count("/") >= GROUPS_MAX:  # who walks down by such handles comes to an end
-                raise CorruptStoreError(f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others")
-            return (Slots if found.meta else Group)(self._core, (*self._parts, *split_name(name)))
-        if found.kind == _ffi.LIST:
-            return List(self._core, (*self._parts, *split_name(name)))
-        return self._core.load(found)
+            what = "pair of slots: write .next and flip()" if found.meta else "group: assign to names in it"
+        return NameExistsError(f"{path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first")
 
     # ---- the mapping ----
 
@@ -190,14 +168,16 @@ class Group(MutableMapping[str, Any]):
         """Raises: KeyError."""
         core = self._core
         with core.lock:
-            found = self._find(name)
-            if found is None:
-                raise KeyError(name)
-            return core.load(found) if found.kind == _ffi.VALUE else self._load(name, found)
+            found = core.pool.get(_ffi.ROOT, self._path(name), False)
+            if type(found) is not _ffi.Found:
+                if found is None:
+                    raise KeyError(name)
+                return found  # the array or tensor that is alive
+            return core.load(found, name) if found.kind == _ffi.VALUE else self._load(name, found)
 
     def __contains__(self, name: object) -> bool:
         with self._core.lock:
-            return self._find(name) is not None
+            return self._core.pool.find(_ffi.ROOT, self._path(name)) is not None
 
     def __len__(self) -> int:
         with self._core.lock:
@@ -220,11 +200,10 @@ class Group(MutableMapping[str, Any]):
             if following is None or left <= 0:
                 return
             with self._core.lock:
-                directory = self._walk(())
-                found = None if directory is None else self._core.pool.find(directory, following)
-                if directory is None or found is None:
+                found = self._core.pool.find(_ffi.ROOT, self._prefix + following)
+                if found is None:
                     raise RuntimeError(f"the group {self.name!r} changed while it was iterated: iterate over list(group)")
-                names = [following, *self._core.pool.names(directory, found.node, _BATCH)]
+                names = [following, *self._core.pool.names(self._directory(), found.node, _BATCH)]
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Copies the value in. What had the name is freed at the next commit; arrays of it stay valid as long as they live.
@@ -234,65 +213,43 @@ class Group(MutableMapping[str, Any]):
 
         Raises: TypeError for what cannot be stored; NameExistsError if the name is a group.
         """
-        parts = split_name(name)
+        path = self._path(name)
         if isinstance(value, Slots):
             raise TypeError("slots of a store are not a value: make some with slots(name, shape, dtype), and fill .next")
         if isinstance(value, (Group, List)):
-            if isinstance(value, List) and value == List(self._core, (*self._parts, *parts)) and name in self:
+            if isinstance(value, List) and value == List(self._core, self._full(name)) and name in self:
                 return  # store["losses"] += [0.5]
             kind = "group" if isinstance(value, Group) else "list"
             raise TypeError(f"a {kind} of a store is not a value: open one with {kind}(name), and assign its items")
-        new = payload(value)
-        made: _Made = []
+        new, pool = payload(value), self._core.pool
         with self._core.lock:
             try:
-                directory, old = self._make_way(parts, made)
-                pool = self._core.pool
                 if new.kind == _ffi.VALUE:
-                    pool.put_value(directory, parts[-1], new.meta)
-                elif not new.is_at(self._core, old):
+                    pool.put_value(_ffi.ROOT, path, new.meta)
+                else:
                     pool.put_array(
-                        directory,
-                        parts[-1],
+                        _ffi.ROOT,
+                        path,
                         new.meta,
                         new.data_bytes,
                         fill=_ffi.FILL_COPY,
                         source=new.address,
                         source_bytes=new.data_bytes,
                     )
-            except BaseException:
-                self._unmake(made)
-                raise
-
-    def _make_way(self, parts: builtins.list[bytes], made: _Made) -> tuple[int, _ffi.Found | None]:
-        """The directory for an assignment to the path, and what has the name. REQUIRES: the lock."""
-        directory = self._walk(parts[:-1], made)
-        assert directory is not None
-        found = self._core.pool.find(directory, parts[-1])
-        if found is not None and found.kind in (_ffi.GROUP, _ffi.LIST):
-            if found.kind == _ffi.LIST:
-                what = "list: assign to its items"
-            else:
-                what = "pair of slots: write .next and flip()" if found.meta else "group: assign to names in it"
-            raise NameExistsError(f"{self._core.path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first")
-        return directory, found
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
 
     def __delitem__(self, name: str) -> None:
         """Removes the object, or the group with all it holds. Room is free after the next commit; works when full.
 
         Raises: KeyError; NameExistsError for a name below slots.
         """
-        parts = split_name(name)
         with self._core.lock:
-            directory = self._walk(parts[:-1])
-            if directory is not None and len(parts) > 1:
-                above = self._walk(parts[:-2])
-                assert above is not None
-                group = self._core.pool.find(above, parts[-2])
-                if group is not None and group.meta:
-                    self._refuse_slots(parts[-2])
-            self._core.removals += 1
-            if directory is None or not self._core.pool.remove(directory, parts[-1]):
+            try:
+                removed = self._core.pool.remove(_ffi.ROOT, self._path(name))
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
+            if not removed:
                 raise KeyError(name)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
@@ -315,26 +272,18 @@ class Group(MutableMapping[str, Any]):
     # ---- making arrays ----
 
     def _create(self, name: str, descriptor: Descriptor, itemsize: int, fill: int, pattern: bytes = b"") -> Any:
-        parts = split_name(name)
+        path = self._path(name)
         data_bytes = array.bytes_of(descriptor.shape, itemsize)
         if data_bytes > array.LARGEST_BYTES:
             raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
         core = self._core
         meta = descriptor.pack()
         source = np.frombuffer(pattern, np.uint8) if pattern else np.empty(0, np.uint8)
-        made: _Made = []
         with core.lock:
             try:
-                directory = self._walk(parts[:-1], made)
-                assert directory is not None
-                if core.pool.find(directory, parts[-1]) is not None:
-                    raise NameExistsError(
-                        f"{core.path}: {name!r} is in the store already: use store.require(name, shape, dtype), which returns "
-                        f"what is there or creates it, or store[name] = array to replace it"
-                    )
                 core.pool.put_array(
-                    directory,
-                    parts[-1],
+                    _ffi.ROOT,
+                    path,
                     meta,
                     data_bytes,
                     fill=fill,
@@ -342,13 +291,17 @@ class Group(MutableMapping[str, Any]):
                     source_bytes=len(pattern),
                     must_be_new=True,
                 )
-            except BaseException:
-                self._unmake(made)
-                raise
-            found = core.pool.find(directory, parts[-1])
+            except NameExistsError as error:
+                if core.pool.find(_ffi.ROOT, path) is None:
+                    raise self._told_more(name, error) from None
+                raise NameExistsError(
+                    f"{core.path}: {name!r} is in the store already: use store.require(name, shape, dtype), which returns "
+                    f"what is there or creates it, or store[name] = array to replace it"
+                ) from None
+            found = core.pool.get(_ffi.ROOT, path, False)
             if found is None:
-                raise KeyError(name)  # another thread's block rolled back in this very moment
-            return self._core.bind(found)
+                raise KeyError(name)  # another thread's block rolled back in this very moment, or a signal handler removed it
+            return self._load(name, found)
 
     def empty(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
         """A new array over the heap, of unspecified content. shape: an int or a sequence; dtype: of numpy, no objects.
@@ -399,13 +352,13 @@ class Group(MutableMapping[str, Any]):
         is_torch = dtypes.is_torch_dtype(dtype)
         descriptor, itemsize = (_torch_descriptor if is_torch else _numpy_descriptor)(shape, dtype)
         with self._core.lock:
-            found = self._find(name)
+            found = self._core.pool.get(_ffi.ROOT, self._path(name), True)
             if found is None:
                 return self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
             if found.kind == _ffi.ARRAY:
                 there = self._core.describe(found)
                 if (there.torch, there.dtype, there.shape) == (descriptor.torch, descriptor.dtype, descriptor.shape):
-                    return self._load(name, found)
+                    return self._core.load(found, name)
                 what = f"{'a tensor' if there.torch else 'an array'} of shape {there.shape}, dtype {there.dtype_name()}"
             else:
                 what = {_ffi.GROUP: "a group", _ffi.LIST: "a list"}.get(found.kind, "a plain value")
@@ -419,37 +372,41 @@ class Group(MutableMapping[str, Any]):
 
         Raises: NameExistsError if the name is no group.
         """
-        parts = split_name(name)
-        made: _Made = []
+        path, pool = self._path(name), self._core.pool
+        if path.count(b"\0") >= GROUPS_MAX:
+            raise self._too_deep()
         with self._core.lock:
+            found = pool.find(_ffi.ROOT, path)
+            if found is not None and found.kind != _ffi.GROUP:
+                raise NameExistsError(
+                    f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing can be stored under it: "
+                    "choose another name, or del it first"
+                )
+            if found is not None and found.meta and not pool.info.read_only:
+                raise self._told_more(f"{name}/0", NameExistsError())
             try:
-                if self._walk(parts, None if self._core.pool.info.read_only else made) is None:
+                if pool.group(_ffi.ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
-            except BaseException:
-                self._unmake(made)
-                raise
-        return Group(self._core, (*self._parts, *parts))
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
+        return Group(self._core, self._full(name))
 
     def list(self, name: str) -> List:
         """The persistent list of that name, opened or created.
 
         Raises: NameExistsError if the name is no list.
         """
-        parts = split_name(name)
-        create = not self._core.pool.info.read_only
-        made: _Made = []
+        path, pool = self._path(name), self._core.pool
         with self._core.lock:
+            found = pool.find(_ffi.ROOT, path)
+            if found is not None and found.kind != _ffi.LIST:
+                raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name")
             try:
-                directory = self._walk(parts[:-1], made if create else None)
-                found = None if directory is None else self._core.pool.find(directory, parts[-1])
-                if found is not None and found.kind != _ffi.LIST:
-                    raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name")
-                if directory is None or self._core.pool.open_list(directory, parts[-1], create=create) is None:
+                if pool.open_list(_ffi.ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
-            except BaseException:
-                self._unmake(made)
-                raise
-        return List(self._core, (*self._parts, *parts))
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
+        return List(self._core, self._full(name))
 
     def slots(self, name: str, shape: Any = None, dtype: Any = None) -> Slots:
         """The slots of that name: opened, or made with both versions zero. See `pmstore.slots.Slots`.
@@ -460,19 +417,18 @@ class Group(MutableMapping[str, Any]):
         Raises: NameExistsError if the name is something else, or has another shape or dtype; KeyError if it is not there and no
         shape was given; StoreFullError (nothing changed).
         """
-        parts = split_name(name)
-        made = Slots(self._core, (*self._parts, *parts))
+        made = Slots(self._core, self._full(name))
         is_torch = dtypes.is_torch_dtype(dtype)
         given: tuple[Descriptor, int] | None = None
         if shape is not None:
             describe: Any = _torch_descriptor if is_torch else _numpy_descriptor
             given = describe(shape, np.float64 if dtype is None else dtype)
         with self._core.lock:
-            found = self._find(name)
+            found = self._core.pool.find(_ffi.ROOT, self._path(name))
             if found is None:
                 if given is None:
                     raise KeyError(name)
-                self._make_slots(parts, *given)
+                self._make_slots(name, *given)
             elif found.kind != _ffi.GROUP or not found.meta:
                 raise NameExistsError(f"{self._core.path}: {name!r} is no pair of slots: del it first, or use another name")
             elif given is not None:
@@ -484,23 +440,16 @@ class Group(MutableMapping[str, Any]):
                     )
         return made
 
-    def _make_slots(self, parts: builtins.list[bytes], descriptor: Descriptor, itemsize: int) -> None:
+    def _make_slots(self, name: str, descriptor: Descriptor, itemsize: int) -> None:
         """REQUIRES: the lock; nothing has the name."""
-        pool = self._core.pool
         data_bytes = array.bytes_of(descriptor.shape, itemsize)
         if data_bytes > array.LARGEST_BYTES:
             raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
-        made: _Made = []
         try:
-            own = self._walk(parts, made)
-            assert own is not None
-            for slot in (b"0", b"1"):
-                pool.put_array(own, slot, descriptor.pack(), data_bytes, fill=_ffi.FILL_SLOT)
-            pool.describe_group(made[-1][0], parts[-1], pack_slots(0))
-        except BaseException:
-            self._unmake(made)
-            raise
-        self._core.turns.pop((*self._parts, *parts), None)
+            self._core.pool.make_slots(_ffi.ROOT, self._path(name), pack_slots(0), descriptor.pack(), data_bytes)
+        except NameExistsError as error:
+            raise self._told_more(name, error) from None
+        self._core.turns.pop(self._full(name), None)
 
     # ---- looking at it ----
 

@@ -6,13 +6,14 @@ import os
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
 from pmstore import _ffi, array, tensor, values
+from pmstore._block import Memory
 from pmstore.array import Descriptor
-from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError
+from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, MovedError
 
 
 class Core:
@@ -21,25 +22,30 @@ class Core:
     lock: taken around each operation on objects, because what the engine finds holds until the next change only, and for
     the cache. A roll back and the end of the store take it too: they undo what another thread may just have found. It is
     never held while waiting for another thread's block.
-    objects: the arrays and tensors that are alive, by (block or, without bytes, node; descriptor): the same object is
-    given out again. A block is not reused while its object lives, so an entry that is found is right, whatever was
-    committed, rolled back or renamed since.
+    It does not keep out signal handlers and finalizers, which run in the thread that has it, between any two steps: so
+    whatever is to be used is found and pinned in one call (`Pool.get`), and is checked afterwards, never looked up again.
+    empty: the arrays and tensors without bytes that are alive, by node and description. Those with bytes are found by their
+    block, which is not reused while they live: `_memory.c`.
     turns: of slots, by path: see `pmstore.slots`.
-    removals: changes with every removal of a name: with the pool's `rollbacks` it tells whether a directory or list that
-    was found before is still what it was.
     """
 
-    __slots__ = ("__weakref__", "lock", "objects", "path", "pool", "process", "removals", "turns")
+    __slots__ = ("__weakref__", "empty", "lock", "path", "pool", "process", "turns")
 
     def __init__(self, pool: _ffi.Pool) -> None:
         self.pool = pool
         self.path = pool.path
         self.process = os.getpid()
         self._new_lock()
-        self.objects: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
-        self.removals = 0
+        self.empty: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
         self.turns: dict[tuple[bytes, ...], Any] = {}
         _cores[id(self)] = self
+        reference = ref(self)
+
+        def take_in(memories: list[Memory]) -> None:
+            if (core := reference()) is not None:
+                core.take_in(memories)
+
+        pool.handle.take_in = take_in
 
     def _new_lock(self) -> None:
         self.lock = threading.RLock()
@@ -53,8 +59,13 @@ class Core:
 
     # What the file says becomes Python's in the next three alone: they tell file and place of what does not decode.
 
-    def load(self, found: _ffi.Found) -> Any:
-        """A value, or the array or tensor over the object's block. REQUIRES: the lock. Raises: CorruptStoreError."""
+    def load(self, found: Any, name: str) -> Any:
+        """Of what `Pool.get`, `item` and `slot` gave: a value, or the array or tensor over the object's block.
+
+        name: for messages. REQUIRES: the lock. Raises: CorruptStoreError.
+        """
+        if type(found) is not _ffi.Found:
+            return found  # the array or tensor that is alive
         if found.kind == _ffi.VALUE:
             try:
                 return values.decode(found.meta)
@@ -62,7 +73,10 @@ class Core:
                 raise _ffi.placed(self.path, error, found.node) from error
         if found.kind != _ffi.ARRAY:
             raise _ffi.damaged(self.path, f"an object of kind {found.kind}, which is none of a value", found.node)
-        return self.bind(found)
+        try:
+            return self._bind(found, name)
+        except CorruptStoreError as error:
+            raise _ffi.placed(self.path, error, found.node) from error
 
     def describe(self, found: _ffi.Found) -> Descriptor:
         """An array's or tensor's description, whole, without touching its data. Raises: CorruptStoreError."""
@@ -73,41 +87,66 @@ class Core:
         except CorruptStoreError as error:
             raise _ffi.placed(self.path, error, found.node) from error
 
-    def bind(self, found: _ffi.Found) -> Any:
-        """The array or tensor over the object's block: the one that is alive, or a new one. REQUIRES: the lock.
-        Raises: CorruptStoreError."""
-        data = found.data
-        key = (data or -found.node, found.meta)
-        alive = self.objects.get(key)
-        if alive is not None:
-            return alive
-        try:
-            made = self._make(found, data)
-        except CorruptStoreError as error:
-            raise _ffi.placed(self.path, error, found.node) from error
-        self.objects[key] = made
-        return made
-
-    def _make(self, found: _ffi.Found, data: int) -> Any:
+    def _bind(self, found: _ffi.Found, name: str) -> Any:
+        """The array or tensor over the object's block: the one that is alive, or a new one."""
         descriptor = Descriptor.unpack(found.meta)
         dtype: Any = tensor.dtype_of(descriptor) if descriptor.torch else descriptor.in_numpy[0]
         array.check_bytes(descriptor, dtype.itemsize, found.data_bytes)
-        info = self.pool.info
-        memory = None
-        if found.data_bytes:
-            # torch has no read-only tensors; a write to one of a store opened with mode="r" is a segmentation fault.
-            read_only = info.read_only and not descriptor.torch
-            memory = self.pool.handle.pin(data, info.base + data, found.data_bytes, read_only)
+        memory = found.memory
+        if memory is None:
+            return self._bind_empty(found, descriptor, dtype)
+        if not self.pool.info.read_only and memory.moved() is not None:
+            self.take_in([memory])  # `give` finds it then
         made: Any
         if descriptor.torch:
+            # torch has no read-only tensors; a write to one of a store opened with mode="r" is a segmentation fault.
+            memory.read_only = False
             made = tensor.bind(descriptor, memory)
-            if not info.read_only:
-                _declare_collectives()
-        elif memory is None:
-            made = array.empty(descriptor, not info.read_only)
-        else:
-            made = array.bind(descriptor, memory)
+            if not self.pool.info.read_only:
+                _watch_torch()
+            return memory.give(made, found.meta, name, None)
+        return memory.give(array.bind(descriptor, memory), found.meta, name, dtype)
+
+    def _bind_empty(self, found: _ffi.Found, descriptor: Descriptor, dtype: Any) -> Any:
+        key = (found.node, found.meta)
+        alive = self.empty.get(key)
+        if alive is not None and tuple(alive.shape) == descriptor.shape and alive.dtype == dtype:
+            return alive
+        writable = not self.pool.info.read_only
+        made: Any = tensor.bind(descriptor, None) if descriptor.torch else array.empty(descriptor, writable)
+        self.empty[key] = made
         return made
+
+    def take_in(self, memories: list[Memory]) -> None:
+        """What was given out over these and left them is copied back in and bound to them again.
+
+        Raises: MovedError for what cannot be.
+        """
+        for memory in memories:
+            moved = memory.moved()
+            if moved is None:
+                memory.settle(False)
+            elif not self.pool.is_live(memory.data):
+                memory.settle(True)  # removed or replaced since: it is the program's own
+            else:
+                assert memory.meta is not None
+                self._take_back(memory, moved, Descriptor.unpack(memory.meta))
+
+    def _take_back(self, memory: Memory, moved: Any, descriptor: Descriptor) -> None:
+        if isinstance(moved, np.ndarray):
+            why = "numpy was told to use other memory for it"
+        else:
+            why = tensor.cannot_return(moved, descriptor)
+        if why:
+            name = memory.name
+            raise MovedError(
+                f"{self.path}: {name!r} left the store: {why}. What it holds now is not stored. Assign it, "
+                f"store[{name!r}] = x: that stores a copy, and leaves x to the program; or let go of x, and look the stored "
+                "one up again. To write in place, use x[...] = values or x.copy_(values); to give other processes a copy, "
+                "x.clone().share_memory_()"
+            )
+        tensor.take_back(moved, descriptor, memory)
+        memory.settle(False)
 
 
 def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str:
@@ -133,19 +172,25 @@ def _open_cores() -> list[Core]:
     return [core for reference in _cores.valuerefs() if (core := reference()) is not None]
 
 
-def is_captured(address: int) -> bool:
-    """Whether a store to the address is captured: it is in the heap of a store that this process has open for writing."""
+def owner(address: int) -> Core | None:
+    """Of the store in whose heap the address is, if this process has it open for writing: a store to it is captured."""
     for core in _open_cores():
         info = core.pool.info
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:  # else others may lie there now
-            return not info.read_only and core.process == os.getpid()
-    return False
+            return core if not info.read_only and core.process == os.getpid() else None
+    return None
 
 
-def _declare_collectives() -> None:
-    from pmstore import collectives  # needs torch, which is there now
+def is_captured(address: int) -> bool:
+    """Whether a store to the address is captured."""
+    return owner(address) is not None
+
+
+def _watch_torch() -> None:
+    from pmstore import collectives, sharing  # need torch, which is there now
 
     collectives.install(is_captured)
+    sharing.install(owner)
 
 
 def _new_locks() -> None:
@@ -165,16 +210,6 @@ class Payload(NamedTuple):
     address: int = 0
     source: object = None
     """Keeps what the address points to."""
-
-    def is_at(self, core: Core, found: _ffi.Found | None) -> bool:
-        """Whether the object there is this very array: an assignment of an object to its own place writes nothing."""
-        return (
-            found is not None
-            and self.data_bytes > 0
-            and found.kind == _ffi.ARRAY
-            and found.meta == self.meta
-            and core.pool.info.base + found.data == self.address
-        )
 
 
 def payload(value: Any) -> Payload:

@@ -17,6 +17,7 @@ __all__ = [
     "ForkedStoreError",
     "FormatVersionError",
     "MirrorError",
+    "MovedError",
     "NameExistsError",
     "NotAStoreError",
     "PmstoreError",
@@ -57,6 +58,10 @@ class MirrorError(PmstoreError, RuntimeError):
 
     The copier's own error, if there is one, is the `__cause__`.
     """
+
+
+class MovedError(PmstoreError, RuntimeError):
+    """An array or tensor of the store has its bytes elsewhere now, where no commit can find them. Nothing was committed."""
 
 
 class StoreFullError(PmstoreError, OSError):

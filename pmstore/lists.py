@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from pmstore import _ffi, notebook
 from pmstore.core import Core, Payload, payload, represent
-from pmstore.errors import NameExistsError, PmstoreError
+from pmstore.errors import PmstoreError
 from pmstore.words import counted
 
 
@@ -37,44 +37,23 @@ class List(MutableSequence[Any]):
     ([1.0, 0.25], 2)
     """
 
-    __slots__ = ("_core", "_parts", "_seen")
+    __slots__ = ("_core", "_parts", "_path")
 
     def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
         self._core = core
         self._parts = parts
-        self._seen = (-1, -1, 0)  # roll backs and removals when the engine's list was looked up, and that list
+        self._path = b"\0".join(parts)
 
     # ---- finding ----
 
-    def _list(self) -> int:
-        """The engine's list. REQUIRES: the lock."""
-        core = self._core
-        rollbacks = core.pool.rollbacks()
-        seen = self._seen
-        if seen[0] == rollbacks and seen[1] == core.removals:
-            return seen[2]
-        directory = _ffi.ROOT
-        at: int | None = None
-        try:
-            for part in self._parts[:-1]:
-                at = core.pool.group(directory, part, create=False)
-                if at is None:
-                    break
-                directory = at
-            else:
-                at = core.pool.open_list(directory, self._parts[-1], create=False)
-        except NameExistsError:
-            at = None
-        if at is not None:
-            self._seen = (rollbacks, core.removals, at)
-            return at
-        raise KeyError(f"the list {self.name!r} is not in the store any more")
-
-    def _find(self, index: int) -> _ffi.Found:
-        found = self._core.pool.item(self._list(), index)
-        if found is None:
-            raise _ffi.damaged(self._core.path, f"the list {self.name!r} is shorter than it says", self._list())
+    def _find(self, index: int) -> Any:
+        """The array or tensor that is alive, or a Found. REQUIRES: the lock."""
+        while (found := self._core.pool.item(_ffi.ROOT, self._path, index, False)) is None:
+            self._index(index, len(self))  # raises, if a signal handler made the list shorter
         return found
+
+    def _gone(self) -> KeyError:
+        return KeyError(f"the list {self.name!r} is not in the store any more")
 
     def _index(self, index: Any, length: int) -> int:
         try:
@@ -96,7 +75,10 @@ class List(MutableSequence[Any]):
 
     def __len__(self) -> int:
         with self._core.lock:
-            return self._core.pool.list_count(self._list())
+            try:
+                return self._core.pool.list_count(_ffi.ROOT, self._path)
+            except KeyError:
+                raise self._gone() from None
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -107,21 +89,22 @@ class List(MutableSequence[Any]):
         core = self._core
         with core.lock:
             if type(index) is int and 0 <= index < 1 << 62:
-                found = core.pool.item(self._list(), index)
+                found = core.pool.item(_ffi.ROOT, self._path, index, False)
                 if found is not None:
-                    return core.load(found)
+                    return core.load(found, self.name)
             if isinstance(index, slice):
-                return [core.load(self._find(i)) for i in range(*index.indices(len(self)))]
-            return core.load(self._find(self._index(index, len(self))))
+                return [core.load(self._find(i), self.name) for i in range(*index.indices(len(self)))]
+            return core.load(self._find(self._index(index, len(self))), self.name)
 
     def __iter__(self) -> Iterator[Any]:
         at = 0
         while True:
             with self._core.lock:
-                found = self._core.pool.item(self._list(), at)
+                found = self._core.pool.item(_ffi.ROOT, self._path, at, False)
                 if found is None:
+                    len(self)  # raises if the list is gone
                     return
-                item = self._core.load(found)
+                item = self._core.load(found, self.name)
             yield item
             at += 1
 
@@ -137,7 +120,7 @@ class List(MutableSequence[Any]):
         new = payload(value)
         with self._core.lock:
             at = self._index(index, len(self))
-            if new.kind == _ffi.VALUE or not new.is_at(self._core, self._find(at)):
+            if new.kind == _ffi.VALUE or self._find(at) is not value:
                 self._splice(at, 1, [new])
 
     def _set_slice(self, index: slice, new: list[Payload]) -> None:
@@ -198,7 +181,10 @@ class List(MutableSequence[Any]):
         del self[:]
 
     def _splice(self, index: int, remove: int, new: Sequence[Payload], step: int = 1) -> None:
-        self._core.pool.splice(self._list(), index, remove, step, new)
+        try:
+            self._core.pool.splice(_ffi.ROOT, self._path, index, remove, step, new)
+        except KeyError:
+            raise self._gone() from None
 
     # Comparing contents would compare arrays.
     def __eq__(self, other: object) -> bool:

@@ -83,7 +83,7 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
             elif found.kind == _ffi.LIST:
                 writer.record("list", path)
                 for at in range(pool.list_count(found.data)):
-                    item = pool.item(found.data, at)
+                    item = pool.item(found.data, b"", at, True)
                     if item is None:
                         raise _ffi.damaged(store.path, f"the list {path!r} is shorter than it says", found.node)
                     _dump_object(writer, pool, "item", item)
@@ -192,7 +192,7 @@ def _load_objects(store: Store, reader: _Reader) -> None:
         what = record[0]
         if batch and (not what.startswith("item") or pending >= _BATCH_BYTES or len(batch) >= 1000):
             assert items is not None
-            pool.splice(items, _ffi.LIST_END, 0, 1, batch)
+            pool.splice(items, b"", _ffi.LIST_END, 0, 1, batch)
             batch = []
         if pending >= _BATCH_BYTES:
             store.commit()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -22,21 +21,10 @@ class Turn:
     """What this process knows about a Slots beyond what is stored. Shared by all objects of the name.
 
     flipped: when it was last, as the engine has it (struct pms_slot_turn): `Handle.flip` and `flipped` know.
-    bound: block and array of each slot, while the array lives: a block is not reused meanwhile.
     """
 
     flipped: bytearray = field(default_factory=lambda: bytearray(b"\xff" * 16))
     whole: int | None = None  # roll backs when the idle slot was known to hold the version before; None: it does not
-    bound: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([0, None], [0, None]))
-
-
-class Place(NamedTuple):
-    """Where a Slots was found. Holds until the next change of a name."""
-
-    directory: int
-    own: int
-    data: tuple[int, int]
-    current: int
 
 
 def pack(current: int) -> bytes:
@@ -100,50 +88,32 @@ class Slots:
     ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
     """
 
-    __slots__ = ("_core", "_parts")
+    __slots__ = ("_core", "_parts", "_path")
 
     def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
         self._core = core
         self._parts = parts
+        self._path = b"\0".join(parts)
 
     # ---- finding ----
 
     def _gone(self) -> KeyError:
         return KeyError(f"the slots {self.name!r} are not in the store any more")
 
-    def _directory(self) -> int:
-        """REQUIRES: the lock."""
-        directory = _ffi.ROOT
-        for part in self._parts[:-1]:
-            found = self._core.pool.find(directory, part)
-            if found is None or found.kind != _ffi.GROUP:
-                raise self._gone()
-            directory = found.data
-        return directory
+    def _directory(self) -> int | None:
+        """That has the name, if it is there. Holds until the next change. REQUIRES: the lock."""
+        if len(self._parts) == 1:
+            return _ffi.ROOT
+        found = self._core.pool.find(_ffi.ROOT, b"\0".join(self._parts[:-1]))
+        return found.data if found is not None and found.kind == _ffi.GROUP else None
 
-    def _find(self, *, open_idle: bool = False) -> Place:
-        """open_idle: in the same step, as a commit of another thread may flip slots that are a mirror. REQUIRES: the lock."""
-        directory = self._directory()
-        pair = self._core.pool.slot_find(directory, self._parts[-1], open_idle=open_idle)
-        if pair is None:
+    def _array(self, which: int) -> Any:
+        """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip slots that are a mirror, and
+        a signal handler may remove them. REQUIRES: the lock."""
+        found = self._core.pool.slot(_ffi.ROOT, self._path, which)
+        if found is None:
             raise self._gone()
-        own, first, second, current = pair
-        return Place(directory, own, (first, second), current)
-
-    def _found(self, place: Place, number: int) -> _ffi.Found:
-        found = self._core.pool.find(place.own, _NAMES[number])
-        if found is None or found.kind != _ffi.ARRAY:
-            raise _ffi.damaged(self._core.path, f"the slots {self.name!r} lack an array", place.own)
-        return found
-
-    def _array(self, place: Place, number: int, turn: Turn) -> Any:
-        block, alive = turn.bound[number]
-        made = alive() if alive is not None and block == place.data[number] else None
-        if made is None:
-            made = self._core.bind(self._found(place, number))
-            if place.data[number]:
-                turn.bound[number][:] = place.data[number], ref(made)
-        return made
+        return self._core.load(found, self.name)
 
     def _turn(self) -> Turn:
         turn: Turn | None = self._core.turns.get(self._parts)
@@ -165,8 +135,7 @@ class Slots:
     def current(self) -> Any:
         """The version that the last flip named, committed or not: the array or tensor over its block, zeros at first."""
         with self._core.lock:
-            place = self._find()
-            return self._array(place, place.current, self._turn())
+            return self._array(_ffi.SLOT_CURRENT)
 
     @property
     def next(self) -> Any:
@@ -180,14 +149,13 @@ class Slots:
         with self._core.lock:
             turn = self._turn()
             if self._flipped(turn):
-                self._find()  # KeyError, should it be gone
+                self._array(_ffi.SLOT_CURRENT)  # KeyError, should it be gone
                 raise TransactionError(
                     f"{self.name!r} was flipped in this transaction, so that its other slot holds the committed version: write "
                     "the next one into .current, in place (or .target, which is always the right one), or commit first"
                 )
             turn.whole = None
-            place = self._find(open_idle=True)
-            return self._array(place, 1 - place.current, turn)
+            return self._array(_ffi.SLOT_NEXT)
 
     @property
     def target(self) -> Any:
@@ -209,10 +177,9 @@ class Slots:
         process, once `next` was asked for, and after a roll back.
         """
         with self._core.lock:
-            place, turn = self._find(), self._turn()
-            if turn.whole != self._core.pool.rollbacks():
+            made = self._array(_ffi.SLOT_IDLE)
+            if self._turn().whole != self._core.pool.rollbacks():
                 return None
-            made = self._array(place, 1 - place.current, turn)
             if not isinstance(made, np.ndarray):
                 return made
             view = made.view()
@@ -229,7 +196,7 @@ class Slots:
         """
         with self._core.lock:
             turn, handle = self._turn(), self._core.pool.handle
-            if not handle.flip(self._directory(), self._parts[-1], turn.flipped):
+            if not handle.flip(_ffi.ROOT, self._path, turn.flipped):
                 raise self._gone()
             turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
 
@@ -237,8 +204,10 @@ class Slots:
 
     def _description(self) -> Descriptor:
         with self._core.lock:
-            place = self._find()
-            return self._core.describe(self._found(place, place.current))
+            found = self._core.pool.find(_ffi.ROOT, self._path + b"\0" + _NAMES[0])  # both are of one description
+            if found is None or found.kind != _ffi.ARRAY:
+                raise self._gone()
+            return self._core.describe(found)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -260,14 +229,13 @@ class Slots:
 
     def _repr_html_(self) -> str:
         try:
+            about = self._description()
             with self._core.lock:
-                place = self._find()
-                found = [self._found(place, number) for number in range(2)]
-            about = self._core.describe(found[0])
+                pair = self._core.pool.slot_find(_ffi.ROOT, self._path)
+            if pair is None:
+                raise self._gone()
         except (KeyError, PmstoreError):
             return notebook.table(repr(self), [], [], 0)
-        rows = [
-            (number, "current" if number == place.current else "idle", about.dtype_name(), about.shape, f"{one.data_bytes:,}")
-            for number, one in enumerate(found)
-        ]
+        kinds = ["current" if number == pair.current else "idle" for number in range(2)]
+        rows = [(number, kind, about.dtype_name(), about.shape, f"{pair.bytes:,}") for number, kind in enumerate(kinds)]
         return notebook.table(repr(self), ("slot", "", "dtype", "shape", "bytes"), rows, 2)

@@ -154,9 +154,12 @@ class Store(Group):
         commit copies from `mirror`ed tensors may be written again after `fence()` of the handle.
 
         Raises: TransactionError inside a block of `transaction`, while another thread is in one, or in the middle of a
-        training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed.
+        training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed;
+        MovedError: an array or tensor left the store's memory for good (see `Group`).
         """
-        self._ask_guards()
+        if self._guards:
+            self._ask_guards()
+        self._core.pool.handle.take_in_moved()
         if self._mirrors is not None:
             self._mirrors.join()
         if wait and (self._mirrors is None or self._mirrors.empty):
@@ -227,6 +230,7 @@ class Store(Group):
         try:
             if commit and not self.closed:
                 self._ask_guards()
+                self._core.pool.handle.take_in_moved()
                 if self._mirrors is not None:
                     self._mirrors.arm()
         except BaseException:
@@ -475,7 +479,7 @@ class Store(Group):
 
     def _check_items(self, items: int) -> None:
         for at in range(self._core.pool.list_count(items)):
-            found = self._core.pool.item(items, at)
+            found = self._core.pool.item(items, b"", at, True)
             if found is None:
                 raise CorruptStoreError("a list is shorter than it says")
             try:

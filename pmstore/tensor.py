@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pmstore import dtypes, layout
-from pmstore._block import Memory
+from pmstore._block import Memory, exchange_with
 from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, FormatVersionError
+from pmstore.extras import optional
 
 if TYPE_CHECKING:
     import torch
+
+
+_introduced: list[Any] = []
+"""torch, once C code knows how to look at its tensors."""
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -65,6 +71,7 @@ def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
 
     Raises: CorruptStoreError if torch has no such tensor.
     """
+    _introduce()
     dtype = dtype_of(descriptor)
     try:
         return _bind(descriptor, dtype, memory)
@@ -85,3 +92,44 @@ def _bind(descriptor: Descriptor, dtype: torch.dtype, memory: Memory | None) -> 
     if descriptor.parameter:
         return torch.nn.Parameter(tensor, requires_grad=descriptor.requires_grad)
     return tensor.requires_grad_() if descriptor.requires_grad else tensor
+
+
+def cannot_return(moved: torch.Tensor, descriptor: Descriptor) -> str:
+    """Why a tensor that left its block cannot be copied back into it; "" if it can."""
+    import torch
+
+    if moved.layout != torch.strided or moved.device.type != "cpu":
+        return f"it is a tensor of layout {moved.layout} on device {moved.device} now"
+    if moved.untyped_storage().is_shared():
+        return "it lies in shared memory now, where other processes may write at any time"
+    if tuple(moved.shape) != descriptor.shape or moved.dtype != dtype_of(descriptor):
+        return (
+            f"it has shape {tuple(moved.shape)}, dtype {moved.dtype} now; stored is shape {descriptor.shape}, dtype "
+            f"{descriptor.dtype_name()}"
+        )
+    return ""
+
+
+def take_back(moved: torch.Tensor, descriptor: Descriptor, memory: Memory) -> None:
+    """Copies the tensor's bytes into its block, and has it lie there again."""
+    import torch
+
+    home = bind(replace(descriptor, requires_grad=False, parameter=False), memory)
+    with torch.no_grad():
+        home.copy_(moved.detach())
+        moved.data = home
+
+
+def look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where and how a tensor lies, for those of which torch does not tell C code."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device.type
+
+
+def _introduce() -> None:
+    """Has C code look at tensors in torch's own way, once."""
+    with optional:
+        import torch
+
+    if not _introduced:
+        exchange_with(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), look)
+        _introduced.append(torch)

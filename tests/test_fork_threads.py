@@ -289,22 +289,22 @@ def test_roll_back_between_finding_and_pinning(store: pmstore.Store, monkeypatch
     assert store.check().problems == ()
 
 
-def test_roll_back_between_finding_and_opening_the_idle_slot(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roll_back_before_opening_the_idle_slot(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = store.slots("w", 50_000)
     slots.next[:] = 1
     slots.flip()
     store.commit()
     ended = threading.Thread(target=_block_that_rolls_back(store, lambda: (slots.next.fill(2), slots.flip())))
-    find = type(slots)._find
+    flipped = type(slots)._flipped
 
-    def then_roll_back(self: pmstore.Slots) -> Any:
-        place = find(self)
+    def then_roll_back(self: pmstore.Slots, turn: Any) -> bool:
+        was = flipped(self, turn)
         monkeypatch.undo()
         ended.start()
         ended.join(0.3)
-        return place
+        return was
 
-    monkeypatch.setattr(type(slots), "_find", then_roll_back)
+    monkeypatch.setattr(type(slots), "_flipped", then_roll_back)
     with suppress(pmstore.TransactionError):  # it was found flipped, which was true then
         slots.next[:] = 3
     ended.join()

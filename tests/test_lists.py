@@ -252,22 +252,25 @@ def test_the_binding_refuses_what_it_does_not_take(store: pmstore.Store) -> None
         (pool.find, (0, "l"), TypeError),
         (pool.find, ("0", b"l"), TypeError),
         (pool.find, (1, b"l"), pmstore.CorruptStoreError),
-        (pool.item, (at, None), TypeError),
-        (pool.item, (at + 1, 0), pmstore.CorruptStoreError),
+        (pool.item, (at, b"", None, False), TypeError),
+        (pool.item, (at, b""), TypeError),
+        (pool.get, (0, b"l"), TypeError),
+        (pool.slot, (0, "l", 0), TypeError),
+        (pool.item, (at + 1, b"", 0, False), pmstore.CorruptStoreError),
         (pool.put_value, (0, b"", b"\xc0"), ValueError),
         (pool.put_value, (0, b"x", 7), TypeError),
-        (pool.splice, (at, -1, 1, 1, ()), ValueError),
-        (pool.splice, (at, 0, 1, 0, ()), ValueError),
-        (pool.splice, (at, 0, 0, 1, 5), TypeError),
-        (pool.splice, (at, 0, 0, 1, [()]), TypeError),
-        (pool.splice, (at, 0, 0, 1, [(1, "meta", 0, 0)]), TypeError),
-        (pool.splice, (at, 0, 0, 1, [(1, b"\xc0", 0, 0)] * 100 + [(1, b"", None, 0)]), TypeError),
+        (pool.splice, (at, b"", -1, 1, 1, ()), ValueError),
+        (pool.splice, (at, b"", 0, 1, 0, ()), ValueError),
+        (pool.splice, (at, b"", 0, 0, 1, 5), TypeError),
+        (pool.splice, (at, b"", 0, 0, 1, [()]), TypeError),
+        (pool.splice, (at, b"", 0, 0, 1, [(1, "meta", 0, 0)]), TypeError),
+        (pool.splice, (at, b"", 0, 0, 1, [(1, b"\xc0", 0, 0)] * 100 + [(1, b"", None, 0)]), TypeError),
     ]
     for call, arguments, error in wrong:
         with pytest.raises(error):
             call(*arguments)
     assert pool.find(0, b"nothing") is None
-    assert pool.item(at, 2) is None
+    assert pool.item(at, b"", 2, False) is None
     assert store.list("l")[:] == [1, 2]
     assert store.check().problems == ()
 

@@ -25,7 +25,7 @@ void wl_splice(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64
                                         .fill = PMS_FILL_COPY, .src = content[i], .data_bytes = array ? sizeof content[i] : 0};
     }
     if (!w->failed)
-        wl_done(w, pms_sequence_splice(w->pool, list, at, remove, step, item, add, &w->error));
+        wl_done(w, pms_sequence_splice(w->pool, list, NULL, 0, at, remove, step, item, add, &w->error));
 }
 
 void wl_list_edits(struct wl *w)
@@ -82,7 +82,9 @@ uint32_t *wl_fill_next(struct wl *w, const char *name, uint32_t words, uint32_t 
     static uint32_t nowhere[PAIR_WORDS];
     struct pms_slot_pair pair = {0};
     if (!w->failed)
-        wl_done(w, pms_slot_next(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
+        wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
+    if (!w->failed)
+        wl_done(w, pms_slot_open(w->pool, pair.data[!pair.current], &w->error));
     uint32_t *at = w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + pair.data[!pair.current]);
     for (uint32_t i = 0; i < words; i++)
         at[i] = value + i;

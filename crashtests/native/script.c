@@ -33,7 +33,7 @@ static void edit_list(struct wl *w, uint32_t a, uint32_t b)
 {
     uint64_t list = wl_list(w, "items"), count = 0;
     if (!w->failed)
-        wl_done(w, pms_sequence_count(w->pool, list, &count, &w->error));
+        wl_done(w, pms_sequence_count(w->pool, list, NULL, 0, &count, &w->error));
     uint64_t at = a % (count + 1), remove = b % 4 < count - at ? b % 4 : count - at;
     uint32_t add = count > LIST_MAX ? 0 : b / 4 % 9;
     wl_splice(w, list, at, remove, 1, add, a);

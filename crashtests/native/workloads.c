@@ -16,12 +16,12 @@ static uint32_t digest_list(struct pms_pool *pool, uint64_t list, uint32_t crc)
 {
     struct pms_error e;
     uint64_t count = 0;
-    if (pms_sequence_count(pool, list, &count, &e) != PMS_OK)
+    if (pms_sequence_count(pool, list, NULL, 0, &count, &e) != PMS_OK)
         return crc ^ 0xbad;
     crc = pms_crc32c(crc, &count, sizeof count);
     for (uint64_t i = 0; i < count; i++) {
         struct pms_object o;
-        if (pms_sequence_get(pool, list, i, &o, &e) != PMS_OK)
+        if (pms_sequence_get(pool, list, NULL, 0, i, 0, &o, &e) != PMS_OK)
             return crc ^ 0xbad;
         crc = pms_crc32c(crc, o.meta, o.meta_bytes);
         if (o.data)

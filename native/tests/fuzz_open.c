@@ -52,7 +52,7 @@ static void make_store(unsigned variant)
     must(pms_object_put_value(pool, group, "v", 1, "value", 5, &e));
     must(pms_object_list(pool, group, "l", 1, 1, &list, &e));
     for (int i = 0; i < 70; i++)
-        must(pms_sequence_splice(pool, list, 0, 0, 1, items, 2, &e));
+        must(pms_sequence_splice(pool, list, NULL, 0, 0, 0, 1, items, 2, &e));
     must(pms_commit(pool, &e));
     must(pms_object_put_value(pool, group, "w", 1, "other", 5, &e));
     must(pms_object_remove(pool, group, "v", 1, &e));
@@ -142,7 +142,7 @@ static void seal_all(const unsigned char *was)
 static void walk_list(struct pms_pool *pool, uint64_t list)
 {
     struct pms_object o;
-    for (uint64_t i = 0; i < 200 && pms_sequence_get(pool, list, i, &o, &e) == PMS_OK; i++)
+    for (uint64_t i = 0; i < 200 && pms_sequence_get(pool, list, NULL, 0, i, 0, &o, &e) == PMS_OK; i++)
         ;
 }
 
@@ -164,8 +164,8 @@ static void change(struct pms_pool *pool)
     uint64_t at;
     pms_object_put_array(pool, 0, "b", 1, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0, &at, &e);
     if (pms_object_group(pool, 0, "g", 1, 0, &at, &e) == PMS_OK && pms_object_list(pool, at, "l", 1, 0, &at, &e) == PMS_OK) {
-        pms_sequence_splice(pool, at, 1, 0, 1, &item, 1, &e);
-        pms_sequence_splice(pool, at, 0, 90, 1, NULL, 0, &e);
+        pms_sequence_splice(pool, at, NULL, 0, 1, 0, 1, &item, 1, &e);
+        pms_sequence_splice(pool, at, NULL, 0, 0, 90, 1, NULL, 0, &e);
     }
     pms_object_remove(pool, 0, "g", 1, &e);
     pms_commit(pool, &e);

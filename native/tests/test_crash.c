@@ -44,7 +44,7 @@ static uint32_t digest_list(struct pms_pool *pool, uint64_t list, uint32_t crc)
 {
     struct pms_object o;
     struct pms_error e;
-    for (uint64_t i = 0; pms_sequence_get(pool, list, i, &o, &e) == PMS_OK; i++)
+    for (uint64_t i = 0; pms_sequence_get(pool, list, NULL, 0, i, 0, &o, &e) == PMS_OK; i++)
         crc = digest_object(pool, &o, crc);
     return crc;
 }
@@ -261,7 +261,7 @@ static void splice_list(struct pms_pool *p, uint64_t list, uint64_t at, uint64_t
     for (uint64_t i = 0; i < count; i++)
         items[i] = i % 9 ? (struct pms_new_item){.meta = "value", .meta_bytes = 5, .kind = PMS_OBJECT_VALUE}
                          : (struct pms_new_item){"f", 1, sizeof words, words, PMS_OBJECT_ARRAY, PMS_FILL_COPY};
-    if (pms_sequence_splice(p, list, at, remove, 1, items, count, &e) != PMS_OK)
+    if (pms_sequence_splice(p, list, NULL, 0, at, remove, 1, items, count, &e) != PMS_OK)
         abort();
 }
 

@@ -127,7 +127,7 @@ static void splice(uint64_t at, uint64_t remove, const char *value)
     struct pms_error e;
     const struct pms_new_item item = {.meta = value, .meta_bytes = (uint32_t)strlen(value), .kind = PMS_OBJECT_VALUE};
     begin();
-    CHECK(ok(pms_sequence_splice(pool, items, at, remove, 1, &item, 1, &e)));
+    CHECK(ok(pms_sequence_splice(pool, items, NULL, 0, at, remove, 1, &item, 1, &e)));
     end(1);
 }
 
@@ -161,7 +161,8 @@ static void do_flip(void)
     struct pms_slot_pair pair;
     pms_pool_info(pool, &info);
     begin();
-    CHECK(ok(pms_slot_next(pool, 0, "pair", 4, &pair, &e)));
+    CHECK(ok(pms_slot_find(pool, 0, "pair", 4, &pair, &e)));
+    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
     memset((unsigned char *)(uintptr_t)(info.base + pair.data[1 - pair.current]), 5, SLOT);
     CHECK(ok(pms_slot_flip(pool, 0, "pair", 4, NULL, &e)));
     end(1);

@@ -114,7 +114,7 @@ static void list(struct pms_pool *pool, uint64_t dir, const char *name)
     uint64_t at;
     must(pms_object_list(pool, dir, name, (uint32_t)strlen(name), 1, &at, &e));
     for (int i = 0; i < 70; i++) /* two leaves under a root */
-        must(pms_sequence_splice(pool, at, 0, 0, 1, items, 2, &e));
+        must(pms_sequence_splice(pool, at, NULL, 0, 0, 0, 1, items, 2, &e));
 }
 
 /* Some of everything, three commits; a crashed one leaves a transaction in the middle of the fourth. */
@@ -436,10 +436,10 @@ static void iterate_list(struct pms_pool *pool, uint64_t list)
     struct pms_error e;
     struct pms_object o;
     uint64_t count = 0;
-    int status = pms_sequence_count(pool, list, &count, &e);
+    int status = pms_sequence_count(pool, list, NULL, 0, &count, &e);
     CHECK(status == PMS_OK || status == PMS_E_CORRUPT);
     for (uint64_t i = 0; i < 300; i++) {
-        status = pms_sequence_get(pool, list, i, &o, &e);
+        status = pms_sequence_get(pool, list, NULL, 0, i, 0, &o, &e);
         CHECK(status == PMS_OK || status == PMS_E_CORRUPT || (status == PMS_E_NOT_FOUND && i >= count));
         if (status != PMS_OK)
             continue;
@@ -484,10 +484,10 @@ static void change_list(struct pms_pool *pool)
     if (pms_object_group(pool, 0, "g", 1, 0, &group, &e) != PMS_OK ||
         pms_object_list(pool, group, "list", 4, 0, &list, &e) != PMS_OK)
         return;
-    CHECK(change_allowed(pms_sequence_splice(pool, list, 1, 0, 1, &item, 1, &e)));
-    CHECK(change_allowed(pms_sequence_splice(pool, list, 3, 2, 1, &item, 1, &e)));
+    CHECK(change_allowed(pms_sequence_splice(pool, list, NULL, 0, 1, 0, 1, &item, 1, &e)));
+    CHECK(change_allowed(pms_sequence_splice(pool, list, NULL, 0, 3, 2, 1, &item, 1, &e)));
     for (int i = 0; i < 40; i++)
-        CHECK(change_allowed(pms_sequence_splice(pool, list, 0, 3, 1, NULL, 0, &e)));
+        CHECK(change_allowed(pms_sequence_splice(pool, list, NULL, 0, 0, 3, 1, NULL, 0, &e)));
 }
 
 /* Changes a store that opened: what the check would complain about must not bring the writer down either. */

@@ -310,6 +310,34 @@ static void groups(void)
     shut(pool, 0);
 }
 
+/* A path is walked in the step that uses it, which makes the groups that are missing, or none; what is got is pinned in the same step. */
+static void paths(void)
+{
+    struct pms_error e;
+    struct pms_object o, got;
+    struct pms_stats stats;
+    uint64_t data = 0;
+    struct pms_pool *pool = fresh(4u << 20);
+    CHECK(pms_object_put_array(pool, 0, "a\0b\0x", 5, "m", 1, 400, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+    CHECK(pms_object_find(pool, 0, "a\0b\0x", 5, &o, &e) == PMS_OK && o.data == data);
+    CHECK(pms_object_put_value(pool, 0, "a\0b\0x\0y", 7, "v", 1, &e) == PMS_E_EXISTS); /* no group */
+    CHECK(pms_object_put_value(pool, 0, "a\0b", 3, "v", 1, &e) == PMS_E_EXISTS);         /* a group is not replaced */
+    CHECK(pms_object_put_array(pool, 0, "c\0d\0x", 5, "m", 1, 1ull << 61, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) != PMS_OK);
+    CHECK(pms_object_find(pool, 0, "c", 1, &o, &e) == PMS_E_NOT_FOUND); /* taken back */
+    CHECK(pms_object_get(pool, 0, "a\0b\0x", 5, &got, &e) == PMS_OK);
+    CHECK(pms_object_remove(pool, 0, "a", 1, &e) == PMS_OK && pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_object_get(pool, 0, "a\0b\0x", 5, &o, &e) == PMS_E_NOT_FOUND && !pms_is_live(pool, got.data, &e));
+    for (int i = 0; i < 8; i++) { /* none of them lies in the block that was got */
+        char name = (char)('p' + i);
+        CHECK(pms_object_put_array(pool, 0, &name, 1, "m", 1, 400, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+        CHECK(data != got.data);
+    }
+    pms_unpin(pool, got.data);
+    CHECK(pms_pool_stats(pool, &stats, &e) == PMS_OK && stats.pinned_bytes == 0);
+    sound(pool);
+    shut(pool, 1);
+}
+
 static void modes_and_locks(void)
 {
     struct pms_error e;
@@ -642,6 +670,7 @@ int main(void)
         TEST(growth);
         TEST(full_changes_nothing);
         TEST(groups);
+        TEST(paths);
         TEST(modes_and_locks);
         TEST(views);
         TEST(fork_child);

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
+from pmstore import _ffi
 from pmstore.core import Core
 from pmstore.errors import MirrorError, TransactionError
 from pmstore.mirror.engine import LandCopy, LandFlip, Landing
@@ -174,29 +175,27 @@ class Mirrors:
         """Where the next version goes. Returns the mirror's blocks; none if its slots are not in the store (any more)."""
         from pmstore.mirror.copier import Piece, flat_bytes
 
-        slots = mirror.slots
-        try:
-            place = slots._find()
-        except KeyError:
+        slots, pool = mirror.slots, self._core.pool
+        pair, directory = pool.slot_find(_ffi.ROOT, slots._path), slots._directory()
+        if pair is None or directory is None:
             return set()
         turn = slots._turn()
         if slots._flipped(turn):
             raise TransactionError(f"{slots.name!r} is a mirror: its slots are flipped by commits alone")
-        idle = 1 - place.current
-        data = place.data[idle]
+        idle = 1 - pair.current
+        data = pair.data[idle]
         if not data:
-            return set(place.data)
+            return set(pair.data)
         turn.whole = _IN_FLIGHT
         block = None
         if data in mirror.settled:
-            place = slots._find(open_idle=True)
-            idle = 1 - place.current
-            data = place.data[idle]
-            block = flat_bytes(slots._array(place, idle, turn))
+            block = flat_bytes(slots._array(_ffi.SLOT_NEXT))
+            data = block.data_ptr() - pool.info.base  # flipped meanwhile, it may be
+            idle = pair.data.index(data)
         for tensor, at, live in mirror.parts:
             pieces.setdefault(tensor.device, []).append(Piece(tensor, data, at, block, live))
-        flips.append(LandFlip(place.directory, data, slots._parts[-1], pack(idle)))
-        return set(place.data)
+        flips.append(LandFlip(directory, data, slots._parts[-1], pack(idle)))
+        return set(pair.data)
 
     # ---- blocks, roll backs, the end
 

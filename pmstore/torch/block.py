@@ -117,13 +117,14 @@ def take_in(pairs: Iterable[tuple[str, torch.Tensor, Block]]) -> None:
     places); such sources are copied aside first.
 
     Raises:
-        MismatchError: a shape, dtype or device is not the block's. Nothing was changed.
+        MismatchError: a shape, dtype or device is not the block's, or it is shared memory, where other processes may write at
+            any time. Nothing was changed.
     """
     pairs = list(pairs)
     wrong = [
         f"{name}: {_describe(tensor)}, but the store holds {_describe(block.heap)}"
         for name, tensor, block in pairs
-        if tensor.shape != block.shape or tensor.dtype != block.dtype or tensor.device.type != "cpu"
+        if tensor.shape != block.shape or tensor.dtype != block.dtype or tensor.device.type != "cpu" or _is_shared(tensor)
     ]
     if wrong:
         raise MismatchError("tensors were replaced by others that do not fit their place in the store", mismatched=wrong)
@@ -136,6 +137,11 @@ def take_in(pairs: Iterable[tuple[str, torch.Tensor, Block]]) -> None:
             tensor.data = block.heap
 
 
+def _is_shared(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.untyped_storage().is_shared()
+
+
 def _describe(tensor: torch.Tensor) -> str:
     device = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    device += " in shared memory" if _is_shared(tensor) else ""
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{device}"

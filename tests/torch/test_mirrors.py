@@ -496,8 +496,9 @@ def test_two_threads_commit(store: pmstore.Store, monkeypatch: pytest.MonkeyPatc
     prepare, events, second = mirrors._prepare, [], threading.Event()
 
     def seen() -> Any:
-        place = mirrors.get("w").slots._find()  # type: ignore[union-attr]
-        events.append(place.data[1 - place.current])
+        pair = store._core.pool.slot_find(0, b"w")
+        assert pair is not None
+        events.append(pair.data[1 - pair.current])
         if len(events) == 1:
             thread.start()
             second.wait(0.3)  # without order it prepares now
