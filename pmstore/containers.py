@@ -106,6 +106,13 @@ class Group(MutableMapping[str, Any]):
             raise self._too_deep()
         return self._prefix + b"\0".join(parts)
 
+    def _group_path(self, name: Any) -> bytes:
+        """Of what is a group itself."""
+        path = self._path(name)
+        if path.count(b"\0") >= GROUPS_MAX:
+            raise self._too_deep()
+        return path
+
     def _too_deep(self) -> ValueError:
         return ValueError(
             f"{self._core.path}: a store has at most {GROUPS_MAX} groups within each other: use longer names, or lists"
@@ -372,9 +379,7 @@ class Group(MutableMapping[str, Any]):
 
         Raises: NameExistsError if the name is no group.
         """
-        path, pool = self._path(name), self._core.pool
-        if path.count(b"\0") >= GROUPS_MAX:
-            raise self._too_deep()
+        path, pool = self._group_path(name), self._core.pool
         with self._core.lock:
             found = pool.find(_ffi.ROOT, path)
             if found is not None and found.kind != _ffi.GROUP:
@@ -424,7 +429,7 @@ class Group(MutableMapping[str, Any]):
             describe: Any = _torch_descriptor if is_torch else _numpy_descriptor
             given = describe(shape, np.float64 if dtype is None else dtype)
         with self._core.lock:
-            found = self._core.pool.find(_ffi.ROOT, self._path(name))
+            found = self._core.pool.find(_ffi.ROOT, self._group_path(name))
             if found is None:
                 if given is None:
                     raise KeyError(name)

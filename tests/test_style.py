@@ -14,7 +14,7 @@ LAYERS: list[set[str]] = [
     {"layout", "quiet"},
     {"status", "checksum", "lock", "process", "sort"},
     {"persist", "parallel", "persist_file", "debug", "power", "optim", "optim_kernel"},
-    {"map", "mappings", "super"},
+    {"map", "footer", "mappings", "super"},
     {"undo", "snapshot", "snapshot_state", "snapshot_keep", "idle", "transfer", "filling"},
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
     {"directory", "directory_table", "directory_check"},
