@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -176,16 +177,29 @@ def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFull
 def _thread_name(native_id: int) -> str:
     for thread in threading.enumerate():
         if thread.native_id == native_id:
-            return f"{thread.name!r} (thread id {native_id})"
+            return f"thread {thread.name!r} (thread id {native_id})"
     return f"thread id {native_id}"
 
 
-def _busy(path: str, what: str, holder: int) -> errors.TransactionError:
-    owner = _thread_name(holder)
-    error = errors.TransactionError(
-        f"{path}: the transaction of thread {owner} is open ({what}): wait until it leaves its block, give a longer "
-        "timeout=, or keep transactions in one thread"
-    )
+def _task_name(address: int) -> str:
+    """Of a task of the running event loop; a callback of it is none."""
+    asyncio = sys.modules["asyncio"]
+    for task in asyncio.all_tasks():
+        if id(task) == address:
+            return f"task {task.get_name()!r}"
+    return "a callback of the event loop"
+
+
+def _busy(path: str, what: str, holder: int, task: int) -> errors.TransactionError:
+    """holder: the thread in whose block the store is; 0: it is the caller's own thread, in another task."""
+    owner = _thread_name(holder) if holder else _task_name(task)
+    if what == "open when the store was closed":
+        remedy = "all that was written since it was entered is rolled back. Join threads before the store is left"
+    elif holder:
+        remedy = "`with store.transaction():` waits for it (timeout=), all else that changes the store does not"
+    else:
+        remedy = "`async with store.transaction():` waits for it, and lets the event loop go on"
+    error = errors.TransactionError(f"{path}: the transaction of {owner} is open ({what}): {remedy}")
     error.owner = owner
     return error
 
@@ -228,7 +242,7 @@ def _exception(path: str, error: Any) -> Exception:
             path,
         )
     elif status == _lib.PMS_E_BUSY:
-        made = _busy(path, what, error.holder)
+        made = _busy(path, what, error.holder, error.offset)
     elif status == _lib.PMS_E_FORKED:
         made = errors.ForkedStoreError(
             f"{path}: the store belongs to the parent process. In a fork child it can only be read: "
@@ -688,8 +702,12 @@ _block.bind(
             "pms_pool_open",
             "pms_pool_close",
             "pms_pool_release",
-            "pms_begin",
-            "pms_end",
+            "pms_block_enter",
+            "pms_block_commit_pending",
+            "pms_block_leave",
+            "pms_block_wait",
+            "pms_block_depth",
+            "pms_block_set_tasks",
             "pms_will_write",
             "pms_pin",
             "pms_unpin",

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 Mode = Literal["r", "r+", "a", "w", "x"]
 Domain = Literal["auto", "dax", "file", "process", "emulated"]
 
+_LEAVING_SECONDS = 10.0
+"""That leaving the store's `with` waits for another thread's block. It ends: that thread may be waiting for this one."""
+
 _UNITS: dict[str, int] = {
     "": 1,
     "b": 1,
@@ -204,17 +207,23 @@ class Store(Group):
         return self._core.pool.handle.closed
 
     def _close(self, commit: bool) -> None:
+        self._core.pool.handle.close(commit, _LEAVING_SECONDS, self._ask_before_leaving, self._end)
+
+    def _ask_before_leaving(self) -> None:
+        self._ask_guards()
+        if self._mirrors is not None:
+            self._mirrors.arm()
+
+    def _end(self) -> None:
         """Flushes under way are finished before the state that they read goes; an interrupt ends the waiting, and them."""
         try:
-            if self._tiers is not None and not self.closed:
+            if self._tiers is not None:
                 self._tiers.close()
         finally:
             if self._tiers is not None:
                 self._tiers.abandon()
-            if self._mirrors is not None and not self.closed:
+            if self._mirrors is not None:
                 self._mirrors.close()
-            with self._core.lock:  # nobody is reading what goes now
-                self._core.pool.handle.close(commit)
 
     def __enter__(self) -> Store:
         if self.closed:
@@ -223,16 +232,7 @@ class Store(Group):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
-        commit = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        try:
-            if commit and not self.closed:
-                self._ask_guards()
-                if self._mirrors is not None:
-                    self._mirrors.arm()
-        except BaseException:
-            self._close(False)
-            raise
-        self._close(commit)
+        self._close(kind is None or (isinstance(error, SystemExit) and error.code in (None, 0)))
 
     # ---- mirrors ----
 
