@@ -22,14 +22,13 @@
 static __thread int64_t thread_number, thread_id;
 static _Atomic int64_t thread_numbers;
 
-static int64_t me(void)
+static int64_t number_thread(void)
 {
-    if (!thread_number) {
-        thread_id = (int64_t)syscall(SYS_gettid);
-        thread_number = atomic_fetch_add(&thread_numbers, 1) + 1;
-    }
-    return thread_number;
+    thread_id = (int64_t)syscall(SYS_gettid);
+    return thread_number = atomic_fetch_add(&thread_numbers, 1) + 1;
 }
+
+static inline int64_t me(void) { return thread_number ? thread_number : number_thread(); }
 
 void pms_thread_after_fork_in_child(void) { thread_number = 0; } /* the child's only thread is another than its parent's */
 
@@ -39,29 +38,35 @@ static enum pms_whose (*ask_task)(const _Atomic uint64_t *task);
 
 void pms_block_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task)) { ask_task = whose; }
 
-struct view { /* of the open block, by the caller */
+struct view { /* of a block that is a task's, by the caller */
     uint64_t block;
     enum pms_whose whose;
 };
 
-/* REQUIRES: no lock is held, as a program that has tasks is asked. What it says is true until the caller acts: a block that is the
- * caller's is nobody else's to enter, and the number tells whether it is still the same one. */
-static struct view look(const struct pms_pool *pool)
+static struct view ask(const struct pms_pool *pool)
 {
-    struct view v = {atomic_load_explicit(&pool->block, memory_order_relaxed), PMS_ANOTHERS};
-    int64_t owner = atomic_load_explicit(&pool->block_owner, memory_order_relaxed);
-    if (!owner)
-        return v;
-    if (atomic_load(&pool->block_task) && ask_task)
-        v.whose = ask_task(&pool->block_task);
-    else if (owner == me())
-        v.whose = PMS_MINE;
-    return v;
+    uint64_t block = atomic_load_explicit(&pool->block, memory_order_relaxed);
+    return (struct view){block, ask_task ? ask_task(&pool->block_task) : PMS_ANOTHERS};
 }
 
-static bool is_mine(const struct pms_pool *pool, struct view v) { return v.whose == PMS_MINE && v.block == pool->block; }
+/* REQUIRES: no lock is held, as a program that has tasks is asked. What it says is true until the caller acts: a block that is the
+ * caller's is nobody else's to enter, and the number tells whether it is still the same one. */
+static inline struct view look(const struct pms_pool *pool)
+{
+    if (atomic_load_explicit(&pool->block_task, memory_order_relaxed))
+        return ask(pool);
+    return (struct view){0, PMS_ANOTHERS};
+}
 
-/* Whether nobody can leave the block any more. REQUIRES in these two: the operation lock; a block is open. */
+/* REQUIRES in these two: the operation lock; a block is open. */
+static inline bool is_mine(const struct pms_pool *pool, struct view v)
+{
+    if (pool->block_owner != me())
+        return false;
+    return !pool->block_task || (v.whose == PMS_MINE && v.block == pool->block);
+}
+
+/* Whether nobody can leave the block any more. */
 static bool is_orphan(const struct pms_pool *pool, struct view v)
 {
     if (v.block == pool->block && v.whose == PMS_OVER)
@@ -96,13 +101,6 @@ static int end_block(struct pms_pool *pool, enum pms_how how, struct pms_error *
     pms_block_forget(pool);
     pthread_cond_signal(&pool->block_left);
     return status;
-}
-
-void pms_block_forget(struct pms_pool *pool)
-{
-    pool->block_depth = 0;
-    atomic_store(&pool->block_task, 0);
-    atomic_store_explicit(&pool->block_owner, 0, memory_order_relaxed);
 }
 
 /* ---- the operation lock ---- */
@@ -175,13 +173,10 @@ static int wait_for_block(struct pms_pool *pool, struct view v, int64_t timeout_
     return PMS_OK;
 }
 
-/* As pms_pool_enter_beside; a block is given a moment only. */
-static int enter_unless_busy(struct pms_pool *pool, struct view v, bool *undone, struct pms_error *error)
+/* A call that is no block's waits for none, or for a moment. On an error it is left. REQUIRES: it was entered; another's block is open. */
+static int wait_a_moment(struct pms_pool *pool, struct view v, bool *undone, struct pms_error *error)
 {
-    int status = pms_pool_enter_beside(pool, error);
-    if (status != PMS_OK || !pool->block_owner || is_mine(pool, v))
-        return status;
-    status = wait_for_block(pool, v, GRACE_NS, undone, error);
+    int status = wait_for_block(pool, v, GRACE_NS, undone, error);
     if (!pool->block_owner)
         pthread_cond_signal(&pool->block_left); /* whatever woke this thread was for one that enters a block */
     if (status != PMS_OK)
@@ -191,16 +186,18 @@ static int enter_unless_busy(struct pms_pool *pool, struct view v, bool *undone,
 
 int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
 {
+    struct view v = look(pool);
     bool undone = false;
-    return enter_unless_busy(pool, look(pool), &undone, error);
+    int status = pms_pool_enter_beside(pool, error);
+    return status != PMS_OK || !pool->block_owner || is_mine(pool, v) ? status : wait_a_moment(pool, v, &undone, error);
 }
 
-static void open_block(struct pms_pool *pool, uint64_t task)
+static inline void open_block(struct pms_pool *pool, uint64_t task)
 {
-    atomic_store_explicit(&pool->block, pool->block + 1, memory_order_relaxed);
-    atomic_store(&pool->block_task, task);
-    atomic_store_explicit(&pool->block_owner, me(), memory_order_relaxed);
+    pool->block_owner = me();
     pool->block_thread = thread_id;
+    atomic_store_explicit(&pool->block, pool->block + 1, memory_order_relaxed);
+    atomic_store_explicit(&pool->block_task, task, memory_order_relaxed);
 }
 
 static int commit_pending(struct pms_pool *pool, struct pms_error *error)
@@ -218,7 +215,8 @@ int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t ti
     int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
-    status = wait_for_block(pool, v, timeout_ns, &undone, error);
+    if (pool->block_owner)
+        status = wait_for_block(pool, v, timeout_ns, &undone, error);
     if (status == PMS_OK && pool->block_depth == 0 && commit)
         status = commit_pending(pool, error);
     if (status == PMS_OK) {
@@ -234,10 +232,13 @@ int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t ti
 
 static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct view v, enum pms_how how, struct pms_error *error)
 {
+    bool mine = pool->block_owner && is_mine(pool, v);
+    if (mine && pool->block == entry->block && entry->depth == 1) /* the usual case */
+        return end_block(pool, how, error);
     if (!pool->block_owner || pool->block != entry->block)
         return pms_fail(error, PMS_E_STATE, "the transaction block was over before it was left: its outermost part was left, or nobody "
                                             "could leave it any more, which rolls it back");
-    if (!is_mine(pool, v) && how == PMS_COMMIT && !is_orphan(pool, v)) {
+    if (!mine && how == PMS_COMMIT && !is_orphan(pool, v)) {
         int status = pms_fail(error, PMS_E_STATE, "a transaction is left by the thread that entered it, and by the same task");
         if (error)
             error->holder = pool->block_thread;
@@ -247,7 +248,7 @@ static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct 
         pool->block_depth--;
         return PMS_OK;
     }
-    if (is_mine(pool, v) || how != PMS_COMMIT)
+    if (how != PMS_COMMIT)
         return end_block(pool, how, error);
     end_block(pool, PMS_UNDO, NULL);
     return pms_fail(error, PMS_E_STATE, "the thread or task that entered the transaction has ended: it was rolled back");
@@ -308,8 +309,10 @@ int pms_end(struct pms_pool *pool, int commit, struct pms_error *error)
         return status;
     if (pool->block_depth == 0 || !is_mine(pool, v))
         status = pms_fail(error, PMS_E_STATE, "this thread is in no transaction block");
+    else if (pool->block_depth > 1)
+        pool->block_depth--;
     else
-        status = leave(pool, &(struct pms_entered){pool->block, pool->block_depth}, v, commit ? PMS_COMMIT : PMS_UNDO, error);
+        status = end_block(pool, commit ? PMS_COMMIT : PMS_UNDO, error);
     pms_pool_leave(pool);
     return status;
 }
@@ -318,7 +321,9 @@ int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_err
 {
     bool undone = false;
     struct view v = look(pool);
-    int status = enter_unless_busy(pool, v, &undone, error);
+    int status = pms_pool_enter_beside(pool, error);
+    if (status == PMS_OK && pool->block_owner && !is_mine(pool, v))
+        status = wait_a_moment(pool, v, &undone, error);
     if (status != PMS_OK || (!pool->block_owner && !undone))
         return status;
     if (!undone)

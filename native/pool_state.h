@@ -32,8 +32,8 @@ struct pms_pool {
     uint64_t tx;                /* last finished transaction */
     uint64_t begun;             /* dirty ranges that the transaction began with: hot ones and the root's */
     _Atomic uint64_t block;     /* number of the open block, or of the last one */
-    _Atomic int64_t block_owner; /* number of its thread (block.c); 0: none is open */
-    _Atomic uint64_t block_task; /* whose it is in that thread; 0: the thread's */
+    _Atomic uint64_t block_task; /* whose it is in its thread; 0: the thread's, or none is open */
+    int64_t block_owner;        /* number of its thread (block.c); 0: none is open */
     int64_t block_thread;       /* the kernel's id of its thread */
     int block_depth;
     uint64_t refs;              /* the handle, and every pin */
@@ -91,7 +91,12 @@ static inline bool pms_pool_forked(const struct pms_pool *pool) { return pool->p
 /* Whether one is open that can be waited for. */
 bool pms_block_of_another_thread(const struct pms_pool *pool);
 /* No block is open any more. */
-void pms_block_forget(struct pms_pool *pool);
+static inline void pms_block_forget(struct pms_pool *pool)
+{
+    pool->block_depth = 0;
+    pool->block_owner = 0;
+    atomic_store_explicit(&pool->block_task, 0, memory_order_relaxed);
+}
 
 void pms_thread_after_fork_in_child(void);
 

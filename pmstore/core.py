@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pmstore import _ffi, array, tensor, values
+from pmstore.alive import alive
 from pmstore.array import Descriptor
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError
 
@@ -106,14 +107,9 @@ def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str
 _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
 
 
-def _open_cores() -> list[Core]:
-    """Those that are alive now. Not by iterating: meanwhile other threads open stores."""
-    return [core for reference in _cores.valuerefs() if (core := reference()) is not None]
-
-
 def is_captured(address: int) -> bool:
     """Whether a store to the address is captured: it is in the heap of a store that this process has open for writing."""
-    for core in _open_cores():
+    for core in alive(_cores):
         info = core.pool.info
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:  # else others may lie there now
             return not info.read_only and core.process == os.getpid()
@@ -127,7 +123,7 @@ def _declare_collectives() -> None:
 
 
 def _new_locks() -> None:
-    for core in _open_cores():  # another thread may have held one at the fork; in the child it is not there to give it back
+    for core in alive(_cores):  # another thread may have held one at the fork; in the child it is not there to give it back
         core._new_lock()
 
 

@@ -14,6 +14,7 @@ from weakref import WeakMethod, WeakValueDictionary, ref
 
 from pmstore import _ffi, array, slots, values
 from pmstore._block import Transaction
+from pmstore.alive import alive
 from pmstore.containers import Group
 from pmstore.core import Core
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, TierError
@@ -502,9 +503,8 @@ _open_stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
 
 def _close_all() -> None:
     with ExitStack() as closing:  # all of them, whatever one of them raises
-        for reference in _open_stores.valuerefs():
-            if (store := reference()) is not None:
-                closing.callback(store.close)
+        for store in alive(_open_stores):
+            closing.callback(store.close)
 
 
 # A store that is still open at exit is closed cleanly, as a file is flushed: uncommitted writes are rolled back.
