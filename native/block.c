@@ -16,7 +16,8 @@
 
 #define SCATTERED_MAX 96u    /* lines of the fast log, in one transaction */
 #define LOOK_AT_HANDLER 16u /* blocks: a look is a system call */
-#define GRACE_NS 20000000  /* a thread that Python has joined may not have ended for the kernel yet */
+#define ORPHAN "a transaction block was open whose thread or task had ended: it was rolled back, with all that was written since it was entered"
+#define GRACE_NS 20000000   /* a thread that Python has joined may not have ended for the kernel yet */
 
 /* The kernel gives the ids of threads that have ended to new ones, which would join what the old ones left open: so threads are numbered. */
 static __thread int64_t thread_number, thread_id;
@@ -151,7 +152,7 @@ static void deadline(struct timespec *t, int64_t timeout_ns)
 
 /* Waits until the block that is open, if one is, is the caller's. An orphan is rolled back, and *undone set. REQUIRES: the operation
  * lock, held again on return. ERRORS: PMS_E_BUSY, for another task at once: as long as this thread waits, that cannot go on. */
-static int wait_for_block(struct pms_pool *pool, struct view v, int64_t timeout_ns, bool *undone, struct pms_error *error)
+static __attribute__((noinline)) int wait_for_block(struct pms_pool *pool, struct view v, int64_t timeout_ns, bool *undone, struct pms_error *error)
 {
     struct timespec end;
     bool late = timeout_ns == 0;
@@ -230,6 +231,13 @@ int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t ti
     return status;
 }
 
+/* Somebody else than its owner wants the block committed. Whether it is an orphan, and rolled back. */
+static bool undo_orphan(struct pms_pool *pool, struct view v)
+{
+    bool undone = false;
+    return wait_for_block(pool, v, GRACE_NS, &undone, NULL) == PMS_OK && undone;
+}
+
 static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct view v, enum pms_how how, struct pms_error *error)
 {
     bool mine = pool->block_owner && is_mine(pool, v);
@@ -238,20 +246,18 @@ static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct 
     if (!pool->block_owner || pool->block != entry->block)
         return pms_fail(error, PMS_E_STATE, "the transaction block was over before it was left: its outermost part was left, or nobody "
                                             "could leave it any more, which rolls it back");
-    if (!mine && how == PMS_COMMIT && !is_orphan(pool, v)) {
+    if (!mine && how == PMS_COMMIT) {
+        if (undo_orphan(pool, v))
+            return pms_fail(error, PMS_E_STATE, ORPHAN);
         int status = pms_fail(error, PMS_E_STATE, "a transaction is left by the thread that entered it, and by the same task");
         if (error)
             error->holder = pool->block_thread;
         return status;
     }
-    if (entry->depth > 1) {
-        pool->block_depth--;
-        return PMS_OK;
-    }
-    if (how != PMS_COMMIT)
+    if (entry->depth == 1)
         return end_block(pool, how, error);
-    end_block(pool, PMS_UNDO, NULL);
-    return pms_fail(error, PMS_E_STATE, "the thread or task that entered the transaction has ended: it was rolled back");
+    pool->block_depth--;
+    return PMS_OK;
 }
 
 int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how, struct pms_error *error)
@@ -290,6 +296,8 @@ int pms_block_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *
         status = wait_for_block(pool, v, timeout_ns, &undone, error);
         if (!pool->block_owner)
             pthread_cond_signal(&pool->block_left); /* as in pms_block_enter: the next one's */
+        if (undone)
+            status = pms_fail(error, PMS_E_STATE, ORPHAN);
     }
     pms_pool_leave(pool);
     return status;
@@ -329,8 +337,7 @@ int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_err
     if (!undone)
         status = pms_fail(error, PMS_E_STATE, "%s inside a transaction block: leaving the block commits it, an exception that leaves it rolls back", what);
     else /* what the caller stored into arrays meanwhile went with it, and he is told */
-        status = pms_fail(error, PMS_E_STATE, "a transaction block was open whose thread or task had ended: it was rolled back, with all "
-                                              "that was written since it was entered");
+        status = pms_fail(error, PMS_E_STATE, ORPHAN);
     pms_pool_leave(pool);
     return status;
 }

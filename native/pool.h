@@ -103,7 +103,7 @@ int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *en
 enum pms_how { PMS_UNDO, PMS_COMMIT, PMS_AS_IT_IS };
 int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how, struct pms_error *error);
 
-/* Waits until no other thread is in a block. ERRORS: PMS_E_BUSY. */
+/* Waits until no other thread is in a block. ERRORS: PMS_E_BUSY; PMS_E_STATE: one whose owner had ended was rolled back. */
 int pms_block_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error);
 
 /* The same without tasks, blocks left in the order in which they were entered. */

@@ -213,15 +213,17 @@ static int wait_for_blocks(Handle *h, int64_t deadline)
         Py_BEGIN_ALLOW_THREADS
         status = block_engine.wait(h->pool, left < 0 ? 0 : left < SLICE_NS ? left : SLICE_NS, &error);
         Py_END_ALLOW_THREADS
-        if (status != PMS_E_BUSY)
-            return 0; /* what else there may be, the close says */
-        if (left <= 0) {
-            snprintf(error.what, sizeof error.what, "%s", BLOCK_OPEN_AT_CLOSE);
-            block_raise(h, &error);
-            return -1;
+        if (status == PMS_OK || status == PMS_E_CLOSED)
+            return 0;
+        if (status == PMS_E_BUSY && left > 0) {
+            if (PyErr_CheckSignals() < 0)
+                return -1;
+            continue;
         }
-        if (PyErr_CheckSignals() < 0)
-            return -1;
+        if (status == PMS_E_BUSY)
+            snprintf(error.what, sizeof error.what, "%s", BLOCK_OPEN_AT_CLOSE);
+        block_raise(h, &error);
+        return -1;
     }
 }
 

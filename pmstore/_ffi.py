@@ -183,8 +183,11 @@ def _thread_name(native_id: int) -> str:
 
 def _task_name(address: int) -> str:
     """Of a task of the running event loop; a callback of it is none."""
-    asyncio = sys.modules["asyncio"]
-    for task in asyncio.all_tasks():
+    try:
+        tasks = sys.modules["asyncio"].all_tasks()
+    except RuntimeError:
+        return "a task whose event loop does not run now"
+    for task in tasks:
         if id(task) == address:
             return f"task {task.get_name()!r}"
     return "a callback of the event loop"

@@ -136,6 +136,9 @@ static int ask_mirrors(Handle *h, enum when when)
     return result ? 0 : -1;
 }
 
+/* That a thread is waited for whatever the timeout: one that Python has joined may not have ended for the kernel yet. */
+#define LEAST_NS 20000000ll
+
 enum patience {
     WAIT, /* as long as the timeout says */
     TRY,  /* not at all, and raise nothing: 1 is returned */
@@ -147,9 +150,10 @@ static int take(Transaction *t, PyObject *task, enum patience patience, struct p
 {
     Handle *h = t->handle;
     int64_t timeout = patience == WAIT ? t->timeout : 0, deadline = 0, left = timeout;
+    int64_t least = patience == WAIT ? LEAST_NS : 0;
     for (;;) {
         struct pms_error error = {0};
-        int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left < 0 ? 0 : left;
+        int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left > least ? left : least;
         int status;
         Py_BEGIN_ALLOW_THREADS
         status = block_engine.enter(h->pool, (uint64_t)(uintptr_t)task, !h->mirrors, slice, entry, &error);
