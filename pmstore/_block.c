@@ -505,6 +505,7 @@ static PyMethodDef handle_methods[] = {
      "transaction(writes, timeout) -> Transaction"},
     {"rollbacks", (PyCFunction)block_rollbacks, METH_NOARGS, "Changes when what was found before is to be forgotten."},
     {"find", (PyCFunction)(void (*)(void))block_find, METH_FASTCALL, "find(directory, name) -> Found or None"},
+    {"next", (PyCFunction)(void (*)(void))block_next, METH_FASTCALL, "next(directory, node) -> (name, Found) or None. node 0: the first"},
     {"item", (PyCFunction)(void (*)(void))block_item, METH_FASTCALL, "item(list, index) -> Found or None"},
     {"put_value", (PyCFunction)(void (*)(void))block_put_value, METH_FASTCALL, "put_value(directory, name, value)"},
     {"flip", (PyCFunction)(void (*)(void))block_flip, METH_FASTCALL,
@@ -539,12 +540,12 @@ static PyType_Spec handle_spec = {
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    unsigned long long f[20];
-    if (PyTuple_GET_SIZE(args) != 20) {
-        PyErr_SetString(PyExc_TypeError, "bind takes the addresses of 20 functions");
+    unsigned long long f[21];
+    if (PyTuple_GET_SIZE(args) != 21) {
+        PyErr_SetString(PyExc_TypeError, "bind takes the addresses of 21 functions");
         return NULL;
     }
-    for (int i = 0; i < 20; i++)
+    for (int i = 0; i < 21; i++)
         f[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args, i));
     if (PyErr_Occurred())
         return NULL;
@@ -563,12 +564,13 @@ static PyObject *bind(PyObject *module, PyObject *args)
         .unpin = (__typeof__(block_engine.unpin))(uintptr_t)f[11],
         .rollbacks = (__typeof__(block_engine.rollbacks))(uintptr_t)f[12],
         .find = (__typeof__(block_engine.find))(uintptr_t)f[13],
-        .item = (__typeof__(block_engine.item))(uintptr_t)f[14],
-        .put_value = (__typeof__(block_engine.put_value))(uintptr_t)f[15],
-        .flip = (__typeof__(block_engine.flip))(uintptr_t)f[16],
-        .epoch = (__typeof__(block_engine.epoch))(uintptr_t)f[17],
-        .splice = (__typeof__(block_engine.splice))(uintptr_t)f[18],
-        .put_backs = (__typeof__(block_engine.put_backs))(uintptr_t)f[19],
+        .next = (__typeof__(block_engine.next))(uintptr_t)f[14],
+        .item = (__typeof__(block_engine.item))(uintptr_t)f[15],
+        .put_value = (__typeof__(block_engine.put_value))(uintptr_t)f[16],
+        .flip = (__typeof__(block_engine.flip))(uintptr_t)f[17],
+        .epoch = (__typeof__(block_engine.epoch))(uintptr_t)f[18],
+        .splice = (__typeof__(block_engine.splice))(uintptr_t)f[19],
+        .put_backs = (__typeof__(block_engine.put_backs))(uintptr_t)f[20],
     };
     block_engine.set_tasks(block_whose);
     Py_RETURN_NONE;

@@ -26,6 +26,7 @@ struct block_engine {
     void (*unpin)(struct pms_pool *, uint64_t);
     uint64_t (*rollbacks)(const struct pms_pool *);
     int (*find)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
+    int (*next)(struct pms_pool *, uint64_t, uint64_t *, struct pms_object *, struct pms_error *);
     int (*item)(struct pms_pool *, uint64_t, uint64_t, struct pms_object *, struct pms_error *);
     int (*put_value)(struct pms_pool *, uint64_t, const char *, uint32_t, const char *, uint32_t, struct pms_error *);
     int (*flip)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_slot_turn *, struct pms_error *);
@@ -83,6 +84,7 @@ PyObject *block_transaction(Handle *h, PyObject *const *args, Py_ssize_t count);
 /* Methods of Handle: see _objects.c. */
 PyObject *block_rollbacks(Handle *h, PyObject *unused);
 PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *block_next(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_flip(Handle *h, PyObject *const *args, Py_ssize_t count);

@@ -438,18 +438,10 @@ class Pool:
 
     def scan(self, directory: int) -> Iterator[tuple[bytes, Found]]:
         """As `entries`, one by one. REQUIRES: nobody changes the directory meanwhile."""
-        error = self._error()
-        found = _ffi.new("struct pms_object *")
-        node = _ffi.new("uint64_t *")
-        while True:
-            if _lib.pms_object_next(self._p, directory, node, found, error):
-                _fail(self.path, error)
-            if not node[0]:
-                self._errors.append(error)
-                return
-            meta = _ffi.buffer(found.meta, found.meta_bytes)[:]
-            name = _ffi.buffer(found.name, found.name_bytes)[:]
-            yield name, Found((found.kind, found.data, found.data_bytes, meta, found.node))
+        node = 0
+        while (entry := self.handle.next(directory, node)) is not None:
+            yield entry
+            node = entry[1].node
 
     def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
         """All objects below a directory with their paths, a group before what is in it. REQUIRES: nobody changes any meanwhile.
@@ -474,17 +466,11 @@ class Pool:
 
     def names(self, directory: int, after: int, limit: int) -> list[bytes]:
         """At most `limit` names in order of insertion, from the one behind the node `after` on (0: from the first)."""
-        error = self._error()
-        found = _ffi.new("struct pms_object *")
-        node = _ffi.new("uint64_t *", after)
         result: list[bytes] = []
-        while len(result) < limit:
-            if _lib.pms_object_next(self._p, directory, node, found, error):
-                _fail(self.path, error)
-            if not node[0]:
-                break
-            result.append(_ffi.buffer(found.name, found.name_bytes)[:])
-        self._errors.append(error)
+        node = after
+        while len(result) < limit and (entry := self.handle.next(directory, node)) is not None:
+            result.append(entry[0])
+            node = entry[1].node
         return result
 
     def count(self, directory: int) -> int:
@@ -716,6 +702,7 @@ _block.bind(
             "pms_unpin",
             "pms_rollbacks",
             "pms_object_find",
+            "pms_object_next",
             "pms_sequence_get",
             "pms_object_put_value",
             "pms_slot_flip",
