@@ -80,8 +80,9 @@ class Group(MutableMapping[str, Any]):
 
     A group is the path, not the object: if it is removed and made again, this is the new one.
 
-    Raises (all methods): ClosedStoreError, and for changes ReadOnlyStoreError, StoreFullError (nothing changed),
-    ForkedStoreError in a fork child; TypeError or ValueError for a name that is no name; CorruptStoreError.
+    Raises (all methods): ClosedStoreError; TypeError or ValueError for a name that is no name; CorruptStoreError; and for
+    changes ReadOnlyStoreError, StoreFullError (nothing changed), ForkedStoreError in a fork child, TransactionError while
+    another thread or task is in a block (see `Store.transaction`).
     """
 
     __slots__ = ("_core", "_parts", "_seen")

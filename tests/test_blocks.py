@@ -71,7 +71,7 @@ def test_leaving_the_store_never_commits_half_a_block(shm: Path, domain: str, mo
     monkeypatch.setattr("pmstore.store._LEAVING_SECONDS", 0.2)
     path = shm / "s.pm"
     _make(path, domain)
-    with pytest.raises(pmstore.TransactionError, match="'mover'.*open when the store was closed"), pmstore.open(path) as store:
+    with pytest.raises(pmstore.TransactionError, match=r"'mover'.*open when the store was closed"), pmstore.open(path) as store:
         thread, go, told = mover(store)
     assert store.closed
     go.set()
@@ -277,12 +277,12 @@ def test_a_generator_of_a_thread_that_lives(one: pmstore.Store) -> None:
             one["a"][0] = 7
             yield
 
-    held = opening()
-    next(held)
-    error = _in_a_thread(lambda: next(held))
+    held = [opening()]
+    next(held[0])
+    error = _in_a_thread(lambda: next(held[0]))
     assert isinstance(error, pmstore.TransactionError)
     assert "thread that entered it" in str(error)
-    del error, held
+    del error, held[:]
     gc.collect()
     assert one["a"][0] == 0
     assert not one.in_transaction

@@ -209,7 +209,9 @@ def test_a_handler_that_closes_the_store_at_every_bytecode_of_looking(path: Path
 
 def test_a_handler_that_uses_the_store_at_every_bytecode_of_leaving_it(path: Path) -> None:
     """It finds an open store or a closed one."""
-    at, more, found, refused = 1, True, [], []
+    at, more = 1, True
+    found: list[None] = []
+    refused: list[None] = []
 
     def leave(store: pmstore.Store) -> None:
         with store:
@@ -223,10 +225,10 @@ def test_a_handler_that_uses_the_store_at_every_bytecode_of_leaving_it(path: Pat
                 _look(store)
                 with store.transaction():
                     store["v"] = 5
-                found.append(at)
+                found.append(None)
             except pmstore.ClosedStoreError:
                 assert store.closed
-                refused.append(at)
+                refused.append(None)
 
         more = Interrupter(at, use).run(lambda store=store: leave(store))  # type: ignore[misc]
         assert store.closed
