@@ -258,18 +258,21 @@ static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count
     result = PyObject_CallNoArgs(args[3]);
     Py_XDECREF(result);
     keep_first(first);
-    do {
-        PyObject *lock = ours ? block_take_lock(h) : NULL; /* nobody is reading what goes now */
+    status = PMS_OK;
+    while (ours) {
+        PyObject *lock = block_take_lock(h); /* nobody is reading what goes now */
         keep_first(first);
         Py_BEGIN_ALLOW_THREADS
         status = block_engine.close(h->pool, commit, &error);
         Py_END_ALLOW_THREADS
         block_let_go(lock);
-        if (status == PMS_E_BUSY && wait_for_blocks(h, deadline) < 0) { /* one was entered since */
+        if (status != PMS_E_BUSY)
+            break;
+        if (wait_for_blocks(h, deadline) < 0) { /* one was entered since */
             commit = 0;
             keep_first(first);
         }
-    } while (status == PMS_E_BUSY);
+    }
     h->closed = ours; /* whatever it says: a close that fails has closed, and reports what could not be made durable */
     if (status != PMS_OK)
         block_raise(h, &error);
