@@ -433,7 +433,7 @@ def test_a_closed_store(path: Path) -> None:
 
 
 def test_blocks_of_two_threads(store: pmstore.Store) -> None:
-    """Each commits the tensor as it is when its own block is entered, and when it is left: what it waits for copies nothing of its."""
+    """Each commits the tensor as it is when its own block is entered, and when it is left."""
     tensor = torch.zeros(LARGE)
     store.mirror("w", tensor)
     store.commit()
