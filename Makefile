@@ -18,7 +18,7 @@ venv: $(STAMP)
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml setup.py constraints.txt pmstore/_build_ffi.py pmstore/_block.c pmstore/_block.h pmstore/_objects.c $(NATIVE) | $(PY)
+$(STAMP): pyproject.toml setup.py constraints.txt pmstore/_build_ffi.py pmstore/_block.c pmstore/_block.h pmstore/_objects.c pmstore/_transaction.c $(NATIVE) | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 

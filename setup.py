@@ -8,7 +8,7 @@ setup(
     ext_modules=[
         Extension(
             "pmstore._block",
-            sources=["pmstore/_block.c", "pmstore/_memory.c", "pmstore/_objects.c"],
+            sources=["pmstore/_block.c", "pmstore/_memory.c", "pmstore/_objects.c", "pmstore/_transaction.c"],
             include_dirs=["native", numpy.get_include()],
             depends=["pmstore/_block.h", "native/pool.h", "native/directory.h", "native/status.h", "native/layout.h"],
             extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"],

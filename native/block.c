@@ -1,7 +1,11 @@
-/* Who may change the store now: the operation lock, and the blocks (`with store.transaction()`) of threads. */
+/* Who may change the store now: the operation lock, and the blocks (`with store.transaction()`) of threads and tasks.
+ *
+ * While a block is open its owner alone changes the store by calls. Entering a block waits for another thread's; every other call
+ * that changes the store is refused meanwhile, as half of its work, or half of the block, would go with the other. */
 #include "pool_state.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -12,17 +16,95 @@
 
 #define SCATTERED_MAX 96u    /* lines of the fast log, in one transaction */
 #define LOOK_AT_HANDLER 16u /* blocks: a look is a system call */
+#define ORPHAN "a transaction block was open whose thread or task had ended: it was rolled back, with all that was written since it was entered"
+#define GRACE_NS 20000000   /* a thread that Python has joined may not have ended for the kernel yet */
 
-static __thread int64_t thread_id;
+/* The kernel gives the ids of threads that have ended to new ones, which would join what the old ones left open: so threads are numbered. */
+static __thread int64_t thread_number, thread_id;
+static _Atomic int64_t thread_numbers;
 
-int64_t pms_thread_id(void)
+static int64_t number_thread(void)
 {
-    if (!thread_id)
-        thread_id = (int64_t)syscall(SYS_gettid);
-    return thread_id;
+    thread_id = (int64_t)syscall(SYS_gettid);
+    return thread_number = atomic_fetch_add(&thread_numbers, 1) + 1;
 }
 
-void pms_thread_after_fork_in_child(void) { thread_id = 0; } /* the child's only thread: it has another id than its parent's */
+static inline int64_t me(void) { return thread_number ? thread_number : number_thread(); }
+
+void pms_thread_after_fork_in_child(void) { thread_number = 0; } /* the child's only thread is another than its parent's */
+
+/* ---- whose block is open ---- */
+
+static enum pms_whose (*ask_task)(const _Atomic uint64_t *task);
+
+void pms_block_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task)) { ask_task = whose; }
+
+struct view { /* of a block that is a task's, by the caller */
+    uint64_t block;
+    enum pms_whose whose;
+};
+
+static struct view ask(const struct pms_pool *pool)
+{
+    uint64_t block = atomic_load_explicit(&pool->block, memory_order_relaxed);
+    return (struct view){block, ask_task ? ask_task(&pool->block_task) : PMS_ANOTHERS};
+}
+
+/* REQUIRES: no lock is held, as a program that has tasks is asked. What it says is true until the caller acts: a block that is the
+ * caller's is nobody else's to enter, and the number tells whether it is still the same one. */
+static inline struct view look(const struct pms_pool *pool)
+{
+    if (atomic_load_explicit(&pool->block_task, memory_order_relaxed))
+        return ask(pool);
+    return (struct view){0, PMS_ANOTHERS};
+}
+
+/* REQUIRES in these two: the operation lock; a block is open. */
+static inline bool is_mine(const struct pms_pool *pool, struct view v)
+{
+    if (pool->block_owner != me())
+        return false;
+    return !pool->block_task || (v.whose == PMS_MINE && v.block == pool->block);
+}
+
+/* Whether nobody can leave the block any more. */
+static bool is_orphan(const struct pms_pool *pool, struct view v)
+{
+    if (v.block == pool->block && v.whose == PMS_OVER)
+        return true;
+    return pool->block_owner != me() && syscall(SYS_tgkill, getpid(), pool->block_thread, 0) != 0 && errno == ESRCH;
+}
+
+static int busy(const struct pms_pool *pool, struct pms_error *error)
+{
+    bool task = pool->block_owner == me();
+    int status = pms_fail(error, PMS_E_BUSY, task ? "another task of this thread is inside a transaction block"
+                                                  : "another thread is inside a transaction block");
+    if (error) {
+        error->holder = task ? 0 : pool->block_thread; /* 0: waiting would not help */
+        error->offset = pool->block_task;
+    }
+    return status;
+}
+
+bool pms_block_of_another_thread(const struct pms_pool *pool)
+{
+    return pool->block_owner && pool->block_owner != me() && !is_orphan(pool, (struct view){0, PMS_ANOTHERS});
+}
+
+static int end_block(struct pms_pool *pool, enum pms_how how, struct pms_error *error)
+{
+    int status = how == PMS_COMMIT ? pms_tx_commit(pool, error) : PMS_OK;
+    if ((how == PMS_UNDO || status != PMS_OK) && !pool->failed) {
+        int undone = pms_tx_rollback(pool, status == PMS_OK ? error : NULL);
+        status = status == PMS_OK ? undone : status;
+    }
+    pms_block_forget(pool);
+    pthread_cond_signal(&pool->block_left);
+    return status;
+}
+
+/* ---- the operation lock ---- */
 
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error)
 {
@@ -35,7 +117,7 @@ int pms_pool_enter(struct pms_pool *pool, struct pms_error *error)
     return pms_fail(error, PMS_E_CLOSED, "the store is closed");
 }
 
-int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
+int pms_pool_enter_beside(struct pms_pool *pool, struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
@@ -55,14 +137,7 @@ void pms_pool_leave(struct pms_pool *pool)
     pthread_mutex_unlock(&pool->op);
 }
 
-static int busy(const struct pms_pool *pool, struct pms_error *error)
-{
-    int64_t holder = pool->block_owner;
-    int status = pms_fail(error, PMS_E_BUSY, "another thread is inside a transaction block");
-    if (error)
-        error->holder = holder;
-    return status;
-}
+/* ---- blocks ---- */
 
 static void deadline(struct timespec *t, int64_t timeout_ns)
 {
@@ -75,38 +150,80 @@ static void deadline(struct timespec *t, int64_t timeout_ns)
     }
 }
 
-/* Waits until no other thread has a block. REQUIRES: the operation lock, held again on return. */
-static int wait_for_block(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
+/* Waits until the block that is open, if one is, is the caller's. An orphan is rolled back, and *undone set. REQUIRES: the operation
+ * lock, held again on return. ERRORS: PMS_E_BUSY, for another task at once: as long as this thread waits, that cannot go on. */
+static __attribute__((noinline)) int wait_for_block(struct pms_pool *pool, struct view v, int64_t timeout_ns, bool *undone, struct pms_error *error)
 {
     struct timespec end;
-    int64_t me = pms_thread_id();
-    if (timeout_ns >= 0)
+    bool late = timeout_ns == 0;
+    if (timeout_ns > 0)
         deadline(&end, timeout_ns);
-    while (pool->block_owner && pool->block_owner != me) {
+    while (pool->block_owner && !is_mine(pool, v)) {
+        if (is_orphan(pool, v)) {
+            *undone = true;
+            return end_block(pool, PMS_UNDO, error);
+        }
+        if (late || pool->block_owner == me())
+            return busy(pool, error);
         int r = timeout_ns < 0 ? pthread_cond_wait(&pool->block_left, &pool->op)
                                : pthread_cond_timedwait(&pool->block_left, &pool->op, &end);
         if (pool->closed)
             return pms_fail(error, PMS_E_CLOSED, "the store was closed");
-        if (r == ETIMEDOUT && pool->block_owner && pool->block_owner != me)
-            return busy(pool, error);
+        late = r == ETIMEDOUT;
     }
     return PMS_OK;
 }
 
-int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
+/* A call that is no block's waits for none, or for a moment. On an error it is left. REQUIRES: it was entered; another's block is open. */
+static int wait_a_moment(struct pms_pool *pool, struct view v, bool *undone, struct pms_error *error)
 {
-    int status = pms_pool_enter_write(pool, error);
+    int status = wait_for_block(pool, v, GRACE_NS, undone, error);
+    if (!pool->block_owner)
+        pthread_cond_signal(&pool->block_left); /* whatever woke this thread was for one that enters a block */
+    if (status != PMS_OK)
+        pms_pool_leave(pool);
+    return status;
+}
+
+int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
+{
+    struct view v = look(pool);
+    bool undone = false;
+    int status = pms_pool_enter_beside(pool, error);
+    return status != PMS_OK || !pool->block_owner || is_mine(pool, v) ? status : wait_a_moment(pool, v, &undone, error);
+}
+
+static inline void open_block(struct pms_pool *pool, uint64_t task)
+{
+    pool->block_owner = me();
+    pool->block_thread = thread_id;
+    atomic_store_explicit(&pool->block, pool->block + 1, memory_order_relaxed);
+    atomic_store_explicit(&pool->block_task, task, memory_order_relaxed);
+}
+
+static int commit_pending(struct pms_pool *pool, struct pms_error *error)
+{
+    if (pool->commits % LOOK_AT_HANDLER == 0)
+        pms_handler_install();
+    return pms_tx_commit(pool, error);
+}
+
+int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns, struct pms_entered *entry,
+                    struct pms_error *error)
+{
+    struct view v = look(pool);
+    bool undone = false;
+    int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
-    status = wait_for_block(pool, timeout_ns, error);
-    if (status == PMS_OK && pool->block_depth == 0) {
-        if (pool->commits % LOOK_AT_HANDLER == 0)
-            pms_handler_install();
-        status = pms_tx_commit(pool, error);
-    }
+    if (pool->block_owner)
+        status = wait_for_block(pool, v, timeout_ns, &undone, error);
+    if (status == PMS_OK && pool->block_depth == 0 && commit)
+        status = commit_pending(pool, error);
     if (status == PMS_OK) {
-        pool->block_owner = pms_thread_id();
-        pool->block_depth++;
+        if (pool->block_depth++ == 0)
+            open_block(pool, task);
+        *entry = (struct pms_entered){pool->block, pool->block_depth};
     } else if (!pool->block_owner) {
         pthread_cond_signal(&pool->block_left); /* the wake-up that brought us here is the next one's */
     }
@@ -114,43 +231,113 @@ int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error
     return status;
 }
 
-static int leave_outermost(struct pms_pool *pool, int commit, struct pms_error *error)
+/* Somebody else than its owner wants the block committed. Whether it is an orphan, and rolled back. */
+static bool undo_orphan(struct pms_pool *pool, struct view v)
 {
-    int status = commit ? pms_tx_commit(pool, error) : PMS_OK;
-    if ((!commit || status != PMS_OK) && !pool->failed) {
-        int undone = pms_tx_rollback(pool, status == PMS_OK ? error : NULL);
-        status = status == PMS_OK ? undone : status;
+    bool undone = false;
+    return wait_for_block(pool, v, GRACE_NS, &undone, NULL) == PMS_OK && undone;
+}
+
+static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct view v, enum pms_how how, struct pms_error *error)
+{
+    bool mine = pool->block_owner && is_mine(pool, v);
+    if (mine && pool->block == entry->block && entry->depth == 1) /* the usual case */
+        return end_block(pool, how, error);
+    if (!pool->block_owner || pool->block != entry->block)
+        return pms_fail(error, PMS_E_STATE, "the transaction block was over before it was left: its outermost part was left, or nobody "
+                                            "could leave it any more, which rolls it back");
+    if (!mine && how == PMS_COMMIT) {
+        if (undo_orphan(pool, v))
+            return pms_fail(error, PMS_E_STATE, ORPHAN);
+        int status = pms_fail(error, PMS_E_STATE, "a transaction is left by the thread that entered it, and by the same task");
+        if (error)
+            error->holder = pool->block_thread;
+        return status;
     }
-    pool->block_depth = 0;
-    pool->block_owner = 0;
-    pthread_cond_signal(&pool->block_left);
+    if (entry->depth == 1)
+        return end_block(pool, how, error);
+    pool->block_depth--;
+    return PMS_OK;
+}
+
+int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how, struct pms_error *error)
+{
+    struct view v = look(pool);
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = leave(pool, entry, v, how, error);
+    pms_pool_leave(pool);
     return status;
+}
+
+int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *entry, struct pms_error *error)
+{
+    int status = pms_pool_enter_beside(pool, error);
+    if (status != PMS_OK)
+        return status;
+    PMS_ASSERT(entry->depth == 1);
+    if (pool->block_owner && pool->block == entry->block)
+        status = commit_pending(pool, error);
+    else
+        status = pms_fail(error, PMS_E_STATE, "the transaction block was rolled back while it was entered");
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_block_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
+{
+    struct view v = look(pool);
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    if (pool->block_owner != me()) {
+        bool undone = false;
+        status = wait_for_block(pool, v, timeout_ns, &undone, error);
+        if (!pool->block_owner)
+            pthread_cond_signal(&pool->block_left); /* as in pms_block_enter: the next one's */
+        if (undone)
+            status = pms_fail(error, PMS_E_STATE, ORPHAN);
+    }
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
+{
+    struct pms_entered entry;
+    return pms_block_enter(pool, 0, 1, timeout_ns, &entry, error);
 }
 
 int pms_end(struct pms_pool *pool, int commit, struct pms_error *error)
 {
+    struct view v = look(pool);
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    if (pool->block_depth == 0 || pool->block_owner != pms_thread_id())
+    if (pool->block_depth == 0 || !is_mine(pool, v))
         status = pms_fail(error, PMS_E_STATE, "this thread is in no transaction block");
     else if (pool->block_depth > 1)
         pool->block_depth--;
     else
-        status = leave_outermost(pool, commit, error);
+        status = end_block(pool, commit ? PMS_COMMIT : PMS_UNDO, error);
     pms_pool_leave(pool);
     return status;
 }
 
 int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error)
 {
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK || !pool->block_owner)
+    bool undone = false;
+    struct view v = look(pool);
+    int status = pms_pool_enter_beside(pool, error);
+    if (status == PMS_OK && pool->block_owner && !is_mine(pool, v))
+        status = wait_a_moment(pool, v, &undone, error);
+    if (status != PMS_OK || (!pool->block_owner && !undone))
         return status;
-    if (pool->block_owner == pms_thread_id())
+    if (!undone)
         status = pms_fail(error, PMS_E_STATE, "%s inside a transaction block: leaving the block commits it, an exception that leaves it rolls back", what);
-    else
-        status = busy(pool, error);
+    else /* what the caller stored into arrays meanwhile went with it, and he is told */
+        status = pms_fail(error, PMS_E_STATE, ORPHAN);
     pms_pool_leave(pool);
     return status;
 }
@@ -160,9 +347,7 @@ int pms_commit(struct pms_pool *pool, struct pms_error *error)
     int status = pms_pool_enter_alone(pool, "commit()", error);
     if (status != PMS_OK)
         return status;
-    if (pool->commits % LOOK_AT_HANDLER == 0)
-        pms_handler_install();
-    status = pms_tx_commit(pool, error);
+    status = commit_pending(pool, error);
     pms_pool_leave(pool);
     return status;
 }
@@ -179,9 +364,10 @@ int pms_rollback(struct pms_pool *pool, struct pms_error *error)
 
 int pms_block_depth(struct pms_pool *pool)
 {
+    struct view v = look(pool);
     if (pms_pool_enter(pool, NULL) != PMS_OK)
         return 0;
-    int depth = pool->block_owner == pms_thread_id() ? pool->block_depth : 0;
+    int depth = is_mine(pool, v) ? pool->block_depth : 0;
     pms_pool_leave(pool);
     return depth;
 }

@@ -30,7 +30,7 @@ int pms_history_write(struct pms_pool *pool, const void *data, uint32_t bytes, s
 {
     if (bytes > PMS_HISTORY_BYTES)
         return pms_fail(error, PMS_E_INVALID, "a history record has at most %u bytes", PMS_HISTORY_BYTES);
-    int status = pms_pool_enter_write(pool, error);
+    int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
     struct pms_session next = pool->session;

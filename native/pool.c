@@ -432,12 +432,22 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
         return PMS_OK;
     }
     pthread_mutex_lock(&pool->op);
-    if (pool->closed) {
+    bool half = pool->block_owner != 0; /* of a block is no state */
+    int status = PMS_OK;
+    if (pool->closed)
+        status = commit ? pms_fail(error, PMS_E_CLOSED, "the store is closed") : PMS_OK;
+    else if (half && commit && pms_block_of_another_thread(pool))
+        status = pms_fail(error, PMS_E_BUSY, "another thread is inside a transaction block");
+    if (status != PMS_OK || pool->closed) {
         pthread_mutex_unlock(&pool->op);
-        return PMS_OK;
+        return status;
     }
     pms_populate_stop(pool);
-    int status = pool->read_only ? PMS_OK : finish_writing(pool, commit, error);
+    if (!pool->read_only)
+        status = finish_writing(pool, commit && !half, error);
+    if (half && commit && status == PMS_OK)
+        status = pms_fail(error, PMS_E_STATE, "a transaction block was open when the store was closed: all that was written since it was "
+                                              "entered is rolled back");
     pms_landing_disarm(pool);
     pool->closed = true;
     pms_snapshot_detach_all(&pool->undo);
@@ -457,8 +467,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
         flock(pool->lock_fd, LOCK_UN); /* last: whoever gets the lock finds a closed store. A child forked just now has not closed its copy */
     pms_process_close(pool->lock_fd);
     pool->fd = pool->lock_fd = -1;
-    pool->block_owner = 0;
-    pool->block_depth = 0;
+    pms_block_forget(pool);
     pthread_cond_broadcast(&pool->block_left);
     pthread_mutex_unlock(&pool->op);
     return status;

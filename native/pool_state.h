@@ -31,7 +31,10 @@ struct pms_pool {
     enum pms_domain domain;
     uint64_t tx;                /* last finished transaction */
     uint64_t begun;             /* dirty ranges that the transaction began with: hot ones and the root's */
-    int64_t block_owner;        /* thread id, or 0 */
+    _Atomic uint64_t block;     /* number of the open block, or of the last one */
+    _Atomic uint64_t block_task; /* whose it is in its thread; 0: the thread's, or none is open */
+    int64_t block_owner;        /* number of its thread (block.c); 0: none is open */
+    int64_t block_thread;       /* the kernel's id of its thread */
     int block_depth;
     uint64_t refs;              /* the handle, and every pin */
     uint64_t commits, rollbacks;
@@ -80,7 +83,9 @@ int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struc
 
 /* Enters an operation: not closed, not a fork child. Takes the lock. ERRORS: PMS_E_CLOSED, PMS_E_FORKED. */
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error);
-/* As above, for changes. ERRORS: PMS_E_READONLY, PMS_E_BUSY if another thread's block is open and `alone` is asked for. */
+/* As above, for what is no part of a transaction, or makes its own way with blocks. ERRORS also: PMS_E_READONLY. */
+int pms_pool_enter_beside(struct pms_pool *pool, struct pms_error *error);
+/* As above, for changes. ERRORS also: PMS_E_BUSY: a block is open that is not the caller's. */
 int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error);
 /* As pms_pool_enter_write, while no block is open. ERRORS also: PMS_E_STATE, PMS_E_BUSY. what: for the message. */
 int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error);
@@ -90,7 +95,16 @@ void pms_pool_unref(struct pms_pool *pool); /* gives up one of pool->refs; not u
 /* In a fork child of the owner, whatever the owner's threads were doing at the fork. */
 static inline bool pms_pool_forked(const struct pms_pool *pool) { return pool->process != pms_process_generation(); }
 
-int64_t pms_thread_id(void);
+/* Whether one is open that can be waited for. */
+bool pms_block_of_another_thread(const struct pms_pool *pool);
+/* No block is open any more. */
+static inline void pms_block_forget(struct pms_pool *pool)
+{
+    pool->block_depth = 0;
+    pool->block_owner = 0;
+    atomic_store_explicit(&pool->block_task, 0, memory_order_relaxed);
+}
+
 void pms_thread_after_fork_in_child(void);
 
 static inline struct pms_root *pms_pool_root(struct pms_pool *pool)

@@ -49,7 +49,7 @@ int pms_usage(struct pms_pool *pool, struct pms_segment_usage usage[PMS_USAGE_SE
 
 int pms_mend_superblock(struct pms_pool *pool, struct pms_error *error)
 {
-    int status = pms_pool_enter_write(pool, error);
+    int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
     status = pms_super_write(pool->fd, &pool->persist, &pool->super, error);

@@ -5,6 +5,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "pool.h"
@@ -13,13 +15,18 @@ struct block_engine {
     int (*open)(const char *, const struct pms_options *, struct pms_pool **, struct pms_error *);
     int (*close)(struct pms_pool *, int, struct pms_error *);
     void (*release)(struct pms_pool *);
-    int (*begin)(struct pms_pool *, int64_t, struct pms_error *);
-    int (*end)(struct pms_pool *, int, struct pms_error *);
+    int (*enter)(struct pms_pool *, uint64_t, int, int64_t, struct pms_entered *, struct pms_error *);
+    int (*commit_pending)(struct pms_pool *, const struct pms_entered *, struct pms_error *);
+    int (*leave)(struct pms_pool *, const struct pms_entered *, enum pms_how, struct pms_error *);
+    int (*wait)(struct pms_pool *, int64_t, struct pms_error *);
+    int (*depth)(struct pms_pool *);
+    void (*set_tasks)(enum pms_whose (*)(const _Atomic uint64_t *));
     int (*will_write)(struct pms_pool *, const struct pms_range *, uint64_t, struct pms_error *);
     int (*get)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
     void (*unpin)(struct pms_pool *, uint64_t);
     uint64_t (*rollbacks)(const struct pms_pool *);
     int (*find)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
+    int (*next)(struct pms_pool *, uint64_t, uint64_t *, struct pms_object *, struct pms_error *);
     int (*item)(struct pms_pool *, uint64_t, const char *, uint32_t, uint64_t, int, struct pms_object *, struct pms_error *);
     int (*put_value)(struct pms_pool *, uint64_t, const char *, uint32_t, const char *, uint32_t, struct pms_error *);
     int (*flip)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_slot_turn *, struct pms_error *);
@@ -53,6 +60,36 @@ bool block_is_here(const Handle *h); /* false in a fork child, where the store i
 
 /* Raises what the error says. Always NULL. */
 PyObject *block_raise(Handle *h, const struct pms_error *error);
+
+/* In a fork child the store is the parent's: destructors there must not touch it, not even its locks. This process: */
+extern pid_t block_process;
+
+/* Python runs its signal handlers between two of these waits. */
+#define SLICE_NS 50000000ll
+
+int64_t block_now_ns(void);
+
+/* Seconds (None or negative: for ever = -1) to nanoseconds. Returns -2 with an exception set if it is not a time. */
+int64_t block_timeout_ns(PyObject *seconds);
+
+/* The lock, taken, to be given to block_let_go; NULL if there is none, or with an exception set. Whoever holds it waits for no block. */
+PyObject *block_take_lock(Handle *h);
+void block_let_go(PyObject *lock);
+
+/* Addresses that are declared to be written. */
+#define FEW_RANGES 16
+struct ranges {
+    struct pms_range *at;
+    uint64_t count, room;
+    struct pms_range few[FEW_RANGES]; /* the usual case needs no memory */
+};
+void block_ranges_init(struct ranges *r);
+void block_ranges_free(struct ranges *r);
+/* writes: a sequence of arrays and tensors; one array alone is taken as such. Returns -1 with an exception set. */
+int block_ranges_add_all(struct ranges *r, Handle *h, PyObject *writes);
+
+/* handle.transaction(writes, timeout_seconds): see _transaction.c. */
+PyObject *block_transaction(Handle *h, PyObject *const *args, Py_ssize_t count);
 
 /* ---- _memory.c ---- */
 
@@ -99,6 +136,7 @@ PyObject *block_rollbacks(Handle *h, PyObject *unused);
 PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_get(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_slot(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *block_next(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *block_flip(Handle *h, PyObject *const *args, Py_ssize_t count);
@@ -107,5 +145,14 @@ PyObject *block_splice(Handle *h, PyObject *const *args, Py_ssize_t count);
 
 /* Adds the type Found to the module. Returns -1 with an exception set. */
 int block_add_found(PyObject *module);
+
+/* The same for Transaction. */
+int block_add_transaction(PyObject *module);
+
+/* For pms_block_set_tasks. */
+enum pms_whose block_whose(const _Atomic uint64_t *task);
+
+/* What an error says of a block that a close rolled back: see _ffi.py. */
+#define BLOCK_OPEN_AT_CLOSE "open when the store was closed"
 
 #endif

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -190,18 +191,36 @@ def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFull
 
 
 def _thread_name(native_id: int) -> str:
-    for thread in threading.enumerate():
+    # Not `threading.enumerate()`: it holds a lock, under which a finalizer may wait for the store's, which we may hold.
+    alive: dict[int, threading.Thread] = getattr(threading, "_active", {})
+    for thread in alive.copy().values():
         if thread.native_id == native_id:
-            return f"{thread.name!r} (thread id {native_id})"
+            return f"thread {thread.name!r} (thread id {native_id})"
     return f"thread id {native_id}"
 
 
-def _busy(path: str, what: str, holder: int) -> errors.TransactionError:
-    owner = _thread_name(holder)
-    error = errors.TransactionError(
-        f"{path}: the transaction of thread {owner} is open ({what}): wait until it leaves its block, give a longer "
-        "timeout=, or keep transactions in one thread"
-    )
+def _task_name(address: int) -> str:
+    """Of a task of the running event loop; a callback of it is none."""
+    try:
+        tasks = sys.modules["asyncio"].all_tasks()
+    except RuntimeError:
+        return "a task whose event loop does not run now"
+    for task in tasks:
+        if id(task) == address:
+            return f"task {task.get_name()!r}"
+    return "a callback of the event loop"
+
+
+def _busy(path: str, what: str, holder: int, task: int) -> errors.TransactionError:
+    """holder: the thread in whose block the store is; 0: it is the caller's own thread, in another task."""
+    owner = _thread_name(holder) if holder else _task_name(task)
+    if what == "open when the store was closed":
+        remedy = "all that was written since it was entered is rolled back. Join threads before the store is left"
+    elif holder:
+        remedy = "`with store.transaction():` waits for it (timeout=), all else that changes the store does not"
+    else:
+        remedy = "`async with store.transaction():` waits for it, and lets the event loop go on"
+    error = errors.TransactionError(f"{path}: the transaction of {owner} is open ({what}): {remedy}")
     error.owner = owner
     return error
 
@@ -267,7 +286,7 @@ def _exception(path: str, error: Any) -> Exception:
             path,
         )
     elif status == _lib.PMS_E_BUSY:
-        made = _busy(path, what, error.holder)
+        made = _busy(path, what, error.holder, error.offset)
     elif status == _lib.PMS_E_FORKED:
         made = errors.ForkedStoreError(
             f"{path}: the store belongs to the parent process. In a fork child it can only be read: "
@@ -478,18 +497,10 @@ class Pool:
 
     def scan(self, directory: int) -> Iterator[tuple[bytes, Found]]:
         """As `entries`, one by one. REQUIRES: nobody changes the directory meanwhile."""
-        error = self._error()
-        found = _ffi.new("struct pms_object *")
-        node = _ffi.new("uint64_t *")
-        while True:
-            if _lib.pms_object_next(self._p, directory, node, found, error):
-                _fail(self.path, error)
-            if not node[0]:
-                self._errors.append(error)
-                return
-            meta = _ffi.buffer(found.meta, found.meta_bytes)[:]
-            name = _ffi.buffer(found.name, found.name_bytes)[:]
-            yield name, Found((found.kind, found.data, found.data_bytes, meta, found.node, None))
+        node = 0
+        while (entry := self.handle.next(directory, node)) is not None:
+            yield entry
+            node = entry[1].node
 
     def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
         """All objects below a directory with their paths, a group before what is in it. REQUIRES: nobody changes any meanwhile.
@@ -516,17 +527,11 @@ class Pool:
 
     def names(self, directory: int, after: int, limit: int) -> list[bytes]:
         """At most `limit` names in order of insertion, from the one behind the node `after` on (0: from the first)."""
-        error = self._error()
-        found = _ffi.new("struct pms_object *")
-        node = _ffi.new("uint64_t *", after)
         result: list[bytes] = []
-        while len(result) < limit:
-            if _lib.pms_object_next(self._p, directory, node, found, error):
-                _fail(self.path, error)
-            if not node[0]:
-                break
-            result.append(_ffi.buffer(found.name, found.name_bytes)[:])
-        self._errors.append(error)
+        node = after
+        while len(result) < limit and (entry := self.handle.next(directory, node)) is not None:
+            result.append(entry[0])
+            node = entry[1].node
         return result
 
     def count(self, directory: int) -> int:
@@ -764,13 +769,18 @@ _block.bind(
             "pms_pool_open",
             "pms_pool_close",
             "pms_pool_release",
-            "pms_begin",
-            "pms_end",
+            "pms_block_enter",
+            "pms_block_commit_pending",
+            "pms_block_leave",
+            "pms_block_wait",
+            "pms_block_depth",
+            "pms_block_set_tasks",
             "pms_will_write",
             "pms_object_get",
             "pms_unpin",
             "pms_rollbacks",
             "pms_object_find",
+            "pms_object_next",
             "pms_sequence_get",
             "pms_object_put_value",
             "pms_slot_flip",

@@ -159,6 +159,35 @@ static PyObject *answer_of_one_state(Handle *h, const struct asked *a, int descr
     return result;
 }
 
+/* next(directory, node). The name is copied here, too: between two bytecodes a signal handler may close the store, and unmap it. */
+PyObject *block_next(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t directory, after, before;
+    if (!count_is(count, 2, "next(directory, node)") || !number(args[0], &directory) || !number(args[1], &after))
+        return NULL;
+    PyObject *result = NULL;
+    do {
+        struct pms_object object;
+        struct pms_error error = {0};
+        uint64_t node = after;
+        int status;
+        Py_XDECREF(result);
+        before = block_engine.put_backs(h->pool);
+        Py_BEGIN_ALLOW_THREADS
+        status = block_engine.next(h->pool, directory, &node, &object, &error);
+        Py_END_ALLOW_THREADS
+        if (status != PMS_OK)
+            return block_raise(h, &error);
+        if (!node)
+            Py_RETURN_NONE;
+        PyObject *name = PyBytes_FromStringAndSize((const char *)object.name, object.name_bytes), *found = name ? new_found(&object, NULL) : NULL;
+        result = found ? PyTuple_Pack(2, name, found) : NULL;
+        Py_XDECREF(name);
+        Py_XDECREF(found);
+    } while (result && block_engine.put_backs(h->pool) != before); /* as in block_find */
+    return result;
+}
+
 /* find(directory, path): a description only, which holds until the next change. */
 PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count)
 {

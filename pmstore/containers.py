@@ -84,8 +84,9 @@ class Group(MutableMapping[str, Any]):
     same memory. A tensor that was told to use other memory (`x.data = ...`) is copied back into the store's, and lies there
     again, by the next look-up or commit; one that cannot be (another shape or dtype, shared memory) raises MovedError there.
 
-    Raises (all methods): ClosedStoreError, and for changes ReadOnlyStoreError, StoreFullError (nothing changed),
-    ForkedStoreError in a fork child; TypeError or ValueError for a name that is no name; CorruptStoreError.
+    Raises (all methods): ClosedStoreError; TypeError or ValueError for a name that is no name; CorruptStoreError; and for
+    changes ReadOnlyStoreError, StoreFullError (nothing changed), ForkedStoreError in a fork child, TransactionError while
+    another thread or task is in a block (see `Store.transaction`).
     """
 
     __slots__ = ("_core", "_parts", "_prefix")

@@ -12,6 +12,7 @@ import numpy as np
 
 from pmstore import _ffi, array, tensor, values
 from pmstore._block import Memory
+from pmstore.alive import alive
 from pmstore.array import Descriptor
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, MovedError
 
@@ -167,14 +168,9 @@ def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str
 _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
 
 
-def _open_cores() -> list[Core]:
-    """Those that are alive now. Not by iterating: meanwhile other threads open stores."""
-    return [core for reference in _cores.valuerefs() if (core := reference()) is not None]
-
-
 def owner(address: int) -> Core | None:
     """Of the store in whose heap the address is, if this process has it open for writing: a store to it is captured."""
-    for core in _open_cores():
+    for core in alive(_cores):
         info = core.pool.info
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:  # else others may lie there now
             return core if not info.read_only and core.process == os.getpid() else None
@@ -194,7 +190,7 @@ def _watch_torch() -> None:
 
 
 def _new_locks() -> None:
-    for core in _open_cores():  # another thread may have held one at the fork; in the child it is not there to give it back
+    for core in alive(_cores):  # another thread may have held one at the fork; in the child it is not there to give it back
         core._new_lock()
 
 

@@ -106,10 +106,10 @@ class UncleanCopyError(UncleanMachineCrashError):
 
 
 class TransactionError(PmstoreError, RuntimeError):
-    """The call is not allowed at this point of a transaction, or another thread's block is in the way.
+    """The call is not allowed at this point of a transaction, or the block of another thread or task is in the way.
 
     Attributes:
-        owner: name of the thread whose block is open, or None.
+        owner: name of the thread or task whose block is open, or None.
     """
 
     owner: str | None = None

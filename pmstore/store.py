@@ -14,6 +14,7 @@ from weakref import WeakMethod, WeakValueDictionary, ref
 
 from pmstore import _ffi, array, slots, values
 from pmstore._block import Transaction
+from pmstore.alive import alive
 from pmstore.containers import Group
 from pmstore.core import Core
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, FormatVersionError, TierError
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["r", "r+", "a", "w", "x"]
 Domain = Literal["auto", "dax", "file", "process", "emulated"]
+
+_LEAVING_SECONDS = 10.0
+"""That leaving the store's `with` waits for another thread's block. It ends: that thread may be waiting for this one."""
 
 _UNITS: dict[str, int] = {
     "": 1,
@@ -73,9 +77,10 @@ class Store(Group):
     The store is always inside a transaction, as a DB-API connection is: what was written since the last commit is
     uncommitted, and undone by `rollback`, by `close` and by a crash.
 
-    Leaving `with pmstore.open(...) as store:` commits, also by `sys.exit(0)`; an exception rolls back.
+    Leaving `with pmstore.open(...) as store:` commits, also by `sys.exit(0)`; an exception rolls back. TransactionError, with
+    the store closed: a block was open, and is rolled back (see `transaction`).
 
-    One process may have a file open for writing. In it, many threads may write; blocks of `transaction` take turns.
+    One process may have a file open for writing. In it, many threads and tasks may write; blocks of `transaction` take turns.
     """
 
     __slots__ = ("__weakref__", "_guards", "_mirrors", "_recovery", "_tiers")
@@ -107,15 +112,28 @@ class Store(Group):
     def transaction(self, writes: Sequence[Any] = (), timeout: float | None = 60.0) -> Transaction:
         """A block that happens as a whole or not at all: `with store.transaction(): ...`.
 
-        Entering commits what is pending. Leaving commits; leaving with an exception undoes exactly the block. Durable on
-        leaving, as far as the domain goes. A block inside a block joins it: the outermost decides.
+        Entering commits what is pending. Leaving commits; leaving with an exception undoes the block. Durable on leaving,
+        as far as the domain goes. A block inside a block joins it: the outermost decides. So an exception that is caught around
+        an inner block leaves what the inner block wrote in the outer one, and is committed with it; undoing it alone needs an
+        outermost block of its own.
+
+        A block belongs to the thread that enters it and, where an event loop of asyncio runs, to the running task. While it
+        is open nobody else changes the store by a call: entering a block waits, and every other call that would (assignments,
+        `del`, making arrays, groups, lists and slots, `will_write`, `commit`, `rollback`) raises TransactionError. Reads go on,
+        and see what the block has written so far. What others store into arrays, which needs no call, is part of the open
+        block: committed with it, or undone with it. `with` waits for other threads; a task would wait for another of its own
+        thread for ever, so that raises: `async with store.transaction()` waits for tasks and threads, and lets the loop go on.
+        A block that nobody can leave any more, as its thread or task has ended or its generator was closed elsewhere, is
+        undone; a `commit` that finds one says so, once. Leaving the store's `with` waits 10 seconds for other threads' blocks;
+        `close` waits for none. A block that is open then is undone whole, never committed by half.
 
         writes: arrays and tensors of this store that the block writes. They are captured at once on entering, which saves
             a page fault for each piece. Others may be written too.
-        timeout: seconds to wait for another thread's block; None: for ever.
+        timeout: seconds to wait for the block of another thread (or task, `async with`); None: for ever.
 
-        Raises (on entering): TransactionError that names the thread in the way; ValueError or TypeError for writes that are
-        not of this store. On leaving: StoreFullError or OSError if the commit fails; then the block is rolled back.
+        Raises (on entering): TransactionError that names the thread or task in the way; ValueError or TypeError for writes that
+        are not of this store. On leaving: StoreFullError or OSError if the commit fails; then the block is rolled back.
+        TransactionError: another thread or task leaves it than entered it, or it was undone before, as told above.
 
         >>> import pmstore, tempfile
         >>> with tempfile.TemporaryDirectory() as folder, pmstore.open(f"{folder}/run.pm") as store:
@@ -153,9 +171,9 @@ class Store(Group):
         What the
         commit copies from `mirror`ed tensors may be written again after `fence()` of the handle.
 
-        Raises: TransactionError inside a block of `transaction`, while another thread is in one, or in the middle of a
-        training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a copy from a device failed;
-        MovedError: an array or tensor left the store's memory for good (see `Group`).
+        Raises: TransactionError inside a block of `transaction`, while another thread or task is in one, or in the
+        middle of a training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a
+        copy from a device failed; MovedError: an array or tensor left the store's memory for good (see `Group`).
         """
         if self._guards:
             self._ask_guards()
@@ -176,7 +194,7 @@ class Store(Group):
 
         An array that was made since is no longer in the store; it stays readable.
 
-        Raises: TransactionError inside a block, or while another thread is in one.
+        Raises: TransactionError inside a block, or while another thread or task is in one.
         """
         if self._mirrors is not None:
             self._mirrors.before_rollback()
@@ -187,13 +205,13 @@ class Store(Group):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the calling thread is in a block of `transaction`."""
+        """Whether the caller, thread or task, is in a block of `transaction`."""
         return self._core.pool.block_depth() > 0
 
     # ---- life ----
 
     def close(self) -> None:
-        """Rolls back what is uncommitted, and gives the file up. Idempotent.
+        """Rolls back what is uncommitted, blocks of other threads too, and gives the file up. Idempotent.
 
         Arrays and tensors that are still alive become private copies at the same addresses. In a fork child, where the store
         is the parent's, nothing happens.
@@ -207,17 +225,24 @@ class Store(Group):
         return self._core.pool.handle.closed
 
     def _close(self, commit: bool) -> None:
+        self._core.pool.handle.close(commit, _LEAVING_SECONDS, self._ask_before_leaving, self._end)
+
+    def _ask_before_leaving(self) -> None:
+        self._ask_guards()
+        self._core.pool.handle.take_in_moved()
+        if self._mirrors is not None:
+            self._mirrors.arm()
+
+    def _end(self) -> None:
         """Flushes under way are finished before the state that they read goes; an interrupt ends the waiting, and them."""
         try:
-            if self._tiers is not None and not self.closed:
+            if self._tiers is not None:
                 self._tiers.close()
         finally:
             if self._tiers is not None:
                 self._tiers.abandon()
-            if self._mirrors is not None and not self.closed:
+            if self._mirrors is not None:
                 self._mirrors.close()
-            with self._core.lock:  # nobody is reading what goes now
-                self._core.pool.handle.close(commit)
 
     def __enter__(self) -> Store:
         if self.closed:
@@ -226,17 +251,7 @@ class Store(Group):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
-        commit = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        try:
-            if commit and not self.closed:
-                self._ask_guards()
-                self._core.pool.handle.take_in_moved()
-                if self._mirrors is not None:
-                    self._mirrors.arm()
-        except BaseException:
-            self._close(False)
-            raise
-        self._close(commit)
+        self._close(kind is None or (isinstance(error, SystemExit) and error.code in (None, 0)))
 
     # ---- mirrors ----
 
@@ -510,9 +525,8 @@ _open_stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
 
 def _close_all() -> None:
     with ExitStack() as closing:  # all of them, whatever one of them raises
-        for reference in _open_stores.valuerefs():
-            if (store := reference()) is not None:
-                closing.callback(store.close)
+        for store in alive(_open_stores):
+            closing.callback(store.close)
 
 
 # A store that is still open at exit is closed cleanly, as a file is flushed: uncommitted writes are rolled back.

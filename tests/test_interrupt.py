@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,12 +18,18 @@ import pytest
 import pmstore
 
 
-class Interrupter:
-    """Raises KeyboardInterrupt before the n-th bytecode that runs under `run`, in any Python frame."""
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
-    def __init__(self, at: int) -> None:
+
+class Interrupter:
+    """Raises KeyboardInterrupt, or calls another signal handler, before the n-th bytecode that runs under `run`, in any Python
+    frame."""
+
+    def __init__(self, at: int, handler: Callable[[], object] = interrupt) -> None:
         self.at = at
         self.seen = 0
+        self.handler = handler
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
         if frame.f_code.co_name in ("remove", "_remove"):
@@ -31,7 +38,7 @@ class Interrupter:
         if event == "opcode":
             self.seen += 1
             if self.seen == self.at:
-                raise KeyboardInterrupt
+                self.handler()
         return self.trace
 
     def run(self, work: Callable[[], None]) -> bool:
@@ -164,6 +171,92 @@ def test_at_every_bytecode_of_open_and_close(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # interrupted before anybody could close it
         at_every_bytecode(work, verify)
+
+
+def _look(store: pmstore.Store) -> None:
+    assert store["v"] == 5
+    assert "v" in store
+    assert list(store) == ["v", "a", "l"]
+    assert len(store) == 3
+    assert [entry.name for entry in store.entries()] == ["v", "a", "l"]
+    assert list(store.list("l")) == [1, 2]
+    assert store["a"][0] == 1
+    store["v"] = 5
+
+
+def _filled(path: Path) -> pmstore.Store:
+    store = pmstore.open(path, "w", size="2MB")
+    store["v"] = 5
+    store["a"] = np.ones(3)
+    store.list("l").extend([1, 2])
+    store.commit()
+    return store
+
+
+def test_a_handler_that_closes_the_store_at_every_bytecode_of_looking(path: Path) -> None:
+    """An error that says so, never bytes that are gone."""
+    at, more = 1, True
+    while more:
+        store = _filled(path)
+        interrupter = Interrupter(at, store.close)
+        with suppress(pmstore.ClosedStoreError):
+            more = interrupter.run(lambda store=store: _look(store))  # type: ignore[misc]
+        assert store.closed or not more
+        store.close()
+        at += 1
+    assert at > 50
+
+
+def test_a_handler_that_uses_the_store_at_every_bytecode_of_leaving_it(path: Path) -> None:
+    """It finds an open store or a closed one."""
+    at, more = 1, True
+    found: list[None] = []
+    refused: list[None] = []
+
+    def leave(store: pmstore.Store) -> None:
+        with store:
+            store["v"] = 5
+
+    while more:
+        store = _filled(path)
+
+        def use(store: pmstore.Store = store) -> None:
+            try:
+                _look(store)
+                with store.transaction():
+                    store["v"] = 5
+                found.append(None)
+            except pmstore.ClosedStoreError:
+                assert store.closed
+                refused.append(None)
+
+        more = Interrupter(at, use).run(lambda store=store: leave(store))  # type: ignore[misc]
+        assert store.closed
+        at += 1
+    assert found
+    assert refused
+
+
+def test_an_interrupt_at_every_bytecode_of_leaving_the_store(path: Path) -> None:
+    """Closed, or open as before and to be closed again: nothing between."""
+    at, more, closed = 1, True, set()
+
+    def leave(store: pmstore.Store) -> None:
+        with store:
+            store["v"] = 6
+
+    while more:
+        store = _filled(path)
+        more = Interrupter(at).run(lambda store=store: leave(store))  # type: ignore[misc]
+        closed.add(store.closed)
+        if not store.closed:
+            assert store["v"] in (5, 6)
+            store.commit()
+            store.close()
+        with pmstore.open(path) as store:
+            assert store["v"] in (5, 6)
+        at += 1
+    assert closed == {True, False}
 
 
 def test_real_signals(store: pmstore.Store) -> None:

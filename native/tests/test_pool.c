@@ -454,6 +454,77 @@ static void blocks_exclude_threads(void)
     shut(pool, 0);
 }
 
+static void *enter_and_end(void *arg)
+{
+    struct pms_error e;
+    int status = pms_begin(arg, -1, &e);
+    return (void *)(intptr_t)(status != PMS_OK ? status : pms_object_put_value(arg, 0, "a", 1, "1", 1, &e));
+}
+
+static void *put_beside(void *arg)
+{
+    struct pms_error e;
+    return (void *)(intptr_t)pms_object_put_value(arg, 0, "b", 1, "2", 1, &e);
+}
+
+/* Whoever meets the block of a thread that has ended rolls it back; a commit is told. */
+static void an_orphan_is_rolled_back(void)
+{
+    struct pms_error e;
+    struct pms_object o;
+    pthread_t t;
+    void *result;
+    for (int meets = 0; meets < 4; meets++) {
+        struct pms_pool *pool = fresh(2 << 20);
+        pthread_create(&t, NULL, enter_and_end, pool);
+        pthread_join(t, &result);
+        CHECK((intptr_t)result == PMS_OK);
+        if (meets == 0) {
+            CHECK(pms_commit(pool, &e) == PMS_E_STATE && strstr(e.what, "had ended"));
+            CHECK(pms_commit(pool, &e) == PMS_OK);
+        } else if (meets == 1) {
+            CHECK(pms_begin(pool, 1000000000, &e) == PMS_OK && pms_block_depth(pool) == 1);
+            CHECK(pms_end(pool, 1, &e) == PMS_OK);
+        } else if (meets == 2) {
+            CHECK(pms_object_put_value(pool, 0, "b", 1, "2", 1, &e) == PMS_OK);
+            CHECK(pms_commit(pool, &e) == PMS_OK);
+        } else {
+            CHECK(pms_block_wait(pool, 1000000000, &e) == PMS_E_STATE && strstr(e.what, "had ended"));
+        }
+        CHECK(pms_object_find(pool, 0, "a", 1, &o, &e) == PMS_E_NOT_FOUND);
+        CHECK((pms_object_find(pool, 0, "b", 1, &o, &e) == PMS_OK) == (meets == 2));
+        shut(pool, 0);
+    }
+}
+
+/* Calls of others that change the store are refused; a store that is closed then is rolled back whole. */
+static void others_are_refused_and_a_block_is_never_halved(void)
+{
+    struct pms_error e;
+    struct pms_entered outer, inner;
+    struct pms_object o;
+    pthread_t t;
+    void *result;
+    struct pms_pool *pool = fresh(2 << 20);
+    CHECK(pms_block_enter(pool, 0, 1, 0, &outer, &e) == PMS_OK && outer.depth == 1);
+    CHECK(pms_block_enter(pool, 0, 1, 0, &inner, &e) == PMS_OK && inner.depth == 2 && inner.block == outer.block);
+    CHECK(pms_object_put_value(pool, 0, "a", 1, "1", 1, &e) == PMS_OK);
+    pthread_create(&t, NULL, put_beside, pool);
+    pthread_join(t, &result);
+    CHECK((intptr_t)result == PMS_E_BUSY);
+    CHECK(pms_block_leave(pool, &outer, PMS_COMMIT, &e) == PMS_OK && pms_block_depth(pool) == 0); /* the outermost decides */
+    CHECK(pms_block_leave(pool, &inner, PMS_COMMIT, &e) == PMS_E_STATE);
+    CHECK(pms_begin(pool, 0, &e) == PMS_OK);
+    CHECK(pms_object_put_value(pool, 0, "c", 1, "1", 1, &e) == PMS_OK);
+    CHECK(pms_pool_close(pool, 1, &e) == PMS_E_STATE && pool->closed);
+    CHECK(pms_pool_close(pool, 1, &e) == PMS_E_CLOSED && pms_pool_close(pool, 0, &e) == PMS_OK);
+    pms_pool_release(pool);
+    pool = open_store(PMS_MODE_READ_WRITE, 0, &e);
+    CHECK(pms_object_find(pool, 0, "a", 1, &o, &e) == PMS_OK);
+    CHECK(pms_object_find(pool, 0, "c", 1, &o, &e) == PMS_E_NOT_FOUND);
+    shut(pool, 0);
+}
+
 struct writer { uint32_t *a; uint32_t id; };
 
 static void *write_stripes(void *arg)
@@ -675,6 +746,8 @@ int main(void)
         TEST(views);
         TEST(fork_child);
         TEST(blocks_exclude_threads);
+        TEST(an_orphan_is_rolled_back);
+        TEST(others_are_refused_and_a_block_is_never_halved);
         TEST(threads_write);
         TEST(the_engine_stores_where_it_is_told);
         TEST(a_waiter_that_fails_wakes_the_next);

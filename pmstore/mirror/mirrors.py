@@ -28,7 +28,7 @@ _under_way: set[PendingCommit] = set()
 
 _IN_FLIGHT = -1  # in Turn.whole: known when the commit is over
 
-_ENTERING, _COMMITTING, _ROLLED_BACK = range(3)  # as enum when in _block.c
+_ENTERING, _COMMITTING, _ROLLED_BACK = range(3)  # as enum when in _transaction.c
 
 
 class Mirrors:
@@ -127,8 +127,9 @@ class Mirrors:
         armed, self._armed = self._armed, None
         if armed is not None and armed.done:
             armed.join_quietly()  # the commit itself has told
-        for one in [one for one in _under_way if one.done]:
-            _under_way.discard(one)
+        for one in _under_way.copy():  # not by iterating: other threads, finalizers and signal handlers commit meanwhile
+            if one.done:
+                _under_way.discard(one)
         pending = self._pending
         if pending is not None:
             try:
@@ -143,7 +144,7 @@ class Mirrors:
         flips: list[LandFlip] = []
         done: list[tuple[Mirror, set[int]]] = []
         with self._core.lock:
-            for mirror in self._mirrors.values():
+            for mirror in list(self._mirrors.values()):
                 blocks = self._place(mirror, pieces, flips)
                 if blocks:
                     done.append((mirror, blocks))
@@ -201,14 +202,10 @@ class Mirrors:
 
     def hook(self, when: int) -> None:
         """Called by `_block.Transaction`."""
-        if when != _ROLLED_BACK:
-            self.join()
-        depth = self._core.pool.block_depth()
-        if when == _ROLLED_BACK:
-            if depth == 0 and not self._core.pool.handle.closed:
-                self.restore()
-        elif depth == (0 if when == _ENTERING else 1):
+        if when != _ROLLED_BACK:  # of the outermost block: it is the caller's, so that nobody else commits what is armed
             self.arm()
+        elif self._core.pool.block_depth() == 0 and not self._core.pool.handle.closed:
+            self.restore()
 
     def before_rollback(self) -> None:
         """A commit under way is finished first; if it fails, that is rolled back with the rest."""
@@ -218,11 +215,10 @@ class Mirrors:
 
     def restore(self) -> None:
         """Every tensor is what the last commit holds; those whose mirror was made since then stay as they are."""
-        for mirror in self._mirrors.values():
+        for mirror in list(self._mirrors.values()):
             with suppress(KeyError):
                 mirror.restore()
 
     def close(self) -> None:
-        for copier in self._copiers.values():
-            copier.close()
-        self._copiers.clear()
+        while self._copiers:
+            self._copiers.popitem()[1].close()

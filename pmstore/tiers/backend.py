@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
+from pmstore.alive import alive
 from pmstore.errors import TierError
 from pmstore.tiers import engine
 from pmstore.tiers.patience import Patience
@@ -193,9 +194,8 @@ class _FileLock:
 
 def _close_in_child() -> None:
     """A child that outlives its parent must not hold the lock that the parent's successor needs."""
-    for reference in _file_locks.valuerefs():
-        if (lock := reference()) is not None:
-            lock.close()
+    for lock in alive(_file_locks):
+        lock.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

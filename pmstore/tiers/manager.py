@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, ref
 
 from pmstore._ffi import Pool
+from pmstore.alive import alive
 from pmstore.containers import Group
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.tiers.config import TierConfig
@@ -147,7 +148,7 @@ class Tiers:
 
     def _watch(self) -> None:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""
-        wanted = any(config.every for config in self._configs.values())
+        wanted = any(config.every for config in list(self._configs.values()))
         if self._watcher is None and wanted and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
 
@@ -228,7 +229,7 @@ def _flush_regularly(tiers: ref[Tiers], closed: threading.Event) -> None:
 def drain_all(timeout: float | None = None) -> None:
     """Waits for the flushes of all stores of this process, at most timeout seconds; errors stay with the handles."""
     end = None if timeout is None else time.monotonic() + timeout
-    for tiers in [one for reference in _all.valuerefs() if (one := reference()) is not None]:
+    for tiers in alive(_all):
         if tiers._process != os.getpid():  # a fork child has none of the threads
             continue
         for writer in list(tiers._writers.values()):

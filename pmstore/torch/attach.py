@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pmstore import Store
+from pmstore.alive import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.torch.errors import AttachError, MismatchError, TornStepError, records
@@ -30,7 +31,7 @@ from pmstore.torch.stateful import Stateful, StatefulPart, as_stateful, extra_st
 __all__ = ["attach"]
 
 _FORMAT = 1
-_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+_runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
 _trained: weakref.WeakKeyDictionary[Any, weakref.ref[Run]] = weakref.WeakKeyDictionary()  # model or optimizer -> its run
 
 
@@ -132,7 +133,7 @@ def attach(
     except BaseException:
         run.detach()
         raise
-    _runs.add(run)
+    _runs[id(run)] = run
     for piece in (model, optimizer):
         if piece is not None:
             _trained[piece] = weakref.ref(run)
@@ -237,7 +238,7 @@ def _resume(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> 
 def _refuse_twice(store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None) -> None:
     if not name or not isinstance(name, str):
         raise AttachError(f"name is the name of the run's group in the store, not {name!r}")
-    for run in _runs:
+    for run in alive(_runs):
         if run.attached and run.store is store and run.name == name:
             raise AttachError(f"the run {name!r} of this store is attached already: use that Run, or call its detach() first")
     for what, piece in (("model", model), ("optimizer", optimizer)):
@@ -251,7 +252,7 @@ def _refuse_twice(store: Store, name: str, model: nn.Module | None, optimizer: O
     mine = {id(one) for one in model.parameters()} if model is not None else set()
     if optimizer is not None:
         mine.update(id(one) for group in optimizer.param_groups for one in group["params"])
-    for run in _runs:
+    for run in alive(_runs):
         shared = next((key for key, one in run._parameters() if id(one) in mine), None) if run.attached else None
         if shared is not None:
             raise AttachError(

@@ -432,6 +432,31 @@ def test_a_closed_store(path: Path) -> None:
         store.commit(wait=False)
 
 
+def test_blocks_of_two_threads(store: pmstore.Store) -> None:
+    """Each commits the tensor as it is when its own block is entered, and when it is left."""
+    tensor = torch.zeros(LARGE)
+    store.mirror("w", tensor)
+    store.commit()
+    told: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                with store.transaction():
+                    tensor.add_(1)
+        except BaseException as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == []
+    assert (tensor == 40).all()
+    assert (store.slots("w").current == 40).all()
+
+
 def test_other_threads(store: pmstore.Store) -> None:
     """A block of another thread is in the way, as of any commit; and blocks wait for a commit under way."""
     tensor = torch.zeros(LARGE)
