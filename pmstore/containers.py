@@ -390,6 +390,8 @@ class Group(MutableMapping[str, Any]):
                 )
             if found is not None and found.meta and not pool.info.read_only:
                 raise self._told_more(f"{name}/0", NameExistsError())
+            if found is not None:
+                return Group(self._core, self._full(name))
             try:
                 if pool.group(_ffi.ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
