@@ -44,10 +44,11 @@ def lives(scenario: Scenario, place: Path, count: int = 6) -> tuple[Count, list[
     """Some lives of one store in domain `process`, in this process's children."""
     total, found = Count(), []
 
-    def tell(new: Count, failure: Failure | None) -> None:
+    def tell(new: Count, failure: Failure | None) -> bool:
         total.add(new)
         if failure is not None:
             found.append(failure)
+        return failure is not None
 
     lane = Lane("7", Place(place / "memory", place / "disk", place / "kept"), count, tell)
     lane.run(tracks([scenario], ["process"], [True], random.Random(7)), 1, lambda: True)
@@ -120,7 +121,7 @@ def test_a_plan_follows_from_the_seed(shm: Path) -> None:
     every = scenarios.named([])
 
     def plans(seed: str) -> list[Any]:
-        lane = Lane(seed, Place(shm, shm, shm), 9, lambda count, failure: None)
+        lane = Lane(seed, Place(shm, shm, shm), 9, lambda count, failure: False)
         chosen = tracks(every, [], [True, False], random.Random(seed))
         return [lane._plan(next(chosen), number, shm) for number in range(100)]
 

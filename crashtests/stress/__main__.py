@@ -44,16 +44,16 @@ def begin_lane(number: int, a: argparse.Namespace, place: Place, end: float) -> 
     os.close(reading)
     kills = failures = 0
 
-    def tell(count: Count, failure: Failure | None) -> None:
+    def tell(count: Count, failure: Failure | None) -> bool:
         nonlocal kills, failures
         kills += count.kills
         failures += failure is not None
         line = json.dumps([asdict(count), asdict(failure) if failure else None]) + "\n"
         os.write(writing, line.encode())
+        return bool(failures >= a.failures)
 
     def until() -> bool:
-        enough = time.monotonic() >= end and kills >= a.kills / a.lanes
-        return bool(enough or failures >= a.failures)
+        return bool(time.monotonic() >= end and kills >= a.kills / a.lanes)
 
     code = 1
     try:

@@ -91,9 +91,9 @@ def tracks(scenarios: list[Scenario], domains: list[str], hot: list[bool], rng: 
 
 
 class Lane:
-    """tell: is called after every life with what was new."""
+    """tell: is called after every life with what was new; it says whether to stop at once."""
 
-    def __init__(self, seed: str, place: Place, lives: int, tell: Callable[[Count, Failure | None], None]) -> None:
+    def __init__(self, seed: str, place: Place, lives: int, tell: Callable[[Count, Failure | None], bool]) -> None:
         self.random = random.Random(seed)
         self.place = place
         self.lives = lives
@@ -102,13 +102,11 @@ class Lane:
     def run(self, every: Iterator[Track], least: int, until: Callable[[], bool]) -> None:
         """least: so many tracks at least. until: true when it is time to stop after these."""
         for done, track in enumerate(every):
-            if done >= least and until():
-                return
-            if self._follow(track) and until():
+            if (done >= least and until()) or self._follow(track):
                 return
 
     def _follow(self, track: Track) -> bool:
-        """A store, from life to life, and a last look. True: something was wrong."""
+        """A store, from life to life, and a last look, or until something is wrong. True: stop at once."""
         folder = (self.place.disk if track.domain == "file" else self.place.memory) / f"lane{os.getpid()}"
         board = Board()
         before = Count()
@@ -124,9 +122,9 @@ class Lane:
                 before = total
                 failure = self._keep(track, plan, folder, text) if text else None
                 new.failures = int(failure is not None)
-                self.tell(new, failure)
-                if failure:
-                    return True
+                stop = self.tell(new, failure)
+                if stop or failure:
+                    return stop
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return False
