@@ -6,7 +6,7 @@
 
 It ends when the time is over and there were so many kills and rounds, or at --failures failures. What goes on depends on the
 seed as far as threads and times do. Exit code 1 if anything failed, 130 if it was interrupted. Stores of failures are kept
-in build/stress, with what was expected and found.
+in build/stress/failures, with what was expected and found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import os
 import random
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -113,8 +112,8 @@ def words(count: Count) -> str:
 
 
 def run(a: argparse.Namespace) -> int:
-    shutil.rmtree(BUILD / "failures", ignore_errors=True)
-    (BUILD / "failures").mkdir(parents=True)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    kept = BUILD / "failures" / f"{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
     began = time.monotonic()
     print(f"seed {a.seed}, Python {sys.version.split()[0]}, {'with' if TORCH else 'no'} torch", flush=True)
     interrupted = False
@@ -122,7 +121,7 @@ def run(a: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="pmstore-stress-", dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory(prefix="stores-", dir=BUILD) as disk,
     ):
-        place = Place(Path(memory), Path(disk), BUILD / "failures")
+        place = Place(Path(memory), Path(disk), kept)
         started = [begin_lane(i, a, place, began + a.seconds) for i in range(a.lanes)]
         pipes = {pipe: pid for pid, pipe in started}
         codes = []

@@ -181,7 +181,7 @@ class Life:
         """The main thread's part: its actor's steps, and the end of the store's `with`."""
         session = self.session
         assert session is not None
-        steps, how = self.random.randrange(5, 80), self.random.randrange(4)
+        steps, how = self.random.randrange(1, 12), self.random.randrange(4)
         self._interruptibly(lambda: self.actors[0].run(steps))
         if self.plan.reopen:
             self.session = None
