@@ -104,7 +104,8 @@ class Counter(Actor):
     Once a commit of its own returned and its numbers are still there (nobody rolled back), they are acknowledged.
     """
 
-    ARRAYS = {"shared/hot": (100, 1), "shared/tile": (4096, 64), "shared/wide": (65_536, 1024)}
+    MOST = 1024
+    ARRAYS = {"shared/hot": (100, 1), "shared/tile": (4096, 64), "shared/wide": (65_536, MOST)}
     """Length, and how many places each actor has."""
 
     def __init__(self, life: Life, index: int, waits: bool = True) -> None:
@@ -154,6 +155,7 @@ class Counter(Actor):
     def _acknowledge(self, store: Any, arrays: dict[str, Any]) -> None:
         """Everything since the last time; what somebody rolled back is stored again first."""
         last = self.since[-1]
+        del self.since[: -self.MOST]  # earlier numbers have been stored over
         wanted = {(name, self._place(name, number)): number for name in arrays for number in self.since}
         for (name, place), number in wanted.items():
             if arrays[name][place] != number:
