@@ -300,7 +300,9 @@ class Churner(Actor):
             with contextlib.suppress(KeyError):
                 self._look(store, self._name(rng))
         if rng.random() < 0.3:
+            began = time.monotonic()
             self.disturb(store, rng)
+            time.sleep(time.monotonic() - began)  # others have a turn
 
 
 _finalizing = threading.local()
@@ -314,16 +316,18 @@ class Scratch:
         self.life = life
 
     def __del__(self) -> None:
-        if getattr(_finalizing, "now", False) or self.life.session is None:
+        began = time.monotonic()
+        if began < getattr(_finalizing, "until", 0.0) or self.life.session is None:
             return
-        _finalizing.now = True
+        _finalizing.until = began + 1e9
         try:
             rng = random.Random()
             self.life.disturb(rng)
             if rng.random() < 0.1:
                 raise InterruptedError
-        finally:
-            _finalizing.now = False
+        finally:  # the thread has most of the time, however long its store takes
+            now = time.monotonic()
+            _finalizing.until = now + (now - began)
 
 
 class Assigner(Actor):

@@ -20,7 +20,7 @@ from crashtests.stress.scenarios import DOMAINS, Scenario
 
 OPEN_SECONDS = 60.0
 STALL_SECONDS = 60.0
-LONG_STEPS = 8
+LONG_STEPS = 3
 
 
 @dataclass(frozen=True)
