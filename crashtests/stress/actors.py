@@ -227,6 +227,64 @@ class Racer(Actor):
         array[0] = self.words[FIRST]
 
 
+class UndoRacer(Actor):
+    """Another thread stores into an array while a block that wrote the same pages is undone. What is there when a later commit
+    returned, nobody writing any more, is acknowledged, place by place."""
+
+    LENGTH, PLACES = 100_000, 32
+
+    def __init__(self, life: Life, index: int) -> None:
+        super().__init__(life, index)
+        self.array = f"undone{index}"
+        self.acknowledged = self.words[FIRST + 1 : FIRST + 1 + self.PLACES]
+
+    def create(self, store: Any) -> None:
+        if self.array not in store:
+            store.zeros(self.array, self.LENGTH, dtype="int64")
+
+    def _places(self, array: Any) -> Any:
+        return array[:: self.LENGTH // self.PLACES]
+
+    def check(self, store: Any, first: bool) -> None:
+        found = self._places(store[self.array])
+        for place, acknowledged in enumerate(self.acknowledged):
+            if not acknowledged <= found[place] <= self.words[FIRST]:
+                raise WrongError(
+                    f"{self.array}, place {place}: {acknowledged} was there when a commit returned, found {found[place]} "
+                    f"({self.words[FIRST]} under way)"
+                )
+        self.has_read(self.PLACES)
+
+    def step(self, session: Session) -> None:
+        store, array = session.store, session.keep(self.array)
+        stop = threading.Event()
+        self.words[FIRST] += 1
+        number, places = self.words[FIRST], self._places(array)
+
+        def race() -> None:
+            while not stop.is_set():
+                places[:] = number
+
+        other = threading.Thread(target=race)
+        try:
+            with store.transaction(timeout=PATIENCE_SECONDS):
+                array[1::8] = -number
+                other.start()
+                raise InterruptedError
+        except InterruptedError:
+            pass
+        finally:
+            stop.set()
+            if other.ident is not None:
+                other.join()
+        if self.random.random() < 0.5:
+            places[self.random.randrange(self.PLACES)] = number
+        self.commit(store)
+        for place, value in enumerate(places.tolist()):
+            self.acknowledged[place] = value
+        time.sleep(self.random.random() * 0.02)
+
+
 class Churner(Actor):
     """Names that come and go, made and removed by all threads, handlers and finalizers: what is read is of that name."""
 

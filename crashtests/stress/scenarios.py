@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from crashtests.stress.actors import Assigner, Churner, Copier, Counter, Flusher, Forker, Racer, Undoer
+from crashtests.stress.actors import Assigner, Churner, Copier, Counter, Flusher, Forker, Racer, Undoer, UndoRacer
 from crashtests.stress.actors_blocks import Holder, Tasks, Writer
 from crashtests.stress.actors_moved import Mover
 from crashtests.stress.unit import TORCH
@@ -37,7 +37,7 @@ _hasty = partial(Counter, waits=False)
 
 ALL = (
     Scenario("counters", (Counter, Counter, Counter)),
-    Scenario("races", (Racer, Racer)),
+    Scenario("races", (Racer, UndoRacer)),
     Scenario("blocks", (Writer, Writer, Writer)),
     Scenario("assignments", (Assigner, Assigner, Writer)),
     Scenario("rollbacks", (Writer, Counter, Counter, Assigner, Undoer), ("rollbacks",)),
