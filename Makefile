@@ -1,4 +1,4 @@
-# make demo | test | native-test | fuzz | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants
+# make demo | test | native-test | fuzz | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
 #      lint tidy | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
 
-.PHONY: all demo test native-test fuzz asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants lint tidy bench bench-quick instructions clean venv
+.PHONY: all demo test native-test fuzz asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -71,6 +71,10 @@ crashtest-long: $(STAMP)
 	$(PY) -m crashtests.long
 	$(PY) -m crashtests.mixtures --examples 300
 	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
+
+# An hour: programs that do everything at once, 10,000 kills.
+stress: $(STAMP)
+	$(PY) -m crashtests.stress --seconds 3600 --kills 10000
 
 crashtest-peers: $(STAMP)
 	$(PY) -m crashtests.peers
