@@ -52,7 +52,7 @@ class PendingCommit:
     transaction or close raises its error.
     """
 
-    __slots__ = ("_batches", "_cause", "_error", "_finished", "_landing", "_over", "_told", "started")
+    __slots__ = ("_abandoned", "_batches", "_cause", "_error", "_finished", "_landing", "_over", "_told", "started")
 
     def __init__(self, landing: Landing, batches: Sequence[Batch], over: Callable[[bool], None]) -> None:
         """over: called once, with whether it committed."""
@@ -63,12 +63,17 @@ class PendingCommit:
         self._error: BaseException | None = None
         self._finished = False
         self._told = False
+        self._abandoned = False
         self.started = False
 
     def start(self) -> None:
         """Starts it, and returns when nothing that is stored later is part of it. Interrupted before that, it does not
         happen."""
-        self._landing.start()
+        try:
+            self._landing.start()
+        except BaseException:
+            self._finished = self._told = self._abandoned = True  # another thread may wait for it already
+            raise
         self.started = True
         if any(batch.may_fail for batch in self._batches):
             threading.Thread(target=self._watch, name="pmstore-mirror", daemon=True).start()
@@ -81,7 +86,7 @@ class PendingCommit:
     @property
     def done(self) -> bool:
         """Whether it is over: durable, as far as the store's domain reaches, or failed (then `wait` raises)."""
-        return self._landing.wait(DONE, 0)
+        return self._abandoned or self._landing.wait(DONE, 0)
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the commit is durable. timeout: seconds; None: as long as the store's mirrors may take.
@@ -123,6 +128,8 @@ class PendingCommit:
         while not self._landing.wait(
             phase, _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - time.monotonic()))
         ):
+            if self._abandoned:
+                return
             self._look_after()
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(f"the commit was not over after {timeout} seconds; it goes on")
