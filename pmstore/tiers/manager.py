@@ -21,6 +21,7 @@ from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
 from pmstore.tiers.writer import Writer, start_thread
+from pmstore.workers import Worker
 
 if TYPE_CHECKING:
     from pmstore.store import Store
@@ -46,7 +47,7 @@ class Tiers:
         self._configs: dict[str, TierConfig] = {}
         self._seen: dict[str, int] = {}  # epoch that was flushed by itself last
         self._lock = threading.RLock()
-        self._watcher: threading.Thread | None = None
+        self._watcher: Worker | None = None
         self._closed = threading.Event()
         _all[id(self)] = self
 
@@ -148,7 +149,8 @@ class Tiers:
     def _watch(self) -> None:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""
         wanted = any(config.every for config in self._configs.values())
-        if self._watcher is None and wanted and not self._pool.info.read_only:
+        watched = self._watcher is not None and self._watcher.alive
+        if wanted and not watched and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
 
     def flush_those_due(self) -> None:
@@ -193,7 +195,7 @@ class Tiers:
         if os.getpid() != self._process:
             return
         self._closed.set()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
+        if self._watcher is not None and not self._watcher.current:
             self._watcher.join()
         with self._lock:  # nobody begins another flush
             for writer in list(self._writers.values()):

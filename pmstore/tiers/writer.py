@@ -26,11 +26,14 @@ from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import CHUNK, CHUNKS_SUFFIX, Manifest, ManifestName, Shared
+from pmstore.workers import Worker
 
 __all__ = ["Writer", "start_thread"]
 
 SPACE = 2.0
 """Files may hold so many times the state before chunks of the emptiest ones are written anew."""
+FLUSHING, CALLING = "pmstore flush", "pmstore callbacks"
+"""Threads of a tier."""
 PENDING_MOST = 8
 """Flushes of one tier that may wait for each other; the next call waits for the first of them."""
 
@@ -75,7 +78,7 @@ class Writer:
         self._generation = 0  # the last one given: a name stands for one manifest, even if somebody empties the tier
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: dict[str, threading.Thread] = {}
+        self._threads: dict[str, Worker] = {}
         self._closed = threading.Event()
         self._pending: list[_Job] = []
         finalize(self, self._jobs.put, None)
@@ -99,7 +102,8 @@ class Writer:
         began = time.perf_counter()
         snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
         transfer = Transfer(self.config.max_bytes_per_second)
-        handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls)
+        workers = self._threads[FLUSHING], self._threads[CALLING]
+        handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls, workers, snapshot.close)
         job = _Job(handle, snapshot, transfer, full, began)
         try:
             self._pending.append(job)
@@ -116,14 +120,15 @@ class Writer:
         """The threads are there before they are needed: starting one takes as long as the machine is busy."""
         if self._closed.is_set():
             raise TierError(f"tier {self.name!r} is being closed")
-        self._start_one("pmstore flush", _work, self._jobs)
-        self._start_one("pmstore callbacks", _work, self._calls)
+        self._start_one(FLUSHING, _work, self._jobs)
+        self._start_one(CALLING, _work, self._calls)
         if self.config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
             self._start_one("pmstore watch", _watch, ref(self), self._closed, self.config.stall_seconds)
 
     def _start_one(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        """Unless it is there: those that could be started before one was refused wait for their work."""
-        if name not in self._threads:
+        """Unless it is there: those that could be started before one was refused wait for their work. One that died, as for
+        want of memory, is followed by another."""
+        if name not in self._threads or not self._threads[name].alive:
             self._threads[name] = start_thread(name, target, *arguments)
 
     def _tell(self, last: Flush) -> None:
@@ -374,16 +379,16 @@ class Writer:
             self._lock = None
 
 
-def start_thread(name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
+def start_thread(name: str, target: Callable[..., None], *arguments: object) -> Worker:
     """Raises: TierError: the system refuses one more."""
-    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    worker = Worker(name, target, *arguments)
     try:
-        thread.start()
+        worker.start()
     except RuntimeError as error:
         raise TierError(
             f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and try again"
         ) from error
-    return thread
+    return worker
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -28,6 +28,7 @@ from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
 from pmstore.tiers.writer import Writer
+from pmstore.workers import Worker
 
 Step = Callable[[float], int]
 
@@ -593,16 +594,16 @@ def test_threads_that_cannot_be_started(
     filled: pmstore.Store, path: Path, url: str, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     """The flush says so, at once, and the next one tries again."""
-    start = threading.Thread.start
+    start = Worker.start
     names: list[str] = []
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(thread: Worker) -> None:
         names.append(thread.name)
         if len(names) == refused:
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(Worker, "start", refuse)
     with pytest.raises(TierError, match="no thread could be started") as caught:
         filled.flush("t")
     assert "can't start new thread" in str(caught.value)
@@ -615,14 +616,14 @@ def test_threads_that_cannot_be_started(
 
 def test_a_thread_that_tells_progress_cannot_be_started(filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     filled.flush("t", wait=True)
-    start = threading.Thread.start
+    start = Worker.start
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(thread: Worker) -> None:
         if thread.name == "pmstore progress":
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(Worker, "start", refuse)
     filled["a"] += 1
     filled.commit()
     failed = filled.flush("t", progress=lambda done, total: None)
@@ -633,12 +634,12 @@ def test_a_thread_that_tells_progress_cannot_be_started(filled: pmstore.Store, m
 
 
 def test_a_store_whose_regular_flushing_cannot_be_started(path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(thread: Worker) -> None:
         raise RuntimeError("can't start new thread")
 
     with pmstore.open(path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
+            patch.setattr(Worker, "start", refuse)
             with pytest.raises(TierError, match="no thread could be started"):
                 store.add_tier("t", url, every=1)
         store.add_tier("t", url, every=1)
