@@ -49,11 +49,17 @@ class Worker:
         assert self._work is not None, "a worker starts once"
         (target, arguments), self._work = self._work, None
         life = _Life()
-        self._life = ref(life)
         try:
+            self._life = ref(life)
             _thread.start_new_thread(_run, (life, self._ended, self.name, target, arguments))
+        except RuntimeError:
+            self._life = None
+            raise
         except MemoryError as error:
-            raise RuntimeError(f"no memory for a thread: {error}") from error
+            self._life = None
+            raise RuntimeError(f"can't start new thread: {error}") from error
+        finally:
+            del life  # else whoever handles an error, or an interrupt, would keep it by the traceback
 
     @property
     def alive(self) -> bool:
@@ -74,9 +80,7 @@ class Worker:
             return True
 
 
-def _run(
-    life: _Life, ended: threading.Event, name: str, target: Callable[..., object], arguments: tuple[object, ...]
-) -> None:
+def _run(life: _Life, ended: threading.Event, name: str, target: Callable[..., object], arguments: tuple[object, ...]) -> None:
     try:
         life.ident = _thread.get_ident()
         threading.current_thread().name = name

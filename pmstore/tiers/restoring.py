@@ -155,7 +155,7 @@ def _restore_one(
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
-                size = engine.store_size(source.manifest.head, str(target))
+                size = source.store_bytes
                 _fill(fd, temporary, source, size, str(target), progress, patience)
                 engine.seal_store(fd, source.manifest.head, domain, str(target))
             except (CorruptStoreError, FormatVersionError) as error:

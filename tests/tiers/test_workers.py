@@ -85,8 +85,26 @@ def test_no_memory_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers._thread, "start_new_thread", refuse)
     with pytest.raises(TierError, match="no thread could be started"):
         Jobs().start(int)
-    with pytest.raises(RuntimeError, match="no memory for a thread"):
+    with pytest.raises(RuntimeError, match="can't start new thread"):
         Patience("place", None).ask(int)
+
+
+@pytest.mark.parametrize("refusal", [RuntimeError("can't start new thread"), MemoryError("none")])
+def test_nobody_waits_for_a_thread_that_was_refused(monkeypatch: pytest.MonkeyPatch, refusal: BaseException) -> None:
+    """While the error is handled, too, whose traceback refers to the frame that tried."""
+
+    def refuse(run: Any, arguments: Any) -> int:
+        raise refusal
+
+    monkeypatch.setattr(workers._thread, "start_new_thread", refuse)
+    jobs = Jobs()
+    try:
+        jobs.start(int)
+    except TierError:
+        jobs.end()
+        assert not jobs._workers[0].alive
+    else:
+        pytest.fail("it was refused")
 
 
 def test_a_job_whose_thread_died(stillborn: Callable[[str], None]) -> None:
