@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -213,6 +214,10 @@ static void fill_info(struct pms_pool *pool)
     info->opens = pool->session.opens;
     info->unclean_opens = pool->session.unclean;
     memcpy(info->uuid, pool->super.uuid, sizeof info->uuid);
+    struct stat st = {0}; /* unknown is 0: no file has that inode, and nothing is as private */
+    (void)fstat(pool->fd, &st);
+    info->inode = st.st_ino;
+    info->permissions = st.st_mode & 0777;
 }
 
 static int create(struct pms_pool *pool, struct pms_files *files, const struct pms_options *o, struct pms_error *error)

@@ -50,6 +50,8 @@ struct pms_info { /* fixed from open on */
     uint64_t unclean_opens;
     uint64_t max_bytes;      /* of the file ever; 0 = until the file system is full */
     uint8_t uuid[16];
+    uint64_t inode;          /* of the file: a copy of it has another one */
+    uint64_t permissions;    /* of the file, when it was opened: 0600 and the like */
 };
 
 struct pms_stats {

@@ -106,6 +106,10 @@ class PoolInfo:
     max_bytes: int
     """Of the file ever; 0: until the file system is full."""
     uuid: bytes
+    inode: int
+    """Of the file: a copy has another one."""
+    permissions: int
+    """Of the file, when it was opened."""
 
 
 # ---- a status becomes an exception ---------------------------------------------------------------------------------
@@ -390,6 +394,8 @@ class Pool:
             unclean_opens=raw.unclean_opens,
             max_bytes=raw.max_bytes,
             uuid=bytes(_ffi.buffer(raw.uuid)),
+            inode=raw.inode,
+            permissions=raw.permissions,
         )
 
     # -- transactions

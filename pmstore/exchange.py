@@ -27,6 +27,7 @@ from pmstore.errors import CorruptStoreError, NameExistsError
 from pmstore.extras import optional
 from pmstore.lists import List
 from pmstore.slots import Slots
+from pmstore.words import is_own_name, warn_of_own_names
 
 OURS = "pmstore"
 """The metadata key of safetensors, and the member of npz, that hold what the format has no place for."""
@@ -57,6 +58,8 @@ def _is_tensor(value: Any) -> bool:
 
 def _flat(group: Group, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name in group:
+        if not group.name and is_own_name(name):
+            continue
         item = group[name]
         if isinstance(item, Slots):
             item = item.current  # the version before is nobody's concern
@@ -239,8 +242,11 @@ def _import(
         groups = list(description["groups"])
     except (AttributeError, TypeError, ValueError, LookupError) as error:
         raise CorruptStoreError(f"the file's metadata {OURS!r} is damaged: {error!r}") from error
+    left_out: list[str] = []
     for path in sorted({*placed, *items, *groups}, key=lambda path: order.get(path, len(order))):
-        if path in placed:
+        if is_own_name(f"{group.name}/{path}" if group.name else path):
+            left_out.append(path)
+        elif path in placed:
             value = placed[path]()
             _put(group, path, value, replace)
             progress(getattr(value, "nbytes", 0))
@@ -248,6 +254,7 @@ def _import(
             _put(group, path, _Items(read() for read in items[path]), replace)
         else:
             group.group(path)
+    warn_of_own_names("the file", left_out, 4)
     return len(arrays)
 
 

@@ -21,6 +21,7 @@ from pmstore.containers import split_name
 from pmstore.core import Payload
 from pmstore.errors import CorruptStoreError
 from pmstore.store import Domain, Store, open
+from pmstore.words import is_own_name, warn_of_own_names
 
 FORMAT = "pmstore dump"
 VERSION = 1
@@ -81,6 +82,8 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
                 path = raw.decode()
             except UnicodeDecodeError as error:
                 raise CorruptStoreError(f"{pool.path}: a name that is not UTF-8: {raw[:200]!r}") from error
+            if is_own_name(path):
+                continue
             if found.kind == _ffi.GROUP:
                 writer.record("group", path, found.meta)  # the description of slots, which are a group
             elif found.kind == _ffi.LIST:
@@ -138,6 +141,18 @@ class _Reader:
             self.objects += 1
         return record
 
+    def pass_over(self, what: str, length: int) -> None:
+        """The bytes of an array that is not wanted; of anything else there are none."""
+        if what.endswith(" array") and type(length) is not int:
+            raise CorruptStoreError("the dump is damaged: an array of no length")
+        while what.endswith(" array") and length > 0:
+            chunk = self.next()
+            if not isinstance(chunk, bytes) or not 0 < len(chunk) <= length:
+                raise CorruptStoreError("the dump is damaged: not the bytes of an array where they should be")
+            self.crc = zlib.crc32(chunk, self.crc)
+            self._progress(len(chunk))
+            length -= len(chunk)
+
     def data(self, into: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         at = 0
         while at < into.size:
@@ -188,6 +203,8 @@ def load(
 def _load_objects(store: Store, reader: _Reader) -> None:
     pool = store._core.pool
     items: int | None = None
+    left_out: list[str] = []
+    passing = False  # what is being read is under a name of the library's own
     batch: list[Payload] = []
     pending = 0
     while True:
@@ -204,7 +221,14 @@ def _load_objects(store: Store, reader: _Reader) -> None:
             if what == "end":
                 if record[1:] != [reader.objects, reader.crc]:
                     raise CorruptStoreError("the dump is damaged: its checksum is another")
+                warn_of_own_names("the dump", left_out, 3)
                 return
+            if not what.startswith("item") and len(record) > 1 and isinstance(record[1], str):
+                passing = is_own_name(record[1])
+                left_out += [record[1]] * passing
+            if passing:
+                reader.pass_over(what, record[-1])
+                continue
             if what.startswith("item"):
                 if items is None:
                     raise ValueError("an item of no list")
