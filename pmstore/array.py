@@ -176,7 +176,8 @@ def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
 
 def empty(descriptor: Descriptor, writable: bool) -> Array:
     """An array without bytes, which has no block."""
-    return np.empty(descriptor.shape, numpy_dtype(descriptor)) if writable else bind(descriptor, b"")
+    # Not numpy.empty, which makes elements without bytes (U0) into others, and takes memory for them.
+    return np.ndarray(descriptor.shape, numpy_dtype(descriptor)) if writable else bind(descriptor, b"")
 
 
 def address(value: Array) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +29,7 @@ from pmstore.extras import missing
 
 __all__ = [
     "Json",
+    "Mode",
     "Name",
     "Names",
     "StorePath",
@@ -72,6 +76,29 @@ def _options(
     """Options of the application itself."""
 
 
+_PLAIN = re.compile(r"[\w./@%+,][\w./@%+,=-]*")
+"""Names that mean themselves to every shell."""
+
+
+def _offered(name: str) -> str | None:
+    """The name as the shell that asks may have it on its command line: a stranger chose the names in a stranger's store.
+
+    bash inserts what it gets, so it is quoted. Others quote what they insert, but typer's scripts for them evaluate what they
+    get: there a name is plain, or has blanks, or is not offered. Nor are names with control characters, and those like options.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    if not name.isprintable() or name.startswith("-"):
+        return None
+    if os.environ.get("_PMSTORE_COMPLETE") != "complete_bash":
+        return name if _PLAIN.fullmatch(name.replace(" ", "_")) and not name.startswith(" ") else None
+    try:
+        shlex.split(os.environ.get("COMP_WORDS", ""))
+    except ValueError:  # a quote is open, and ours would close it
+        return None
+    return shlex.quote(name)
+
+
 def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
     """Names of the store that was given, for the shell."""
     try:
@@ -79,9 +106,19 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
         with pmstore.open(context.params["path"], mode="r") as store:
             place = store[folder] if folder else store
             found = ((f"{folder}/" if folder else "") + entry.name + "/" * (entry.kind == "group") for entry in place.entries())
-            return [name for name in found if name.startswith(incomplete)]
+            return [told for name in found if name.startswith(incomplete) and (told := _offered(name)) is not None]
     except Exception:  # a shell that completes is no place for messages
         return []
+
+
+def _permissions(text: str | int) -> int:
+    try:
+        mode = text if isinstance(text, int) else int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise typer.BadParameter(f"{text} are no permissions: give three octal digits, as 640")
+    return mode
 
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store's file.", show_default=False)]
@@ -91,6 +128,16 @@ Name = Annotated[
 Names = Annotated[
     list[str],
     typer.Argument(metavar="NAME...", help="Names in it, or paths.", show_default=False, autocompletion=_complete_name),
+]
+Mode = Annotated[
+    int,
+    typer.Option(
+        "--mode",
+        parser=_permissions,
+        metavar="OCTAL",
+        show_default=False,
+        help="Permissions of the file, as 640. [default: 600, only you read it]",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
