@@ -66,18 +66,24 @@ def read_header(file: IO[bytes]) -> Header:
     text = file.read(length)
     if len(text) != length:
         raise ValueError("the header is cut off")
-    if version in _PUBLIC:  # they know what Python 2 wrote, too
-        shape, fortran_order, dtype = _PUBLIC[version](io.BytesIO(prefix + text), max_header_size=_HEADER_MOST)
-    else:
-        parts = ast.literal_eval(text.decode())
-        if set(parts) != {"descr", "fortran_order", "shape"}:
-            raise ValueError("a header with other keys than descr, fortran_order and shape")
-        shape, fortran_order, dtype = parts["shape"], parts["fortran_order"], np.lib.format.descr_to_dtype(parts["descr"])
+    try:
+        shape, fortran_order, dtype = _parse(version, prefix, text)
+    except (MemoryError, RecursionError):  # of the parser, for its stack
+        raise ValueError("a header nested too deep") from None
     if dtype.hasobject:
         raise ValueError("its elements are Python objects, pickled, which might run any code: they are not read")
     if type(shape) is not tuple or not all(type(each) is int and each >= 0 for each in shape):
         raise ValueError(f"{str(shape)[:100]} is no shape")
     return Header(shape, fortran_order is True, dtype, 8 + len(prefix) + length)
+
+
+def _parse(version: tuple[int, int], prefix: bytes, text: bytes) -> tuple[Any, Any, np.dtype[Any]]:
+    if version in _PUBLIC:  # they know what Python 2 wrote, too
+        return _PUBLIC[version](io.BytesIO(prefix + text), max_header_size=_HEADER_MOST)
+    parts = ast.literal_eval(text.decode())
+    if set(parts) != {"descr", "fortran_order", "shape"}:
+        raise ValueError("a header with other keys than descr, fortran_order and shape")
+    return parts["shape"], parts["fortran_order"], np.lib.format.descr_to_dtype(parts["descr"])
 
 
 # ---- a file of them --------------------------------------------------------------------------------------------------------

@@ -299,7 +299,8 @@ class _Loader:
         self._check_array(meta, length)
         held = bytearray()
         for piece in self._reader.pieces(length):
-            held += piece
+            with sound(self._reader.place):
+                held += piece
         data = np.frombuffer(held, np.uint8)
         return Payload(_ffi.ARRAY, meta, length, array.address(data), data)
 

@@ -83,8 +83,8 @@ _PLAIN = re.compile(r"[\w./@%+,][\w./@%+,=-]*")
 def _offered(name: str) -> str | None:
     """The name as the shell that asks may have it on its command line: a stranger chose the names in a stranger's store.
 
-    bash inserts what it gets, so it is quoted. Others quote what they insert, but typer's scripts for them evaluate what they
-    get: there a name is plain, or has blanks, or is not offered. Nor are names with control characters, and those like options.
+    bash inserts what it gets, so it is quoted here. Other shells quote by themselves, but there typer's scripts evaluate what
+    they get: a name is plain, or has blanks, or is not offered. Nor is one with control characters, or like an option.
     """
     if _PLAIN.fullmatch(name):
         return name
@@ -94,9 +94,9 @@ def _offered(name: str) -> str | None:
         return name if _PLAIN.fullmatch(name.replace(" ", "_")) and not name.startswith(" ") else None
     try:
         shlex.split(os.environ.get("COMP_WORDS", ""))
-    except ValueError:  # a quote is open, and ours would close it
+    except ValueError:  # a quote is open, where a backslash means something else
         return None
-    return shlex.quote(name)
+    return re.sub(r"([^\w./@%+,=-])", r"\\\1", name)  # not within quotes: typer wants it to begin as the word does
 
 
 def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
