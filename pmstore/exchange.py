@@ -317,7 +317,7 @@ def _import(group: Group, source: str, plan: _Plan, replace: bool, progress: Pro
                 value = read()
             _put(group, path, value, replace)
             progress(getattr(value, "nbytes", 0))
-    warn_of_own_names(source, left_out, 4)
+    warn_of_own_names(source, left_out, 3)
 
 
 def _tensor(read: Callable[[], Any], kinds: Sequence[str]) -> Any:

@@ -270,7 +270,7 @@ class _Loader:
                 self._leave_pair([])
                 if record[1:] != [self._reader.objects, self._reader.crc]:
                     raise self._reader.wrong("the dump is damaged: its checksum is another")
-                warn_of_own_names(self._reader.source, self._left_out, 4)
+                warn_of_own_names(self._reader.source, self._left_out, 3)
                 return
             if not is_item:
                 self._list = None
