@@ -23,7 +23,7 @@ from pmstore.core import Payload
 from pmstore.errors import CorruptStoreError
 from pmstore.newfile import absent, part_of, publish
 from pmstore.store import Domain, Store, open
-from pmstore.untrusted import sound
+from pmstore.untrusted import refuse, sound
 from pmstore.words import is_own_name, warn_of_own_names
 
 FORMAT = "pmstore dump"
@@ -150,11 +150,19 @@ class _Reader:
             list_hook=self._outermost,
             object_hook=self._outermost,
         )
+        self._pack = msgpack.Packer().pack
         self._progress = progress
         self._containers = 0
         self.objects = 0
         self.crc = 0
-        self.place = self.source
+        self._name: Any = None
+
+    @property
+    def place(self) -> str:
+        """The file, and the record that was read last."""
+        if not self.objects:
+            return self.source
+        return f"{self.source}: record {self.objects}" + ("" if self._name is None else f", {self._name[:200]!r}")
 
     def wrong(self, what: str) -> CorruptStoreError:
         return CorruptStoreError(f"{self.place}: {what}")
@@ -167,23 +175,26 @@ class _Reader:
 
     def next(self) -> Any:
         self._containers = 0
-        with sound(self.place):
-            try:
-                return self._unpacker.unpack()
-            except msgpack.OutOfData:
-                raise ValueError("the dump ends before its end record: it was cut short") from None
+        try:
+            return self._unpacker.unpack()
+        except msgpack.OutOfData:
+            raise self.wrong("the dump ends before its end record: it was cut short") from None
+        except Exception as error:
+            refuse(self.place, error)
 
     def record(self) -> list[Any]:
-        self.place = f"{self.source}: record {self.objects + 1}"
+        self.objects += 1
+        self._name = None
         record: Any = self.next()
         kinds = _RECORDS.get(record[0]) if isinstance(record, list) and record and type(record[0]) is str else None
         if kinds is None or [type(part) for part in record[1:]] != list(kinds):
             raise self.wrong("the dump is damaged: no record where one should be")
         if kinds[0] is str:
-            self.place += f", {record[1][:200]!r}"
-        if record[0] != "end":
-            self.crc = zlib.crc32(msgpack.packb(record), self.crc)
-            self.objects += 1
+            self._name = record[1]
+        if record[0] == "end":
+            self.objects -= 1
+        else:
+            self.crc = zlib.crc32(self._pack(record), self.crc)
         return list(record)
 
     def pieces(self, data_bytes: int) -> Iterator[bytes]:
@@ -299,14 +310,18 @@ class _Loader:
         self._check_array(meta, length)
         held = bytearray()
         for piece in self._reader.pieces(length):
-            with sound(self._reader.place):
+            try:
                 held += piece
+            except MemoryError as error:
+                refuse(self._reader.place, error)
         data = np.frombuffer(held, np.uint8)
         return Payload(_ffi.ARRAY, meta, length, array.address(data), data)
 
     def _named(self, what: str, path: str, meta: bytes = b"", length: int = 0) -> None:
-        with sound(self._reader.place):
+        try:
             parts = split_name(path)
+        except ValueError as error:
+            refuse(self._reader.place, error)
         name = parts.pop()
         self._leave_pair(parts)
         if parts and parts == self._pair and what != "name array":
@@ -369,13 +384,17 @@ class _Loader:
                 at += len(piece)
 
     def _check_value(self, meta: bytes) -> None:
-        with sound(self._reader.place):
+        try:
             values.decode(meta)
+        except Exception as error:
+            refuse(self._reader.place, error)
 
     def _check_array(self, meta: bytes, length: int) -> None:
-        with sound(self._reader.place):
+        try:
             descriptor = Descriptor.unpack(meta)
             if not 0 <= length <= array.LARGEST_BYTES:
                 raise ValueError("an array of no length")
             if not descriptor.torch:  # torch is not imported for this
                 array.check_bytes(descriptor, array.numpy_dtype(descriptor).itemsize, length)
+        except Exception as error:
+            refuse(self._reader.place, error)
