@@ -5,7 +5,7 @@
 
 A case is a file that was sound: bytes of it are flipped, cut or doubled; or it is taken apart, some fields are replaced by what
 an enemy might write, and it is put together again with right checksums. Reading it must give a sound store or a
-PmstoreError. The peak of memory stays below a limit, and nothing is left beside the store.
+PmstoreError. The peak of memory hardly rises, and nothing is left beside the store.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from pmstore.errors import PmstoreError
 from pmstore.tiers.engine import checksum
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 
-PEAK_MIB = 400
-"""With Python, numpy and torch; and nothing that a case reads has a MiB."""
+ALLOWED_MIB = 100
+"""More than there was before the first case. Nothing that a case reads has a MiB."""
 
 _ATOMS: list[Any] = [
     *(0, 1, -1, 255, 1 << 30, 1 << 40, 1 << 62, (1 << 64) - 1, -(1 << 63), True, None, 0.5, float("nan")),
@@ -289,6 +289,9 @@ def peak_mib() -> int:
 def fuzz(kind: str, seed: int, cases: range, seconds: float) -> dict[str, int]:
     """Counts of what came of the cases. Raises what a reader should not have raised, after telling how to have it again."""
     counts: dict[str, int] = {}
+    with contextlib.suppress(ModuleNotFoundError):
+        import torch  # noqa: F401 # else the first case that has a tensor would take its memory
+    before = peak_mib()
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="pmstore-formats-", dir="/dev/shm") as place:
         room = Path(place)
@@ -303,7 +306,7 @@ def fuzz(kind: str, seed: int, cases: range, seconds: float) -> dict[str, int]:
                 print(f"again: python -m crashtests.formats {kind} --case {seed}:{number}", file=sys.stderr)
                 raise
             counts[told] = counts.get(told, 0) + 1
-            if peak_mib() > PEAK_MIB:
+            if peak_mib() > before + ALLOWED_MIB:
                 raise MemoryError(f"{kind} --case {seed}:{number}: {peak_mib()} MiB")
     return counts
 

@@ -402,6 +402,29 @@ def test_files_are_private_unless_asked_otherwise(shm: Path) -> None:
     assert sorted(each.name for each in shm.iterdir()) == ["d", "s.pm", "t.pm"]
 
 
+def test_nothing_is_written_through_a_link_or_out_of_the_store(shm: Path) -> None:
+    with pmstore.open(shm / "s.pm", "x") as store:
+        store["../../out"] = store["a"] = np.arange(3)
+    for name, words in (("d", ["dump"]), ("x.npz", ["export"]), ("x.safetensors", ["export"])):
+        (shm / name).symlink_to("victim")
+        told = run(*words, shm / "s.pm", shm / name)
+        assert told.exit_code == 2
+        assert "there is something already" in told.stderr
+        (shm / name).unlink()
+        assert run(*words, shm / "s.pm", shm / name).exit_code == 0
+    (shm / "t.pm").symlink_to("victim")
+    assert run("load", shm / "d", shm / "t.pm").exit_code == 2
+    (shm / "t.pm").unlink()
+    made = []
+    for name in ("d", "x.npz", "x.safetensors"):
+        made.append(f"{name}.pm")
+        words = ["load", shm / name, shm / made[-1]] if name == "d" else ["import", shm / name, shm / made[-1]]
+        assert run(*words).exit_code == 0
+        with pmstore.open(shm / made[-1], "r") as store:
+            assert store["../../out"].tolist() == [0, 1, 2]
+    assert sorted(each.name for each in shm.iterdir()) == sorted(["s.pm", "d", "x.npz", "x.safetensors", *made])
+
+
 def test_locks_follow_no_links(shm: Path) -> None:
     """Links in the path are followed once, when the store is looked for. (The kernel tells how a file was opened.)"""
     pmstore.open(shm / "s.pm", "x").close()
