@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -21,7 +22,9 @@ def refuse(place: str, error: Exception) -> NoReturn:
         raise PmstoreError(f"{place}: there is not enough memory for it") from error
     if isinstance(error, CorruptStoreError):
         raise CorruptStoreError(f"{place}: {error}") from error
-    if isinstance(error, (PmstoreError, OSError, ImportError)):
+    if isinstance(error, (PmstoreError, ImportError)):
+        raise error
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a place in the file before its beginning
         raise error
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     raise CorruptStoreError(f"{place}: {kind}{error}") from error

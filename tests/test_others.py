@@ -283,9 +283,19 @@ def damaged(path: Path) -> None:
     path.write_bytes(raw)
 
 
+def before_the_beginning(path: Path) -> None:
+    """What its directory says of places is moved by more than there is."""
+    zipped(path, {"a.npy": npy("(1000,)", bytes(4000))})
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"PK\x05\x06") + 16
+    struct.pack_into("<I", raw, at, struct.unpack_from("<I", raw, at)[0] + 100)
+    path.write_bytes(raw)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
+        (before_the_beginning, r"x\.npz: "),
         (overlapping, "more bytes than the file"),
         (encrypted, "'a' is encrypted"),
         (twice, "'a' occurs twice"),
