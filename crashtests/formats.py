@@ -241,7 +241,10 @@ class ManifestOfTier:
         self.path.write_bytes(path.read_bytes())
         tiers.epochs(str(self.tier))
         tiers.restore(folder / "s.pm", str(self.tier), domain="process")
-        walk(folder / "s.pm")
+        with pmstore.open(folder / "s.pm", "r") as store:
+            sound = not store.check().problems  # a forged manifest may put sound chunks where they do not belong
+        if sound:
+            walk(folder / "s.pm")
 
 
 def walk(path: Path) -> None:
