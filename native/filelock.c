@@ -46,7 +46,7 @@ static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *er
 static bool same_file(int fd, const char *path)
 {
     struct stat a, b;
-    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return fstat(fd, &a) == 0 && lstat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 /* ---- the path ---- */
@@ -117,7 +117,7 @@ static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error
     f->created = true;
     if (mode)
         (void)!fchmod(f->fd, mode & 0777);
-    f->lock_fd = pms_process_open(f->temp_path, O_RDWR, 0);
+    f->lock_fd = pms_process_open(f->temp_path, O_RDWR | O_NOFOLLOW, 0);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");
     return lock_within(f->lock_fd, LOCK_EX, 0, error);
@@ -181,7 +181,7 @@ static int check_regular(int fd, uint64_t *bytes, mode_t *mode, struct pms_error
 static int open_locked(struct pms_files *f, const struct pms_options *o, bool *retry, struct pms_error *error)
 {
     bool reading = o->mode == PMS_MODE_READ;
-    int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK;
+    int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK | O_NOFOLLOW; /* links were followed when the path was resolved */
     uint64_t bytes;
     mode_t mode;
     *retry = false;
