@@ -172,7 +172,11 @@ class _Pmstore:
     def __init__(self, folder: Path, domain: Any) -> None:
         import pmstore
 
-        self._store = pmstore.open(folder / "state.pm", size="1MiB", domain=domain)
+        path = folder / "state.pm"
+        try:
+            self._store = pmstore.open(path, size="1MiB", domain=domain)
+        except pmstore.UncleanCopyError:  # an image is a copy
+            self._store = pmstore.open(path, domain=domain, force=True)
 
     def save(self, state: State) -> None:
         with self._store.transaction():

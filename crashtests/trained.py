@@ -213,7 +213,8 @@ def verify(folder: Path, program: str, domain: str) -> None:
     """Each state of the trace (`crash images --states`) is what the program held when it committed."""
     for number, expected in enumerate(json.loads((folder / f"{program}-{domain}.json").read_text())):
         if number:  # the first is the store before
-            with pmstore.open(folder / f"{program}-{domain}-{number}.pm", "r+", domain=domain) as store:  # type: ignore[arg-type]
+            path = folder / f"{program}-{domain}-{number}.pm"
+            with pmstore.open(path, "r+", domain=domain, force=True) as store:  # type: ignore[arg-type]
                 assert digest(REOPENED[program](store)) == expected, f"{program} {domain}: state {number} is another"
 
 

@@ -81,7 +81,9 @@ struct pms_session {
     uint64_t unclean;     /* of these, how many found no clean mark */
     uint8_t history[PMS_HISTORY_BYTES]; /* scheduler's failure history; zero until it writes one */
     uint64_t nonce;       /* drawn at each open for writing: see pms_session_seed */
-    uint8_t reserved[52]; /* zero */
+    uint64_t inode;       /* of the file, and when it was created (CLOCK_REALTIME): a copy has others. 0: not known */
+    int64_t born_ns;
+    uint8_t reserved[36]; /* zero */
     uint32_t crc;
 };
 static_assert(sizeof(struct pms_session) == 512, "one sector");

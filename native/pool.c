@@ -5,12 +5,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "debug.h"
@@ -18,20 +14,11 @@
 #include "landing.h"
 #include "populate.h"
 #include "recover.h"
+#include "room.h"
+#include "session.h"
 #include "snapshot.h"
 
-#define RESERVE_MIN (4ull << 30)
-#define RESERVE_MAX (16ull << 40)
-#define RESERVE_SHARE 16u /* of RLIMIT_AS: two views, the log in memory, and the tables beside them */
-
 /* ---- open, step by step ---- */
-
-static int64_t realtime_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (int64_t)t.tv_sec * 1000000000ll + t.tv_nsec;
-}
 
 static int read_head(struct pms_pool *pool, struct pms_error *error)
 {
@@ -52,55 +39,6 @@ static int read_head(struct pms_pool *pool, struct pms_error *error)
     return status;
 }
 
-/* A store that survives its process alone, left open when the machine went down, may be torn: nobody can tell. */
-static int check_machine(const struct pms_pool *pool, const struct pms_options *o, struct pms_error *error)
-{
-    uint8_t boot[16];
-    pms_boot_id(boot);
-    bool weak = pool->session.domain == PMS_DOMAIN_PROCESS || pool->session.domain == PMS_DOMAIN_EMULATED;
-    if (pool->session.state == PMS_SESSION_CLEAN || !weak || o->force || memcmp(boot, pool->session.boot_id, 16) == 0)
-        return PMS_OK;
-    return pms_fail(error, PMS_E_UNCLEAN, "the machine restarted while the store was open in a domain that survives "
-                                          "the death of its process only");
-}
-
-/* Address space for growth: as far as the file can get, unless the process may not have that much. */
-static uint64_t reserve_for(const struct pms_pool *pool)
-{
-    struct statvfs fs;
-    struct rlimit limit;
-    uint64_t bytes = pool->super.max_bytes;
-    if (!bytes && fstatvfs(pool->fd, &fs) == 0)
-        bytes = (uint64_t)fs.f_blocks * fs.f_frsize;
-    if (bytes < RESERVE_MIN)
-        bytes = RESERVE_MIN;
-    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur / RESERVE_SHARE)
-        bytes = limit.rlim_cur / RESERVE_SHARE;
-    return bytes < RESERVE_MAX ? bytes : RESERVE_MAX;
-}
-
-/* From here on a crash leaves the dirty mark: it is durable before the first store. */
-static int mark_dirty(struct pms_pool *pool, struct pms_error *error)
-{
-    struct pms_session *s = &pool->session;
-    pool->info.clean = s->state == PMS_SESSION_CLEAN;
-    s->opens++;
-    if (s->state == PMS_SESSION_DIRTY)
-        s->unclean++;
-    s->state = PMS_SESSION_DIRTY;
-    s->domain = pool->domain;
-    s->pid = getpid();
-    s->opened_ns = realtime_ns();
-    pms_boot_id(s->boot_id);
-    if (getrandom(&s->nonce, sizeof s->nonce, 0) != sizeof s->nonce)
-        return pms_fail_errno(error, "reading randomness");
-    pool->persist.log_seed = pms_session_seed(s); /* the logs are empty, and hold nothing that is valid from now on */
-    int status = PMS_OK;
-    for (int copy = 0; copy < 2 && status == PMS_OK; copy++) /* both: were one damaged, the other would say that nothing was open */
-        status = pms_session_write(pool->fd, &pool->persist, s, error);
-    return status;
-}
-
 static int map_store(struct pms_pool *pool, struct pms_error *error)
 {
     enum pms_map_how how = PMS_MAP_SHARED;
@@ -108,7 +46,7 @@ static int map_store(struct pms_pool *pool, struct pms_error *error)
         how = PMS_MAP_PRIVATE;
     else if (pool->domain == PMS_DOMAIN_DAX)
         how = PMS_MAP_SYNC;
-    int status = pms_map_open(&pool->map, pool->fd, pool->super.file_bytes, reserve_for(pool), how, &pool->persist, error);
+    int status = pms_map_open(&pool->map, pool->fd, pool->super.file_bytes, pms_room_address_space(pool), how, &pool->persist, error);
     if (status == PMS_OK)
         pms_map_read_around(&pool->map, false); /* an open reads a page here and there */
     return status;
@@ -151,11 +89,13 @@ static int set_limit(struct pms_pool *pool, uint64_t max_bytes, struct pms_error
 
 static int open_writing(struct pms_pool *pool, const struct pms_options *o, struct pms_error *error)
 {
-    int status = pms_recover_file(pool, error);
+    int status = pms_room_fill_holes(pool, error); /* first: recovery stores too */
+    if (status == PMS_OK)
+        status = pms_recover_file(pool, error);
     if (status == PMS_OK)
         status = set_limit(pool, o->max_size, error);
     if (status == PMS_OK)
-        status = mark_dirty(pool, error);
+        status = pms_session_plan(pool, error);
     if (status == PMS_OK)
         status = map_store(pool, error);
     if (status == PMS_OK && pool->domain == PMS_DOMAIN_FILE) {
@@ -180,6 +120,10 @@ static int start_engine(struct pms_pool *pool, const struct pms_options *o, stru
     status = pms_heap_open(&pool->heap, &pool->undo, &pool->super, error);
     if (status == PMS_OK)
         status = pms_capture_open(&pool->capture, &pool->undo, pool->heap, &pool->super, pool->read_only, o->hot != 0, error);
+    if (status == PMS_OK && !pool->read_only)
+        status = pms_room_check_memory(pool, error);
+    if (status == PMS_OK && !pool->read_only)
+        status = pms_session_begin(pool, error);
     if (status == PMS_OK && !pool->read_only)
         pms_tx_start(pool);
     return status;
@@ -238,7 +182,7 @@ static int open_files(struct pms_pool *pool, const char *path, const struct pms_
     if (status == PMS_OK)
         status = read_head(pool, error);
     if (status == PMS_OK)
-        status = check_machine(pool, o, error);
+        status = pms_session_check(pool, o, error);
     if (status != PMS_OK)
         return status;
     pool->domain = pms_domain_choose(pool->fd, (enum pms_domain)o->domain, (enum pms_domain)pool->super.domain);

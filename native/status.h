@@ -16,7 +16,7 @@ enum pms_status {
     PMS_E_CORRUPT = 4,      /* the file breaks a rule of docs/FORMAT.md: offset */
     PMS_E_VERSION = 5,      /* magic is right, version or feature bits are not ours: found in needed */
     PMS_E_NOT_A_STORE = 6,  /* no magic: some other file, or an empty one */
-    PMS_E_UNCLEAN = 7,      /* the machine restarted under a store that only survives its process */
+    PMS_E_UNCLEAN = 7,      /* the machine restarted, or may have, under a store that only survives its process */
     PMS_E_STATE = 8,        /* the call is not allowed now (commit in a block, no block to leave, ...) */
     PMS_E_BUSY = 9,         /* another thread's block is open: holder = its thread id */
     PMS_E_FORKED = 10,      /* the store belongs to the parent process */
@@ -26,6 +26,7 @@ enum pms_status {
     PMS_E_NOT_FOUND = 14,
     PMS_E_INVALID = 15,     /* an argument is out of range */
     PMS_E_UNSUPPORTED = 16, /* the domain asked for is not to be had here */
+    PMS_E_COPIED = 17,      /* a copy of a store that was open, or that nobody closed */
 };
 
 struct pms_error {

@@ -40,6 +40,7 @@ from pmstore.errors import (
     StoreLockedError,
     TierError,
     TransactionError,
+    UncleanCopyError,
     UncleanMachineCrashError,
 )
 from pmstore.lists import List
@@ -76,6 +77,7 @@ __all__ = [
     "TierError",
     "Transaction",
     "TransactionError",
+    "UncleanCopyError",
     "UncleanMachineCrashError",
     "__version__",
     "compact",

@@ -218,13 +218,23 @@ def _exception(path: str, error: Any) -> Exception:
         made = errors.FormatVersionError(f"{path}: {what}. Open it with the version of pmstore that wrote it")
     elif status == _lib.PMS_E_UNCLEAN:
         problem = (
-            "the machine restarted while the store was open, and its domain survives the death of the process only "
-            f"({what}): it may hold a mixture of old and new bytes"
+            f"{what}, and its domain survives the death of the process only: it may hold a mixture of old and new bytes"
         )
         made = errors.UncleanMachineCrashError(
             errno.EUCLEAN,
             f"{problem}. Restore it from a tier or a copy, or accept it with `pmstore repair`, or look at it with "
             "open(..., force=True)",
+            path,
+        )
+    elif status == _lib.PMS_E_COPIED:
+        problem = (
+            "the file is a copy of a store that was not closed: if it was written while the copy was made, the copy is a "
+            "mixture of old and new bytes"
+        )
+        made = errors.UncleanCopyError(
+            errno.EUCLEAN,
+            f"{problem}. Open the original, which recovers it, close it, and copy it then. If its writer had ended before "
+            "the copy was made, the copy is whole: accept it with `pmstore repair`, or open(..., force=True)",
             path,
         )
     elif status == _lib.PMS_E_BUSY:

@@ -167,7 +167,7 @@ def _examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
     copy = path.with_name(path.name + ".examined")
     shutil.copyfile(path, copy)
     try:
-        with pmstore.open(copy, mode="r+") as store:
+        with pmstore.open(copy, mode="r+", force=True) as store:  # nobody wrote while it was copied
             problems = store.check().problems
             if problems:
                 raise _Finding(Outcome.MANUAL, f"the check finds: {problems[0]}")

@@ -25,6 +25,7 @@ __all__ = [
     "StoreLockedError",
     "TierError",
     "TransactionError",
+    "UncleanCopyError",
     "UncleanMachineCrashError",
 ]
 
@@ -89,7 +90,14 @@ class FormatVersionError(PmstoreError, ValueError):
 
 
 class UncleanMachineCrashError(PmstoreError, OSError):
-    """The machine restarted under a store whose domain only survives the death of its process. It may be torn."""
+    """The machine restarted under a store whose domain only survives the death of its process. It may be torn.
+
+    Also where the system does not tell whether it did.
+    """
+
+
+class UncleanCopyError(UncleanMachineCrashError):
+    """The file is a copy of a store that was not closed. A copy made while the store was being written may be torn."""
 
 
 class TransactionError(PmstoreError, RuntimeError):

@@ -533,11 +533,12 @@ def open(
     domain: what a commit survives (see `SURVIVES`); "auto": "dax" where the file system can, "process" on tmpfs, else "file".
     lock_timeout: seconds to wait for another process that has the store open; 0: none; None: for ever.
     hot: False protects all pages again at every commit (slower; no assumption about writers being quiet at a commit).
-    force: open a store that UncleanMachineCrashError would refuse. It may be torn.
+    force: open a store that UncleanMachineCrashError or UncleanCopyError would refuse. It may be torn.
 
     Raises:
         StoreLockedError: it is open elsewhere; names the process.
-        NotAStoreError, CorruptStoreError, FormatVersionError, UncleanMachineCrashError: of an existing file.
+        NotAStoreError, CorruptStoreError, FormatVersionError, UncleanMachineCrashError,
+            UncleanCopyError: of an existing file.
         StoreFullError: no room for the file. DomainError: the domain is not to be had here.
         FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, OSError; ValueError, TypeError for arguments.
 

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"capture", "handler"},
     {"pool", "tier", "filelock"},
     {"pool_state"},
-    {"populate"},
+    {"populate", "room", "session"},
     {"recover", "tx", "block", "object", "sequence", "slot", "check", "usage", "fork", "history", "landing"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
@@ -33,6 +33,8 @@ ALLOWED = {
     ("pool", "pool_state"),  # pool.c implements pool.h on the inside that pool_state.h declares
     ("pool", "recover"),
     ("pool", "populate"),
+    ("pool", "room"),
+    ("pool", "session"),
     ("pool", "landing"),
     ("handler", "pool"),
     ("tier", "pool_state"),  # as pool.c

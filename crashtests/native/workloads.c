@@ -74,7 +74,12 @@ static struct pms_pool *open_limited(const char *path, int domain, int mode, uin
 {
     struct pms_options o = {.size = 1792 << 10, .max_size = max_size, .mode = mode, .domain = domain, .hot = 1};
     struct pms_pool *pool = NULL;
-    return pms_pool_open(path, &o, &pool, error) == PMS_OK ? pool : NULL;
+    int status = pms_pool_open(path, &o, &pool, error);
+    if (status == PMS_E_COPIED) { /* an image lies in another file than the one it was recorded of */
+        o.force = 1;
+        status = pms_pool_open(path, &o, &pool, error);
+    }
+    return status == PMS_OK ? pool : NULL;
 }
 
 struct pms_pool *wl_open(const char *path, int domain, int mode, struct pms_error *error)

@@ -299,6 +299,7 @@ static void undone_with_the_guarantees_of_the_domain_that_crashed(void)
         pms_persist_hook = note_order;
         o.mode = PMS_MODE_READ_WRITE;
         o.domain = next[i];
+        o.force = 1; /* a copy */
         CHECK(pms_pool_open(crashed, &o, &pool, &e) == PMS_OK);
         pms_persist_hook = NULL;
         order[order_length] = '\0';
