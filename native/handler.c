@@ -18,7 +18,20 @@
 static _Atomic(struct pms_capture *) store[PMS_MAX_STORES];
 static _Atomic uint32_t inside[PMS_MAX_STORES]; /* handlers that look at store[i] now */
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct sigaction previous; /* written under install_lock before our handler is in place */
+/* Whom a fault that is not ours is passed on to, the newest last: who had the signal each time when our handler was put first. One that
+ * was put before ours meanwhile keeps ours as its own predecessor, so ours may be called again by the handler that it has just called:
+ * then it goes on with the one below, or the two would call each other until the stack is used up. */
+#define PREDECESSORS_MAX 8u
+static struct sigaction predecessor[PREDECESSORS_MAX]; /* written under install_lock before our handler is in place */
+static _Atomic uint32_t predecessors;
+
+/* The fault that this thread is passing on. A new one has another context, or the same place for it on a stack that is not deeper. */
+struct passing {
+    const void *context;
+    const char *frame;
+    uint32_t below; /* the predecessor that has it now */
+};
+static __thread struct passing passing __attribute__((tls_model("initial-exec"))); /* no memory is allocated for it in a handler */
 static _Atomic int chained_thread; /* whose real fault we last passed on */
 
 static void say(const char *text)
@@ -64,15 +77,16 @@ static bool has_become_writable(const siginfo_t *info, const void *context)
     return is_write(info, context) && syscall(SYS_madvise, page, (size_t)PMS_PAGE, MADV_POPULATE_WRITE) == 0;
 }
 
-/* true: the store may be tried again. */
-static bool offer(struct pms_capture *c, const siginfo_t *info, const void *context)
+/* true: the store may be tried again. aloud: else says why not. */
+static bool offer(struct pms_capture *c, const siginfo_t *info, const void *context, bool aloud)
 {
     const unsigned char *addr = info->si_addr;
     if (addr < c->map->user || addr >= c->map->user + c->map->reserve || !is_write(info, context))
         return false;
     if (!atomic_load(&c->forked) && !c->read_only && pms_capture_fault(c, pms_map_offset(c->map, addr)))
         return true;
-    explain(c);
+    if (aloud)
+        explain(c);
     return false;
 }
 
@@ -84,7 +98,25 @@ static void die_by(int sig)
     sigaction(sig, &dfl, NULL); /* the instruction is tried again, and ends the process as if we had not been here */
 }
 
-static void chain(int sig, siginfo_t *info, void *context)
+static bool passed_on_before(const void *context, const char *frame)
+{
+    return passing.context == context && frame < passing.frame;
+}
+
+static void call(const struct sigaction *next, int sig, siginfo_t *info, void *context)
+{
+    if (next && (next->sa_flags & SA_SIGINFO)) {
+        next->sa_sigaction(sig, info, context);
+    } else if (next && next->sa_handler != SIG_DFL && next->sa_handler != SIG_IGN) {
+        next->sa_handler(sig);
+    } else {
+        die_by(sig);
+        if (info->si_code <= 0)
+            raise(sig);
+    }
+}
+
+static void chain(int sig, siginfo_t *info, void *context, const char *frame)
 {
     bool sent = info->si_code <= 0; /* by raise or kill, not by the CPU */
     if (sent && atomic_load(&chained_thread) == thread_id()) {
@@ -94,34 +126,51 @@ static void chain(int sig, siginfo_t *info, void *context)
     }
     if (!sent)
         atomic_store(&chained_thread, thread_id());
-    if (previous.sa_flags & SA_SIGINFO) {
-        previous.sa_sigaction(sig, info, context);
-    } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
-        previous.sa_handler(sig);
-    } else {
-        die_by(sig);
-        if (sent)
-            raise(sig);
-    }
+    struct passing before = passing;
+    uint32_t below = passed_on_before(context, frame) ? before.below : atomic_load(&predecessors);
+    passing = (struct passing){context, frame, below ? below - 1 : 0};
+    call(below ? &predecessor[below - 1] : NULL, sig, info, context);
+    passing = before;
 }
 
 static void on_fault(int sig, siginfo_t *info, void *context)
 {
     int saved = errno;
     bool handled = false;
+    const char *frame = __builtin_frame_address(0);
     for (uint32_t i = 0; i < PMS_MAX_STORES && !handled && info->si_code > 0; i++) {
         if (!atomic_load_explicit(&store[i], memory_order_relaxed))
             continue;
         atomic_fetch_add(&inside[i], 1);
         struct pms_capture *c = atomic_load(&store[i]);
-        handled = c && offer(c, info, context);
+        handled = c && offer(c, info, context, !passed_on_before(context, frame));
         atomic_fetch_sub(&inside[i], 1);
     }
     if (!handled && !has_become_writable(info, context))
-        chain(sig, info, context);
+        chain(sig, info, context, frame);
     else if (atomic_load_explicit(&chained_thread, memory_order_relaxed))
         atomic_store(&chained_thread, 0); /* what we passed on earlier was survived */
     errno = saved;
+}
+
+static bool same_handler(const struct sigaction *a, const struct sigaction *b)
+{
+    return a->sa_sigaction == b->sa_sigaction && (a->sa_flags & SA_SIGINFO) == (b->sa_flags & SA_SIGINFO);
+}
+
+/* One that was there before moves up. More than there is place for take the place of the newest. REQUIRES: install_lock. */
+static void remember(const struct sigaction *now)
+{
+    uint32_t count = atomic_load(&predecessors), at = 0;
+    while (at < count && !same_handler(&predecessor[at], now))
+        at++;
+    if (at == PREDECESSORS_MAX)
+        at--;
+    for (; at + 1 < count; at++)
+        predecessor[at] = predecessor[at + 1];
+    predecessor[at] = *now;
+    if (at == count)
+        atomic_store(&predecessors, count + 1);
 }
 
 void pms_handler_install(void)
@@ -132,7 +181,7 @@ void pms_handler_install(void)
     pthread_mutex_lock(&install_lock);
     sigaction(SIGSEGV, NULL, &now);
     if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != on_fault) {
-        previous = now;
+        remember(&now);
         memset(&ours, 0, sizeof ours);
         ours.sa_sigaction = on_fault;
         ours.sa_flags = SA_SIGINFO | SA_ONSTACK;

@@ -65,9 +65,53 @@ static void a_real_fault_is_passed_on(void)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == PASSED_ON);
 }
 
+/* ---- a handler that calls who was there before it, which is ours ---- */
+
+static struct sigaction reporters_own; /* whom it calls */
+static int reported;
+
+static void reporter(int sig, siginfo_t *info, void *context)
+{
+    if (++reported > 2)
+        _exit(4); /* we call each other */
+    reporters_own.sa_sigaction(sig, info, context);
+}
+
+static int fault_past_a_reporter(int installs)
+{
+    int status = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct sigaction theirs = {.sa_sigaction = reporter, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+        signal(SIGSEGV, before);
+        page = mmap(NULL, PMS_PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mprotect(page, PMS_PAGE, PROT_NONE);
+        pms_handler_install();
+        sigaction(SIGSEGV, &theirs, &reporters_own);
+        for (int i = 0; i < installs; i++) {
+            pms_handler_install(); /* as a block does, later */
+            if (i + 1 < installs)
+                sigaction(SIGSEGV, &theirs, &reporters_own);
+        }
+        *(volatile unsigned char *)page;
+        _exit(5);
+    }
+    waitpid(pid, &status, 0);
+    return status;
+}
+
+static void a_reporter_that_calls_us_back_ends_below(void)
+{
+    for (int installs = 0; installs < 4; installs++) {
+        int status = fault_past_a_reporter(installs);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == PASSED_ON);
+    }
+}
+
 int main(void)
 {
     TEST(a_page_that_was_given_away_is_written);
     TEST(a_real_fault_is_passed_on);
+    TEST(a_reporter_that_calls_us_back_ends_below);
     return test_summary();
 }
