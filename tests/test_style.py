@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
     {"directory", "directory_table", "directory_check"},
     {"list", "list_tree", "list_edit", "list_check"},
-    {"journal", "journal_ring", "journal_state", "journal_home", "journal_recover"},
+    {"readers", "journal", "journal_ring", "journal_state", "journal_home", "journal_recover"},
     {"capture", "handler"},
     {"pool", "tier", "filelock"},
     {"pool_state"},
