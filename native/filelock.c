@@ -1,5 +1,6 @@
 #include "filelock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -95,8 +96,54 @@ static int directory_fd(const char *path)
 
 /* ---- creating ---- */
 
-/* A new file beside the path, locked before anybody can know its name: it becomes the store by one rename. */
-static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error)
+/* Whether it is a name that try_create_temp makes for this store: .BASE.PID.SALT.new */
+static bool is_temp_name(const char *name, const char *base)
+{
+    char prefix[NAME_MAX + 1];
+    int n = snprintf(prefix, sizeof prefix, ".%.200s.", base);
+    long pid;
+    unsigned salt;
+    int end = 0;
+    return strncmp(name, prefix, (size_t)n) == 0 && sscanf(name + n, "%ld.%8x.new%n", &pid, &salt, &end) == 2 && end > 0 &&
+           name[n + end] == '\0' && pid > 0;
+}
+
+/* What a creator that died left: a file of its name, nobody's lock, and empty or a store (or not yet one: zeros where its magic will be). */
+static void remove_if_left(const char *path)
+{
+    char magic[8] = {0};
+    static const char none[sizeof magic];
+    struct stat st;
+    int fd = pms_process_open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0 && same_file(fd, path)) {
+        ssize_t n = pread(fd, magic, sizeof magic, 0);
+        if (n == 0 || (n == (ssize_t)sizeof magic && (memcmp(magic, PMS_MAGIC, sizeof magic) == 0 || memcmp(magic, none, sizeof none) == 0)))
+            unlink(path);
+    }
+    pms_process_close(fd);
+}
+
+static void remove_leftovers(const struct pms_files *f)
+{
+    const char *slash = strrchr(f->path, '/');
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%.*s", slash == f->path ? 1 : (int)(slash - f->path), f->path);
+    DIR *dir = opendir(path);
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        if (!is_temp_name(entry->d_name, slash + 1))
+            continue;
+        if (snprintf(path, sizeof path, "%.*s/%s", (int)(slash - f->path), f->path, entry->d_name) < (int)sizeof path)
+            remove_if_left(path);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+/* A new file beside the path, locked before anybody can know its name: it becomes the store by one rename. *retry: somebody who creates the
+ * same store found it before it was locked, and removed it. */
+static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct pms_error *error)
 {
     uint32_t salt = 0;
     const char *slash = strrchr(f->path, '/');
@@ -120,7 +167,27 @@ static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error
     f->lock_fd = pms_process_open(f->temp_path, O_RDWR, 0);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");
-    return lock_within(f->lock_fd, LOCK_EX, 0, error);
+    int status = lock_within(f->lock_fd, LOCK_EX, -1, error); /* held for a moment by who looks at it */
+    *retry = status == PMS_OK && !same_file(f->lock_fd, f->temp_path);
+    return status;
+}
+
+static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error)
+{
+    bool retry = false;
+    remove_leftovers(f);
+    int status = try_create_temp(f, mode, &retry, error);
+    for (int i = 0; retry && i < TRIES; i++) {
+        pms_process_close(f->fd);
+        pms_process_close(f->lock_fd);
+        free(f->temp_path);
+        f->fd = f->lock_fd = -1;
+        f->temp_path = NULL;
+        f->created = false;
+        status = try_create_temp(f, mode, &retry, error);
+    }
+    return status == PMS_OK && retry ? pms_fail(error, PMS_E_STATE, "the new store's file is removed again and again by somebody else")
+                                     : status;
 }
 
 static int rename_new(const char *from, const char *to)
