@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "holder.h"
 #include "process.h"
 
 #define POLL_NS 5000000ll
@@ -33,7 +34,7 @@ static int64_t now_ns(void)
 static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *error)
 {
     int64_t end = now_ns() + timeout_ns;
-    while (flock(fd, how | LOCK_NB) != 0) {
+    while (pms_holder_lock(fd, how) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return pms_fail_errno(error, "locking the store");
         if (timeout_ns >= 0 && now_ns() >= end)
@@ -44,10 +45,19 @@ static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *er
     return PMS_OK;
 }
 
+static bool same(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
+
 static bool same_file(int fd, const char *path)
 {
     struct stat a, b;
-    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && same(&a, &b);
+}
+
+/* The file that is locked still has the name. */
+static bool lock_is_of(int lock_fd, const char *path)
+{
+    struct stat a, b;
+    return pms_holder_stat(lock_fd, &a) == 0 && stat(path, &b) == 0 && same(&a, &b);
 }
 
 /* ---- the path ---- */
@@ -164,11 +174,11 @@ static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct
     f->created = true;
     if (mode)
         (void)!fchmod(f->fd, mode & 0777);
-    f->lock_fd = pms_process_open(f->temp_path, O_RDWR, 0);
+    f->lock_fd = pms_holder_open(f->temp_path, O_RDWR);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");
     int status = lock_within(f->lock_fd, LOCK_EX, -1, error); /* held for a moment by who looks at it */
-    *retry = status == PMS_OK && !same_file(f->lock_fd, f->temp_path);
+    *retry = status == PMS_OK && !lock_is_of(f->lock_fd, f->temp_path);
     return status;
 }
 
@@ -179,7 +189,7 @@ static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error
     int status = try_create_temp(f, mode, &retry, error);
     for (int i = 0; retry && i < TRIES; i++) {
         pms_process_close(f->fd);
-        pms_process_close(f->lock_fd);
+        pms_holder_close(f->lock_fd);
         free(f->temp_path);
         f->fd = f->lock_fd = -1;
         f->temp_path = NULL;
@@ -213,7 +223,7 @@ int pms_files_publish(struct pms_files *f, struct pms_error *error)
     f->temp_path = NULL;
     f->created = false;
     if (f->old_lock_fd >= 0)
-        pms_process_close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
+        pms_holder_close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
     f->old_lock_fd = -1;
     int dir = directory_fd(f->path);
     int err = dir < 0 || fsync(dir) != 0 ? errno : 0; /* the name, before open returns */
@@ -225,22 +235,17 @@ int pms_files_publish(struct pms_files *f, struct pms_error *error)
 
 /* ---- opening ---- */
 
-static int check_regular(int fd, uint64_t *bytes, mode_t *mode, struct pms_error *error)
+static int check_regular(const struct stat *st, struct pms_error *error)
 {
-    struct stat st;
-    if (fstat(fd, &st) != 0)
-        return pms_fail_errno(error, "looking at the store's file");
-    if (S_ISDIR(st.st_mode)) {
+    if (S_ISDIR(st->st_mode)) {
         errno = EISDIR;
         return pms_fail_errno(error, "opening the store");
     }
-    if (S_ISCHR(st.st_mode)) /* devdax is one: it has no length, no directory to rename in, and no writes to format it with */
+    if (S_ISCHR(st->st_mode)) /* devdax is one: it has no length, no directory to rename in, and no writes to format it with */
         return pms_fail(error, PMS_E_INVALID, "a device, not a file: give persistent memory a DAX file system "
                                               "(ndctl create-namespace --mode=fsdax, mount -o dax)");
-    if (!S_ISREG(st.st_mode))
+    if (!S_ISREG(st->st_mode))
         return pms_fail(error, PMS_E_INVALID, "not a regular file");
-    *bytes = (uint64_t)st.st_size;
-    *mode = st.st_mode;
     return PMS_OK;
 }
 
@@ -249,13 +254,14 @@ static int open_locked(struct pms_files *f, const struct pms_options *o, bool *r
 {
     bool reading = o->mode == PMS_MODE_READ;
     int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK;
-    uint64_t bytes;
-    mode_t mode;
+    struct stat locked, data;
     *retry = false;
-    f->lock_fd = pms_process_open(f->path, flags, 0);
+    f->lock_fd = pms_holder_open(f->path, flags);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the store");
-    int status = check_regular(f->lock_fd, &bytes, &mode, error);
+    if (pms_holder_stat(f->lock_fd, &locked) != 0)
+        return pms_fail_errno(error, "looking at the store's file");
+    int status = check_regular(&locked, error);
     if (!status)
         status = lock_within(f->lock_fd, reading ? LOCK_SH : LOCK_EX, o->lock_timeout_ns, error);
     if (status)
@@ -263,12 +269,8 @@ static int open_locked(struct pms_files *f, const struct pms_options *o, bool *r
     f->fd = pms_process_open(f->path, flags, 0);
     if (f->fd < 0 && errno != ENOENT)
         return pms_fail_errno(error, "opening the store");
-    struct stat a, b;
-    *retry = f->fd < 0 || !same_file(f->lock_fd, f->path) || fstat(f->fd, &a) != 0 || fstat(f->lock_fd, &b) != 0 ||
-             a.st_ino != b.st_ino || a.st_dev != b.st_dev;
-    if (*retry)
-        return PMS_OK;
-    return check_regular(f->fd, &bytes, &mode, error);
+    *retry = f->fd < 0 || !lock_is_of(f->lock_fd, f->path) || fstat(f->fd, &data) != 0 || !same(&data, &locked);
+    return PMS_OK;
 }
 
 /* An existing file that is to be replaced: its lock is held until the new one has its name. */
@@ -284,8 +286,8 @@ static int replace_locked(struct pms_files *f, mode_t mode, struct pms_error *er
 static void drop(struct pms_files *f)
 {
     pms_process_close(f->fd);
-    pms_process_close(f->lock_fd);
-    pms_process_close(f->old_lock_fd);
+    pms_holder_close(f->lock_fd);
+    pms_holder_close(f->old_lock_fd);
     f->fd = f->lock_fd = f->old_lock_fd = -1;
 }
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "handler.h"
+#include "holder.h"
 
 static struct pms_pool *pool_of(struct pms_capture *c)
 {
@@ -51,6 +52,7 @@ static void in_parent(void) { pms_handler_after_fork(resume); }
 static void in_child(void)
 {
     pms_handler_after_fork_in_child(disown);
+    pms_holder_after_fork_in_child();
     pms_parallel_after_fork_in_child();
     pms_undo_after_fork_in_child();
     pms_thread_after_fork_in_child();
