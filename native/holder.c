@@ -68,7 +68,7 @@ static int start(void)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attr);
     running = err == 0;
-    return err;
+    return err == EAGAIN ? ENOMEM : err; /* EAGAIN is what a lock that is held says */
 }
 
 static int ask(struct call *call)

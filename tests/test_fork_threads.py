@@ -353,7 +353,8 @@ import ctypes, os, signal, pmstore
 store = pmstore.open({str(path)!r}, size="1MiB", domain={domain!r})
 store["x"] = 1
 store.commit()
-child = ctypes.CDLL(None).syscall(57 if os.uname().machine == "x86_64" else 220, signal.SIGCHLD, 0, 0, 0, 0)  # no fork handler runs
+number = 57 if os.uname().machine == "x86_64" else 220
+child = ctypes.CDLL(None).syscall(number, signal.SIGCHLD, 0, 0, 0, 0)  # no fork handler runs
 if child == 0:
     while True:
         signal.pause()

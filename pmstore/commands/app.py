@@ -109,7 +109,7 @@ def fail(message: str, code: int) -> typer.Exit:
 _REMEDIES: list[tuple[type[PmstoreError], str]] = [  # first come, first served
     (NotAStoreError, ": give a store's path, or, to have a new store there, remove it and pmstore create {path}"),
     (CorruptStoreError, ": pmstore restore makes a store of an epoch in a tier; or take a copy of the file"),
-    (UncleanCopyError, ": close the original and copy it again; or, if its writer had ended by then, pmstore repair accepts this one"),
+    (UncleanCopyError, ": close the original and copy it again; if its writer had ended, pmstore repair accepts this one"),
     (UncleanMachineCrashError, ": pmstore restore makes a store of an epoch in a tier; pmstore repair accepts this one"),
     (StoreLockedError, ": stop it, or wait until it is done"),
     (StoreFullError, ": remove something with pmstore rm, or free space on the file system"),
