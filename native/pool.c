@@ -5,7 +5,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include "filelock.h"
 #include "footer.h"
 #include "heap_state.h"
+#include "holder.h"
 #include "landing.h"
 #include "populate.h"
 #include "recover.h"
@@ -458,9 +458,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
     pool->runs = NULL;
     pms_undo_close(&pool->undo);
     pms_process_close(pool->fd);
-    if (pool->lock_fd >= 0)
-        flock(pool->lock_fd, LOCK_UN); /* last: whoever gets the lock finds a closed store. A child forked just now has not closed its copy */
-    pms_process_close(pool->lock_fd);
+    pms_holder_close(pool->lock_fd); /* last: whoever gets the lock finds a closed store */
     pool->fd = pool->lock_fd = -1;
     pool->block_owner = 0;
     pool->block_depth = 0;

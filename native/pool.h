@@ -2,7 +2,8 @@
  * pms.cdef).
  *
  * Threads: every function may be called from any thread; the operation lock makes them take turns. Arrays are written by
- * anybody, without a call. Forks: in a child every call answers PMS_E_FORKED, and the child's memory is read-only. */
+ * anybody, without a call. Forks: in a child every call answers PMS_E_FORKED, and the child's memory is read-only. What it shows there: in
+ * domain file the state of the fork, for as long as the owner has the store open (readers.h); else the owner's memory, as it is written. */
 #ifndef PMS_POOL_H
 #define PMS_POOL_H
 

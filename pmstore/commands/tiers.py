@@ -18,6 +18,7 @@ from rich.table import Table
 
 from pmstore.commands.app import (
     Json,
+    Mode,
     StorePath,
     app,
     console,
@@ -30,6 +31,7 @@ from pmstore.commands.app import (
     writing,
 )
 from pmstore.errors import PmstoreError
+from pmstore.newfile import PRIVATE
 from pmstore.words import counted
 
 __all__ = ["epochs", "export_tier", "flush", "restore", "trust"]
@@ -243,6 +245,7 @@ def export_tier(
     group: Annotated[str, typer.Option("--group", help="Only what is in this group, such as run/model.")] = "",
     run: Run = None,
     rank: Rank = 0,
+    mode: Mode = PRIVATE,
 ) -> None:
     """Writes an epoch's arrays to a safetensors file. Tensors too; without a store in between.
 
@@ -251,5 +254,5 @@ def export_tier(
     from pmstore import tiers
 
     with _told(), _bar(f"writing {to.name}") as bar:
-        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank, progress=bar)
+        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank, progress=bar, mode=mode)
     typer.echo(f"epoch {number}: {counted(len(names), 'tensor')} written to {to}")
