@@ -1,4 +1,4 @@
-# make demo | test | native-test | fuzz | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
+# make demo | test | native-test | fuzz | fuzz-formats | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
 #      lint tidy | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
 
-.PHONY: all demo test native-test fuzz asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
+.PHONY: all demo test native-test fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -33,6 +33,12 @@ native-test:
 
 fuzz:
 	$(MAKE) -C native fuzz
+
+# Dumps, npz, safetensors and manifests, damaged and forged: FORMATS_SECONDS together.
+FORMATS_SECONDS ?= 600
+FORMATS_SEED ?= 2
+fuzz-formats: $(STAMP)
+	$(PY) -m crashtests.formats --seconds $(FORMATS_SECONDS) --seed $(FORMATS_SEED)
 
 # Python tests with an engine built under AddressSanitizer (gcc). Its allocator also stands in for Python's, so that a view or a buffer that
 # outlives its memory is seen. Leaks are not asked for: the interpreter has some. Run from build/asan, so that children import that engine, too.

@@ -48,6 +48,19 @@ def check(store: pmstore.Store) -> int:
     return step
 
 
+def flush(store: pmstore.Store, url: Path, scratch: Path) -> None:
+    """One that reports success has an epoch that restore takes: it is shown. Raises: AssertionError; what flush raises."""
+    handle = store.flush("t", wait=True)
+    step = int(store["step"])
+    report = pmstore.restore(scratch, url)
+    try:
+        assert (report.epoch, report.skipped) == (handle.epoch, ()), f"a flush of epoch {handle.epoch} succeeded: {report}"
+        with pmstore.open(scratch, "r") as restored:
+            assert check(restored) == step
+    finally:
+        scratch.unlink()
+
+
 def begin(path: Path, url: Path) -> pmstore.Store:
     store = pmstore.open(path, "w", domain="process", size="1MiB")
     store.zeros("hot", LENGTH)
@@ -59,18 +72,19 @@ def begin(path: Path, url: Path) -> pmstore.Store:
 
 def trace(recorder: ctypes.CDLL, folder: Path, target: Path, steps: int) -> None:
     """Flushes a step at a time, closes half way and goes on; restores after each."""
-    store = begin(folder.with_name("trace.pm"), folder / "deep" / "tier")
+    url, scratch = folder / "deep" / "tier", folder.with_name("trace-restored.pm")
+    store = begin(folder.with_name("trace.pm"), url)
     recorder.recorder_start(str(folder).encode(), str(target).encode())
     for step in range(1, steps + 1):
         one_step(store, step)
-        store.flush("t", wait=True)
+        flush(store, url, scratch)
         recorder.recorder_mark(ctypes.c_uint64(step))
         if step == steps // 2:
             store.close()
             store = pmstore.open(folder.with_name("trace.pm"))
-            store.flush("t", wait=True)  # the same commit, by another process
+            flush(store, url, scratch)  # the same commit, by another process
             recorder.recorder_mark(ctypes.c_uint64(step))
-    pmstore.restore(folder / "restored.pm", folder / "deep" / "tier")
+    pmstore.restore(folder / "restored.pm", url)
     recorder.recorder_mark(ctypes.c_uint64(RESTORED + steps))
     store.close()
 
@@ -107,13 +121,13 @@ def faults(recorder: ctypes.CDLL, folder: Path, error: int, stride: int) -> int:
         with suppress(OSError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old epochs that could not be deleted
             store.flush("t", wait=True)
-            acknowledged = step
+            acknowledged = step  # and below it is restored
             store.drain()
             pmstore.restore(scratch, url)
         used = recorder.recorder_fail(ctypes.c_long(0), ctypes.c_int(0))
         scratch.unlink(missing_ok=True)
         report = pmstore.restore(scratch, url)
-        with pmstore.open(scratch) as restored:
+        with pmstore.open(scratch, "r") as restored:
             found = check(restored)
         scratch.unlink()
         assert found >= acknowledged, f"operation {operation}: step {acknowledged} was acknowledged, {found} is there"

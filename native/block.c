@@ -375,7 +375,7 @@ int pms_block_depth(struct pms_pool *pool)
 uint64_t pms_epoch(struct pms_pool *pool)
 {
     if (pms_pool_forked(pool)) /* the lock may be held for ever; the views are there if the parent was neither opening nor closing */
-        return atomic_load(&pool->capture.forked) && !pool->closed ? pms_pool_root(pool)->epoch : 0;
+        return atomic_load(&pool->capture.forked) && !atomic_load(&pool->capture.unreadable) && !pool->closed ? pms_pool_root(pool)->epoch : 0;
     pthread_mutex_lock(&pool->op); /* else a close in another thread might unmap it under the read */
     uint64_t epoch = pool->closed ? 0 : pms_pool_root(pool)->epoch;
     pthread_mutex_unlock(&pool->op);

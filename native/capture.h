@@ -25,6 +25,7 @@ struct pms_capture {
     bool read_only;
     bool hot;
     _Atomic int forked;      /* this process is a child of the store's owner */
+    _Atomic int unreadable;  /* and what it would read may be of several commits: no page can be read */
     uint8_t *heat;           /* a page's captures in consecutive transactions */
     struct pms_stream stream[64];
     struct pms_density density[64];

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -52,19 +53,36 @@ uint64_t pms_debug_primitives(void) { return atomic_load(&seen); }
 
 /* ---- for programs that are run by `pmstore crashtest` ---- */
 
+/* secure_getenv: not in a program that runs with rights of its own (setuid). */
+static bool is_board(int fd)
+{
+    const char *token = secure_getenv("PMSTORE_CRASH_TOKEN");
+    struct pms_debug_board found;
+    struct stat st;
+    return token && strlen(token) == sizeof found.token && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+           st.st_size == (off_t)sizeof found && st.st_uid == geteuid() && pread(fd, &found, sizeof found, 0) == (ssize_t)sizeof found &&
+           memcmp(found.magic, PMS_DEBUG_MAGIC, sizeof found.magic) == 0 && memcmp(found.token, token, sizeof found.token) == 0;
+}
+
+static struct pms_debug_board *map_board(const char *path)
+{
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    void *page = is_board(fd) ? mmap(NULL, sizeof *pms_debug_board, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    close(fd);
+    return page == MAP_FAILED ? NULL : page;
+}
+
 void pms_debug_opened(const char *path)
 {
     static atomic_flag once = ATOMIC_FLAG_INIT;
-    const char *board = getenv("PMSTORE_CRASH_BOARD"), *at = getenv("PMSTORE_CRASH_AT");
+    const char *board = secure_getenv("PMSTORE_CRASH_BOARD"), *at = getenv("PMSTORE_CRASH_AT");
     if (!board || atomic_flag_test_and_set(&once))
         return;
-    int fd = open(board, O_RDWR | O_CLOEXEC);
-    void *page = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *pms_debug_board, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (fd >= 0)
-        close(fd);
-    if (page == MAP_FAILED)
+    pms_debug_board = map_board(board);
+    if (!pms_debug_board)
         return;
-    pms_debug_board = page;
     snprintf(pms_debug_board->path, sizeof pms_debug_board->path, "%s", path);
     pms_debug_kill_at(at ? strtoull(at, NULL, 10) : 0);
 }

@@ -1,5 +1,6 @@
 #include "filelock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "holder.h"
 #include "process.h"
 
 #define POLL_NS 5000000ll
@@ -32,7 +34,7 @@ static int64_t now_ns(void)
 static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *error)
 {
     int64_t end = now_ns() + timeout_ns;
-    while (flock(fd, how | LOCK_NB) != 0) {
+    while (pms_holder_lock(fd, how) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return pms_fail_errno(error, "locking the store");
         if (timeout_ns >= 0 && now_ns() >= end)
@@ -43,10 +45,19 @@ static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *er
     return PMS_OK;
 }
 
+static bool same(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
+
 static bool same_file(int fd, const char *path)
 {
     struct stat a, b;
-    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return fstat(fd, &a) == 0 && lstat(path, &b) == 0 && same(&a, &b);
+}
+
+/* The file that is locked still has the name. */
+static bool lock_is_of(int lock_fd, const char *path)
+{
+    struct stat a, b;
+    return pms_holder_stat(lock_fd, &a) == 0 && lstat(path, &b) == 0 && same(&a, &b);
 }
 
 /* ---- the path ---- */
@@ -95,8 +106,54 @@ static int directory_fd(const char *path)
 
 /* ---- creating ---- */
 
-/* A new file beside the path, locked before anybody can know its name: it becomes the store by one rename. */
-static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error)
+/* Whether it is a name that try_create_temp makes for this store: .BASE.PID.SALT.new */
+static bool is_temp_name(const char *name, const char *base)
+{
+    char prefix[NAME_MAX + 1];
+    int n = snprintf(prefix, sizeof prefix, ".%.200s.", base);
+    long pid;
+    unsigned salt;
+    int end = 0;
+    return strncmp(name, prefix, (size_t)n) == 0 && sscanf(name + n, "%ld.%8x.new%n", &pid, &salt, &end) == 2 && end > 0 &&
+           name[n + end] == '\0' && pid > 0;
+}
+
+/* What a creator that died left: a file of its name, nobody's lock, and empty or a store (or not yet one: zeros where its magic will be). */
+static void remove_if_left(const char *path)
+{
+    char magic[8] = {0};
+    static const char none[sizeof magic];
+    struct stat st;
+    int fd = pms_process_open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0 && same_file(fd, path)) {
+        ssize_t n = pread(fd, magic, sizeof magic, 0);
+        if (n == 0 || (n == (ssize_t)sizeof magic && (memcmp(magic, PMS_MAGIC, sizeof magic) == 0 || memcmp(magic, none, sizeof none) == 0)))
+            unlink(path);
+    }
+    pms_process_close(fd);
+}
+
+static void remove_leftovers(const struct pms_files *f)
+{
+    const char *slash = strrchr(f->path, '/');
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%.*s", slash == f->path ? 1 : (int)(slash - f->path), f->path);
+    DIR *dir = opendir(path);
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        if (!is_temp_name(entry->d_name, slash + 1))
+            continue;
+        if (snprintf(path, sizeof path, "%.*s/%s", (int)(slash - f->path), f->path, entry->d_name) < (int)sizeof path)
+            remove_if_left(path);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+/* A new file beside the path, locked before anybody can know its name: it becomes the store by one rename. *retry: somebody who creates the
+ * same store found it before it was locked, and removed it. */
+static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct pms_error *error)
 {
     uint32_t salt = 0;
     const char *slash = strrchr(f->path, '/');
@@ -117,10 +174,30 @@ static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error
     f->created = true;
     if (mode)
         (void)!fchmod(f->fd, mode & 0777);
-    f->lock_fd = pms_process_open(f->temp_path, O_RDWR, 0);
+    f->lock_fd = pms_holder_open(f->temp_path, O_RDWR | O_NOFOLLOW);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");
-    return lock_within(f->lock_fd, LOCK_EX, 0, error);
+    int status = lock_within(f->lock_fd, LOCK_EX, -1, error); /* held for a moment by who looks at it */
+    *retry = status == PMS_OK && !lock_is_of(f->lock_fd, f->temp_path);
+    return status;
+}
+
+static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error)
+{
+    bool retry = false;
+    remove_leftovers(f);
+    int status = try_create_temp(f, mode, &retry, error);
+    for (int i = 0; retry && i < TRIES; i++) {
+        pms_process_close(f->fd);
+        pms_holder_close(f->lock_fd);
+        free(f->temp_path);
+        f->fd = f->lock_fd = -1;
+        f->temp_path = NULL;
+        f->created = false;
+        status = try_create_temp(f, mode, &retry, error);
+    }
+    return status == PMS_OK && retry ? pms_fail(error, PMS_E_STATE, "the new store's file is removed again and again by somebody else")
+                                     : status;
 }
 
 static int rename_new(const char *from, const char *to)
@@ -146,7 +223,7 @@ int pms_files_publish(struct pms_files *f, struct pms_error *error)
     f->temp_path = NULL;
     f->created = false;
     if (f->old_lock_fd >= 0)
-        pms_process_close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
+        pms_holder_close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
     f->old_lock_fd = -1;
     int dir = directory_fd(f->path);
     int err = dir < 0 || fsync(dir) != 0 ? errno : 0; /* the name, before open returns */
@@ -158,22 +235,17 @@ int pms_files_publish(struct pms_files *f, struct pms_error *error)
 
 /* ---- opening ---- */
 
-static int check_regular(int fd, uint64_t *bytes, mode_t *mode, struct pms_error *error)
+static int check_regular(const struct stat *st, struct pms_error *error)
 {
-    struct stat st;
-    if (fstat(fd, &st) != 0)
-        return pms_fail_errno(error, "looking at the store's file");
-    if (S_ISDIR(st.st_mode)) {
+    if (S_ISDIR(st->st_mode)) {
         errno = EISDIR;
         return pms_fail_errno(error, "opening the store");
     }
-    if (S_ISCHR(st.st_mode)) /* devdax is one: it has no length, no directory to rename in, and no writes to format it with */
+    if (S_ISCHR(st->st_mode)) /* devdax is one: it has no length, no directory to rename in, and no writes to format it with */
         return pms_fail(error, PMS_E_INVALID, "a device, not a file: give persistent memory a DAX file system "
                                               "(ndctl create-namespace --mode=fsdax, mount -o dax)");
-    if (!S_ISREG(st.st_mode))
+    if (!S_ISREG(st->st_mode))
         return pms_fail(error, PMS_E_INVALID, "not a regular file");
-    *bytes = (uint64_t)st.st_size;
-    *mode = st.st_mode;
     return PMS_OK;
 }
 
@@ -181,14 +253,15 @@ static int check_regular(int fd, uint64_t *bytes, mode_t *mode, struct pms_error
 static int open_locked(struct pms_files *f, const struct pms_options *o, bool *retry, struct pms_error *error)
 {
     bool reading = o->mode == PMS_MODE_READ;
-    int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK;
-    uint64_t bytes;
-    mode_t mode;
+    int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK | O_NOFOLLOW; /* links were followed when the path was resolved */
+    struct stat locked, data;
     *retry = false;
-    f->lock_fd = pms_process_open(f->path, flags, 0);
+    f->lock_fd = pms_holder_open(f->path, flags);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the store");
-    int status = check_regular(f->lock_fd, &bytes, &mode, error);
+    if (pms_holder_stat(f->lock_fd, &locked) != 0)
+        return pms_fail_errno(error, "looking at the store's file");
+    int status = check_regular(&locked, error);
     if (!status)
         status = lock_within(f->lock_fd, reading ? LOCK_SH : LOCK_EX, o->lock_timeout_ns, error);
     if (status)
@@ -196,12 +269,8 @@ static int open_locked(struct pms_files *f, const struct pms_options *o, bool *r
     f->fd = pms_process_open(f->path, flags, 0);
     if (f->fd < 0 && errno != ENOENT)
         return pms_fail_errno(error, "opening the store");
-    struct stat a, b;
-    *retry = f->fd < 0 || !same_file(f->lock_fd, f->path) || fstat(f->fd, &a) != 0 || fstat(f->lock_fd, &b) != 0 ||
-             a.st_ino != b.st_ino || a.st_dev != b.st_dev;
-    if (*retry)
-        return PMS_OK;
-    return check_regular(f->fd, &bytes, &mode, error);
+    *retry = f->fd < 0 || !lock_is_of(f->lock_fd, f->path) || fstat(f->fd, &data) != 0 || !same(&data, &locked);
+    return PMS_OK;
 }
 
 /* An existing file that is to be replaced: its lock is held until the new one has its name. */
@@ -217,8 +286,8 @@ static int replace_locked(struct pms_files *f, mode_t mode, struct pms_error *er
 static void drop(struct pms_files *f)
 {
     pms_process_close(f->fd);
-    pms_process_close(f->lock_fd);
-    pms_process_close(f->old_lock_fd);
+    pms_holder_close(f->lock_fd);
+    pms_holder_close(f->old_lock_fd);
     f->fd = f->lock_fd = f->old_lock_fd = -1;
 }
 

@@ -1,7 +1,7 @@
 /* Which file is the store, and who may open it.
  *
- * The lock (flock) lives on a descriptor that is never mapped: a mapping or an inherited descriptor would keep a dead
- * trainer's lock alive. Fork children close it. */
+ * The lock (flock) lives on a descriptor that is never mapped and that no fork child gets (holder.h): a mapping or an inherited
+ * descriptor would keep a dead trainer's lock alive. */
 #ifndef PMS_FILELOCK_H
 #define PMS_FILELOCK_H
 
@@ -13,7 +13,7 @@
 struct pms_files {
     char *path;     /* real path; malloc'd */
     int fd;         /* data */
-    int lock_fd;
+    int lock_fd;    /* the holder's */
     bool created;   /* a new, unformatted file under temp_path: publish or discard it */
     char *temp_path;
     bool replaces;  /* publish replaces what is at path, */

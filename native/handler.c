@@ -81,7 +81,14 @@ static bool has_become_writable(const siginfo_t *info, const void *context)
 static bool offer(struct pms_capture *c, const siginfo_t *info, const void *context, bool aloud)
 {
     const unsigned char *addr = info->si_addr;
-    if (addr < c->map->user || addr >= c->map->user + c->map->reserve || !is_write(info, context))
+    if (addr < c->map->user || addr >= c->map->user + c->map->reserve)
+        return false;
+    if (atomic_load(&c->unreadable) && aloud) {
+        say("pmstore: use of an array of a store (domain file) that another process opened: only its own fork children may read it, where the "
+            "system lets them (/proc/self/mem); open it here with mode=\"r\" after it is closed there, or pass copies\n");
+        return false;
+    }
+    if (!is_write(info, context))
         return false;
     if (!atomic_load(&c->forked) && !c->read_only && pms_capture_fault(c, pms_map_offset(c->map, addr)))
         return true;
@@ -214,13 +221,37 @@ void pms_handler_unregister(struct pms_capture *c)
     }
 }
 
-void pms_handler_after_fork_in_child(void (*fn)(struct pms_capture *c))
+static struct pms_capture *forking[PMS_MAX_STORES]; /* one fork at a time: process.c */
+
+void pms_handler_before_fork(void (*fn)(struct pms_capture *c))
+{
+    for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
+        atomic_fetch_add(&inside[i], 1);
+        forking[i] = atomic_load(&store[i]);
+        if (forking[i])
+            fn(forking[i]);
+        else
+            atomic_fetch_sub(&inside[i], 1);
+    }
+}
+
+void pms_handler_after_fork(void (*fn)(struct pms_capture *c))
+{
+    for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
+        if (!forking[i])
+            continue;
+        fn(forking[i]);
+        atomic_fetch_sub(&inside[i], 1);
+    }
+}
+
+void pms_handler_after_fork_in_child(void (*fn)(struct pms_capture *c, bool prepared))
 {
     pthread_mutex_init(&install_lock, NULL); /* another thread may have held it */
     for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
         struct pms_capture *c = atomic_load(&store[i]);
         atomic_store(&inside[i], 0); /* threads that were inside did not come with us */
         if (c)
-            fn(c);
+            fn(c, c == forking[i]);
     }
 }

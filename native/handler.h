@@ -14,7 +14,10 @@ void pms_handler_unregister(struct pms_capture *c); /* no handler is inside c af
 /* Puts the handler first again, chained to the one it finds, if another library took the signal. */
 void pms_handler_install(void);
 
-/* In a fork child: calls fn for every open store. */
-void pms_handler_after_fork_in_child(void (*fn)(struct pms_capture *c));
+/* Around a fork, in the parent: calls fn for every open store; none is taken from the list in between, and after it the same ones come. */
+void pms_handler_before_fork(void (*fn)(struct pms_capture *c));
+void pms_handler_after_fork(void (*fn)(struct pms_capture *c));
+/* In a fork child: calls fn for every open store. prepared: it was one of those before the fork. */
+void pms_handler_after_fork_in_child(void (*fn)(struct pms_capture *c, bool prepared));
 
 #endif

@@ -175,6 +175,9 @@ static int write_record(struct pms_journal *j, const struct pms_change *change, 
 static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run, struct pms_error *error)
 {
     uint32_t crc = 0;
+    int status = pms_readers_keep(&j->readers, j->map, run->page, run->pages, error);
+    if (status)
+        return status;
     for (uint64_t done = 0; done < run->pages;) {
         uint64_t n = PMS_JOURNAL_CHUNK / PMS_PAGE;
         size_t bounced = 0;
@@ -402,8 +405,11 @@ static void *reserve(size_t bytes)
     return at == MAP_FAILED ? NULL : at;
 }
 
+struct pms_readers *pms_journal_readers(struct pms_journal *j) { return &j->readers; }
+
 static void release(struct pms_journal *j)
 {
+    pms_readers_close(&j->readers);
     if (j->marks)
         munmap((void *)j->marks, j->marks_bytes);
     if (j->record)
@@ -501,6 +507,7 @@ int pms_journal_open(struct pms_journal **journal, struct pms_map *map, const st
         return pms_fail_errno(error, "memory for the journal");
     j->map = map;
     j->home_fd = j->direct = -1;
+    pms_readers_open(&j->readers);
     int status = acquire(j, super, error);
     if (!status)
         status = load_anchor(j, super, tx, error);

@@ -15,6 +15,7 @@
 #include <pthread.h>
 
 #include "map.h"
+#include "readers.h"
 
 struct pms_journal;
 
@@ -68,6 +69,8 @@ void pms_journal_set_super(struct pms_journal *journal, const struct pms_superbl
 
 struct pms_journal_stats { uint64_t commits, commit_syncs, home_syncs, journal_bytes, home_bytes, straight_bytes, waits; };
 void pms_journal_stats(struct pms_journal *journal, struct pms_journal_stats *stats);
+
+struct pms_readers *pms_journal_readers(struct pms_journal *journal); /* fork children, from which later home writes are hidden */
 
 /* Drains, stops the thread, frees. After a fork in the child: only frees (pass in_child = true). */
 int pms_journal_close(struct pms_journal *journal, bool in_child, struct pms_error *error);

@@ -83,6 +83,9 @@ static int home_pages(struct batch *b, uint64_t page, uint64_t pages, uint64_t i
 {
     struct pms_journal *j = b->journal;
     int fd = pms_journal_fd_of(j, pages, j->home_fd);
+    int kept = pms_readers_keep(&j->readers, j->map, page, pages, error);
+    if (kept)
+        return kept;
     for (uint64_t done = 0, n; done < pages; done += n) {
         const unsigned char *images;
         int status = load(b, image + done * PMS_PAGE, &images, &n, error);

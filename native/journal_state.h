@@ -26,6 +26,7 @@ struct pms_journal {
     /* For each page of the map's reserve: transaction << 1 of its newest journaled image, or transaction << 1 | 1 if it was written
      * straight home since. Set after the sync that made it durable. Untouched parts cost nothing. */
     _Atomic uint64_t *marks;
+    struct pms_readers readers;
     struct pms_record *record; /* header and runs being built: room for one run for each page of the reserve */
     size_t marks_bytes, record_bytes;
     unsigned char *bounce; /* PMS_JOURNAL_CHUNK: copies of pages, as they are written */

@@ -5,14 +5,15 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "debug.h"
 #include "filelock.h"
 #include "footer.h"
 #include "heap_state.h"
+#include "holder.h"
 #include "landing.h"
 #include "populate.h"
 #include "recover.h"
@@ -161,6 +162,10 @@ static void fill_info(struct pms_pool *pool)
     info->opens = pool->session.opens;
     info->unclean_opens = pool->session.unclean;
     memcpy(info->uuid, pool->super.uuid, sizeof info->uuid);
+    struct stat st = {0}; /* unknown is 0: no file has that inode, and nothing is as private */
+    (void)fstat(pool->fd, &st);
+    info->inode = st.st_ino;
+    info->permissions = st.st_mode & 0777;
 }
 
 static int create(struct pms_pool *pool, struct pms_files *files, const struct pms_options *o, struct pms_error *error)
@@ -463,9 +468,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
     pool->runs = NULL;
     pms_undo_close(&pool->undo);
     pms_process_close(pool->fd);
-    if (pool->lock_fd >= 0)
-        flock(pool->lock_fd, LOCK_UN); /* last: whoever gets the lock finds a closed store. A child forked just now has not closed its copy */
-    pms_process_close(pool->lock_fd);
+    pms_holder_close(pool->lock_fd); /* last: whoever gets the lock finds a closed store */
     pool->fd = pool->lock_fd = -1;
     pms_block_forget(pool);
     pthread_cond_broadcast(&pool->block_left);

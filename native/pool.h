@@ -2,7 +2,8 @@
  * pms.cdef).
  *
  * Threads: every function may be called from any thread; the operation lock makes them take turns. Arrays are written by
- * anybody, without a call. Forks: in a child every call answers PMS_E_FORKED, and the child's memory is read-only. */
+ * anybody, without a call. Forks: in a child every call answers PMS_E_FORKED, and the child's memory is read-only. What it shows there: in
+ * domain file the state of the fork, for as long as the owner has the store open (readers.h); else the owner's memory, as it is written. */
 #ifndef PMS_POOL_H
 #define PMS_POOL_H
 
@@ -50,6 +51,8 @@ struct pms_info { /* fixed from open on */
     uint64_t unclean_opens;
     uint64_t max_bytes;      /* of the file ever; 0 = until the file system is full */
     uint8_t uuid[16];
+    uint64_t inode;          /* of the file: a copy of it has another one */
+    uint64_t permissions;    /* of the file, when it was opened: 0600 and the like */
 };
 
 struct pms_stats {

@@ -14,7 +14,8 @@ struct pms_pool {
     pthread_mutex_t op;         /* the operation lock */
     pthread_cond_t block_left;
     char *path;                 /* real path */
-    int fd, lock_fd;
+    int fd;
+    int lock_fd;                /* the holder's: holder.h */
     uint64_t process;           /* pms_process_generation of its owner */
     struct pms_superblock super;
     struct pms_session session;

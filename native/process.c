@@ -15,11 +15,20 @@ struct kept {
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* no fork while the list and the open descriptors differ */
 static struct kept *list;
 static _Atomic uint64_t generation = 1;
-static void (*after_fork_in_child)(void);
+static struct pms_fork_hooks hooks;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void before_fork(void) { pthread_mutex_lock(&gate); }
-static void after_fork(void) { pthread_mutex_unlock(&gate); }
+static void before_fork(void)
+{
+    pthread_mutex_lock(&gate);
+    hooks.before();
+}
+
+static void after_fork(void)
+{
+    hooks.in_parent();
+    pthread_mutex_unlock(&gate);
+}
 
 static void in_child(void)
 {
@@ -28,14 +37,14 @@ static void in_child(void)
         close(k->fd);
     list = NULL; /* not freed: the allocator's lock is not ours to count on */
     pthread_mutex_unlock(&gate);
-    after_fork_in_child();
+    hooks.in_child();
 }
 
 static void install(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
-void pms_process_prepare(void (*fn)(void))
+void pms_process_prepare(const struct pms_fork_hooks *h)
 {
-    after_fork_in_child = fn;
+    hooks = *h; /* the same each time */
     pthread_once(&once, install);
 }
 

@@ -5,8 +5,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* From now on fn runs in every fork child, after its copies of the descriptors below are closed. Once; later calls do nothing. */
-void pms_process_prepare(void (*in_child)(void));
+/* What runs around every fork from now on: in the parent, before and after it, and in the child, after its copies of the descriptors below
+ * are closed. Once; later calls do nothing. */
+struct pms_fork_hooks {
+    void (*before)(void), (*in_parent)(void), (*in_child)(void);
+};
+void pms_process_prepare(const struct pms_fork_hooks *hooks);
 
 /* open(2) and close(2) of a descriptor that no fork child keeps, not even one forked by another thread between the two halves of
  * either. O_CLOEXEC is added. -1 with errno. */

@@ -113,6 +113,10 @@ class PoolInfo:
     max_bytes: int
     """Of the file ever; 0: until the file system is full."""
     uuid: bytes
+    inode: int
+    """Of the file: a copy has another one."""
+    permissions: int
+    """Of the file, when it was opened."""
 
 
 class SlotPair(NamedTuple):
@@ -466,6 +470,8 @@ class Pool:
             unclean_opens=raw.unclean_opens,
             max_bytes=raw.max_bytes,
             uuid=bytes(_ffi.buffer(raw.uuid)),
+            inode=raw.inode,
+            permissions=raw.permissions,
         )
 
     # -- transactions

@@ -188,7 +188,8 @@ def empty(descriptor: Descriptor, writable: bool) -> Array:
     if not writable:
         return bind(descriptor, b"")
     dtype = numpy_dtype(descriptor)
-    return _made(lambda: np.empty(descriptor.shape, dtype))
+    # Not numpy.empty, which makes elements without bytes (U0) into others, and takes memory for them.
+    return _made(lambda: np.ndarray(descriptor.shape, dtype))
 
 
 def _made(make: Callable[[], Array]) -> Array:

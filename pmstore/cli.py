@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from typing import TextIO
 
 __all__ = ["main"]
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line, as errors are."""
+    from pmstore.commands.app import printable
+
+    print(f"pmstore: {printable(str(message))}", file=sys.stderr)
 
 
 def main() -> None:
@@ -17,6 +33,7 @@ def main() -> None:
             raise
         print(f"pmstore: the command line needs {error.name}: pip install 'pmstore[cli]'", file=sys.stderr)
         sys.exit(2)
+    warnings.showwarning = _show_warning
     try:
         app()
         sys.stdout.flush()

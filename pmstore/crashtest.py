@@ -22,7 +22,6 @@ import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 import threading
@@ -36,6 +35,7 @@ from typing import Any, Literal
 import numpy as np
 
 import pmstore
+from pmstore import crashboard
 from pmstore.errors import PmstoreError
 
 __all__ = ["CrashTestResult", "Kill", "Outcome", "Trial", "crash_test"]
@@ -43,8 +43,6 @@ __all__ = ["CrashTestResult", "Kill", "Outcome", "Trial", "crash_test"]
 Verify = Callable[[pmstore.Store], object]
 
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache")
-_BOARD = struct.Struct("=QQQQ")  # native/debug.h
-_BOARD_BYTES = 4096
 _DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
 _POWER_DOMAINS = ("dax", "file", "emulated")
 
@@ -242,13 +240,8 @@ class _Program:
 
     def run(self, cwd: Path, kill: Kill | None = None, power_seed: int | None = None, *, resumed: bool = False) -> _Run:
         board, output = cwd.with_name(cwd.name + ".board"), cwd.with_name(cwd.name + ".output")
-        board.write_bytes(bytes(_BOARD_BYTES))
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PMSTORE_CRASH_")}
-        environment["PMSTORE_CRASH_BOARD"] = str(board)
-        if kill is not None and kill.primitive:
-            environment["PMSTORE_CRASH_AT"] = str(kill.primitive)
-            if power_seed is not None:
-                environment["PMSTORE_CRASH_POWER"] = str(power_seed)
+        point = kill.primitive if kill is not None else 0
+        environment = crashboard.environment(board, at=point, power_seed=power_seed)
         patience = kill.delay_seconds if kill is not None and not kill.primitive else self.timeout_seconds
         with output.open("wb") as file:
             with self._lock:
@@ -278,10 +271,9 @@ class _Program:
                 child.wait()
                 with self._lock:
                     self._running.discard(child)
-        primitives, acknowledged, domain, _ = _BOARD.unpack_from(raw := board.read_bytes())
-        path = raw[_BOARD.size :].split(b"\0", 1)[0]
+        seen = crashboard.read(board)
         said = output.read_bytes()[-400:].decode(errors="replace").strip()
-        return _Run(child.returncode, said, primitives, acknowledged, _DOMAINS.get(domain, ""), os.fsdecode(path))
+        return _Run(child.returncode, said, seen.primitives, seen.acknowledged, _DOMAINS.get(seen.domain, ""), seen.path)
 
 
 @dataclass(frozen=True)

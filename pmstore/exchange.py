@@ -11,22 +11,25 @@ import base64
 import contextlib
 import json
 import os
-import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from pmstore import values
-from pmstore.containers import Group
-from pmstore.errors import CorruptStoreError, NameExistsError
+from pmstore.containers import Group, split_name
+from pmstore.errors import NameExistsError
 from pmstore.extras import optional
 from pmstore.lists import List
+from pmstore.newfile import PRIVATE, new_file
+from pmstore.npz import NpzFile
 from pmstore.slots import Slots
+from pmstore.untrusted import sound
+from pmstore.words import is_own_name, warn_of_own_names
 
 OURS = "pmstore"
 """The metadata key of safetensors, and the member of npz, that hold what the format has no place for."""
@@ -57,6 +60,8 @@ def _is_tensor(value: Any) -> bool:
 
 def _flat(group: Group, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name in group:
+        if not group.name and is_own_name(name):
+            continue
         item = group[name]
         if isinstance(item, Slots):
             item = item.current  # the version before is nobody's concern
@@ -93,8 +98,7 @@ class _Parts:
             if key in self.arrays or key == OURS:
                 raise ValueError(f"two names of the store are {key!r} in the file: choose another --separator")
             self.arrays[key] = value
-            if key.replace(description["separator"], "/") != joined:
-                description["paths"][key] = joined
+            self._note_path(key, joined, description)
             if _is_tensor(value):
                 kinds = (
                     "requires_grad" if value.requires_grad else "",
@@ -105,25 +109,15 @@ class _Parts:
         description["values"][joined] = base64.b64encode(values.encode(value)).decode()
         if type(value) is str and key != OURS:
             self.texts[key] = value
+            self._note_path(key, joined, description)
+
+    def _note_path(self, key: str, joined: str, description: dict[str, Any]) -> None:
+        if key.replace(description["separator"], "/") != joined:
+            description["paths"][key] = joined
 
 
 def _dtype_name(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
-
-
-def _new_file(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
-    """The file is at the path when it is whole and durable, or not at all."""
-    target = Path(path)
-    if os.path.lexists(target):
-        raise FileExistsError(17, "the file exists: give another path, or remove it first", str(target))
-    part = target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    try:
-        write(part)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.rename(part, target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _refuse(wrong: list[str], what: str) -> None:
@@ -135,9 +129,9 @@ def _refuse(wrong: list[str], what: str) -> None:
 # ---- export ----------------------------------------------------------------------------------------------------------------
 
 
-def export_safetensors(group: Group, path: str | os.PathLike[str], *, separator: str = ".") -> int:
+def export_safetensors(group: Group, path: str | os.PathLike[str], *, separator: str = ".", mode: int = PRIVATE) -> int:
     """Writes the store, or one of its groups, as safetensors. Returns the number of arrays. Nothing is copied on the way but
-    arrays that are not in C order.
+    arrays that are not in C order. The file is durable on return. mode: its permissions.
 
     Raises: TypeError naming arrays of a dtype that safetensors has not; FileExistsError; ModuleNotFoundError.
     """
@@ -159,16 +153,24 @@ def export_safetensors(group: Group, path: str | os.PathLike[str], *, separator:
             dtype=_dtype_name(dense), shape=list(value.shape), data_ptr=address, data_len=nbytes
         )
     metadata = {**parts.texts, OURS: json.dumps(parts.description)}
-    _new_file(path, lambda part: safetensors.serialize_file(specs, part, metadata))
+    with new_file(path, mode) as file:
+        safetensors.serialize_file(specs, file.name, metadata)
     return len(specs)
 
 
 def export_npz(
-    group: Group, path: str | os.PathLike[str], *, separator: str = "/", compress: bool = False, progress: Progress = _nothing
+    group: Group,
+    path: str | os.PathLike[str],
+    *,
+    separator: str = "/",
+    compress: bool = False,
+    mode: int = PRIVATE,
+    progress: Progress = _nothing,
 ) -> int:
-    """Writes the store, or one of its groups, as npz. Returns the number of arrays. Tensors become arrays.
+    """Writes the store, or one of its groups, as npz. Returns the number of arrays. Tensors become arrays. The file is
+    durable on return.
 
-    progress: called with bytes written since.
+    mode: its permissions. progress: called with bytes written since.
     Raises: TypeError naming tensors of a dtype that numpy has not; FileExistsError.
     """
     parts = _Parts(group, separator)
@@ -181,25 +183,114 @@ def export_npz(
             wrong.append(f"{key} ({_dtype_name(value)})")
     _refuse(wrong, "npz")
 
-    def write(part: Path) -> None:
-        method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
-        with zipfile.ZipFile(part, "x", method, allowZip64=True) as file:
-            described = np.frombuffer(msgpack.packb(parts.description), np.uint8)
-            for key, value in [*arrays.items(), (OURS, described)]:
-                with file.open(f"{key}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, value, allow_pickle=False)
-                progress(value.nbytes)
-
-    _new_file(path, write)
+    method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    with new_file(path, mode) as out, zipfile.ZipFile(out, "w", method, allowZip64=True) as file:
+        described = np.frombuffer(msgpack.packb(parts.description), np.uint8)
+        for key, value in [*arrays.items(), (OURS, described)]:
+            with file.open(f"{key}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, value, allow_pickle=False)
+            progress(value.nbytes)
     return len(arrays)
 
 
-# ---- import ----------------------------------------------------------------------------------------------------------------
+# ---- import: what the file says ---------------------------------------------------------------------------------------------
 
 
-def _place(description: Mapping[str, Any], separator: str, key: str) -> str:
-    path = description.get("paths", {}).get(key)
-    return path if isinstance(path, str) else key.replace(description.get("separator", separator), "/")
+class _Items(list[Any]):
+    """What becomes a persistent list."""
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What a file that is ours says of itself, checked: of another, nothing."""
+
+    separator: str
+    order: Mapping[str, int]
+    groups: Sequence[str]
+    lists: Mapping[str, int]
+    values: Mapping[str, str]
+    paths: Mapping[str, str]
+    tensors: Mapping[str, Sequence[str]]
+    """By their names in the file; "parameter" and "requires_grad" of those that are."""
+
+    @classmethod
+    def of(cls, said: Any, separator: str) -> _Description:
+        """Raises: ValueError."""
+
+        def must(right: bool, what: str) -> None:
+            if not right:
+                raise ValueError(f"the metadata {OURS!r} are damaged: {what}")
+
+        def is_texts(each: Any) -> bool:
+            return isinstance(each, list) and all(type(text) is str for text in each)
+
+        must(isinstance(said, dict), "no map")
+        said = {**_EMPTY, "separator": separator, **said}
+        must(type(said["separator"]) is str and said["separator"] != "", "the separator")
+        for key in ("order", "groups"):
+            must(is_texts(said[key]), key)
+        for key, kind in (("lists", int), ("values", str), ("paths", str)):
+            entries = said[key]
+            must(isinstance(entries, dict) and all(type(k) is str and type(v) is kind for k, v in entries.items()), key)
+        must(all(length >= 0 for length in said["lists"].values()), "the length of a list")
+        tensors = said["tensors"]
+        must(isinstance(tensors, list) and all(is_texts(entry) and entry for entry in tensors), "tensors")
+        return cls(
+            said["separator"],
+            {path: at for at, path in enumerate(said["order"])},
+            said["groups"],
+            said["lists"],
+            said["values"],
+            said["paths"],
+            {entry[0]: entry[1:] for entry in tensors},
+        )
+
+    def place(self, key: str) -> str:
+        """Where in the store it goes what has that name in the file."""
+        return self.paths.get(key, key.replace(self.separator, "/"))
+
+
+class _Plan:
+    """What an import puts where: by path in the group, in order. All names are checked before anything is put.
+
+    Raises: ValueError.
+    """
+
+    def __init__(self, description: _Description, texts: Mapping[str, str], arrays: Mapping[str, Callable[[], Any]]) -> None:
+        """texts: of other programs. arrays: functions that read them, by their names in the file."""
+        found: dict[str, Callable[[], Any] | None] = {}
+
+        def add(path: str, read: Callable[[], Any] | None) -> None:
+            if path in found:
+                raise ValueError(f"the name {path!r} occurs twice")
+            found[path] = read
+
+        for key, read in arrays.items():
+            add(description.place(key), read)
+        for path, encoded in description.values.items():
+            add(path, partial(_value, encoded))
+        taken = set(found)
+        for key, text in texts.items():
+            if description.place(key) not in taken:  # else it is ours, there for other programs
+                add(description.place(key), partial(str, text))
+        for path, length in description.lists.items():
+            missing = next((at for at in range(length) if f"{path}/{at}" not in found), None)
+            if missing is not None:
+                raise ValueError(f"the metadata {OURS!r} are damaged: the list {path!r} lacks item {missing}")
+            add(path, partial(_items, [found.pop(f"{path}/{at}") for at in range(length)]))
+        for path in description.groups:
+            add(path, None)
+        for path in found:
+            split_name(path)
+        self.steps = sorted(found.items(), key=lambda step: description.order.get(step[0], len(description.order)))
+
+
+def _value(encoded: str) -> Any:
+    return values.decode(base64.b64decode(encoded))
+
+
+def _items(reads: list[Any]) -> _Items:
+    return _Items(read() for read in reads)
 
 
 def _put(group: Group, name: str, value: Any, replace: bool) -> None:
@@ -214,41 +305,34 @@ def _put(group: Group, name: str, value: Any, replace: bool) -> None:
         group[name] = value
 
 
-class _Items(list[Any]):
-    """What becomes a persistent list."""
-
-
-def _import(
-    group: Group,
-    description: Any,
-    texts: Mapping[str, str],
-    arrays: Mapping[str, Callable[[], Any]],
-    separator: str,
-    replace: bool,
-    progress: Progress,
-) -> int:
-    """arrays: by their names in the file, functions that read them."""
-    try:
-        order = {path: at for at, path in enumerate(description.get("order", ()))}
-        placed: dict[str, Callable[[], Any]] = {_place(description, separator, key): read for key, read in arrays.items()}
-        for path, encoded in description.get("values", {}).items():
-            placed[path] = partial(values.decode, base64.b64decode(encoded))
-        for key, text in texts.items():  # those of other programs
-            placed.setdefault(_place(description, separator, key), partial(str, text))
-        items = {path: [placed.pop(f"{path}/{at}") for at in range(length)] for path, length in description["lists"].items()}
-        groups = list(description["groups"])
-    except (AttributeError, TypeError, ValueError, LookupError) as error:
-        raise CorruptStoreError(f"the file's metadata {OURS!r} is damaged: {error!r}") from error
-    for path in sorted({*placed, *items, *groups}, key=lambda path: order.get(path, len(order))):
-        if path in placed:
-            value = placed[path]()
+def _import(group: Group, source: str, plan: _Plan, replace: bool, progress: Progress) -> None:
+    left_out: list[str] = []
+    for path, read in plan.steps:
+        if is_own_name(f"{group.name}/{path}" if group.name else path):
+            left_out.append(path)
+        elif read is None:
+            group.group(path)
+        else:
+            with sound(f"{source}: {path!r}"):
+                value = read()
             _put(group, path, value, replace)
             progress(getattr(value, "nbytes", 0))
-        elif path in items:
-            _put(group, path, _Items(read() for read in items[path]), replace)
-        else:
-            group.group(path)
-    return len(arrays)
+    warn_of_own_names(source, left_out, 3)
+
+
+def _tensor(read: Callable[[], Any], kinds: Sequence[str]) -> Any:
+    with optional:
+        import torch
+
+    value = read()
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if "parameter" in kinds:
+        return torch.nn.Parameter(value, "requires_grad" in kinds)
+    return value.requires_grad_("requires_grad" in kinds)
+
+
+# ---- import ----------------------------------------------------------------------------------------------------------------
 
 
 def import_safetensors(
@@ -265,41 +349,31 @@ def import_safetensors(
     What `export_safetensors` wrote comes back as it was. Of other files, separators in names become groups, the arrays numpy
     arrays, but torch tensors where numpy lacks the dtype or tensors is set, and the metadata str values.
 
-    Raises: NameExistsError unless replace is set; CorruptStoreError; ModuleNotFoundError for torch, where it is needed.
+    Raises: NameExistsError unless replace is set; CorruptStoreError that names the file and the place; PmstoreError if there is
+        not enough memory for an array; OSError; ModuleNotFoundError for torch, where it is needed.
     """
     with optional:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
-    try:
-        with safe_open(path, "numpy") as file:
+    source = os.fspath(path)
+    with contextlib.ExitStack() as stack:
+        with sound(source):
+            file = stack.enter_context(safe_open(path, "numpy"))
             metadata = dict(file.metadata() or {})
             dtypes = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 # no mapping
-            description = {**_EMPTY, **json.loads(metadata.pop(OURS, "{}"))}
-            recorded = {entry[0]: entry[1:] for entry in description["tensors"]}
-            arrays: dict[str, Callable[[], Any]] = {}
-            with contextlib.ExitStack() as stack:
-                torch_file: Any = None
-                for key, dtype in dtypes.items():
-                    if tensors or key in recorded or dtype == "BF16" or dtype.startswith("F8"):
-                        torch_file = torch_file or stack.enter_context(safe_open(path, "pt"))
-                        arrays[key] = partial(_tensor, partial(torch_file.get_tensor, key), recorded.get(key, ()))
-                    else:
-                        arrays[key] = partial(file.get_tensor, key)
-                return _import(group, description, metadata, arrays, separator, replace, progress)
-    except (SafetensorError, json.JSONDecodeError, LookupError, AttributeError) as error:
-        raise CorruptStoreError(f"{os.fspath(path)}: not a sound safetensors file: {error}") from error
-
-
-def _tensor(read: Callable[[], Any], kinds: Any) -> Any:
-    with optional:
-        import torch
-
-    value = read()
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
-    if "parameter" in kinds:
-        return torch.nn.Parameter(value, "requires_grad" in kinds)
-    return value.requires_grad_("requires_grad" in kinds)
+            description = _Description.of(json.loads(metadata.pop(OURS, "{}")), separator)
+        arrays: dict[str, Callable[[], Any]] = {}
+        torch_file: Any = None
+        for key, dtype in dtypes.items():
+            if tensors or key in description.tensors or dtype == "BF16" or dtype.startswith("F8"):
+                torch_file = torch_file or stack.enter_context(safe_open(path, "pt"))
+                arrays[key] = partial(_tensor, partial(torch_file.get_tensor, key), description.tensors.get(key, ()))
+            else:
+                arrays[key] = partial(file.get_tensor, key)
+        with sound(source):
+            plan = _Plan(description, metadata, arrays)
+        _import(group, source, plan, replace, progress)
+        return len(arrays)
 
 
 def import_npz(
@@ -309,24 +383,29 @@ def import_npz(
     separator: str = "/",
     replace: bool = False,
     tensors: bool = False,
+    inflated_most: int | None = None,
     progress: Progress = _nothing,
 ) -> int:
     """Copies an npz file into the store or group, as `import_safetensors` does. Members that are pickles are refused.
 
+    inflated_most: bytes that its compressed members may have together, uncompressed; None: 16 times as many as compressed, and
+    64 MiB. A file of zeros that a friend compressed may need more; a stranger's may be made to fill the memory.
+
     Raises: as `import_safetensors`.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise CorruptStoreError(f"{os.fspath(path)}: not an npz file but a single array: pmstore set --file stores it")
-            description = {**_EMPTY, **(msgpack.unpackb(file[OURS].tobytes()) if OURS in file.files else {})}
-            recorded = {entry[0]: entry[1:] for entry in description["tensors"]}
-            arrays: dict[str, Callable[[], Any]] = {}
-            for key in file.files:
-                if key in recorded or (tensors and key != OURS):
-                    arrays[key] = partial(_tensor, partial(file.__getitem__, key), recorded.get(key, ()))
-                elif key != OURS:
-                    arrays[key] = partial(file.__getitem__, key)
-            return _import(group, description, {}, arrays, separator, replace, progress)
-    except (zipfile.BadZipFile, msgpack.UnpackException, EOFError, LookupError, AttributeError) as error:
-        raise CorruptStoreError(f"{os.fspath(path)}: not a sound npz file: {error}") from error
+    source = os.fspath(path)
+    with NpzFile(path, inflated_most) as file:
+        with sound(f"{source}: {OURS!r}"):
+            said = msgpack.unpackb(file.read(OURS).tobytes()) if OURS in file else {}
+        with sound(source):
+            description = _Description.of(said, separator)
+        arrays: dict[str, Callable[[], Any]] = {}
+        for key in file:
+            if key in description.tensors or (tensors and key != OURS):
+                arrays[key] = partial(_tensor, partial(file.read, key), description.tensors.get(key, ()))
+            elif key != OURS:
+                arrays[key] = partial(file.read, key)
+        with sound(source):
+            plan = _Plan(description, {}, arrays)
+        _import(group, source, plan, replace, progress)
+        return len(arrays)

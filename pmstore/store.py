@@ -325,9 +325,14 @@ class Store(Group):
         world_size: int = 1,
         run: str | None = None,
         replicated: Sequence[str] = (),
+        mode: int | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         """Adds a place that committed state is flushed to, or changes one. The store remembers it (from the next commit on).
+
+        What it remembers counts where this file had the tier added, by this user. A store that was
+        copied, restored or came from elsewhere names its tiers in a warning, and does not flush to
+        them by itself: add them again, or `pmstore trust` it.
 
         url: a local directory (remembered by its absolute path), or any URL of fsspec ("s3://bucket/run"; `pip install
             'pmstore[s3]'`); "{rank}" in it is the rank. storage_options: for fsspec; not remembered, they may hold credentials.
@@ -340,6 +345,9 @@ class Store(Group):
         on_error: what the next flush does about one that failed and that nobody was told of. (Those that `every` or a scheduler
             begins warn, and go on.)
         rank, world_size, run: of several ranks whose epochs belong together; run names what they have in common.
+        mode: permissions of files in a local directory, such as 0o640, for those who share it,
+            whatever the umask; directories that are made let in whoever may read. None: files as
+            private as the store, directories 0o700.
         replicated: patterns of names ("run/model/*") of arrays that are the same at all ranks: each rank flushes its share.
 
         Raises: TierError, ValueError, TypeError.
@@ -361,6 +369,7 @@ class Store(Group):
             world_size=world_size,
             run=run,
             replicated=replicated,
+            mode=mode,
             storage_options=storage_options,
         )
         self._open_tiers().add(self, name, config)
@@ -599,7 +608,11 @@ def open(
     )
     store = Store(Core(pool))
     if mode != "r":
-        with suppress(TierError, CorruptStoreError, FormatVersionError):  # told to whoever uses them
-            if ".pmstore" in store:
-                store._open_tiers()  # those that are flushed by themselves begin to be
+        try:
+            with suppress(TierError, CorruptStoreError, FormatVersionError):  # told to whoever uses them
+                if ".pmstore" in store:
+                    store._open_tiers()  # those that are flushed by themselves begin to be
+        except Warning:  # of a tier that was not added here, where warnings are errors
+            store.close()
+            raise
     return store

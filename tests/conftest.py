@@ -28,6 +28,9 @@ if spec is not None and spec.origin is None:
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way
 
+_state = tempfile.TemporaryDirectory(prefix="pmstore-test-state-")
+os.environ["XDG_STATE_HOME"] = _state.name  # a key of the tests' own; processes that they start have it too
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and children would inherit it: tests that send Control-C would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 import pmstore
+from pmstore import crashboard
 from pmstore.testing import Outcome, crash_test
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "crashtest_two_commits.py"
@@ -138,14 +138,12 @@ def test_a_power_failure_takes_what_was_not_durable(disk: Path, domain: str) -> 
     for point in range(120, 136, 4):
         left = {}
         for seed in ("", "77"):
-            (disk / "board").write_bytes(bytes(4096))
             (disk / "run.pm").unlink(missing_ok=True)
-            crash = {"PMSTORE_CRASH_BOARD": str(disk / "board"), "PMSTORE_CRASH_AT": str(point)}
-            env = os.environ | crash | ({"PMSTORE_CRASH_POWER": seed} if seed else {})
+            env = crashboard.environment(disk / "board", at=point, power_seed=int(seed) if seed else None)
             assert subprocess.run(command, cwd=disk, env=env).returncode == -9
-            primitives, _, _, power = struct.unpack_from("=QQQQ", (disk / "board").read_bytes())
-            assert primitives == point
-            assert power == bool(seed)
+            seen = crashboard.read(disk / "board")
+            assert seen.primitives == point
+            assert seen.power == bool(seed)
             pages = (disk / "run.pm").read_bytes()
             left[seed] = pages[: 5 * 4096] + pages[7 * 4096 :]  # without the session record, which has the pid
             with pmstore.open(disk / "run.pm") as store:

@@ -344,3 +344,30 @@ def test_stores_opened_while_is_captured_looks(shm: Path) -> None:
     assert opened
     for each in opened:
         each.close()
+
+
+def test_a_child_never_holds_the_lock_of_a_killed_parent(path: Path, domain: Any) -> None:
+    """Not even one that was not given a processor yet: here it is stopped before it can do anything."""
+    code = f"""
+import ctypes, os, signal, pmstore
+store = pmstore.open({str(path)!r}, size="1MiB", domain={domain!r})
+store["x"] = 1
+store.commit()
+number = 57 if os.uname().machine == "x86_64" else 220
+child = ctypes.CDLL(None).syscall(number, signal.SIGCHLD, 0, 0, 0, 0)  # no fork handler runs
+if child == 0:
+    while True:
+        signal.pause()
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    child = int(trainer.stdout.readline())
+    try:
+        assert trainer.wait() == -signal.SIGKILL
+        with pmstore.open(path, domain=domain) as store:
+            assert store["x"] == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        trainer.stdout.close()

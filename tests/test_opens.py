@@ -224,3 +224,54 @@ def test_holes_of_a_sparse_copy_are_filled(shm: Path, domain: Any) -> None:
     with pmstore.open(copy, domain=domain) as store:
         assert copy.stat().st_blocks * 512 >= copy.stat().st_size
         assert (store["a"] == np.arange(1000)).all()
+
+
+# ---- what a killed creator leaves ----
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.startswith("."))
+
+
+def test_a_file_that_a_killed_creator_left_is_removed(shm: Path) -> None:
+    from pmstore.testing import ForkServer
+
+    path = shm / "run.pm"
+    with ForkServer([str(Path(__file__).parent)]) as server:
+        for kill_at in (1, 2, 3):
+            server.run("workloads:steps", [str(path), "file", 1, 1], kill_at=kill_at)
+            assert len(leftovers(shm)) == 1
+    with pmstore.open(path, "x", size="1MiB"):
+        assert leftovers(shm) == []
+
+
+def test_nothing_else_is_removed(shm: Path) -> None:
+    path = shm / "run.pm"
+    theirs = {
+        ".run.pm.new": b"",
+        ".run.pm.12.0badcafe.new": b"a program's own file",
+        ".run.pm.12.0badcafe.new.old": b"",
+        ".run.pm.x.0badcafe.new": b"",
+        ".other.pm.12.0badcafe.new": b"",
+    }
+    for name, content in theirs.items():
+        (shm / name).write_bytes(content)
+    (shm / ".run.pm.13.0badcafe.new").symlink_to(path)
+    (shm / ".run.pm.14.0badcafe.new").mkdir()
+    before = leftovers(shm)
+    for mode in ("x", "w"):
+        with pmstore.open(path, mode, size="1MiB"):  # type: ignore[arg-type]
+            assert leftovers(shm) == before
+
+
+def test_two_that_create_at_once(shm: Path) -> None:
+    """Neither takes the other's unfinished file for a dead one's."""
+    path = shm / "run.pm"
+    code = f"""
+import pmstore
+for _ in range(100):
+    pmstore.open({str(path)!r}, "w", size="1MiB", lock_timeout=30).close()
+"""
+    creators = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [creator.wait(timeout=100) for creator in creators] == [0, 0, 0]
+    assert leftovers(shm) == []

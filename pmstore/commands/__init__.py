@@ -13,7 +13,8 @@ from pmstore.commands.app import app
 __all__ = ["app", "change", "crashtest", "demo", "exchange", "inspect", "portable", "repair", "schedule", "show", "tiers"]
 
 _ORDER = (  # noqa: SIM905
-    "create info ls show set rm check repair dump load compact export import flush epochs restore export-tier crashtest demo"
+    "create info ls show set rm check repair dump load compact export import flush trust epochs restore export-tier crashtest "
+    "demo"
 ).split()
 # In the help, as a person meets them.
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name or getattr(command.callback, "__name__", ""))))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +30,7 @@ from pmstore.extras import missing
 
 __all__ = [
     "Json",
+    "Mode",
     "Name",
     "Names",
     "StorePath",
@@ -73,6 +77,29 @@ def _options(
     """Options of the application itself."""
 
 
+_PLAIN = re.compile(r"[\w./@%+,][\w./@%+,=-]*")
+"""Names that mean themselves to every shell."""
+
+
+def _offered(name: str) -> str | None:
+    """The name as the shell that asks may have it on its command line: a stranger chose the names in a stranger's store.
+
+    bash inserts what it gets, so it is quoted here. Other shells quote by themselves, but there typer's scripts evaluate what
+    they get: a name is plain, or has blanks, or is not offered. Nor is one with control characters, or like an option.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    if not name.isprintable() or name.startswith("-"):
+        return None
+    if os.environ.get("_PMSTORE_COMPLETE") != "complete_bash":
+        return name if _PLAIN.fullmatch(name.replace(" ", "_")) and not name.startswith(" ") else None
+    try:
+        shlex.split(os.environ.get("COMP_WORDS", ""))
+    except ValueError:  # a quote is open, where a backslash means something else
+        return None
+    return re.sub(r"([^\w./@%+,=-])", r"\\\1", name)  # not within quotes: typer wants it to begin as the word does
+
+
 def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
     """Names of the store that was given, for the shell."""
     try:
@@ -80,9 +107,19 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
         with pmstore.open(context.params["path"], mode="r") as store:
             place = store[folder] if folder else store
             found = ((f"{folder}/" if folder else "") + entry.name + "/" * (entry.kind == "group") for entry in place.entries())
-            return [name for name in found if name.startswith(incomplete)]
+            return [told for name in found if name.startswith(incomplete) and (told := _offered(name)) is not None]
     except Exception:  # a shell that completes is no place for messages
         return []
+
+
+def _permissions(text: str | int) -> int:
+    try:
+        mode = text if isinstance(text, int) else int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise typer.BadParameter(f"{text} are no permissions: give three octal digits, as 640")
+    return mode
 
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store's file.", show_default=False)]
@@ -92,6 +129,16 @@ Name = Annotated[
 Names = Annotated[
     list[str],
     typer.Argument(metavar="NAME...", help="Names in it, or paths.", show_default=False, autocompletion=_complete_name),
+]
+Mode = Annotated[
+    int,
+    typer.Option(
+        "--mode",
+        parser=_permissions,
+        metavar="OCTAL",
+        show_default=False,
+        help="Permissions of the file, as 640. [default: 600, only you read it]",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pmstore import exchange
-from pmstore.commands.app import StorePath, app, ending, fail, find, progress, reading, size, writing
+from pmstore.commands.app import Mode, StorePath, app, ending, fail, find, progress, reading, size, writing
 from pmstore.containers import Group
+from pmstore.newfile import PRIVATE
+from pmstore.store import parse_size
 from pmstore.words import counted
 
 Separator = Annotated[str | None, typer.Option(help='Between groups in names. [default: "." in safetensors, "/" in npz]')]
@@ -31,6 +33,7 @@ def export_(
     group: Annotated[str, typer.Option(help="Only this group of the store.")] = "",
     separator: Separator = None,
     compress: Annotated[bool, typer.Option("--compress", help="npz: compressed.")] = False,
+    mode: Mode = PRIVATE,
 ) -> None:
     """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as metadata. Of a tier: export-tier.
 
@@ -46,11 +49,16 @@ def export_(
         if not isinstance(place, Group):
             raise fail(f"{path}: {group!r} is no group", 2)
         if kind == "safetensors":
-            count = exchange.export_safetensors(place, file, separator="." if separator is None else separator)
+            count = exchange.export_safetensors(place, file, separator="." if separator is None else separator, mode=mode)
         else:
             with progress("writing", store.stats().used_bytes) as advance:
                 count = exchange.export_npz(
-                    place, file, separator="/" if separator is None else separator, compress=compress, progress=advance
+                    place,
+                    file,
+                    separator="/" if separator is None else separator,
+                    compress=compress,
+                    mode=mode,
+                    progress=advance,
                 )
     typer.echo(f"{file}: {counted(count, 'array')}, {size(file.stat().st_size)}")
 
@@ -63,6 +71,10 @@ def import_(
     separator: Separator = None,
     replace: Annotated[bool, typer.Option("--replace", help="What has the same names.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="As torch tensors, where the file does not say.")] = False,
+    inflated: Annotated[
+        str | None,
+        typer.Option(help="npz: bytes, as 4GiB, that compressed members may take. [default: 16 times theirs, and 64MiB]"),
+    ] = None,
 ) -> None:
     """Copies arrays of a safetensors or npz file into a store. One commit; the store is made if there is none.
 
@@ -71,14 +83,18 @@ def import_(
     Example: pmstore import arrays.npz run.pm --replace
     """
     kind = _format(file)
+    if inflated is not None and kind != "npz":
+        raise fail("--inflated is for npz: nothing in safetensors is compressed", 2)
     with ending():
         bytes_ = file.stat().st_size
     fresh = {} if path.exists() else {"size": max(1 << 20, int(2.2 * bytes_) + (1 << 20))}
     try:
         with writing(path, "a", **fresh) as store, progress("reading", bytes_) as advance:
             place = store.group(group) if group else store
-            read: Any = exchange.import_safetensors if kind == "safetensors" else exchange.import_npz
-            chosen = {} if separator is None else {"separator": separator}
+            read: Any = exchange.import_safetensors
+            chosen: dict[str, Any] = {} if separator is None else {"separator": separator}
+            if kind == "npz":
+                read, chosen["inflated_most"] = exchange.import_npz, None if inflated is None else parse_size(inflated)
             count = read(place, file, replace=replace, tensors=tensors, progress=advance, **chosen)
     except typer.Exit:
         if fresh:  # nothing was imported into a store that was made for it

@@ -11,9 +11,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+import pmstore
 from pmstore.commands.app import Json, StorePath, app, console, fail, find, printable, reading, size
 from pmstore.containers import Group, tree
+from pmstore.errors import CorruptStoreError, TierError
 from pmstore.picture import SHADES
+from pmstore.words import counted
 
 
 @app.command()
@@ -28,15 +31,33 @@ def info(path: StorePath, as_json: Json = False) -> None:
     Example: pmstore info run.pm --json | jq .epoch
     """
     with reading(path) as store:
-        about, usage = store.info(), store.usage()
+        about, usage, tiers = store.info(), store.usage(), list(_tiers(store))
     if as_json:
-        typer.echo(json.dumps({**asdict(about), "segments": [asdict(segment) for segment in usage]}, indent=2))
+        segments = [asdict(segment) for segment in usage]
+        typer.echo(json.dumps({**asdict(about), "segments": segments, "tiers": tiers}, indent=2))
         return
     typer.echo(str(about))
+    for number, tier in enumerate(tiers):
+        told = tier["problem"] or f"{tier['name']} at {tier['url']}"
+        if tier["every"]:
+            told += f", every {counted(tier['every'], 'commit')}"
+        if tier["added_here"] is False:
+            told += f"; not added here, and not flushed to by itself: pmstore trust {path}"
+        typer.echo(printable(f"{'tiers' if number == 0 else '':<10}{told}"))
     for number, segment in enumerate(usage):
         cells = "".join(_cell(used, segment.data_bytes / len(segment.cells)) for used in segment.cells)
         share = f"{size(segment.used_bytes)} of {size(segment.data_bytes)} in {segment.blocks:,} blocks"
         typer.echo(f"{'heap' if number == 0 else '':<10}|{cells}| {share}")
+
+
+def _tiers(store: pmstore.Store) -> Iterator[dict[str, Any]]:
+    """What the store remembers of tiers."""
+    try:
+        strange = store._open_tiers().strange
+        for name, tier in store.tiers.items():
+            yield {"name": name, "url": tier.url, "every": tier.every, "added_here": name not in strange, "problem": None}
+    except (TierError, CorruptStoreError) as error:  # the rest is told all the same
+        yield {"name": None, "url": None, "every": None, "added_here": None, "problem": str(error)}
 
 
 def _cell(used: int, room: float) -> str:

@@ -1,12 +1,13 @@
-"""flush, restore, epochs: to a storage tier and from it."""
+"""flush, trust, restore, epochs: to a storage tier and from it."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Optional
@@ -15,11 +16,25 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail, one_line, progress, reading, size
+from pmstore.commands.app import (
+    Json,
+    Mode,
+    StorePath,
+    app,
+    console,
+    fail,
+    one_line,
+    printable,
+    progress,
+    reading,
+    size,
+    writing,
+)
 from pmstore.errors import PmstoreError
+from pmstore.newfile import PRIVATE
 from pmstore.words import counted
 
-__all__ = ["epochs", "export_tier", "flush", "restore"]
+__all__ = ["epochs", "export_tier", "flush", "restore", "trust"]
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="The tier: a directory, or a URL such as s3://bucket/run.", show_default=False)
@@ -57,12 +72,17 @@ def flush(
     tier: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="TIER", help="One that the store remembers, or a URL; default: all it remembers.", show_default=False
+            metavar="TIER",
+            help="One that the store remembers, or a URL; default: all that it had added here.",
+            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Flushes the last commit of a store to a tier. Returns when all of it is durable there; the store is not changed.
+
+    Without a tier: to those that this file had added on this machine. Others are named, and not flushed to (exit code 1): a
+    store that was copied, or came from somebody else, would go wherever it says. pmstore trust makes them this file's own.
 
     Example: pmstore flush run.pm s3://bucket/run
     """
@@ -71,6 +91,20 @@ def flush(
     ended: list[tuple[str, int, FlushStats]] = []
     with reading(path) as store:
         names = list(store.tiers) if tier is None else [tier]
+        strange = store._open_tiers().strange
+        if tier is None:
+            names = [name for name in names if name not in strange]
+            for name in strange:
+                where = f"{name!r} at {store.tiers[name].url!r}"
+                typer.echo(
+                    f"pmstore: not flushed to {where}: this file did not have that tier added here. If the URL is right: "
+                    f"pmstore trust {printable(str(path))}",
+                    err=True,
+                )
+            if strange and not names:
+                raise typer.Exit(1)
+        elif tier in strange:
+            typer.echo(f"pmstore: tier {tier!r} is at {store.tiers[tier].url!r}", err=True)
         if tier is not None and tier not in store.tiers and "/" in tier:
             store.add_tier("url", tier)  # open for reading, it does not remember it
             names = ["url"]
@@ -81,15 +115,53 @@ def flush(
         if not names:
             raise fail(f"{path}: the store remembers no tier: give a URL", 2)
         for name in names:
-            with _bar(f"flushing to {name}") as bar:
+            with _bar(f"flushing to {printable(name)}") as bar, warnings.catch_warnings():
+                if name in strange:
+                    warnings.simplefilter("ignore")  # what it says was said
                 handle = store.flush(name, wait=True, progress=bar)
             assert handle.stats is not None
             ended.append((store.tiers[name].url, handle.epoch, handle.stats))
     if as_json:
         typer.echo(json.dumps([{"url": url, "epoch": epoch, **asdict(stats)} for url, epoch, stats in ended], indent=2))
-        return
-    for url, epoch, stats in ended:
-        typer.echo(f"epoch {epoch} flushed to {url}: {size(stats.written_bytes)} in {stats.seconds:.1f} s")
+    else:
+        for url, epoch, stats in ended:
+            told = f"epoch {epoch} flushed to {url}: {size(stats.written_bytes)} in {stats.seconds:.1f} s"
+            typer.echo(printable(told))
+    if tier is None and strange:
+        raise typer.Exit(1)
+
+
+@app.command()
+def trust(
+    path: StorePath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Makes the tiers that a store remembers its own here: for a store that was moved, copied or restored on purpose.
+
+    It shows where they are, and asks. Whatever is committed to the store may then be written to those places, and old epochs
+    there deleted.
+
+    Example: pmstore trust run.pm
+    """
+    with ExitStack() as stack:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what opening says is said below
+            store = stack.enter_context(writing(path))
+        tiers = store._open_tiers()
+        names = tiers.strange
+        for name in names:
+            config = store.tiers[name]
+            how = [f"every {counted(config.every, 'commit')}"] if config.every else []
+            how += [f"keeps {counted(config.keep, 'epoch')}"] if config.keep else []
+            typer.echo(printable(f"{name}: {config.url}{''.join(f', {one}' for one in how)}"))
+        if not names:
+            there = "all tiers that it remembers were added here" if store.tiers else "it remembers no tier"
+            typer.echo(f"{printable(str(path))}: {there}")
+            return
+        if not yes and not typer.confirm("Flush to these?"):
+            raise typer.Exit(1)
+        tiers.trust(store, names)
+    typer.echo(f"{printable(str(path))}: {counted(len(names), 'tier')} trusted")
 
 
 @app.command()
@@ -173,6 +245,7 @@ def export_tier(
     group: Annotated[str, typer.Option("--group", help="Only what is in this group, such as run/model.")] = "",
     run: Run = None,
     rank: Rank = 0,
+    mode: Mode = PRIVATE,
 ) -> None:
     """Writes an epoch's arrays to a safetensors file. Tensors too; without a store in between.
 
@@ -181,5 +254,5 @@ def export_tier(
     from pmstore import tiers
 
     with _told(), _bar(f"writing {to.name}") as bar:
-        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank, progress=bar)
+        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank, progress=bar, mode=mode)
     typer.echo(f"epoch {number}: {counted(len(names), 'tensor')} written to {to}")

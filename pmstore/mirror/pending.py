@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pmstore.errors import MirrorError, TransactionError
 from pmstore.mirror.engine import COPIED, DONE, SEALED, Landing
+from pmstore.workers import Worker
 
 __all__ = ["Batch", "PendingCommit"]
 
@@ -76,7 +76,7 @@ class PendingCommit:
             raise
         self.started = True
         if any(batch.may_fail for batch in self._batches):
-            threading.Thread(target=self._watch, name="pmstore-mirror", daemon=True).start()
+            Worker("pmstore-mirror", self._watch).start()
         try:
             self._wait_for(SEALED, None)
         except BaseException:

@@ -10,7 +10,9 @@ import io
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
@@ -21,7 +23,7 @@ from pmstore.errors import TierError
 from pmstore.tiers import engine
 from pmstore.tiers.patience import Patience
 
-__all__ = ["Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "normal_url", "open_backend", "open_places"]
+__all__ = ["Access", "Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "normal_url", "open_backend", "open_places"]
 
 
 class Lock(Protocol):
@@ -58,16 +60,19 @@ class Backend(Protocol):
 
 
 def open_backend(
-    url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None, patience: Patience | None = None
+    url: str | os.PathLike[str],
+    storage_options: dict[str, Any] | None = None,
+    patience: Patience | None = None,
+    access: Access | None = None,
 ) -> LocalBackend | FsspecBackend:
     """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`. patience: with a remote
-    place; None: somebody else looks whether it answers.
+    place; None: somebody else looks whether it answers. access: of local files that will be written.
 
     Raises: TierError, ValueError, TypeError.
     """
     text = normal_url(url)
     if text.startswith("/"):
-        return LocalBackend(Path(text))
+        return LocalBackend(Path(text), access or Access())
     return FsspecBackend(text, storage_options or {}, patience)
 
 
@@ -155,14 +160,60 @@ def open_places(
 # ---- local directories ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may read what is made."""
+
+    mode: int = 0o600
+    """Of files."""
+    exact: bool = False
+    """Whatever the umask, and directories are as open. Else the umask takes from it, and directories are the owner's alone."""
+
+    def create(self, path: Path, flags: int) -> int:
+        """A file that was not there. Raises: OSError."""
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode)
+        try:
+            if self.exact:
+                os.fchmod(fd, self.mode)
+        except BaseException:
+            os.close(fd)
+            os.unlink(path)
+            raise
+        return fd
+
+    def make_directory(self, path: Path) -> None:
+        """And those above it. Raises: OSError."""
+        mode = self.mode | (self.mode & 0o444) >> 2 if self.exact else 0o700
+        missing = [one for one in (path, *path.parents) if not one.exists()]
+        for one in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                one.mkdir(mode)
+                if self.exact:
+                    one.chmod(mode)
+
+
 _file_locks: WeakValueDictionary[int, _FileLock] = WeakValueDictionary()
 
 
 class _FileLock:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, access: Access) -> None:
+        """Raises: TierError, OSError."""
         self.place = path.parent
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Neither a link that points elsewhere, nor a pipe that waits for somebody.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self.fd = os.open(path, flags, access.mode)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise
+            raise TierError(f"{path}: the lock of a tier is a file, and this is none: remove it") from None
         _file_locks[id(self)] = self
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise TierError(f"{path}: the lock of a tier is a file, and this is none: remove it")
+        if access.exact and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != access.mode:
+            os.fchmod(self.fd, access.mode)
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -231,8 +282,8 @@ _RESERVE_LEAST = 16 << 20
 class LocalBackend:
     """A directory. Files are written with O_DIRECT where the file system can, and synced before they are named."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, access: Access) -> None:
+        self.path, self._access = path, access
         self.url = f"file://{path}"
 
     def names(self) -> dict[str, int]:
@@ -246,12 +297,14 @@ class LocalBackend:
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         with open(self.path / name, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            nbytes = (size if end is None else min(end, size)) - start  # no more than is there, whatever somebody declared
             file.seek(start)
-            return file.read(-1 if end is None else end - start)
+            return file.read(max(0, nbytes))
 
     def publish(self, name: str, data: bytes) -> None:
         temporary = self.path / f".{name}.{secrets.token_hex(4)}.new"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = self._access.create(temporary, os.O_WRONLY)
         try:
             engine.write_all(fd, data, 0)
             engine.sync(fd, str(temporary))
@@ -272,28 +325,27 @@ class LocalBackend:
 
     def lock(self, prefix: str, session: str) -> Lock:
         """Makes the directory, too, and its name durable: whoever made it may have died before that."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._access.make_directory(self.path)
         device = self.path.stat().st_dev
         for above in self.path.parents:
             with contextlib.suppress(PermissionError):
                 _sync_names(above)
             if above.stat().st_dev != device:
                 break
-        return _FileLock(self.path / f".{prefix}lock")
+        return _FileLock(self.path / f".{prefix}lock", self._access)
 
     @contextlib.contextmanager
     def create(self, name: str, nbytes: int) -> Iterator[int]:
         """A new file, with room for nbytes of chunks unless they are few: its descriptor. Synced, with its name, on leaving;
         gone if that fails."""
         path = self.path / name
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            fd = os.open(path, flags | os.O_DIRECT, 0o644)
+            fd = self._access.create(path, os.O_WRONLY | os.O_DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             self.delete(name)  # the file may have been made before the flag was refused
-            fd = os.open(path, flags, 0o644)
+            fd = self._access.create(path, os.O_WRONLY)
         try:
             if nbytes >= _RESERVE_LEAST:
                 engine.reserve(fd, nbytes, str(path))

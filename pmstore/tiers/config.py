@@ -25,6 +25,7 @@ KEYS = (
     "world_size",
     "run",
     "replicated",
+    "mode",
 )
 
 
@@ -45,6 +46,7 @@ class TierConfig:
     world_size: int = 1
     run: str | None = None
     replicated: Sequence[str] = ()
+    mode: int | None = None
     storage_options: dict[str, Any] | None = None
     """Not kept in the store: it may hold credentials."""
 
@@ -68,6 +70,8 @@ class TierConfig:
             raise ValueError(f"chunk_bytes={self.chunk_bytes}: a multiple of {PAGE_BYTES}, at most 1 GiB")
         if not 0 <= self.rank < self.world_size <= WORLD_MOST:
             raise ValueError(f"rank={self.rank} and world_size={self.world_size}: 0 <= rank < world_size <= {WORLD_MOST}")
+        if self.mode is not None and (type(self.mode) is not int or self.mode & ~0o066 != 0o600):
+            raise ValueError(f"mode={self.mode!r}: permissions of files, such as 0o640; their owner reads and writes them")
         if self.run is not None and (not isinstance(self.run, str) or not RUN.fullmatch(self.run)):
             raise ValueError(f"run={self.run!r}: letters, digits, '_' and '-', at most 64")
         if self.world_size > 1 and self.run is None:

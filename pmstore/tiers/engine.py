@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -96,7 +97,7 @@ class Snapshot:
         error = native_ffi.new("struct pms_error *")
         wait_ns = -1 if max_wait_seconds is None else round(max_wait_seconds * 1e9)
         self._pool = pool
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()  # taken and given back without memory: a thread that has none ends its call all the same
         self._calls = 0
         self._closed = False
         # It is there before the snapshot: an interrupt between any two bytecodes would leave that pinned, and commits waiting.
@@ -119,7 +120,6 @@ class Snapshot:
         finally:
             with self._lock:
                 self._calls -= 1
-                self._lock.notify_all()
 
     def info(self) -> SnapshotInfo:
         """Raises: TransactionError if a commit waited too long for room and the snapshot was given up."""
@@ -172,11 +172,13 @@ class Snapshot:
 
     def close(self) -> None:
         """Unpins. Idempotent. Waits for calls of other threads that are under way."""
-        with self._lock:
-            self._closed = True
-            while self._calls:
-                self._lock.wait()
-            _unpin(self._pool, os.getpid(), self._holder)
+        while True:
+            with self._lock:
+                self._closed = True
+                if not self._calls:
+                    _unpin(self._pool, os.getpid(), self._holder)
+                    return
+            time.sleep(0.005)  # rarely: of a flush that was given up
 
     def __enter__(self) -> Snapshot:
         return self

@@ -37,11 +37,13 @@ def export_safetensors(
     storage_options: dict[str, Any] | None = None,
     stall_seconds: float | None = STALL_SECONDS,
     progress: Callable[[int, int], Any] | None = None,
+    mode: int = 0o600,
 ) -> tuple[int, list[str]]:
     """Writes the arrays and tensors of an epoch to a safetensors file. Values and lists are left out.
 
     The newest epoch that is whole, or the one asked for; every byte is checked. group: only what is under it, with
     names relative to it. stall_seconds: as of `restore`. progress: called with (bytes written, bytes of all).
+    mode: permissions of the file.
 
     Returns: the epoch and the names.
     Raises: TierError, FileExistsError, OSError; ValueError for a dtype that safetensors does not have.
@@ -56,12 +58,13 @@ def export_safetensors(
             if info.problem is not None:
                 raise BrokenEpochError(*info.problem.split(": ", 1))
             source = EpochBytes(backend, info, rank)
-            image = Image(source.read)
+            image = Image(source.read, source.manifest.state_bytes)
             prefix = f"{group.rstrip('/')}/" if group else ""
             found = {one.name[len(prefix) :]: one for one in image.arrays() if one.name.startswith(prefix)}
             if not found:
                 raise TierError(f"{backend.url}: epoch {info.epoch} has no arrays{f' under {group!r}' if group else ''}")
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                os.fchmod(file.fileno(), mode)
                 metadata = {"pmstore_epoch": str(info.epoch), "pmstore_run": info.run}
                 _write(file, source, image, found, metadata, progress or (lambda done, total: None))
                 file.flush()
@@ -117,6 +120,8 @@ def _write(
             "data_offsets": [at, at + one.nbytes],
         }
         at += one.nbytes
+    if at > source.manifest.state_bytes:
+        raise BrokenEpochError("corrupt", "its arrays overlap: together they are more than the state")
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     file.write(struct.pack("<Q", len(encoded)) + encoded)

@@ -20,16 +20,7 @@ class Retention:
 
     def clean(self, lock: Lock) -> None:
         """Deletes files of this run and rank that no epoch names: left by a writer that was killed."""
-        names = self._backend.names()
-        prefix = self._own.data_prefix
-        named = self._named(names)
-        if named is None:
-            return
-        lock.check()
-        for name in names:
-            half_written = name.startswith(prefix) and name.endswith(CHUNKS_SUFFIX) and name not in named
-            if half_written or (name.startswith(".") and f".{prefix}" in name and name.endswith(".new")):
-                self._backend.delete(name)
+        self._drop_files(lock, temporary=True)
 
     def published(self, name: str, manifest: Manifest) -> None:
         """It is there, or may be: what this name stood for before does not count."""
@@ -66,7 +57,7 @@ class Retention:
             everywhere = RANK in self._config.url
             places = open_places(self._config.url, self._config.storage_options) if everywhere else self._backend
             self._drop_epochs(lock, places.names(), self._config.keep)
-        self._drop_files(lock)
+        self._drop_files(lock, temporary=False)
 
     def _drop_epochs(self, lock: Lock, names: dict[str, int], keep: int) -> None:
         own = self._own
@@ -86,13 +77,14 @@ class Retention:
             if parsed < whole[keep - 1]:
                 self._backend.delete(str(parsed))
 
-    def _drop_files(self, lock: Lock) -> None:
+    def _drop_files(self, lock: Lock, temporary: bool) -> None:
+        """Those that this run's rank wrote, and that no epoch names. temporary: what was to become a manifest, too."""
         names = self._backend.names()
         named = self._named(names)
         if named is None:
             return
-        prefix = self._own.data_prefix
-        gone = [n for n in names if n.startswith(prefix) and n.endswith(CHUNKS_SUFFIX) and n not in named]
+        written = [name for name in names if name not in named and self._own.is_written(name)]
+        gone = [name for name in written if temporary or name.endswith(CHUNKS_SUFFIX)]
         if gone:
             lock.check()
         for name in gone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from pmstore.errors import TierError
+from pmstore.errors import ForkedStoreError, TierError
 from pmstore.tiers.engine import Transfer
+from pmstore.workers import Worker, wait_for
 
 __all__ = ["Flush", "FlushStats"]
 
@@ -46,7 +48,7 @@ class Teller:
         """Raises: RuntimeError: no thread could be started."""
         self._progress, self._transfer, self._total = progress, transfer, total
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="pmstore progress", daemon=True)
+        self._thread = Worker("pmstore progress", self._tell)
         self._thread.start()
 
     def _tell(self) -> None:
@@ -60,8 +62,7 @@ class Teller:
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits until the last call has returned; False: it has not yet."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self._thread.join(timeout)
 
 
 @contextmanager
@@ -96,10 +97,16 @@ class Flush:
         transfer: Transfer,
         progress: Callable[[int, int], object] | None,
         calls: SimpleQueue[Callable[[], None] | None],
+        workers: tuple[Worker, Worker],
+        release: Callable[[], None],
     ) -> None:
-        """calls: work for the thread that calls callbacks."""
+        """calls: work for the thread that calls callbacks. workers: the thread that flushes, and that one. release: gives up
+        what the flush reads."""
         self.tier = tier
         self._calls = calls
+        self._worker, self._caller = workers
+        self._release = release
+        self._process = os.getpid()
         self._progress = progress
         self._teller: Teller | None = None
         self.epoch = epoch
@@ -122,20 +129,42 @@ class Flush:
 
     @property
     def done(self) -> bool:
+        self._look()
         return self._done.is_set()
 
     @property
     def over(self) -> bool:
         """Done, and old epochs are deleted, too."""
+        self._look()
         return self._over.is_set()
+
+    def _look(self) -> None:
+        """Fails it if the thread that flushes has died, as for want of memory: nobody else would. Not in a fork child: it is
+        the parent's."""
+        if self._process == os.getpid() and not self._over.is_set() and not self._worker.alive and not self._over.is_set():
+            self.finish(TierError(f"the flush of epoch {self.epoch} to {self.tier!r} failed: its thread died"), None)
+            self.finish_over()
+            self._release()
+
+    def _wait(self, event: threading.Event, timeout: float | None) -> bool:
+        try:
+            return wait_for(event, self._worker, timeout)
+        except RuntimeError:
+            self._look()
+            return True
 
     def wait_over(self, timeout: float | None) -> bool:
         """Waits until it is over; False: it is not yet. Raises nothing."""
-        return self._over.wait(timeout)
+        return self._wait(self._over, timeout)
 
     def wait_called(self, timeout: float | None) -> bool:
         """Waits until its callbacks have returned; False: they have not yet. In a callback: at once."""
-        return _in_callback() or self._called.wait(timeout)
+        if _in_callback():
+            return True
+        try:
+            return wait_for(self._called, self._caller, timeout)
+        except RuntimeError:  # that thread died; `threading.excepthook` told of it
+            return True
 
     @property
     def written_bytes(self) -> int:
@@ -156,10 +185,13 @@ class Flush:
     def wait(self, timeout: float | None = None) -> Flush:
         """Returns when the epoch is in the tier, durable, and progress was told for the last time.
 
-        Raises: TimeoutError after timeout seconds (it goes on); TierError, OSError: what went wrong.
+        Raises: TimeoutError after timeout seconds (it goes on); TierError, OSError: what went wrong; ForkedStoreError in a
+        fork child.
         """
+        if self._process != os.getpid():
+            raise ForkedStoreError("a fork child has none of the threads that flush: the process that opened the store waits")
         end = None if timeout is None else time.monotonic() + timeout
-        if not self._done.wait(timeout):
+        if not self._wait(self._done, timeout):
             raise TimeoutError(f"the flush of epoch {self.epoch} to {self.tier!r} is at {self.progress:.0%}")
         if self._teller is not None and not _in_callback():
             self._teller.join(None if end is None else max(0.0, end - time.monotonic()))

@@ -31,10 +31,12 @@ class Stored:
 
 
 class Image:
-    """read: (offset, bytes) of the store's file -> bytes. Lists are not walked."""
+    """read: (offset, bytes) of the store's file -> bytes. state_bytes: of all that the store holds; names and descriptions
+    that overlap, as no store has them, do not take more. Lists are not walked."""
 
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+    def __init__(self, read: Callable[[int, int], bytes], state_bytes: int) -> None:
         self.read = read
+        self._left = state_bytes
         self.epoch, self._root = _ROOT.unpack(read(ROOT_OFFSET, _ROOT.size))
 
     def objects(self) -> Iterator[Stored]:
@@ -73,8 +75,9 @@ class Image:
             seen.add(node)
             raw = self.read(node, _NODE_BYTES)
             _, _, following, data, data_bytes, kind, meta_bytes, name_bytes, _ = _NODE.unpack_from(raw)
-            if name_bytes > 4096 or meta_bytes > 1 << 32:
-                raise CorruptStoreError("a name in a directory is too long")
+            self._left -= _NODE_BYTES + name_bytes + meta_bytes
+            if name_bytes > 4096 or self._left < 0:
+                raise CorruptStoreError("a name in a directory, or its description, is too long")
             rest = self.read(node + _NODE_BYTES, name_bytes + meta_bytes)
             try:
                 name = rest[:name_bytes].decode()

@@ -4,52 +4,79 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ["Jobs"]
+from pmstore.errors import TierError
+from pmstore.workers import Worker, wait_for
+
+__all__ = ["Job", "Jobs"]
 
 _Result = TypeVar("_Result")
 
 
-class Jobs:
-    """An executor forgets a thread if an interrupt comes while it starts it, and does not wait for any after a second one."""
+class Job(Generic[_Result]):
+    """Work that was started."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running = 0
+        self.worker: Worker
+        self._done = threading.Event()
+        self._found: list[_Result] = []
+        self._error: BaseException | None = None
+
+    def run(self, ended: Callable[[], bool], work: Callable[..., _Result], *arguments: object) -> None:
+        """On its thread."""
+        try:
+            if not ended():
+                self._found.append(work(*arguments))
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+    def error(self) -> BaseException | None:
+        """Waits. What the work raised; or that its thread died."""
+        try:
+            wait_for(self._done, self.worker, None)
+        except RuntimeError as died:
+            return TierError(f"given up: {died}")
+        return self._error
+
+    def result(self) -> _Result:
+        """Waits. Raises: what the work raised; TierError: its thread died."""
+        error = self.error()
+        if error is None and not self._found:
+            error = TierError("given up before it began")
+        if error is not None:
+            raise error
+        return self._found[0]
+
+
+class Jobs:
+    """An executor forgets a thread if an interrupt comes while it starts it, does not wait for any after a second one, and
+    waits for ever for one that died."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
         self._ended = False
 
-    def start(self, work: Callable[..., _Result], *arguments: object) -> Future[_Result]:
-        """Raises: RuntimeError: no thread could be started."""
-        future: Future[_Result] = Future()
-
-        def run() -> None:
-            with self._changed:
-                if self._ended:
-                    return
-                self._running += 1
-            try:
-                future.set_result(work(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-            finally:
-                with self._changed:
-                    self._running -= 1
-                    self._changed.notify_all()
-
-        threading.Thread(target=run, name="pmstore job", daemon=True).start()
-        return future
+    def start(self, work: Callable[..., _Result], *arguments: object) -> Job[_Result]:
+        """Raises: TierError: no thread could be started."""
+        job: Job[_Result] = Job()
+        job.worker = Worker("pmstore job", job.run, lambda: self._ended, work, *arguments)
+        self._workers.append(job.worker)  # first: an interrupt may come when the thread is there
+        try:
+            job.worker.start()
+        except RuntimeError as error:
+            raise TierError(f"no thread could be started ({error}): end some, or raise the limit, and try again") from error
+        return job
 
     def end(self) -> None:
         """No more begin, and those that run have ended on return: tell them to, first. Interrupts come through afterwards."""
         interrupt: BaseException | None = None
         while True:
             try:
-                with self._changed:
-                    self._ended = True
-                    while self._running:
-                        self._changed.wait()
+                self._ended = True
+                for worker in self._workers:
+                    worker.join()
                 break
             except BaseException as error:
                 interrupt = error

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,17 @@ from pmstore._ffi import Pool
 from pmstore.alive import alive
 from pmstore.containers import Group
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
+from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
 from pmstore.tiers.writer import Writer, start_thread
+from pmstore.words import counted
+from pmstore.workers import Worker
 
 if TYPE_CHECKING:
     from pmstore.store import Store
 
-__all__ = ["GROUP", "Tiers", "drain_all"]
+__all__ = ["GROUP", "Tiers", "drain_all", "hand_over"]
 
 GROUP = ".pmstore/tiers"
 """Where a store remembers its tiers."""
@@ -45,22 +48,19 @@ class Tiers:
         self._process = os.getpid()
         self._writers: dict[str, Writer] = {}
         self._configs: dict[str, TierConfig] = {}
+        self._strange: set[str] = set()  # those that this file had not added here, and that nobody named since it was opened
         self._seen: dict[str, int] = {}  # epoch that was flushed by itself last
         self._lock = threading.RLock()
-        self._watcher: threading.Thread | None = None
+        self._watcher: Worker | None = None
         self._closed = threading.Event()
         _all[id(self)] = self
 
     # ---- what there is ----
 
     def load(self, store: Store) -> None:
-        """Reads what the store remembers."""
-        if GROUP not in store:
-            return
-        group = store[GROUP]
-        if not isinstance(group, Group):
-            raise TierError(f"{store.path}: {GROUP!r} is no group: what the store remembers of tiers was overwritten")
-        for name in group:
+        """Reads what the store remembers. Tiers that this file had not added here are known, and
+        not flushed to by themselves."""
+        for name in _remembered(store):
             try:
                 value = store[f"{GROUP}/{name}"]
                 config = TierConfig.from_value(value)
@@ -73,8 +73,48 @@ class Tiers:
                 ) from error
             self._seen[name] = self._pool.epoch()
             self._configs[name] = config
-        _install_sigterm()
+            if not trust.sealed(self._pool.info, name, value):
+                self._strange.add(name)
+                if config.every is not None and not self._pool.info.read_only:
+                    self._warn_of(name, "every", 5)
+        if self._configs.keys() - self._strange:
+            _install_sigterm()
         self._watch()
+
+    def _warn_of(self, name: str, what: str, stacklevel: int) -> None:
+        config, path = self._configs[name], self._pool.path
+        told = f"{path}: the store remembers tier {name!r} at {config.url!r}"
+        why = "this file did not have it added here (it was copied, moved, restored, or made by somebody else)"
+        remedy = (
+            f"To flush to it, store.add_tier({name!r}, url, ...), or `pmstore trust {path}`; else store.remove_tier({name!r})"
+        )
+        if what == "every":
+            told += f", every {counted(config.every or 0, 'commit')}. It is not flushed to: {why}. {remedy}"
+        else:
+            told += f", and {why}. It is flushed to, because the program names it. {remedy}"
+        warnings.warn(told, stacklevel=stacklevel)
+
+    def _take_up(self, name: str) -> None:
+        """A tier that the program names: flushed to from now on, whoever had it added; its URL is told."""
+        if name in self._strange:
+            self._warn_of(name, "named", 5)  # first: where warnings are errors it is not flushed to
+            with self._lock:
+                self._strange.discard(name)
+                self._seen[name] = self._pool.epoch()
+            _install_sigterm()
+            self._watch()
+
+    @property
+    def strange(self) -> tuple[str, ...]:
+        """Names of those that this file had not added here, and that nobody named since."""
+        return tuple(name for name in self._configs if name in self._strange)
+
+    def trust(self, store: Store, names: Iterable[str]) -> None:
+        """As if they were added here. Pending, until the commit that follows."""
+        self._require()
+        for name in names:
+            store[f"{GROUP}/{name}"] = trust.seal(self._pool.info, name, store[f"{GROUP}/{name}"])
+            self._strange.discard(name)
 
     def add(self, store: Store, name: str, config: TierConfig) -> None:
         if not name or "/" in name:
@@ -82,7 +122,7 @@ class Tiers:
         self._require()
         with self._lock:
             writer = Writer(name, config, self._pool)
-            value = {**config.to_value(), "uuid": self._pool.info.uuid.hex()}
+            value = trust.seal(self._pool.info, name, {**config.to_value(), "uuid": self._pool.info.uuid.hex()})
             if store.mode != "r" and store.get(f"{GROUP}/{name}") != value:
                 store[f"{GROUP}/{name}"] = value  # first: there may be no room
             before = self._writers.get(name)
@@ -91,6 +131,7 @@ class Tiers:
                 before.close()
             self._seen.setdefault(name, self._pool.epoch())
             self._configs[name] = config
+            self._strange.discard(name)
             self._writers[name] = writer
         if before is not None:
             before.drain_callbacks(None)  # without the lock: they may want it
@@ -105,6 +146,7 @@ class Tiers:
             if f"{GROUP}/{name}" in store:
                 del store[f"{GROUP}/{name}"]  # first: it may be open for reading
             del self._configs[name]
+            self._strange.discard(name)
             writer = self._writers.get(name)
             if writer is not None:
                 writer.drain(None)
@@ -138,25 +180,28 @@ class Tiers:
     def idle(self, name: str) -> bool:
         """While old epochs are deleted a flush would only pin its commit, and wait."""
         self._require()
+        self._take_up(name)
         last = self.writer(name).last
         return last is None or last.over
 
     def flush(self, name: str, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
         self._require()
+        self._take_up(name)
         with self._lock:
             return self.writer(name).flush(full, progress)
 
     def _watch(self) -> None:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""
-        wanted = any(config.every for config in list(self._configs.values()))
-        if self._watcher is None and wanted and not self._pool.info.read_only:
+        wanted = any(config.every for name, config in list(self._configs.items()) if name not in self._strange)
+        watched = self._watcher is not None and self._watcher.alive
+        if wanted and not watched and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
 
     def flush_those_due(self) -> None:
         """Tiers whose `every` is reached, unless they are still busy."""
         seen, epoch = self._seen, self._pool.epoch()
         for name, config in list(self._configs.items()):
-            if not config.every or epoch - seen[name] < config.every:
+            if not config.every or name in self._strange or epoch - seen[name] < config.every:
                 continue
             try:
                 writer = self.writer(name)
@@ -194,7 +239,7 @@ class Tiers:
         if os.getpid() != self._process:
             return
         self._closed.set()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
+        if self._watcher is not None and not self._watcher.current:
             self._watcher.join()
         with self._lock:  # nobody begins another flush
             for writer in list(self._writers.values()):
@@ -211,6 +256,24 @@ class Tiers:
             self._closed.set()
             for writer in list(self._writers.values()):
                 writer.abandon()
+
+
+def _remembered(store: Store) -> list[str]:
+    """Names of tiers. Raises: TierError."""
+    if GROUP not in store:
+        return []
+    group = store[GROUP]
+    if not isinstance(group, Group):
+        raise TierError(f"{store.path}: {GROUP!r} is no group: what the store remembers of tiers was overwritten")
+    return list(group)
+
+
+def hand_over(old: Store, new: Store) -> None:
+    """To a store that takes the old one's place, with all that it holds: tiers that were added there are added here."""
+    for name in _remembered(old):
+        value = old[f"{GROUP}/{name}"]
+        if isinstance(value, dict) and trust.sealed(old._core.pool.info, name, value):
+            new[f"{GROUP}/{name}"] = trust.seal(new._core.pool.info, name, value)
 
 
 def _flush_regularly(tiers: ref[Tiers], closed: threading.Event) -> None:

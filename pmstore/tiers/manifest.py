@@ -32,7 +32,11 @@ CHUNK = np.dtype([("index", "<u8"), ("position", "<u8"), ("file", "<u4"), ("crc"
 
 _HEAD = struct.Struct("<8sIQ")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.chunks")
+GENERATION_MOST = 1 << 62
+"""Generations above are not ours: a name that says so would leave no room for those after it."""
 _NAME = re.compile(r"(\d{8,20})\.(\d{12,20})\.([A-Za-z0-9_-]{1,64})\.(\d{1,20})-(\d{1,20})\.manifest", re.ASCII)
+_CHUNKS_REST = re.compile(r"([0-9a-f]{8})\.([0-9]{6,20})\.chunks")
+_TEMPORARY = re.compile(r"\.(.*\.manifest)\.[0-9a-f]{8}\.new")
 
 
 class BadManifestError(ValueError):
@@ -57,12 +61,26 @@ class ManifestName(NamedTuple):
         if match is None:
             return None
         made = cls(int(match[1]), int(match[2]), match[3], int(match[4]), int(match[5]))
-        return made if made.rank < made.world_size else None
+        ours = made.generation <= GENERATION_MOST and made.epoch <= GENERATION_MOST and made.rank < made.world_size
+        return made if ours and str(made) == name else None
 
     @property
     def data_prefix(self) -> str:
         """Of the files that this run's rank writes chunks into."""
         return f"{self.run}.{self.rank}-{self.world_size}."
+
+    def chunks_name(self, session: str, number: int) -> str:
+        """Of a file that this run's rank writes chunks into. session: 8 hexadecimal digits."""
+        return f"{self.data_prefix}{session}.{number:06d}{CHUNKS_SUFFIX}"
+
+    def is_written(self, name: str) -> bool:
+        """Whether this run's rank gave a file that name: chunks, or what is to become a manifest. Others are somebody else's,
+        and stay."""
+        if name.startswith(self.data_prefix):
+            match = _CHUNKS_REST.fullmatch(name, len(self.data_prefix))
+            return match is not None and self.chunks_name(match[1], int(match[2])) == name
+        match = _TEMPORARY.fullmatch(name)
+        return match is not None and (parsed := self.parse(match[1])) is not None and parsed[2:] == self[2:]
 
 
 class Shared(NamedTuple):
@@ -192,9 +210,13 @@ class Manifest:
             sizes = np.array([size for _, size in self.files], np.uint64)
             must(np.all(c["position"] <= np.uint64(1 << 60)), "position of a chunk")
             must(np.all(c["position"] + np.uint64(self.chunk_bytes) <= sizes[c["file"]]), "position of a chunk")
+            at = np.lexsort((c["position"], c["file"]))
+            file, position = c["file"][at], c["position"][at]
+            apart = (file[1:] != file[:-1]) | (position[1:] - position[:-1] >= np.uint64(self.chunk_bytes))
+            must(np.all(apart), "chunks that overlap")  # a few bytes in a tier would stand for any number in a store
         b = self.borrowed
         must(not len(b) or (np.all(b[1:] > b[:-1]) and int(b[-1]) < end), "order of the chunks of others")
-        at = 0
+        end = 0
         for one in sorted(self.shared, key=lambda shared: shared.offset):
-            must(one.offset > at and one.nbytes > 0 and one.offset + one.nbytes <= self.store_bytes, "a replicated array")
-            at = one.offset + one.nbytes - 1
+            must(one.offset > end and one.nbytes > 0 and one.offset + one.nbytes <= self.store_bytes, "a replicated array")
+            end = one.offset + one.nbytes - 1

@@ -10,13 +10,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from pmstore.errors import TierError
+from pmstore.workers import LOOK_SECONDS, Worker
 
 __all__ = ["STALL_SECONDS", "Patience"]
 
 STALL_SECONDS = 300.0
 """So long a remote place may take for one answer, unless it is said otherwise."""
-LOOK_SECONDS = 0.05
-"""So often one who waits looks whether it is to go on waiting."""
 
 _Answer = TypeVar("_Answer")
 
@@ -34,7 +33,8 @@ class Patience:
     def ask(self, question: Callable[[], _Answer]) -> _Answer:
         """Any thread, several at once.
 
-        Raises: TierError: no answer, or `end` was called; RuntimeError: no thread could be started; what question raises.
+        Raises: TierError: no answer, its thread died, or `end` was called; RuntimeError: no thread could be started; what
+        question raises.
         """
         answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
@@ -44,12 +44,16 @@ class Patience:
             except BaseException as error:
                 answers.put((None, error))
 
-        threading.Thread(target=find, name="pmstore question", daemon=True).start()
+        asking = Worker("pmstore question", find)
+        asking.start()
         began = time.monotonic()
         while True:
             with suppress(Empty):
+                dead = not asking.alive  # looked at first: what it answered before is there
                 answer, error = answers.get(timeout=LOOK_SECONDS)
                 break
+            if dead:
+                raise TierError(f"{self._place}: the thread that asked died, as for want of memory")
             if self._ended.is_set():
                 raise TierError(f"{self._place}: given up")
             if self._seconds is not None and time.monotonic() - began >= self._seconds:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.tiers import engine, sharding
 from pmstore.tiers.backend import Backend, Places
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
@@ -147,6 +148,10 @@ class EpochBytes:
         if rank not in info.manifests:
             raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
         self.manifest = load_manifest(backend, info.manifests[rank])
+        try:
+            self.store_bytes = engine.store_size(self.manifest.head, info.manifests[rank])
+        except (CorruptStoreError, FormatVersionError) as error:
+            raise BrokenEpochError("corrupt", str(error)) from error
         self._everywhere = backend
         self.backend = backend.of(info.manifests[rank]) if isinstance(backend, Places) else backend
         self._info = info
@@ -204,13 +209,16 @@ class EpochBytes:
         return other.read(offsets[name].offset + start, size, own=True)
 
     def read(self, offset: int, nbytes: int, *, own: bool = False) -> bytes:
-        """Bytes of the store's file; where there is no chunk they are zeros. own: they must all be this rank's.
+        """Bytes of the store's file, of chunks that are there: all that a store holds lies in some. own: they must all be this
+        rank's.
 
         Raises: BrokenEpochError.
         """
         size = self.manifest.chunk_bytes
-        if not 0 <= offset <= offset + nbytes <= self.manifest.store_bytes:
+        if not 0 <= offset <= offset + nbytes <= self.store_bytes:
             raise BrokenEpochError("corrupt", f"a reference to byte {offset + nbytes}, past the end of the state")
+        if nbytes > self.manifest.state_bytes:  # before any of it is read
+            raise BrokenEpochError("corrupt", f"a reference to {nbytes} bytes, of {self.manifest.state_bytes} in all")
         parts = []
         while nbytes > 0:
             index, start = divmod(offset, size)
@@ -219,7 +227,9 @@ class EpochBytes:
                 raise BrokenEpochError("missing", f"chunk {index} of rank {self.manifest.rank}, which others rely on")
             if data is None and index in self._lenders:
                 data = self.borrowed_chunk(index)
-            part = (data if data is not None else bytes(size))[start : start + nbytes]
+            if data is None:
+                raise BrokenEpochError("corrupt", f"a reference to chunk {index}, which the epoch does not have")
+            part = data[start : start + nbytes]
             parts.append(part)
             offset, nbytes = offset + len(part), nbytes - len(part)
         return b"".join(parts)

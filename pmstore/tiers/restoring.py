@@ -10,7 +10,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +155,7 @@ def _restore_one(
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
-                size = engine.store_size(source.manifest.head, str(target))
+                size = source.store_bytes
                 _fill(fd, temporary, source, size, str(target), progress, patience)
                 engine.seal_store(fd, source.manifest.head, domain, str(target))
             except (CorruptStoreError, FormatVersionError) as error:
@@ -290,8 +289,15 @@ def _copy_file(source: EpochBytes, name: str, part: Array, target: int, fill: Fi
 def _in_parallel(
     count: int, work: Callable[[int], None], transfer: Transfer, total: int, progress: Callable[[int, int], Any] | None
 ) -> None:
-    with telling(progress, transfer, total), ThreadPoolExecutor(count) as pool:
-        errors = [job.exception() for job in [pool.submit(work, i) for i in range(count)]]
+    jobs = Jobs()
+    with telling(progress, transfer, total):
+        try:
+            errors = [job.error() for job in [jobs.start(work, i) for i in range(count)]]
+        except BaseException:
+            transfer.cancel()
+            raise
+        finally:
+            jobs.end()
     broken = [error for error in errors if isinstance(error, BrokenEpochError)]
     for error in broken or filter(None, errors):
         raise error

@@ -19,18 +19,21 @@ from pmstore._ffi import Pool
 from pmstore.array import Array
 from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.tiers import engine, sharding
-from pmstore.tiers.backend import RANK, Backend, FsspecBackend, LocalBackend, Lock, open_backend
+from pmstore.tiers.backend import RANK, Access, Backend, FsspecBackend, LocalBackend, Lock, open_backend
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.engine import Snapshot, SnapshotInfo, Transfer
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.image import Image
-from pmstore.tiers.manifest import CHUNK, CHUNKS_SUFFIX, Manifest, ManifestName, Shared
+from pmstore.tiers.manifest import CHUNK, Manifest, ManifestName, Shared
+from pmstore.workers import Worker
 
 __all__ = ["Writer", "start_thread"]
 
 SPACE = 2.0
 """Files may hold so many times the state before chunks of the emptiest ones are written anew."""
+FLUSHING, CALLING = "pmstore flush", "pmstore callbacks"
+"""Threads of a tier."""
 PENDING_MOST = 8
 """Flushes of one tier that may wait for each other; the next call waits for the first of them."""
 
@@ -42,11 +45,13 @@ class _Base:
 
     tag: int
     name: str
+    nbytes: int
+    """Of the manifest, as it was published."""
     manifest: Manifest
 
     def intact(self, names: dict[str, int]) -> bool:
         """Nothing may rest on files that somebody took away."""
-        return self.name in names and all(names.get(file, -1) >= size for file, size in self.manifest.files)
+        return names.get(self.name) == self.nbytes and all(names.get(file, -1) >= size for file, size in self.manifest.files)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +71,9 @@ class Writer:
 
     def __init__(self, name: str, config: TierConfig, pool: Pool) -> None:
         self.name, self.config, self.pool = name, config, pool
-        self.backend: Backend = open_backend(config.url.replace(RANK, str(config.rank)), config.storage_options)
+        private = Access((pool.info.permissions & 0o666) | 0o600)
+        access = private if config.mode is None else Access(config.mode, exact=True)
+        self.backend: Backend = open_backend(config.url.replace(RANK, str(config.rank)), config.storage_options, None, access)
         self.session = secrets.token_hex(4)
         self.last: Flush | None = None
         self._base: _Base | None = None
@@ -75,7 +82,7 @@ class Writer:
         self._generation = 0  # the last one given: a name stands for one manifest, even if somebody empties the tier
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: dict[str, threading.Thread] = {}
+        self._threads: dict[str, Worker] = {}
         self._closed = threading.Event()
         self._pending: list[_Job] = []
         finalize(self, self._jobs.put, None)
@@ -99,7 +106,8 @@ class Writer:
         began = time.perf_counter()
         snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
         transfer = Transfer(self.config.max_bytes_per_second)
-        handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls)
+        workers = self._threads[FLUSHING], self._threads[CALLING]
+        handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls, workers, snapshot.close)
         job = _Job(handle, snapshot, transfer, full, began)
         try:
             self._pending.append(job)
@@ -116,14 +124,15 @@ class Writer:
         """The threads are there before they are needed: starting one takes as long as the machine is busy."""
         if self._closed.is_set():
             raise TierError(f"tier {self.name!r} is being closed")
-        self._start_one("pmstore flush", _work, self._jobs)
-        self._start_one("pmstore callbacks", _work, self._calls)
+        self._start_one(FLUSHING, _work, self._jobs)
+        self._start_one(CALLING, _work, self._calls)
         if self.config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
             self._start_one("pmstore watch", _watch, ref(self), self._closed, self.config.stall_seconds)
 
     def _start_one(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        """Unless it is there: those that could be started before one was refused wait for their work."""
-        if name not in self._threads:
+        """Unless it is there: those that could be started before one was refused wait for their work. One that died, as for
+        want of memory, is followed by another."""
+        if name not in self._threads or not self._threads[name].alive:
             self._threads[name] = start_thread(name, target, *arguments)
 
     def _tell(self, last: Flush) -> None:
@@ -194,12 +203,11 @@ class Writer:
             return _stats(snapshot.info(), job, 0, base.manifest, False)
         manifest, write = self._plan(snapshot, base)
         taken = list(filter(None, map(ManifestName.parse, names)))
-        self._generation = max([self._generation, *(found.generation for found in taken)]) + 1
-        name = self._name(self._generation, flush.epoch)
+        name = self._next_name(flush.epoch, taken)
         flush.total_bytes = len(write) * self.config.chunk_bytes
         chunks = manifest.chunks.copy()
         files = list(manifest.files)
-        data = f"{name.data_prefix}{self.session}.{self._count:06d}{CHUNKS_SUFFIX}"
+        data = name.chunks_name(self.session, self._count)
         if len(write):
             self._count += 1
             position = np.arange(len(write), dtype=np.uint64) * np.uint64(self.config.chunk_bytes)
@@ -215,13 +223,38 @@ class Writer:
             raise TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
         self._lock.check()
         self._retention.published(str(name), manifest)
-        self.backend.publish(str(name), manifest.pack())
-        self._base = _Base(snapshot.tag, str(name), manifest)
-        names = self.backend.names()
-        if any(names.get(file, -1) < size for file, size in manifest.files):
-            raise TierError(f"{self.backend.url}: files of epoch {flush.epoch} disappeared after they were written")
+        packed = manifest.pack()
+        self.backend.publish(str(name), packed)
+        self._read_back(name, packed, manifest)
+        self._base = _Base(snapshot.tag, str(name), len(packed), manifest)
         job.replaced = [found for found in taken if found[1:] == name[1:]]
         return _stats(info, job, flush.total_bytes, manifest, base is None)
+
+    def _read_back(self, name: ManifestName, packed: bytes, manifest: Manifest) -> None:
+        """The epoch is as whoever restores will find it; before that, nothing older is let go. Raises: TierError, OSError."""
+        names, epoch = self.backend.names(), name.epoch
+        if any(names.get(file, -1) < size for file, size in manifest.files):
+            raise TierError(f"{self.backend.url}: files of epoch {epoch} disappeared after they were written")
+        try:
+            found = self.backend.read(str(name)) if str(name) in names else None
+        except FileNotFoundError:
+            found = None
+        if found != packed:
+            how = "is not there" if found is None else "is another one"
+            raise TierError(f"{self.backend.url}: epoch {epoch} was published, and its manifest {how} when it is read back")
+
+    def _next_name(self, epoch: int, taken: list[ManifestName]) -> ManifestName:
+        """Raises: TierError."""
+        newest = max(taken, default=None)
+        generation = max(self._generation, newest.generation if newest else 0) + 1
+        name = self._name(generation, epoch)
+        if ManifestName.parse(str(name)) != name:
+            raise TierError(
+                f"{self.backend.url}: no epoch can follow {str(newest)!r}, whose generation is the last one there is: remove "
+                "that file, which no flush wrote"
+            )
+        self._generation = generation
+        return name
 
     def _name(self, generation: int, epoch: int) -> ManifestName:
         run = self.config.run or self.pool.info.uuid.hex()
@@ -288,7 +321,7 @@ class Writer:
 
     def _shared(self, snapshot: Snapshot) -> tuple[Shared, ...]:
         """Replicated arrays of at least a chunk, in order of name, as of the snapshot."""
-        image = Image(snapshot.peek)
+        image = Image(snapshot.peek, snapshot.file_bytes)
         found = [
             Shared(one.name, one.offset, one.nbytes)
             for one in image.arrays()
@@ -374,16 +407,16 @@ class Writer:
             self._lock = None
 
 
-def start_thread(name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
+def start_thread(name: str, target: Callable[..., None], *arguments: object) -> Worker:
     """Raises: TierError: the system refuses one more."""
-    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    worker = Worker(name, target, *arguments)
     try:
-        thread.start()
+        worker.start()
     except RuntimeError as error:
         raise TierError(
             f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and try again"
         ) from error
-    return thread
+    return worker
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +25,7 @@ from pmstore.tiers.backend import open_backend
 from pmstore.tiers.engine import checksum
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import BadManifestError, Manifest, Shared
-from pmstore.tiers.reading import EpochBytes, list_epochs
+from pmstore.tiers.reading import EpochBytes, list_epochs, verify
 
 
 @pytest.fixture
@@ -75,6 +76,8 @@ def with_chunk(**fields: int) -> Callable[[Manifest], Manifest]:
         with_chunk(file=7),
         with_chunk(position=(1 << 64) - 8),
         with_chunk(position=1 << 59),
+        with_chunk(position=0),  # where another one lies
+        with_chunk(position=CHUNK // 2),
         change(borrowed=np.array([1 << 60], np.uint64)),
         change(borrowed=np.array([5, 5], np.uint64)),
         change(shared=(Shared("w", 4096, 1 << 59),)),
@@ -139,19 +142,15 @@ def test_state_that_an_enemy_wrote(manifest: Path, path: Path, seed: int) -> Non
     rng = random.Random(seed)
     info = list_epochs(open_backend(manifest.parent))[0]
     source = EpochBytes(open_backend(manifest.parent), info, 0)
-    root = Image(source.read)
+    root = Image(source.read, source.manifest.state_bytes)
     (file,) = manifest.parent.glob("*.chunks")
     data = np.frombuffer(file.read_bytes(), np.uint8).copy()
-    found = Manifest.unpack(manifest.read_bytes())
-    chunks = found.chunks.copy()
     for _ in range(40):
         at = rng.randrange(min(len(data), 40 * CHUNK) // 8) * 8
         value = rng.choice([0, 1, root._root, at, (1 << 63) + 5, (1 << 64) - 1, rng.randrange(1 << 30)])
         data[at : at + 8] = np.frombuffer(value.to_bytes(8, "little"), np.uint8)
-    for one in chunks:
-        one["crc"] = checksum(data[int(one["position"]) : int(one["position"]) + CHUNK].tobytes())
     file.write_bytes(data.tobytes())
-    manifest.write_bytes(replace(found, chunks=chunks).pack())
+    seal(manifest, data.tobytes())
     with suppress(PmstoreError, ValueError, OSError):
         export_safetensors(path.with_name("x.safetensors"), manifest.parent)
     target = path.with_name("enemy.pm")
@@ -161,11 +160,93 @@ def test_state_that_an_enemy_wrote(manifest: Path, path: Path, seed: int) -> Non
             store.check()
 
 
+def with_head(manifest: Path, at: int, form: str, value: int) -> None:
+    """A number in the superblock, sealed again."""
+    found = Manifest.unpack(manifest.read_bytes())
+    head = bytearray(found.head)
+    struct.pack_into(form, head, at, value)
+    struct.pack_into("<I", head, 4092, checksum(bytes(head[:4092])))
+    manifest.write_bytes(replace(found, head=bytes(head)).pack())
+
+
+@pytest.mark.parametrize(("at", "form", "value"), [(56, "<Q", 1 << 50), (56, "<Q", (1 << 59) + 4096), (8, "<I", 77)])
+def test_a_superblock_that_is_none_is_not_believed(manifest: Path, path: Path, at: int, form: str, value: int) -> None:
+    """Where segments lie, and how large the store is: whoever reads an epoch asks the engine first."""
+    with_head(manifest, at, form, value)
+    backend = open_backend(manifest.parent)
+    with pytest.raises(TierError, match="corrupt"):
+        export_safetensors(path.with_name("x.safetensors"), manifest.parent)
+    with pytest.raises(TierError, match="corrupt"):
+        pmstore.restore(path.with_name("x.pm"), manifest.parent)
+    assert (verify(backend, list_epochs(backend)[0]) or "").startswith("corrupt")
+    assert {one.name for one in path.parent.iterdir()} == {path.name, manifest.parent.name}
+
+
+def nodes(data: bytearray, name: bytes, meta: bytes) -> int:
+    """Where the directory's node of a name lies."""
+    return bytes(data).index(name + meta) - 64
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "value"),
+    [(44, "<I", (1 << 32) - 1), (44, "<I", 3 << 20), (32, "<Q", 6 << 30), (32, "<Q", 1 << 21), (48, "<I", 4097)],
+    ids=["description of 4 GiB", "description of 3 MiB", "array of 6 GiB", "array of 2 MiB", "name of a page"],
+)
+def test_sizes_of_objects_are_not_believed(manifest: Path, path: Path, at: int, form: str, value: int) -> None:
+    """The file has 8 MiB, so that the smaller ones are within it; what is behind the array is in no chunk."""
+    backend = open_backend(manifest.parent)
+    source = EpochBytes(backend, list_epochs(backend)[0], 0)
+    (one,) = [one for one in Image(source.read, source.manifest.state_bytes).arrays() if one.name == "a"]
+    (file,) = manifest.parent.glob("*.chunks")
+    data = bytearray(file.read_bytes())
+    struct.pack_into(form, data, nodes(data, b"a", one.meta) + at, value)
+    seal(manifest, data)
+    file.write_bytes(data)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TierError, match="corrupt"):
+        export_safetensors(path.with_name("x.safetensors"), manifest.parent)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 64 << 10  # KiB
+    assert {one.name for one in path.parent.iterdir()} == {path.name, manifest.parent.name}
+
+
+def seal(manifest: Path, data: bytes | bytearray) -> None:
+    """Checksums of chunks that were changed."""
+    found = Manifest.unpack(manifest.read_bytes())
+    chunks = found.chunks.copy()
+    for one in chunks:
+        one["crc"] = checksum(bytes(data[int(one["position"]) : int(one["position"]) + CHUNK]))
+    manifest.write_bytes(replace(found, chunks=chunks).pack())
+
+
+def test_descriptions_that_overlap() -> None:
+    """A few bytes, which a thousand names say are theirs, are not read a thousand times."""
+    from pmstore.errors import CorruptStoreError
+    from pmstore.tiers import image
+
+    first, count, meta = 64 * 4096, 1000, 1 << 20
+    data = bytearray(first + 64 * count + meta + 100)
+    data[image.ROOT_OFFSET : image.ROOT_OFFSET + 16] = image._ROOT.pack(3, 4096)
+    data[4096 : 4096 + 48] = image._HEADER.pack(count, 0, 0, 0, first, 0)
+    for i in range(count):
+        at = first + 64 * i
+        data[at : at + image._NODE.size] = image._NODE.pack(0, 0, at + 64, 0, 0, 2, meta, 1, 0)
+    taken = 0
+
+    def read(offset: int, nbytes: int) -> bytes:
+        nonlocal taken
+        taken += nbytes
+        return bytes(data[offset : offset + nbytes])
+
+    with pytest.raises(CorruptStoreError):
+        list(Image(read, len(data)).objects())
+    assert taken < 2 * len(data)
+
+
 def test_a_tier_that_is_listed_and_not_found(filled: pmstore.Store, path: Path) -> None:
     """The slot of a remembered tier's name says another hash: iterating finds the name, looking it up does not."""
     filled.close()
     data = bytearray(path.read_bytes())
-    image = Image(lambda offset, nbytes: bytes(data[offset : offset + nbytes]))
+    image = Image(lambda offset, nbytes: bytes(data[offset : offset + nbytes]), len(data))
     (tiers,) = [one for one in image.objects() if one.name == ".pmstore/tiers/t"]
     node = data.index(b"t" + tiers.meta) - 64
     slot = data.index(data[node : node + 8] + node.to_bytes(8, "little"))
@@ -188,4 +269,4 @@ def test_a_directory_that_goes_in_a_circle(filled: pmstore.Store) -> None:
         node + image._NODE_BYTES: b"x",
     }
     with pytest.raises(CorruptStoreError):
-        list(Image(lambda offset, nbytes: pages[offset][:nbytes]).objects())
+        list(Image(lambda offset, nbytes: pages[offset][:nbytes], 1 << 20).objects())

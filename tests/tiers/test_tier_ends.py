@@ -93,7 +93,7 @@ def test_a_store_that_nobody_holds_is_closed_though_it_flushes_by_itself(path: P
         del store
         gc.collect()
     watcher.join(60)
-    assert not watcher.is_alive()
+    assert not watcher.alive
     gc.collect()
     with pmstore.open(path, lock_timeout=60) as store:
         assert store.recovery.clean

@@ -16,7 +16,7 @@ def restored(path: Path, url: str, epoch: int | None = None, **options: Any) -> 
     target = path.with_name(f"restored-{secrets.token_hex(4)}.pm")
     report = pmstore.restore(target, url, epoch, **options)
     try:
-        with pmstore.open(target) as store:
+        with pmstore.open(target, "r") as store:
             assert store.check().problems == ()
             assert store.epoch == report.epoch
             return {"a": store["a"].copy(), "epoch": store.epoch, "report": report, "config": store.get("config")}

@@ -76,6 +76,7 @@ def test_branches_from_a_common_ancestor(shm: Path) -> None:
     for name, lr in (("again", None), ("slower", 1e-3)):
         pmstore.restore(shm / f"{name}.pm", tier, ancestor, run=uuid["trunk"])
         with pmstore.open(shm / f"{name}.pm") as store:
+            store.add_tier("disk", tier)  # a restored store has none added
             want[name] = train(store, 12, patient=True, lr=lr, tiers=["disk"])
             uuid[name] = store.info().uuid
     assert same(want["trunk"], want["again"])
