@@ -20,6 +20,7 @@ import pmstore
 from crashtests.stress import board as b
 from crashtests.stress.board import Board
 from crashtests.stress.content import WrongError
+from pmstore import crashboard
 
 PATIENCE_SECONDS = 10.0
 FAILED_EXIT = 9
@@ -279,8 +280,4 @@ def arm(primitive: int, power_seed: int | None, folder: Path) -> None:
 
         kill_at_primitive(primitive)
         return
-    board = folder / "power.board"
-    board.write_bytes(bytes(4096))
-    os.environ["PMSTORE_CRASH_BOARD"] = str(board)
-    os.environ["PMSTORE_CRASH_AT"] = str(primitive)
-    os.environ["PMSTORE_CRASH_POWER"] = str(power_seed)
+    os.environ.update(crashboard.environment(folder / "power.board", at=primitive, power_seed=power_seed))
