@@ -219,6 +219,8 @@ static int put_old(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, const 
     struct pms_object old;
     struct edit e = {0};
     int status = pms_dir_object(ctx, place->node, &old, error);
+    if (status == PMS_OK && old.data != b->data && (old.kind == PMS_OBJECT_GROUP || old.kind == PMS_OBJECT_LIST))
+        return pms_fail(error, PMS_E_EXISTS, "the name is in use, for a group or a list"); /* what it holds would be nobody's */
     if (status == PMS_OK && old.data != b->data)
         status = edit_free_data(ctx, &e, &old, error);
     if (status != PMS_OK)

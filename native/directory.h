@@ -34,7 +34,7 @@ int pms_dir_find(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, 
 /* Binds name to an object: kind, meta and data as given (data: 0 or a live block, which the directory then owns). Replaces
  * what was there: its node is reused if kind, and room for meta, allow; its data block is freed unless it is `data`. At most
  * one of the two versions is ever visible, to anybody. The node's place in the order is kept on replacement.
- * ERRORS: PMS_E_FULL: nothing changed; PMS_E_CORRUPT; PMS_E_INVALID (name empty or longer than PMS_NAME_MAX). */
+ * ERRORS: PMS_E_FULL: nothing changed; PMS_E_CORRUPT; PMS_E_EXISTS: a group or a list, which is to be removed first; PMS_E_INVALID (name empty or longer than PMS_NAME_MAX). */
 int pms_dir_put(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes, uint32_t kind,
                 const void *meta, uint32_t meta_bytes, uint64_t data, uint64_t data_bytes, struct pms_error *error);
 

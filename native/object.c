@@ -360,7 +360,7 @@ static void unmake(struct pms_pool *pool, const struct made *made)
 
 /* ---- writing ---- */
 
-/* What holds others is not replaced: it is to be removed first. */
+/* What is there, or zeros. Asked before room is taken for an array: what holds others is not replaced (see pms_dir_put). */
 static int refuse_holder(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_object *old,
                          struct pms_error *error)
 {
@@ -377,14 +377,11 @@ static int refuse_holder(struct pms_pool *pool, uint64_t dir, const char *name, 
 int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
                          uint32_t meta_bytes, struct pms_error *error)
 {
-    struct pms_object old;
     struct made made;
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
     status = make_way(pool, &dir, &path, &path_bytes, &made, error);
-    if (status == PMS_OK)
-        status = refuse_holder(pool, dir, path, path_bytes, &old, error);
     if (status == PMS_OK)
         status = put(pool, dir, path, path_bytes, PMS_OBJECT_VALUE, meta, meta_bytes, 0, 0, error);
     if (status != PMS_OK)
