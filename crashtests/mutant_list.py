@@ -165,9 +165,9 @@ _RECOVER = [
            equivalent="the session record is synced before the first transaction, and a sync writes back this line too"),
     Mutant("recover_no_settle", "recover.c", "    status = settle(pool, error);\n    if (status != PMS_OK)\n        return status;\n    /* By two",
            "    /* By two", "recovery gives the log up before the pre-images are home"),
-    Mutant("recover_nothing", "recover.c", "status == PMS_OK ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL) : 0;",
-           "0;", "recovery undoes nothing"),
-    Mutant("recover_wrong_tag", "recover.c", "pms_undo_apply(&undo, pool->tx + 1,", "pms_undo_apply(&undo, pool->tx,",
+    Mutant("recover_nothing", "recover.c", "    int64_t n = status == PMS_OK ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL) : 0;",
+           "    int64_t n = 0;", "recovery undoes nothing"),
+    Mutant("recover_wrong_tag", "recover.c", "? pms_undo_apply(&undo, pool->tx + 1,", "? pms_undo_apply(&undo, pool->tx,",
            "recovery undoes the transaction before"),
     Mutant("anchor_check_ignored", "super.c", "    return pms_check16(ANCHOR_SALT, *tx) == word >> PMS_TX_BITS;", "    return true;",
            "an anchor's check bits are not compared", native=("test_damage",)),  # one aligned word, whole or not at all: against damage
