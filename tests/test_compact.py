@@ -54,7 +54,7 @@ def test_content_stays(path: Path, domain: Any) -> None:
     told: list[tuple[int, int]] = []
     done = pmstore.compact(path, progress=lambda now, total: told.append((now, total)))
     assert done.before_bytes > 60 << 20
-    assert done.after_bytes == path.stat().st_size < 4 << 20
+    assert done.after_bytes == path.stat().st_size - 4096 < 4 << 20  # the last page is not of the state
     assert "now" in str(done)
     assert told[-1][0] == told[-1][1] > 0
     assert path.stat().st_mode & 0o777 == 0o640

@@ -95,15 +95,15 @@ static bool copy_of(const char *path, struct copy *c)
     return true;
 }
 
-/* What an opening may write though it undoes nothing: who opened and when, and the log with its anchor. Everything else is state. */
-static bool is_state(uint64_t page_off)
+/* What an opening may write though it undoes nothing: who opened and when, the log with its anchor, the footer. Everything else is state. */
+static bool is_state(uint64_t page_off, uint64_t footer_off)
 {
     bool session = page_off == PMS_OFF_SESSION(0) || page_off == PMS_OFF_SESSION(1);
-    return !session && page_off != PMS_OFF_ANCHOR && (page_off < PMS_OFF_FASTLOG(0) || page_off >= PMS_OFF_SEGMENTS);
+    return !session && page_off != PMS_OFF_ANCHOR && page_off != footer_off && (page_off < PMS_OFF_FASTLOG(0) || page_off >= PMS_OFF_SEGMENTS);
 }
 
-/* Offset of the first byte of state that differs from the copy; -1: none. */
-static int64_t first_change(const char *path, const struct copy *copy, bool every_byte)
+/* Offset of the first byte of state that differs from the copy; -1: none. footer_off: of the page that is no state; 0: every byte counts. */
+static int64_t first_change(const char *path, const struct copy *copy, uint64_t footer_off)
 {
     static const unsigned char zeros[PMS_PAGE];
     static bool data[TRACE_MAX_FILE / PMS_PAGE];
@@ -113,7 +113,7 @@ static int64_t first_change(const char *path, const struct copy *copy, bool ever
         return 0;
     for (uint64_t p = 0; p * PMS_PAGE < bytes; p++) {
         const unsigned char *a = data[p] ? now + p * PMS_PAGE : zeros, *b = copy->page[p] ? copy->at + p * PMS_PAGE : zeros;
-        if (a != b && (every_byte || is_state(p * PMS_PAGE)) && memcmp(a, b, PMS_PAGE) != 0)
+        if (a != b && (!footer_off || is_state(p * PMS_PAGE, footer_off)) && memcmp(a, b, PMS_PAGE) != 0)
             for (uint64_t i = 0;; i++)
                 if (a[i] != b[i])
                     return (int64_t)(p * PMS_PAGE + i);
@@ -152,7 +152,7 @@ static struct verdict judge(const struct question *q)
             return refused(q, &e) ? (struct verdict){.ok = true} : bad("open for reading", &e);
         shown = wl_digest(reader);
         pms_pool_release(reader);
-        if (!copied || first_change(q->path, &copy, true) >= 0)
+        if (!copied || first_change(q->path, &copy, 0) >= 0)
             return bad("opening for reading changed the file", NULL);
     }
     struct pms_pool *pool = wl_open(q->path, q->domain, PMS_MODE_READ_WRITE, &e);
@@ -182,7 +182,7 @@ static struct verdict judge(const struct question *q)
     pool = wl_open(q->path, q->domain, PMS_MODE_READ_WRITE, &e);
     if (!pool)
         return bad("second open", &e);
-    int64_t change = copied ? first_change(q->path, &copy, false) : 0;
+    int64_t change = copied ? first_change(q->path, &copy, pool->map.bytes) : 0;
     if (change >= 0) {
         pms_pool_release(pool);
         struct verdict wrong = bad("opening again changed the byte at", NULL);

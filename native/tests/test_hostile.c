@@ -81,6 +81,10 @@ static struct pms_pool *open_store(int mode, int domain, struct pms_error *e)
     struct pms_pool *pool = NULL;
     memset(e, 0, sizeof *e);
     int status = pms_pool_open(path, &o, &pool, e);
+    if (status == PMS_E_COPIED) { /* images lie in another file, and damage may look like a torn copy: what is behind that is wanted */
+        o.force = 1;
+        status = pms_pool_open(path, &o, &pool, e);
+    }
     CHECK((status == PMS_OK) == (pool != NULL) && (status == PMS_OK || status == e->status));
     return pool;
 }

@@ -136,7 +136,7 @@ def trust(
     path: StorePath,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Makes the tiers that a store remembers its own here: for a store that was moved, copied or restored on purpose.
+    """Makes the tiers that a store remembers its own here. For a store that was moved, copied or restored on purpose.
 
     It shows where they are, and asks. Whatever is committed to the store may then be written to those places, and old epochs
     there deleted.

@@ -63,6 +63,10 @@ def test_export(step: Step, path: Path, url: str) -> None:
     target = path.with_name("m.safetensors")
     assert run("export-tier", url, target, "--group", "deep") == (0, f"epoch {epoch}: 1 tensor written to {target}\n")
     assert run("export-tier", url, target)[0] == 2
+    assert target.stat().st_mode & 0o777 == 0o600
+    shared = path.with_name("shared.safetensors")
+    assert run("export-tier", url, shared, "--mode", "640")[0] == 0
+    assert shared.stat().st_mode & 0o777 == 0o640
     for tier in (url, "s3://bucket/run"):
         code, text = run("export", tier, path.with_name("n.safetensors"))
         assert code == 2
