@@ -411,6 +411,22 @@ static PyObject *handle_will_write(Handle *h, PyObject *writes)
     return result;
 }
 
+/* A commit outside of blocks, with what left its memory taken back in before. */
+static PyObject *handle_commit(Handle *h, PyObject *unused)
+{
+    (void)unused;
+    if (block_take_in(h) < 0)
+        return NULL;
+    struct pms_error error = {0};
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = block_engine.commit(h->pool, &error);
+    Py_END_ALLOW_THREADS
+    if (status != PMS_OK)
+        return block_raise(h, &error);
+    Py_RETURN_NONE;
+}
+
 /* ---- Handle, the type ----------------------------------------------------------------------------------- */
 
 static PyObject *handle_get_pool(Handle *h, void *unused)
@@ -444,6 +460,7 @@ static PyMemberDef handle_members[] = {
 static PyMethodDef handle_methods[] = {
     {"close", (PyCFunction)(void (*)(void))handle_close, METH_FASTCALL,
      "close(commit, wait_seconds, asking, ending): ends what is pending and unlocks. Idempotent."},
+    {"commit", (PyCFunction)handle_commit, METH_NOARGS, "Everything written so far becomes the state that survives."},
     {"take_in_moved", (PyCFunction)block_take_in_all, METH_NOARGS, "Before a commit: brings back what left its memory, or raises."},
     {"will_write", (PyCFunction)handle_will_write, METH_O, "will_write(arrays): captures them now."},
     {"transaction", (PyCFunction)(void (*)(void))block_transaction, METH_FASTCALL,
@@ -489,12 +506,12 @@ static PyType_Spec handle_spec = {
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    unsigned long long f[22];
-    if (PyTuple_GET_SIZE(args) != 22) {
-        PyErr_SetString(PyExc_TypeError, "bind takes the addresses of 22 functions");
+    unsigned long long f[23];
+    if (PyTuple_GET_SIZE(args) != 23) {
+        PyErr_SetString(PyExc_TypeError, "bind takes the addresses of 23 functions");
         return NULL;
     }
-    for (int i = 0; i < 22; i++)
+    for (int i = 0; i < 23; i++)
         f[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args, i));
     if (PyErr_Occurred())
         return NULL;
@@ -521,6 +538,7 @@ static PyObject *bind(PyObject *module, PyObject *args)
         .splice = (__typeof__(block_engine.splice))(uintptr_t)f[19],
         .put_backs = (__typeof__(block_engine.put_backs))(uintptr_t)f[20],
         .slot = (__typeof__(block_engine.slot))(uintptr_t)f[21],
+        .commit = (__typeof__(block_engine.commit))(uintptr_t)f[22],
     };
     block_engine.set_tasks(block_whose);
     Py_RETURN_NONE;

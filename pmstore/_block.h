@@ -35,6 +35,7 @@ struct block_engine {
                   struct pms_error *);
     uint64_t (*put_backs)(const struct pms_pool *);
     int (*slot)(struct pms_pool *, uint64_t, const char *, uint32_t, enum pms_slot_which, struct pms_object *, struct pms_error *);
+    int (*commit)(struct pms_pool *, struct pms_error *);
 };
 extern struct block_engine block_engine;
 

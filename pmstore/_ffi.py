@@ -476,12 +476,6 @@ class Pool:
 
     # -- transactions
 
-    def commit(self) -> None:
-        error = self._error()
-        if _lib.pms_commit(self._p, error):
-            _fail(self.path, error)
-        self._errors.append(error)
-
     def rollback(self) -> None:
         error = self._error()
         if _lib.pms_rollback(self._p, error):
@@ -794,6 +788,7 @@ _block.bind(
             "pms_sequence_splice",
             "pms_put_backs",
             "pms_slot_get",
+            "pms_commit",
         ),
     )
 )

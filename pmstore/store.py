@@ -177,12 +177,12 @@ class Store(Group):
         """
         if self._guards:
             self._ask_guards()
-        self._core.pool.handle.take_in_moved()
         if self._mirrors is not None:
             self._mirrors.join()
         if wait and (self._mirrors is None or self._mirrors.empty):
-            self._core.pool.commit()
+            self._core.pool.handle.commit()
             return None
+        self._core.pool.handle.take_in_moved()
         pending = self._open_mirrors().commit()
         if not wait:
             return pending
