@@ -19,19 +19,72 @@
 #define ORPHAN "a transaction block was open whose thread or task had ended: it was rolled back, with all that was written since it was entered"
 #define GRACE_NS 20000000   /* a thread that Python has joined may not have ended for the kernel yet */
 
-/* The kernel gives the ids of threads that have ended to new ones, which would join what the old ones left open: so threads are numbered. */
+/* The kernel gives the ids of threads that have ended to new ones, which would join what the old ones left open, or be taken for
+ * them: so threads are numbered, and each has a record of its number as long as it lives. Records are used again, and never freed:
+ * whoever has seen one may look at it at any time. */
+struct pms_thread {
+    _Atomic int64_t number; /* 0: of no thread */
+    struct pms_thread *next_free;
+};
 static __thread int64_t thread_number, thread_id;
+static __thread struct pms_thread *thread_record; /* NULL where there was no memory for it */
 static _Atomic int64_t thread_numbers;
+static struct pms_thread *free_records;
+static struct pms_lock records_lock;
+static pthread_key_t record_key;
+static bool have_key;
+static pthread_once_t record_once = PTHREAD_ONCE_INIT;
+
+static void end_thread(void *record)
+{
+    struct pms_thread *r = record;
+    thread_number = 0;
+    thread_record = NULL;
+    atomic_store(&r->number, 0);
+    pms_lock_acquire(&records_lock);
+    r->next_free = free_records;
+    free_records = r;
+    pms_lock_release(&records_lock);
+}
+
+static void make_key(void) { have_key = pthread_key_create(&record_key, end_thread) == 0; }
+
+static struct pms_thread *new_record(void)
+{
+    pthread_once(&record_once, make_key);
+    if (!have_key)
+        return NULL;
+    pms_lock_acquire(&records_lock);
+    struct pms_thread *r = free_records;
+    if (r)
+        free_records = r->next_free;
+    pms_lock_release(&records_lock);
+    if (!r)
+        r = calloc(1, sizeof *r);
+    if (r && pthread_setspecific(record_key, r) != 0) {
+        free(r);
+        r = NULL;
+    }
+    return r;
+}
 
 static int64_t number_thread(void)
 {
     thread_id = (int64_t)syscall(SYS_gettid);
-    return thread_number = atomic_fetch_add(&thread_numbers, 1) + 1;
+    thread_number = atomic_fetch_add(&thread_numbers, 1) + 1;
+    thread_record = new_record();
+    if (thread_record)
+        atomic_store(&thread_record->number, thread_number);
+    return thread_number;
 }
 
 static inline int64_t me(void) { return thread_number ? thread_number : number_thread(); }
 
-void pms_thread_after_fork_in_child(void) { thread_number = 0; } /* the child's only thread is another than its parent's */
+void pms_thread_after_fork_in_child(void)
+{
+    thread_number = 0;                /* the child's only thread is another than its parent's */
+    atomic_store(&records_lock.word, 0); /* who held it did not come with us */
+}
 
 /* ---- whose block is open ---- */
 
@@ -72,7 +125,11 @@ static bool is_orphan(const struct pms_pool *pool, struct view v)
 {
     if (v.block == pool->block && v.whose == PMS_OVER)
         return true;
-    return pool->block_owner != me() && syscall(SYS_tgkill, getpid(), pool->block_thread, 0) != 0 && errno == ESRCH;
+    if (pool->block_owner == me())
+        return false;
+    if (pool->block_record)
+        return atomic_load(&pool->block_record->number) != pool->block_owner;
+    return syscall(SYS_tgkill, getpid(), pool->block_thread, 0) != 0 && errno == ESRCH;
 }
 
 static int busy(const struct pms_pool *pool, struct pms_error *error)
@@ -197,6 +254,7 @@ static inline void open_block(struct pms_pool *pool, uint64_t task)
 {
     pool->block_owner = me();
     pool->block_thread = thread_id;
+    pool->block_record = thread_record;
     atomic_store_explicit(&pool->block, pool->block + 1, memory_order_relaxed);
     atomic_store_explicit(&pool->block_task, task, memory_order_relaxed);
 }

@@ -11,6 +11,7 @@
 #define PMS_FOOTER_H
 
 #include "map.h"
+#include "quiet.h"
 
 struct pms_footer {
     uint64_t magic;
@@ -28,7 +29,7 @@ static inline void pms_footer_note(const struct pms_map *m, uint64_t tx, uint64_
     if (!m->footer)
         return;
     atomic_store_explicit(&m->footer->word, pms_footer_pack(tx, entries), memory_order_relaxed);
-    atomic_thread_fence(memory_order_release); /* the word, before stores to the targets: to whoever reads the file */
+    pms_store_fence(); /* the word, before stores to the targets: to whoever reads the file */
 }
 
 /* Domain file: images of all transactions up to tx are on their way home, and what those freed may be overwritten. Two threads say so, the
@@ -41,7 +42,7 @@ static inline void pms_footer_raise(const struct pms_map *m, uint64_t tx)
     while ((int64_t)(next - word) > 0 &&
            !atomic_compare_exchange_weak_explicit(&m->footer->word, &word, next, memory_order_relaxed, memory_order_relaxed))
         ;
-    atomic_thread_fence(memory_order_release); /* the word, before the pages that are written home */
+    pms_store_fence(); /* the word, before the pages that are written home */
 }
 
 /* Reserves the page behind file_bytes.  ERRORS: PMS_E_FULL, PMS_E_OS. */

@@ -36,6 +36,7 @@ struct pms_pool {
     _Atomic uint64_t block_task; /* whose it is in its thread; 0: the thread's, or none is open */
     int64_t block_owner;        /* number of its thread (block.c); 0: none is open */
     int64_t block_thread;       /* the kernel's id of its thread */
+    struct pms_thread *block_record; /* says whether that thread lives (block.c); NULL: ask the kernel */
     int block_depth;
     uint64_t refs;              /* the handle, and every pin */
     uint64_t commits, rollbacks;

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "pool_state.h"
@@ -479,6 +480,7 @@ static void an_orphan_is_rolled_back(void)
         pthread_create(&t, NULL, enter_and_end, pool);
         pthread_join(t, &result);
         CHECK((intptr_t)result == PMS_OK);
+        pool->block_thread = (int64_t)syscall(SYS_gettid); /* as if its id had been given to another thread since */
         if (meets == 0) {
             CHECK(pms_commit(pool, &e) == PMS_E_STATE && strstr(e.what, "had ended"));
             CHECK(pms_commit(pool, &e) == PMS_OK);
