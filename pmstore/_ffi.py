@@ -221,9 +221,15 @@ def _busy(path: str, what: str, holder: int, task: int) -> errors.TransactionErr
     if what == "open when the store was closed":
         remedy = "all that was written since it was entered is rolled back. Join threads before the store is left"
     elif holder:
-        remedy = "`with store.transaction():` waits for it (timeout=), all else that changes the store does not"
+        remedy = (
+            "`with store.transaction():` waits for it (timeout=), all else that changes the store does not. If who opened it "
+            "waits for this thread, return the result to it, to be stored there"
+        )
     else:
-        remedy = "`async with store.transaction():` waits for it, and lets the event loop go on"
+        remedy = (
+            "`async with store.transaction():` waits for it, and lets the event loop go on. If that task waits for this one, "
+            "return the result to it, to be stored there"
+        )
     error = errors.TransactionError(f"{path}: the transaction of {owner} is open ({what}): {remedy}")
     error.owner = owner
     return error
@@ -293,8 +299,9 @@ def _exception(path: str, error: Any) -> Exception:
         made = _busy(path, what, error.holder, error.offset)
     elif status == _lib.PMS_E_FORKED:
         made = errors.ForkedStoreError(
-            f"{path}: the store belongs to the parent process. In a fork child it can only be read: "
-            "open it in a process that was spawned, or with mode='r' after the parent has closed it"
+            f"{path}: the store belongs to the parent process. In a fork child its arrays can be read, but no call of it is "
+            "answered: look up before the fork what the child needs, and give it the arrays and values. Or open the store "
+            "with mode='r' after the parent has closed it"
         )
     elif status == _lib.PMS_E_CLOSED:
         made = errors.ClosedStoreError(

@@ -125,7 +125,9 @@ class Store(Group):
         thread for ever, so that raises: `async with store.transaction()` waits for tasks and threads, and lets the loop go on.
         A block that nobody can leave any more, as its thread or task has ended or its generator was closed elsewhere, is
         undone; a `commit` that finds one says so, once. Leaving the store's `with` waits 10 seconds for other threads' blocks;
-        `close` waits for none. A block that is open then is undone whole, never committed by half.
+        `close` waits for none. A block that is open then is undone whole, never committed by half. A generator that yields
+        inside a block keeps it open until it ends, and what others of its thread write meanwhile goes with it: do not yield
+        there, or close the generator at once (`contextlib.closing`).
 
         writes: arrays and tensors of this store that the block writes. They are captured at once on entering, which saves
             a page fault for each piece. Others may be written too.

@@ -91,7 +91,10 @@ class Tiers:
         if what == "every":
             told += f", every {counted(config.every or 0, 'commit')}. It is not flushed to: {why}. {remedy}"
         else:
-            told += f", and {why}. It is flushed to, because the program names it. {remedy}"
+            told += (
+                f", and {why}. It is flushed to, because the program names it. If this store is a copy of one that goes "
+                f"on, the two replace each other's epochs there: give this one a tier of its own. {remedy}"
+            )
         warnings.warn(told, stacklevel=stacklevel)
 
     def _take_up(self, name: str) -> None:
