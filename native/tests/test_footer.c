@@ -31,7 +31,7 @@ static int from = -1, to = -1;
 static uint64_t copied, speed; /* bytes; pages a primitive, in 16ths */
 static unsigned credit, seed;
 static _Atomic unsigned before_it; /* primitives until it begins */
-static bool ended;
+static _Atomic bool ended;
 
 static void copy_pages(uint64_t pages)
 {
