@@ -16,7 +16,7 @@ int pms_footer_reserve(int fd, uint64_t file_bytes, struct pms_error *error)
     return errno ? pms_fail_errno(error, "reserving the file's last page") : PMS_OK;
 }
 
-void pms_footer_begin(struct pms_map *m, uint64_t tx)
+void pms_footer_begin(struct pms_map *m, uint64_t tx, uint64_t entries)
 {
     struct pms_footer none = {0};
     void *page = mmap(NULL, PMS_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, (off_t)m->bytes);
@@ -26,7 +26,7 @@ void pms_footer_begin(struct pms_map *m, uint64_t tx)
         return;
     }
     m->footer = page;
-    pms_footer_note(m, tx, 0);
+    pms_footer_note(m, tx, entries);
     m->footer->magic = MAGIC;
 }
 
@@ -49,5 +49,5 @@ bool pms_footer_allows(int fd, uint64_t file_bytes, uint64_t tx, uint64_t entrie
         return false;
     /* Transactions are told apart by their low bits: a copy takes less time than it takes to come to the same ones again. */
     int64_t later = (int64_t)(f.word - pms_footer_pack(tx, 0)) >> PMS_FOOTER_ENTRY_BITS;
-    return later < 0 || (later == 0 && (f.word & ((1ull << PMS_FOOTER_ENTRY_BITS) - 1)) <= entries);
+    return later < 0 || (later == 0 && (f.word & PMS_FOOTER_ALL) <= entries);
 }

@@ -18,9 +18,13 @@ struct pms_footer {
     _Atomic uint64_t word; /* transaction (its low bits) and number of its entries */
 };
 
-#define PMS_FOOTER_ENTRY_BITS 40u
+#define PMS_FOOTER_ENTRY_BITS 24u
+#define PMS_FOOTER_ALL ((1ull << PMS_FOOTER_ENTRY_BITS) - 1) /* for entries: the transaction is over, or has more than can be counted */
 
-static inline uint64_t pms_footer_pack(uint64_t tx, uint64_t entries) { return tx << PMS_FOOTER_ENTRY_BITS | entries; }
+static inline uint64_t pms_footer_pack(uint64_t tx, uint64_t entries)
+{
+    return tx << PMS_FOOTER_ENTRY_BITS | (entries < PMS_FOOTER_ALL ? entries : PMS_FOOTER_ALL);
+}
 
 /* From here on data may hold what transaction tx stores to the targets of its first entries. REQUIRES: the log lock; the entries are
  * durable, no target is stored to yet.  CRASH: the old word or the new one. */
@@ -38,7 +42,7 @@ static inline void pms_footer_raise(const struct pms_map *m, uint64_t tx)
 {
     if (!m->footer)
         return;
-    uint64_t word = atomic_load_explicit(&m->footer->word, memory_order_relaxed), next = pms_footer_pack(tx, 0);
+    uint64_t word = atomic_load_explicit(&m->footer->word, memory_order_relaxed), next = pms_footer_pack(tx, PMS_FOOTER_ALL);
     while ((int64_t)(next - word) > 0 &&
            !atomic_compare_exchange_weak_explicit(&m->footer->word, &word, next, memory_order_relaxed, memory_order_relaxed))
         ;
@@ -48,13 +52,14 @@ static inline void pms_footer_raise(const struct pms_map *m, uint64_t tx)
 /* Reserves the page behind file_bytes.  ERRORS: PMS_E_FULL, PMS_E_OS. */
 int pms_footer_reserve(int fd, uint64_t file_bytes, struct pms_error *error);
 
-/* Keeps the page from now on; without memory for its mapping it says that it is not kept. REQUIRES: reserved behind m->bytes. */
-void pms_footer_begin(struct pms_map *m, uint64_t tx);
+/* Keeps the page from now on, as if noted; without memory for its mapping it says that it is not kept. REQUIRES: reserved behind m->bytes. */
+void pms_footer_begin(struct pms_map *m, uint64_t tx, uint64_t entries);
 
 /* Before the file grows over it: from here on until the next begin a copy is refused. REQUIRES: the log lock; no journal at work. */
 void pms_footer_end(struct pms_map *m);
 
-/* What a copy was found to be: recovery says how far its logs reach. allowed: it is of one moment. A file that ends before its footer is
+/* What a copy was found to be: recovery says how far its logs reach. entries: PMS_FOOTER_ALL in domain file, else
+ * those of the log that are valid. allowed: it is of one moment. A file that ends before its footer is
  * believed: a file that somebody made byte by byte (an image) is not a copy of a running store. */
 bool pms_footer_allows(int fd, uint64_t file_bytes, uint64_t tx, uint64_t entries);
 

@@ -102,7 +102,7 @@ static int open_writing(struct pms_pool *pool, const struct pms_options *o, stru
     if (status == PMS_OK)
         status = map_store(pool, error);
     if (status == PMS_OK && pool->session.footer)
-        pms_footer_begin(&pool->map, pool->tx);
+        pms_footer_begin(&pool->map, pool->tx, PMS_FOOTER_ALL);
     if (status == PMS_OK && pool->domain == PMS_DOMAIN_FILE) {
         status = pms_journal_open(&pool->journal, &pool->map, &pool->super, pool->tx, error);
         pool->runs_room = pool->map.reserve / PMS_PAGE;
@@ -305,8 +305,8 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
     pms_undo_unlock(&pool->undo);
     status = grow_file(pool, super, first, error);
     pms_undo_lock(&pool->undo);
-    pms_footer_begin(&pool->map, pool->undo.volatile_log ? pool->tx : pool->undo.tag);
-    pms_undo_fenced(&pool->undo);
+    bool in_memory = pool->undo.volatile_log;
+    pms_footer_begin(&pool->map, in_memory ? pool->tx : pool->undo.tag, in_memory ? PMS_FOOTER_ALL : pool->undo.seq);
     pms_undo_unlock(&pool->undo);
     return status;
 }
@@ -425,7 +425,7 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
     errno = pms_persist_sync(&pool->persist, pool->fd); /* all data, before the mark that says it is all there */
     if (errno)
         return pms_fail_errno(error, "syncing the store at close");
-    pms_footer_note(&pool->map, pool->tx, 0); /* a copy of the closed file is not of the next session */
+    pms_footer_note(&pool->map, pool->tx, PMS_FOOTER_ALL); /* it is over: a copy that began in it does not have all of its entries */
     pool->session.state = PMS_SESSION_CLEAN;
     return pms_session_write(pool->fd, &pool->persist, &pool->session, error);
 }

@@ -44,7 +44,9 @@ static void install(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
 void pms_process_prepare(const struct pms_fork_hooks *h)
 {
-    hooks = *h; /* the same each time */
+    pthread_mutex_lock(&gate); /* another thread, which prepared before, may fork now */
+    hooks = *h;                /* the same each time */
+    pthread_mutex_unlock(&gate);
     pthread_once(&once, install);
 }
 

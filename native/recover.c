@@ -1,5 +1,6 @@
 #include "recover.h"
 
+#include "footer.h"
 #include "session.h"
 
 #include <errno.h>
@@ -88,7 +89,7 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     pms_undo_begin(&undo, pool->tx + 1);
     struct difference d = {.map = map};
     pms_undo_scan(&undo, pool->tx + 1, count_difference, &d);
-    status = pms_session_check_copy(pool, pool->tx + 1, d.seen, error);
+    status = pms_session_check_copy(pool, pool->tx + 1, d.seen < PMS_FOOTER_ALL ? d.seen : PMS_FOOTER_ALL - 1, error);
     int64_t n = status == PMS_OK ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL) : 0;
     pms_undo_close(&undo);
     if (status != PMS_OK)
@@ -168,14 +169,14 @@ static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *
     pool->info.replayed_bytes = r.bytes;
     pool->info.torn = r.torn;
     struct pms_error torn;
-    if (status == PMS_E_CORRUPT && pms_session_check_copy(pool, r.tx, 0, &torn) != PMS_OK) { /* that is why */
+    if (status == PMS_E_CORRUPT && pms_session_check_copy(pool, r.tx, PMS_FOOTER_ALL, &torn) != PMS_OK) { /* that is why */
         if (error)
             *error = torn;
         return PMS_E_COPIED;
     }
     if (status == PMS_OK && r.tx >= TX_PLAUSIBLE)
         status = pms_fail(error, PMS_E_CORRUPT, "the journal's transaction id is out of range");
-    return status == PMS_OK ? pms_session_check_copy(pool, r.tx, 0, error) : status;
+    return status == PMS_OK ? pms_session_check_copy(pool, r.tx, PMS_FOOTER_ALL, error) : status;
 }
 
 int pms_recover_file(struct pms_pool *pool, struct pms_error *error)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "footer.h"
 #include "pool_state.h"
 #include "test.h"
 
@@ -61,12 +62,14 @@ static int go_on(enum pms_primitive p, uintptr_t addr, size_t bytes)
 
 static void begin_copy(void)
 {
+    pthread_mutex_lock(&copying); /* the journal's thread may be in the hook of the copy before still */
     from = open(path, O_RDONLY | O_CLOEXEC);
     to = open(copy_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     copied = credit = 0;
     ended = false;
     speed = 1u << rand_r(&seed) % 11;
     before_it = (unsigned)rand_r(&seed) % 400;
+    pthread_mutex_unlock(&copying);
     pms_persist_hook = go_on;
 }
 
@@ -75,9 +78,10 @@ static void end_copy(void)
     pms_persist_hook = NULL;
     pthread_mutex_lock(&copying); /* the journal's thread may be in it */
     copy_pages(~0ull);
-    pthread_mutex_unlock(&copying);
+    ended = true; /* for one that is late */
     close(from);
     close(to);
+    pthread_mutex_unlock(&copying);
 }
 
 /* ---- the store: after each commit all of it is one number ---- */
@@ -174,6 +178,123 @@ static void copies_beside_a_writer(void)
     CHECK(torn == 0 && whole > 0 && refused > 0);
 }
 
+/* ---- copies that are there in part when the writer does something of which the footer must tell ---- */
+
+static void open_store(int mode)
+{
+    struct pms_options o = {.size = 3u << 20, .mode = mode, .domain = domain, .hot = 1};
+    struct pms_error e;
+    if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
+        abort();
+}
+
+static void close_store(int commit)
+{
+    struct pms_error e;
+    CHECK(pms_pool_close(pool, commit, &e) == PMS_OK);
+    pms_pool_release(pool);
+}
+
+static void make_store(void)
+{
+    struct pms_error e;
+    open_store(PMS_MODE_TRUNCATE);
+    large = put("a", LARGE, 1);
+    small = put("h", SMALL, 1);
+    put("n", 300, 1);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+}
+
+/* The copy has half of the large array: what comes after it is of another moment. */
+static void copy_half(void)
+{
+    begin_copy();
+    pms_persist_hook = NULL;
+    pthread_mutex_lock(&copying);
+    copy_pages((large + LARGE / 2) / PMS_PAGE);
+    pthread_mutex_unlock(&copying);
+}
+
+static void store(unsigned char value)
+{
+    memset(pool->map.user + large, value, LARGE);
+    memset(pool->map.user + small, value, SMALL);
+}
+
+static void the_writer_commits_once_and_closes(void)
+{
+    make_store();
+    copy_half();
+    store(2);
+    put("n", 300, 2);
+    close_store(1);
+    end_copy();
+    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == 0);
+}
+
+static void the_writer_commits_once_closes_and_opens_again(void)
+{
+    make_store();
+    copy_half();
+    store(2);
+    put("n", 300, 2);
+    close_store(1);
+    open_store(PMS_MODE_READ_WRITE);
+    end_copy();
+    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == 0);
+    close_store(0);
+}
+
+/* The closed file's log has entries that were captured ahead: they are not those of the session that begins, which runs under other tags. */
+static void the_store_is_opened_and_written(void)
+{
+    struct pms_error e;
+    make_store();
+    for (unsigned char i = 2; i < 12; i++) { /* small blocks that become hot */
+        store(i);
+        put("n", 300, i);
+        CHECK(pms_commit(pool, &e) == PMS_OK);
+    }
+    store(12);
+    put("n", 300, 12);
+    close_store(1);
+    copy_half();
+    open_store(PMS_MODE_READ_WRITE);
+    memset(pool->map.user + large + LARGE - 5000, 13, 5000); /* one entry */
+    end_copy();
+    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == (domain == PMS_DOMAIN_FILE)); /* there nothing of the session is in the file */
+    close_store(0);
+}
+
+/* A fast writer comes that far within a minute. */
+static void the_writer_is_many_transactions_ahead(void)
+{
+    make_store();
+    copy_half();
+    store(2);
+    pms_footer_note(&pool->map, pool->tx + (1u << 23) + 2, 1);
+    end_copy();
+    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == 0);
+    close_store(0);
+}
+
+static void a_closed_store_is_copied(void)
+{
+    make_store();
+    store(2);
+    put("n", 300, 2);
+    close_store(1);
+    begin_copy();
+    end_copy();
+    CHECK(look_at_copy(PMS_MODE_READ) == 1);
+    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == 1);
+    open_store(PMS_MODE_READ_WRITE); /* and after a close that committed nothing */
+    close_store(0);
+    begin_copy();
+    end_copy();
+    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == 1);
+}
+
 int main(void)
 {
     const char *dir = getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm";
@@ -183,6 +304,11 @@ int main(void)
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];
         TEST(copies_beside_a_writer);
+        TEST(the_writer_commits_once_and_closes);
+        TEST(the_writer_commits_once_closes_and_opens_again);
+        TEST(the_store_is_opened_and_written);
+        TEST(the_writer_is_many_transactions_ahead);
+        TEST(a_closed_store_is_copied);
     }
     unlink(path);
     unlink(copy_path);
