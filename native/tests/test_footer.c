@@ -13,6 +13,7 @@
 
 #define LARGE 160000u /* bytes: on pages of its own, captured piece by piece */
 #define SMALL 200u    /* becomes hot */
+#define TILES 24u     /* pages, one a transaction: more than the journal has records */
 #define ROUNDS 40u
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define COPIES 30u
@@ -29,7 +30,7 @@ static struct pms_pool *pool;
 static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
 static int from = -1, to = -1;
 static uint64_t copied, speed; /* bytes; pages a primitive, in 16ths */
-static unsigned credit, seed;
+static unsigned credit, seed, burst; /* burst: pages that are read at once; the rest when the writer is through */
 static _Atomic unsigned before_it; /* primitives until it begins */
 static _Atomic bool ended;
 
@@ -51,6 +52,9 @@ static int go_on(enum pms_primitive p, uintptr_t addr, size_t bytes)
         return 0;
     if (before_it) {
         before_it--;
+    } else if (burst) {
+        copy_pages(burst);
+        burst = 0;
     } else {
         credit += (unsigned)speed;
         copy_pages(credit / 16);
@@ -67,8 +71,10 @@ static void begin_copy(void)
     to = open(copy_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     copied = credit = 0;
     ended = false;
-    speed = 1u << rand_r(&seed) % 11;
-    before_it = (unsigned)rand_r(&seed) % 400;
+    bool at_once = rand_r(&seed) % 2;
+    speed = at_once ? 0 : 1u << rand_r(&seed) % 11;
+    burst = at_once ? 1 + (unsigned)rand_r(&seed) % (unsigned)(lseek(from, 0, SEEK_END) / PMS_PAGE) : 0;
+    before_it = (unsigned)rand_r(&seed) % (at_once ? 100 : 400);
     pthread_mutex_unlock(&copying);
     pms_persist_hook = go_on;
 }
@@ -84,7 +90,7 @@ static void end_copy(void)
     pthread_mutex_unlock(&copying);
 }
 
-/* ---- the store: after each commit all of it is one number ---- */
+/* ---- the store: after each commit one number everywhere; a tile has that of the commit that wrote it ---- */
 
 static uint64_t put(const char *name, uint64_t bytes, unsigned char value)
 {
@@ -94,32 +100,56 @@ static uint64_t put(const char *name, uint64_t bytes, unsigned char value)
     return data;
 }
 
-static uint64_t large, small;
+static uint64_t large, small, tiles;
+static bool allocates; /* and uses again what was freed; else pages come home by the journal alone */
+
+static unsigned char value_of(unsigned i) { return (unsigned char)(i + 2); }
+static bool rolls_back(unsigned i) { return i % 11 == 10; }
 
 static void transaction(unsigned i)
 {
     struct pms_error e;
-    unsigned char value = (unsigned char)(i % 251 + 1);
+    unsigned char value = value_of(i);
+    memset(pool->map.user + tiles + i % TILES * PMS_PAGE, value, PMS_PAGE);
     memset(pool->map.user + large, value, LARGE / 2);
-    put("n", i % 3 ? LARGE : 300, value); /* a new block; the old one is freed, and used again */
-    if (i % 16 == 15)
+    if (allocates)
+        put("n", i % 3 ? LARGE : 300, value); /* a new block; the old one is freed, and used again */
+    if (allocates && i % 16 == 15)
         put("g", (uint64_t)(i / 16) * 400000, value); /* may grow the file */
     memset(pool->map.user + large + LARGE / 2, value, LARGE / 2);
     memset(pool->map.user + small, value, SMALL);
-    if (i % 11 == 10)
+    if (rolls_back(i))
         CHECK(pms_rollback(pool, &e) == PMS_OK);
     else
         CHECK(pms_commit(pool, &e) == PMS_OK);
 }
 
-static bool is_one_number(struct pms_pool *other, const char *name, uint64_t bytes, unsigned char value)
+static bool is_one_number(struct pms_pool *other, const char *name, unsigned char value)
 {
     struct pms_error e;
     struct pms_object found;
     if (pms_object_find(other, 0, name, 1, &found, &e) != PMS_OK)
         return false;
-    for (uint64_t i = 0; i < bytes; i++)
+    for (uint64_t i = 0; i < found.data_bytes; i++)
         if (other->map.user[found.data + i] != value)
+            return false;
+    return true;
+}
+
+static bool tiles_are_of(struct pms_pool *other, unsigned char value)
+{
+    struct pms_error e;
+    struct pms_object found;
+    unsigned char last[TILES];
+    memset(last, 1, sizeof last);
+    for (unsigned i = 0; value_of(i) <= value; i++)
+        if (!rolls_back(i))
+            last[i % TILES] = value_of(i);
+    int status = pms_object_find(other, 0, "t", 1, &found, &e);
+    if (status != PMS_OK)
+        return status == PMS_E_NOT_FOUND; /* a store that was made without */
+    for (uint64_t i = 0; i < TILES * PMS_PAGE; i++)
+        if (other->map.user[found.data + i] != last[i / PMS_PAGE])
             return false;
     return true;
 }
@@ -136,8 +166,9 @@ static int look_at_copy(int mode)
         return status == PMS_E_COPIED ? 0 : status == PMS_E_CORRUPT ? 0 : -1;
     bool whole = pms_object_find(other, 0, "a", 1, &found, &e) == PMS_OK;
     unsigned char value = whole ? other->map.user[found.data] : 0;
-    whole = whole && is_one_number(other, "a", LARGE, value) && is_one_number(other, "h", SMALL, value);
-    whole = whole && is_one_number(other, "n", 300, value);
+    whole = whole && is_one_number(other, "a", value) && is_one_number(other, "h", value);
+    whole = whole && tiles_are_of(other, value);
+    whole = whole && (!allocates || is_one_number(other, "n", value));
     struct pms_check_report *r = malloc(sizeof *r);
     whole = whole && r && pms_check(other, r, &e) == PMS_OK && r->problem_count == 0;
     free(r);
@@ -151,12 +182,14 @@ static void copies_beside_a_writer(void)
     unsigned whole = 0, refused = 0, torn = 0;
     for (seed = 1; seed <= COPIES; seed++) {
         unsigned chosen = seed;
+        allocates = seed % 4 < 2;
         struct pms_options o = {.size = 3u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
         struct pms_error e;
         if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
             abort();
         large = put("a", LARGE, 1);
         small = put("h", SMALL, 1);
+        tiles = put("t", TILES * PMS_PAGE, 1);
         put("n", 300, 1);
         CHECK(pms_commit(pool, &e) == PMS_OK);
         for (unsigned i = 0; i < 6; i++)
