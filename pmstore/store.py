@@ -167,11 +167,9 @@ class Store(Group):
     def commit(self, wait: bool = True) -> PendingCommit | None:
         """Makes everything written since the last commit the state that survives. Durable on return.
 
-        With wait=False it is durable when the handle that is returned says so. What was written before is in the commit;
-        calls of
-        the store and first writes into its arrays wait from then on until it is over, and belong to the next transaction.
-        What the
-        commit copies from `mirror`ed tensors may be written again after `fence()` of the handle.
+        With wait=False it is durable when the handle that is returned says so. What was written before is in the commit.
+        Calls of the store and first writes into its arrays wait from then on until it is over, and belong to the next
+        transaction. What the commit copies from `mirror`ed tensors may be written again after `fence()` of the handle.
 
         Raises: TransactionError inside a block of `transaction`, while another thread or task is in one, or in the
         middle of a training step (see `pmstore.torch.attach`); StoreFullError, OSError; MirrorError: a

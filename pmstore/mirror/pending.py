@@ -91,9 +91,8 @@ class PendingCommit:
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the commit is durable. timeout: seconds; None: as long as the store's mirrors may take.
 
-        Raises: TimeoutError: not over yet, it goes on. MirrorError: a copy failed or was late; StoreFullError, OSError: the
-        commit
-        failed. Then it did not happen, and everything is pending still.
+        Raises: TimeoutError: not over yet, it goes on. MirrorError: a copy failed or was late, or another thread's block came
+        in between; StoreFullError, OSError: the commit failed. Then it did not happen, and everything is pending still.
         """
         self._wait_for(DONE, timeout)
         self._finish()
@@ -105,8 +104,7 @@ class PendingCommit:
         """Afterwards the mirrored tensors may be written again, without touching what is being committed.
 
         On an accelerator this orders the current stream behind the copies and returns at once; tensors in host memory are
-        waited
-        for until they have been read. Call it before the next optimizer step; `pmstore.torch.attach` does.
+        waited for until they have been read. Call it before the next optimizer step; `pmstore.torch.attach` does.
         """
         for batch in self._batches:
             if not batch.fence():
