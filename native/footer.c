@@ -35,7 +35,13 @@ void pms_footer_end(struct pms_map *m)
     if (!m->footer)
         return;
     m->footer->magic = 0;
-    munmap(m->footer, PMS_PAGE);
+    pms_footer_close(m);
+}
+
+void pms_footer_close(struct pms_map *m)
+{
+    if (m->footer)
+        munmap(m->footer, PMS_PAGE);
     m->footer = NULL;
 }
 

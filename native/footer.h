@@ -58,6 +58,9 @@ void pms_footer_begin(struct pms_map *m, uint64_t tx, uint64_t entries);
 /* Before the file grows over it: from here on until the next begin a copy is refused. REQUIRES: the log lock; no journal at work. */
 void pms_footer_end(struct pms_map *m);
 
+/* Unmaps it. REQUIRES: nobody notes any more. */
+void pms_footer_close(struct pms_map *m);
+
 /* What a copy was found to be: recovery says how far its logs reach. entries: PMS_FOOTER_ALL in domain file, else
  * those of the log that are valid. allowed: it is of one moment. A file that ends before its footer is
  * believed: a file that somebody made byte by byte (an image) is not a copy of a running store. */

@@ -1,5 +1,7 @@
 #include "map.h"
 
+#include "footer.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -157,9 +159,7 @@ void pms_map_close(struct pms_map *m)
         munmap(m->engine, (size_t)m->reserve);
     if (m->user)
         munmap(m->user, (size_t)m->reserve);
-    if (m->footer)
-        munmap(m->footer, PMS_PAGE);
-    m->footer = NULL;
+    pms_footer_close(m);
     m->user = m->engine = NULL;
     m->writable = m->own = NULL;
     m->bytes = 0;

@@ -461,6 +461,7 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
         int marked = mark_clean(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? marked : status;
     }
+    pms_footer_close(&pool->map); /* views may live on, but nothing of the file stays mapped */
     pms_heap_close(pool->heap);
     pool->heap = NULL;
     if (pool->runs)

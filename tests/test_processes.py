@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,12 +168,19 @@ def test_threads_write_lists_and_groups(store: pmstore.Store) -> None:
     errors: list[BaseException] = []
     items, names = store.list("items"), store.group("names")
 
+    def in_turn(write: Callable[[], None]) -> None:
+        try:
+            write()
+        except pmstore.TransactionError:  # another thread is in a block: as the message says
+            with store.transaction():
+                write()
+
     def work(number: int) -> None:
         try:
             for i in range(150):
                 if number % 2:
-                    items.append((number, i))
-                    names[f"{number}/{i}"] = np.full(10, i)
+                    in_turn(lambda number=number, i=i: items.append((number, i)))
+                    in_turn(lambda number=number, i=i: names.update({f"{number}/{i}": np.full(10, i)}))
                 else:
                     with store.transaction():
                         items.append((number, i))
