@@ -50,15 +50,16 @@ static int map_range(struct pms_map *m, unsigned char *base, uint64_t from, uint
 
 /* Private views. The kernel joins mappings only if their own pages are of one origin (its anon_vma), which a mapping gets at the first
  * store into it, and its parts inherit. Parts that were stored to one by one would stay mappings of their own for ever, whatever their
- * protection. So the first store, of what is there, is made before there are parts. Where that may not be, nothing is lost but mappings. */
-static void make_one_origin(struct pms_map *m, uint64_t from, uint64_t to)
+ * protection. So the first store, of what is there, is made before there are parts. Where that may not be, nothing is lost but mappings.
+ * Returns errno if the view could not be protected again: then it is of no use. */
+static int make_one_origin(struct pms_map *m, uint64_t from, uint64_t to)
 {
     volatile unsigned char *first = m->user + from;
     if (mprotect(m->user + from, (size_t)(to - from), PROT_READ | PROT_WRITE) != 0)
-        return;
+        return 0;
     *first = *first;
     (void)madvise(m->user + from, PMS_PAGE, MADV_DONTNEED); /* the file's again */
-    (void)mprotect(m->user + from, (size_t)(to - from), PROT_READ);
+    return mprotect(m->user + from, (size_t)(to - from), PROT_READ) != 0 ? errno : 0;
 }
 
 static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
@@ -68,7 +69,7 @@ static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
     if (!err && m->shared)
         err = map_range(m, m->engine, from, to, PROT_READ | PROT_WRITE, flags);
     if (!err && !m->shared && to > from)
-        make_one_origin(m, from, to);
+        err = make_one_origin(m, from, to);
     return err;
 }
 

@@ -36,9 +36,9 @@ int pms_room_check_memory(const struct pms_pool *pool, struct pms_error *error)
     struct rlimit limit;
     if (map->shared || getrlimit(RLIMIT_DATA, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         return PMS_OK;
-    errno = mprotect(map->user, map->bytes, PROT_READ | PROT_WRITE) ? errno : 0;
-    int err = errno;
-    mprotect(map->user, map->bytes, PROT_READ);
+    int err = mprotect(map->user, map->bytes, PROT_READ | PROT_WRITE) ? errno : 0;
+    if (mprotect(map->user, map->bytes, PROT_READ) != 0) /* stores would not be seen */
+        return pms_fail_errno(error, "protecting the store's pages");
     errno = err;
     return err ? pms_fail_errno(error, "the store, written all over, takes more memory than RLIMIT_DATA (ulimit -d) allows") : PMS_OK;
 }
