@@ -320,8 +320,8 @@ static void roll_back_in_place(struct pms_pool *pool)
 
 /* Private pages have no second view: each is writable while it is put back, and a writer may slip in. Once all are protected that
  * shows, for the page is not what its entry says; then they are put back again. Who stored meanwhile waits in its next store for
- * the log lock, so each thread can slip in once. (A device that goes on storing, which no protection stops, ends it after some rounds:
- * what memory shows then is no commit's, and nothing more is committed.) The journal counts committed transactions only; tags of the log, which is in
+ * the log lock, so each thread can slip in once. (A device that goes on storing, which no protection stops, is given up after some rounds:
+ * what it stores without being declared is not seen, here as elsewhere.) The journal counts committed transactions only; tags of the log, which is in
  * memory, go on. */
 static void roll_back_private(struct pms_pool *pool)
 {
@@ -333,7 +333,6 @@ static void roll_back_private(struct pms_pool *pool)
         PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
         pms_capture_protect_all(&pool->capture);
     } while (!pms_undo_is_applied(u) && --rounds);
-    pool->failed = pool->failed || !rounds;
     capture_ahead(pool, u->tag + 1, &(struct ahead){0});
     pms_undo_fence_locked(u);
 }
