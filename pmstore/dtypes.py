@@ -65,6 +65,7 @@ UNDECODABLE = (
     RecursionError,
     RuntimeError,
     struct.error,
+    SystemError,  # numpy, for a str of numbers that are no characters
     msgpack.UnpackException,
 )
 """What comes out of msgpack, numpy and torch for bytes that are no description, dtype or value: each decoder of a store's bytes
@@ -151,10 +152,13 @@ def decode_numpy(descriptor: Any, depth: int = 0) -> np.dtype[Any]:
     if not isinstance(descriptor, dict):
         raise TypeError("a dtype is a str, a list or a map")
     if "longdouble" in descriptor:
-        if descriptor.get("format") != _longdouble_format():
+        written = descriptor.get("format")
+        if not isinstance(written, str):
+            raise ValueError("a long double without its format")
+        if written != _longdouble_format():
             raise FormatVersionError(
-                f"the array was written on a machine whose long double has the format {descriptor.get('format')!r}; here it "
-                f"is {_longdouble_format()!r}. Convert it to float64 there"
+                f"the array was written on a machine whose long double has the format {written!r}; here it is "
+                f"{_longdouble_format()!r}. Convert it to float64 there"
             )
         dtype = decode_numpy(descriptor["longdouble"], depth + 1)
         if dtype.char not in "gG":

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmstore import CorruptStoreError, values
+from pmstore import CorruptStoreError, FormatVersionError, values
 
 any_text = st.text(st.characters(codec=None))
 leaves = (
@@ -75,8 +75,20 @@ def test_any_bytes_decode_or_are_called_corrupt(data: bytes) -> None:
 def test_damaged_bytes_decode_or_are_called_corrupt(value: Any, at: int, byte: int) -> None:
     data = bytearray(values.encode(value))
     data[at % len(data)] = byte
-    with contextlib.suppress(CorruptStoreError):
+    with contextlib.suppress(CorruptStoreError, FormatVersionError):  # a long double's format is a text like any other
         values.decode(bytes(data))
+
+
+def test_a_str_of_no_characters_is_damage() -> None:
+    data = values.encode(np.str_("é")).replace("é".encode("utf-32-le"), b"\xe9\0\x11\x11")
+    with pytest.raises(CorruptStoreError, match="character"):
+        values.decode(data)
+
+
+def test_a_long_double_without_its_format_is_damage() -> None:
+    data = values.encode(np.longdouble("1.1")).replace(b"format", b"f\0rmat")
+    with pytest.raises(CorruptStoreError, match="without its format"):
+        values.decode(data)
 
 
 @pytest.mark.parametrize("data", [b"\x91" * 100_000 + b"\xc0", b"\x81\xa0" * 100_000 + b"\xc0", b"\xc7\x00\x03", b""])
