@@ -8,7 +8,7 @@ VENV ?= .venv
 EXTRAS ?= dev
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
-NATIVE := $(wildcard native/*.c native/*.h) native/pms.cdef
+NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) native/pms.cdef
 
 .PHONY: all demo test native-test fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
 

@@ -35,9 +35,9 @@ def _engine() -> list[str]:
     """The engine's objects; those older than their source, or than a header, are made anew, on all cores."""
     folder = OUT / "engine"
     folder.mkdir(parents=True, exist_ok=True)
-    sources = sorted(ENGINE.glob("*.c"))
-    headers = _newest([*ENGINE.glob("*.h"), Path(__file__)])
-    objects = {source: folder / f"{source.stem}.o" for source in sources}
+    sources = sorted(path for path in ENGINE.glob("*/*.c") if path.parent.name != "tests")
+    headers = _newest([*ENGINE.glob("*/*.h"), Path(__file__)])
+    objects = {source: folder / f"{source.parent.name}-{source.stem}.o" for source in sources}
     stale = [s for s, o in objects.items() if not o.exists() or o.stat().st_mtime <= max(headers, s.stat().st_mtime)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda source: _cc("-c", str(source), "-o", str(objects[source])), stale))

@@ -8,6 +8,11 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD_IT = "build it first: pip install --no-build-isolation -e ."
 
 
+def engine_sources(native: Path = ROOT / "native") -> list[Path]:
+    """The engine's sources and headers: a folder a layer. Its tests and what was built of it lie beside them."""
+    return sorted(path for path in native.glob("*/*.[ch]") if path.parent.name not in ("tests", "build"))
+
+
 def extension(root: Path = ROOT) -> Path:
     """The tree's extension module of the engine.
 
@@ -19,7 +24,7 @@ def extension(root: Path = ROOT) -> Path:
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise SystemExit(f"crashtests: {root / 'pmstore'} has several built engines ({names}): remove the old ones")
-    sources = [*(root / "native").glob("*.[ch]"), *(root / "pmstore").glob("_*.c"), root / "pmstore" / "_build_ffi.py"]
+    sources = [*engine_sources(root / "native"), *(root / "pmstore").glob("_*.c"), root / "pmstore" / "_build_ffi.py"]
     newest = max((path for path in sources if path.exists()), key=lambda path: path.stat().st_mtime_ns)
     if newest.stat().st_mtime_ns > found[0].stat().st_mtime_ns:
         where = newest.relative_to(root)

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from crashtests import campaign, jobs
+from crashtests import built, campaign, jobs
 from crashtests.__main__ import INTERRUPTED, say
 from crashtests.report import Report
 
@@ -34,9 +34,9 @@ ROUND = 50_500
 def sources() -> str:
     """A digest of what is tested, and of what tests it."""
     digest = hashlib.sha256()
-    for folder in (jobs.ROOT / "native", jobs.ROOT / "crashtests" / "native", jobs.ROOT / "crashtests"):
-        for path in sorted(folder.glob("*.[chp]*")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    tests = [path for folder in ("crashtests/native", "crashtests") for path in sorted((jobs.ROOT / folder).glob("*.[chp]*"))]
+    for path in [*built.engine_sources(), *tests]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from crashtests import jobs
+from crashtests import built, jobs
 from crashtests.mutant_list import MUTANTS, Mutant
 from crashtests.report import commit_id
 
@@ -58,21 +59,29 @@ class Verdict:
     """The job and what it said; empty: it survived."""
 
 
+def pattern(mutant: Mutant) -> re.Pattern[str]:
+    """The text to change, however it is laid out: between its words and signs any white space, and a comment's next line."""
+    return re.compile(r"(?:\s|\n\s*\*\s)*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", mutant.old))))
+
+
+def broken(mutant: Mutant, text: str) -> str:
+    return pattern(mutant).sub(lambda found: mutant.new, text)
+
+
 def stale(mutant: Mutant, folder: Path = NATIVE) -> str:
     """What to say if the text to change is not there exactly once: the engine has changed, and the list has to follow."""
-    count = (folder / mutant.file).read_text().count(mutant.old)
+    count = len(pattern(mutant).findall((folder / mutant.file).read_text()))
     return "" if count == 1 else f"{mutant.name}: found {count} times in {mutant.file}: {mutant.old!r}"
 
 
 def apply(mutant: Mutant, target: Path) -> None:
-    text = (SOURCE / mutant.file).read_text()
-    target.mkdir(parents=True, exist_ok=True)
-    for path in SOURCE.glob("*.[ch]"):
-        link = target / path.name
+    for path in built.engine_sources(SOURCE):
+        link = target / path.relative_to(SOURCE)
+        link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
-        if path.name != mutant.file:
-            link.symlink_to(path)
-    (target / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+        link.symlink_to(path)
+    (target / mutant.file).unlink()
+    (target / mutant.file).write_text(broken(mutant, (SOURCE / mutant.file).read_text()))
 
 
 def plan(mutant: Mutant) -> list[jobs.Job]:
@@ -95,7 +104,7 @@ def plan(mutant: Mutant) -> list[jobs.Job]:
 def native_test(name: str, program: Path) -> str:
     """Runs a test of native/tests over the mutant's objects. What it said when it failed; empty: it passed."""
     test = program.parent / name
-    objects = [str(path) for path in (program.parent / "engine").glob("*.o")]
+    objects = [str(path) for path in (program.parent / "engine").glob("*/*.o")]
     source = NATIVE / "tests" / f"{name}.c"
     flags = ["-std=gnu11", "-D_GNU_SOURCE=", "-pthread", "-O1", f"-I{NATIVE}"]
     subprocess.run(["cc", *flags, "-o", str(test), str(source), *objects, "-lm"], check=True, capture_output=True, text=True)
@@ -157,9 +166,10 @@ def main() -> int:
     if problems := [said for m in wanted if (said := stale(m))]:
         raise SystemExit("\n".join(problems))
     shutil.rmtree(MUTANTS_BUILD, ignore_errors=True)
-    SOURCE.mkdir(parents=True)
-    for path in NATIVE.glob("*.[ch]"):
-        shutil.copy2(path, SOURCE)
+    for path in built.engine_sources(NATIVE):
+        copy = SOURCE / path.relative_to(NATIVE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
     jobs.build(SOURCE, MUTANTS_BUILD / "base", flags="-O1")
     verdicts = []
     with (

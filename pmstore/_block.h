@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "pool.h"
+#include "commit/pool.h"
 
 struct block_engine {
     int (*open)(const char *, const struct pms_options *, struct pms_pool **, struct pms_error *);

@@ -1,4 +1,4 @@
-"""Builds `pmstore._native`: the engine (native/*.c) and its cffi binding (API mode), in one extension module.
+"""Builds `pmstore._native`: the engine (native/) and its cffi binding (API mode), in one extension module.
 
 Run by setuptools (`cffi_modules` in setup.py), never imported by the package.
 """
@@ -10,17 +10,20 @@ from cffi import FFI
 # setuptools wants source paths relative to the folder of setup.py, from which it runs.
 NATIVE = Path("native")
 
+SOURCES = [path for path in sorted(NATIVE.glob("*/*.[ch]")) if path.parent.name not in ("tests", "build")]
+INTERFACE = ("commit/pool.h", "flush/chunks.h", "flush/filling.h", "optim/optim.h", "commit/landing.h", "crash/debug.h")
+
 # Without the first two the compiler leaves square roots, and with them the optimizers' loops, scalar; the third keeps it from
-# rounding less often than torch does: native/optim.c.
+# rounding less often than torch does: native/optim/optim.c.
 VECTORS = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 
 ffibuilder = FFI()
 ffibuilder.cdef((NATIVE / "pms.cdef").read_text(encoding="utf-8"))
 ffibuilder.set_source(
     "pmstore._native",
-    '#include "pool.h"\n#include "tier.h"\n#include "filling.h"\n#include "optim.h"\n#include "landing.h"\n#include "debug.h"',
-    sources=sorted(str(path) for path in NATIVE.glob("*.c")),
-    depends=sorted(str(path) for path in (*NATIVE.glob("*.h"), NATIVE / "pms.cdef")),
+    "\n".join(f'#include "{header}"' for header in INTERFACE),
+    sources=[str(path) for path in SOURCES if path.suffix == ".c"],
+    depends=[str(path) for path in (*SOURCES, NATIVE / "pms.cdef") if path.suffix != ".c"],
     include_dirs=[str(NATIVE)],
     # Only the module's init function is seen from outside: two extensions of one process never share the engine by accident.
     extra_compile_args=[

@@ -1,6 +1,6 @@
 """The engine, typed: the only importer of the compiled module, and the only place where a status becomes an exception.
 
-Every method is one call of native/pool.h, and so either happened as a whole or not at all, whatever interrupts Python.
+Every method is one call of native/commit/pool.h, and so either happened as a whole or not at all, whatever interrupts Python.
 Nothing here looks into names, descriptors or values: they are bytes.
 """
 
@@ -62,7 +62,7 @@ ROOT = 0
 """The directory of the store itself."""
 
 native, native_ffi = _lib, _ffi
-"""For pmstore/tiers/engine.py, which is the binding of native/tier.h; `fail` makes its exceptions."""
+"""For pmstore/tiers/engine.py, which is the binding of native/flush/chunks.h; `fail` makes its exceptions."""
 
 
 Found = _block.Found
@@ -80,7 +80,7 @@ OPTIM_ADAM, OPTIM_ADAMW, OPTIM_SGD = 1, 2, 3
 
 
 def optim_step(table: int, count: int, hyper: dict[str, float]) -> None:
-    """One step of an optimizer, by all cores, without the GIL. table: address of `count` structs as native/optim.h says."""
+    """One step of an optimizer, by all cores, without the GIL. table: address of `count` structs as native/optim/optim.h says."""
     _lib.pms_optim_step(_ffi.cast("struct pms_optim_tensor *", table), count, _ffi.new("struct pms_optim_hyper *", hyper))
 
 

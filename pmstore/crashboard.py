@@ -1,4 +1,4 @@
-"""What a crash test and the program that it runs share: a file of one page, of which `native/debug.h` has the layout.
+"""What a crash test and the program that it runs share: a file of one page, of which `native/crash/debug.h` has the layout.
 
 The engine of the program heeds the environment only if the board has the magic and the token that the environment names, so
 that neither a variable that somebody left behind nor one that names another file does anything.
@@ -37,7 +37,7 @@ def environment(
 ) -> dict[str, str]:
     """Makes a board, and the environment of the program that it is for: base, without what another crash test put there.
 
-    at: SIGKILL at that persistence point (0: none); power_seed: with a simulated power failure. See `native/debug.h`.
+    at: SIGKILL at that persistence point (0: none); power_seed: with a simulated power failure. See `native/crash/debug.h`.
     """
     token = secrets.token_hex(16)
     board.unlink(missing_ok=True)

@@ -73,31 +73,31 @@ def test_every_store_of_the_engine_goes_through_the_seam(tmp_path: Path) -> None
     outcomes = jobs.detect()
     assert not [failure for o in outcomes for failure in o.failures]
     assert sum(o.result["stores"] for o in outcomes) > 500
-    for path in (ROOT / "native").glob("*.[ch]"):
-        shutil.copy(path, tmp_path)
-    text = (tmp_path / "undo.c").read_text()
+    source = tmp_path / "native"
+    shutil.copytree(ROOT / "native", source, ignore=shutil.ignore_patterns("build", "tests"))
+    text = (source / "log" / "undo.c").read_text()
     rogue = text.replace(
         "pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);", "memcpy(pms_map_at(u->map, off), src, len);"
     )
     assert rogue != text
-    (tmp_path / "undo.c").write_text(rogue)
-    found = [failure for o in jobs.detect(tmp_path, tmp_path / "build", "groups") for failure in o.failures]
+    (source / "log" / "undo.c").write_text(rogue)
+    found = [failure for o in jobs.detect(source, tmp_path / "build", "groups") for failure in o.failures]
     assert "past the seam" in found[0]["message"]
 
 
 def test_the_engine_of_the_tree_is_there_and_new(tmp_path: Path) -> None:
     """Else it says what to do, and tests no other one."""
-    for folder in ("native", "pmstore"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "native" / "pool.c").touch()
+    for folder in ("native/store", "pmstore"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "native" / "store" / "open.c").touch()
     with pytest.raises(SystemExit, match=r"has no built engine .* build it first"):
         built.extension(tmp_path)
     engine = tmp_path / "pmstore" / "_native.abi3.so"
     engine.touch()
     os.utime(engine, ns=(1, 1))
-    with pytest.raises(SystemExit, match=r"older than native/pool\.c.* build it first"):
+    with pytest.raises(SystemExit, match=r"older than native/store/open\.c.* build it first"):
         built.extension(tmp_path)
-    os.utime(tmp_path / "native" / "pool.c", ns=(1, 1))
+    os.utime(tmp_path / "native" / "store" / "open.c", ns=(1, 1))
     assert built.extension(tmp_path) == engine
     (tmp_path / "pmstore" / "_native.cpython-311.so").touch()
     with pytest.raises(SystemExit, match="several built engines"):
@@ -147,13 +147,14 @@ def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: 
     """Exit code 1; seed, commit and command that make the failing image again, and the image itself; all in the report, too."""
     jobs.build()
     source, target = tmp_path / "native", tmp_path / "build"
-    source.mkdir()
-    for path in (ROOT / "native").glob("*.[ch]"):
-        (source / path.name).symlink_to(path)
+    for path in built.engine_sources():
+        link = source / path.relative_to(ROOT / "native")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
     (mutant,) = (m for m in mutant_list.MUTANTS if m.name == broken)
     text = (source / mutant.file).read_text()
     (source / mutant.file).unlink()
-    (source / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+    (source / mutant.file).write_text(mutants.broken(mutant, text))
     target.mkdir()
     for path in jobs.BUILD.glob("*.o"):
         shutil.copy2(path, target)

@@ -9,51 +9,66 @@ import pytest
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 
-# A file may include headers of its own layer and of those before it.
-LAYERS: list[set[str]] = [
-    {"layout", "quiet"},
-    {"status", "checksum", "lock", "process", "holder", "sort"},
-    {"persist", "parallel", "persist_file", "debug", "power", "optim", "optim_kernel"},
-    {"map", "footer", "mappings", "super"},
-    {"undo", "snapshot", "snapshot_state", "snapshot_keep", "idle", "transfer", "filling"},
-    {"heap", "heap_class", "heap_index", "heap_table", "heap_state", "heap_open", "heap_query"},
-    {"directory", "directory_table", "directory_check"},
-    {"list", "list_tree", "list_edit", "list_check"},
-    {"readers", "journal", "journal_ring", "journal_state", "journal_home", "journal_recover"},
-    {"capture", "handler"},
-    {"pool", "tier", "filelock"},
-    {"pool_state"},
-    {"populate", "room", "session"},
-    {"recover", "tx", "block", "object", "sequence", "slot", "check", "usage", "fork", "history", "landing"},
-]
-RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-# Each with its reason: the seam's two users above it, and sources that implement an upper header's part.
-ALLOWED = {
-    ("super", "heap"),  # the page table's bytes, for an empty segment
-    ("pool", "pool_state"),  # pool.c implements pool.h on the inside that pool_state.h declares
-    ("pool", "recover"),
-    ("pool", "populate"),
-    ("pool", "room"),
-    ("pool", "session"),
-    ("pool", "landing"),
-    ("handler", "pool"),
-    ("tier", "pool_state"),  # as pool.c
-}
+LAYERS: list[str] = re.findall(r"^LAYERS := (.*)$", (NATIVE / "Makefile").read_text(), re.MULTILINE)[0].split()
+SOURCES = [path for layer in LAYERS for path in sorted((NATIVE / layer).glob("*.[ch]"))]
+MEANT = re.compile(r"/\* upward: .{10,}")
+"""Behind a line that reaches into a layer above: why it has to."""
 
 
-def _includes(path: Path) -> list[str]:
-    return re.findall(r'^#include "([a-z_]+)\.h"', path.read_text(), re.MULTILINE)
+def _rank(path: Path) -> int:
+    return LAYERS.index(path.parent.name)
 
 
-@pytest.mark.parametrize("path", sorted(NATIVE.glob("*.[ch]")), ids=lambda p: p.name)
-def test_includes_point_downward(path: Path) -> None:
-    name = path.stem
-    assert name in RANK, f"{name} has no layer: add it to LAYERS"
-    upward = [i for i in _includes(path) if RANK[i] > RANK[name] and (name, i) not in ALLOWED]
-    assert not upward, f"{path.name} includes {upward} from a layer above"
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
 
 
-@pytest.mark.parametrize("path", sorted(NATIVE.glob("*.c")), ids=lambda p: p.name)
+def _bare(text: str) -> str:
+    """Without comments and strings, line by line as before."""
+    return re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+
+
+def _homes() -> dict[str, Path]:
+    """Where each function that others may call is defined."""
+    homes = {}
+    for path in SOURCES:
+        text = _bare(path.read_text())
+        for name in re.findall(r"^(?!static|typedef)[a-z][\w *]*?\b(pms_\w+)\([^;{]*\)\s*\{", text, re.MULTILINE):
+            assert path.suffix == ".c", f"{_name(path)} defines {name}"
+            assert name not in homes, f"{name} is in {_name(path)} and in {_name(homes[name])}"
+            homes[name] = path
+    return homes
+
+
+HOMES = _homes()
+
+
+def test_every_source_has_a_layer() -> None:
+    found = {path.parent.name for path in NATIVE.glob("*/*.[ch]")} - {"tests", "build"}
+    assert found == set(LAYERS)
+    assert not list(NATIVE.glob("*.[ch]"))
+    assert len(SOURCES) > 80
+    assert len(HOMES) > 300
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_includes_and_calls_point_downward(path: Path) -> None:
+    """The order of the folders is the order of the layers."""
+    upward = []
+    for number, (line, bare) in enumerate(zip(path.read_text().splitlines(), _bare(path.read_text()).splitlines()), 1):
+        if MEANT.search(line):
+            continue
+        for header in re.findall(r'^#include "([^"]+)"', line):
+            assert (NATIVE / header).exists(), f"{_name(path)}:{number}: include a header by its folder and name: {header}"
+            if _rank(NATIVE / header) > _rank(path):
+                upward.append(f"{number}: includes {header}")
+        for name in re.findall(r"(?<!struct )(?<!enum )\bpms_\w+", bare):
+            if name in HOMES and path.suffix == ".c" and _rank(HOMES[name]) > _rank(path):
+                upward.append(f"{number}: {name} is in {_name(HOMES[name])}")
+    assert not upward, f"{_name(path)} reaches into a layer above: " + "; ".join(upward)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.suffix == ".c"], ids=_name)
 def test_every_fence_says_what_it_orders(path: Path) -> None:
     """A fence without the two writes it orders is one that somebody will drop, or one too many."""
     if path.stem.startswith("persist"):
@@ -68,9 +83,9 @@ def test_every_fence_says_what_it_orders(path: Path) -> None:
 def test_only_the_seam_stores_and_syncs() -> None:
     """I7: file operations and write-back instructions stay behind persist.h."""
     forbidden = re.compile(r"\b(fdatasync|fsync|msync|pwritev?|(?:posix_)?fallocate|ftruncate|_mm_clwb|_mm_sfence)\s*\(")
-    for path in sorted(NATIVE.glob("*.c")):
+    for path in SOURCES:
         # power is the medium itself, as a failure leaves it; footer is no part of the state
-        if path.stem in ("persist", "persist_file", "power", "footer"):
+        if path.suffix == ".h" or path.stem in ("persist", "persist_file", "power", "footer"):
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if (found := forbidden.search(line)) and "fsync(dir)" not in line and "pwrite(mem," not in line:  # no medium

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pool_state.h" /* the allocator without names, which libpmemobj does not have either */
+#include "commit/pool_state.h" /* the allocator without names, which libpmemobj does not have either */
 
 #define ROUNDS_MAX 1000
 #define SMALL_TX 1000 /* transactions of one small round */

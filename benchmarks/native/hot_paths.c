@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "checksum.h"
-#include "pool_state.h"
+#include "base/checksum.h"
+#include "commit/pool_state.h"
 
 #define ARRAY (64u << 10)
 

@@ -8,8 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checksum.h"
-#include "landing.h"
+#include "base/checksum.h"
+#include "commit/landing.h"
 #include "trace.h"
 #include "workload.h"
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "pool.h"
+#include "commit/pool.h"
 #include "trace.h"
 
 #define SEEN_OUTSIDE __attribute__((visibility("default")))

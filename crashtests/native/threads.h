@@ -2,7 +2,7 @@
 #ifndef CRASH_THREADS_H
 #define CRASH_THREADS_H
 
-#include "lock.h"
+#include "base/lock.h"
 
 /* Called, if set, by the thread that has just released the lock. */
 extern void (*threads_released)(const struct pms_lock *lock);

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "lock.h"
+#include "base/lock.h"
 
 #define EVENTS_MAX (4ull << 20)
 #define DATA_MAX (1ull << 30)

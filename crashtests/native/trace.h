@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
-#include "persist.h"
+#include "seam/persist.h"
 
 #define TRACE_SITES 4
 

@@ -10,8 +10,8 @@
 
 #include <stdatomic.h>
 
-#include "pool_state.h"
-#include "tier.h"
+#include "commit/pool_state.h"
+#include "flush/chunks.h"
 
 #define STATES_MAX 128u
 

@@ -6,8 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "checksum.h"
-#include "journal_state.h"
+#include "base/checksum.h"
+#include "journal/state.h"
 #include "trace.h"
 
 /* ---- the store as a number ---- */

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pool_state.h"
+#include "commit/pool_state.h"
 #include "seal.h"
 
 #define SIZE (2u << 20)

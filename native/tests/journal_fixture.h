@@ -8,9 +8,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../checksum.h"
-#include "../journal.h"
-#include "../journal_ring.h"
+#include "base/checksum.h"
+#include "journal/journal.h"
+#include "journal/ring.h"
 #include "test.h"
 
 /* A check without which going on makes no sense: ends the process, a child too. */

@@ -6,9 +6,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "checksum.h"
-#include "layout.h"
-#include "super.h"
+#include "base/checksum.h"
+#include "base/layout.h"
+#include "heap/super.h"
 
 static inline void seal_crc(unsigned char *image, uint64_t off, size_t crc_at) /* a record with a CRC of everything before it */
 {

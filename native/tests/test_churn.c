@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pool_state.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

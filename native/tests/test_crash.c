@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checksum.h"
-#include "pool_state.h"
+#include "base/checksum.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define COMMITS_MAX 64

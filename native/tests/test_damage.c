@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pool_state.h"
-#include "super.h"
+#include "commit/pool_state.h"
+#include "heap/super.h"
 #include "test.h"
 
 static char path[256];

@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../checksum.h"
-#include "../directory_table.h"
+#include "base/checksum.h"
+#include "names/directory_table.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWER 10u

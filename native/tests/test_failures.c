@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "heap_table.h"
-#include "pool_state.h"
+#include "heap/table.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define MIB (1ull << 20)

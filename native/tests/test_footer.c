@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "footer.h"
-#include "pool_state.h"
+#include "seam/footer.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define LARGE 160000u /* bytes: on pages of its own, captured piece by piece */

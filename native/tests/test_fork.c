@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "pool_state.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define MIB (1u << 20)

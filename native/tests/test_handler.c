@@ -5,8 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "capture.h"
-#include "handler.h"
+#include "commit/capture.h"
+#include "commit/handler.h"
 #include "test.h"
 
 #ifndef MADV_POPULATE_WRITE

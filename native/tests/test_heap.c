@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../checksum.h"
-#include "../heap.h"
+#include "base/checksum.h"
+#include "heap/heap.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWER 10u

@@ -19,8 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checksum.h"
-#include "pool_state.h"
+#include "base/checksum.h"
+#include "commit/pool_state.h"
 #include "seal.h"
 #include "test.h"
 

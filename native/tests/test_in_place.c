@@ -7,12 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "checksum.h"
+#include "base/checksum.h"
 #include "one_store.h"
 #include "slot_pair.h"
-#include "snapshot.h"
-#include "tier.h"
-#include "transfer.h"
+#include "log/snapshot.h"
+#include "flush/chunks.h"
+#include "flush/transfer.h"
 
 #define CHUNK (16u << 10)
 #define ARRAY (200u << 10)

@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "journal_fixture.h"
-#include "journal_state.h"
+#include "journal/state.h"
 
 static unsigned char image[FILE_BYTES], other[FILE_BYTES], whole[FILE_BYTES];
 

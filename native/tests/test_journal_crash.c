@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <sys/wait.h>
 
-#include "../journal_state.h"
+#include "journal/state.h"
 #include "journal_fixture.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

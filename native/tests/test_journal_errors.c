@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "../journal_state.h"
+#include "journal/state.h"
 #include "journal_fixture.h"
 
 static unsigned char image[FILE_BYTES];

@@ -7,14 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "debug.h"
-#include "idle.h"
-#include "landing.h"
+#include "crash/debug.h"
+#include "log/idle.h"
+#include "commit/landing.h"
 #include "one_store.h"
-#include "pool_state.h"
-#include "snapshot.h"
+#include "commit/pool_state.h"
+#include "log/snapshot.h"
 #include "test.h"
-#include "tier.h"
+#include "flush/chunks.h"
 
 #define LARGE (96u << 10) /* of a slot: an extent of its own */
 #define SMALL 3000u       /* shares its pages */

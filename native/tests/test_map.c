@@ -6,8 +6,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "map.h"
-#include "mappings.h"
+#include "seam/map.h"
+#include "seam/mappings.h"
 #include "test.h"
 
 #define PAGES 2048u /* 8 MiB: several pieces */

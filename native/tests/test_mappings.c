@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "mappings.h"
-#include "pool_state.h"
+#include "seam/mappings.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define LIMIT 2000

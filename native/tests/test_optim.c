@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "optim.h"
-#include "persist.h"
+#include "optim/optim.h"
+#include "seam/persist.h"
 #include "test.h"
 
 #define MOST (2u * 65536 + 77) /* elements: pieces of several cores, and a rest */

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checksum.h"
+#include "base/checksum.h"
 #include "one_store.h"
 
 #define COMMITS 50

@@ -16,10 +16,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../checksum.h"
-#include "../lock.h"
-#include "../persist.h"
-#include "../status.h"
+#include "base/checksum.h"
+#include "base/lock.h"
+#include "seam/persist.h"
+#include "base/status.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWER 10u

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "pool_state.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 static char path[256];

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pool_state.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define MIB (1ull << 20)

@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "power.h"
+#include "crash/power.h"
 #include "test.h"
 
 #define BYTES 4096u

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "optim.h"
-#include "pool_state.h"
+#include "optim/optim.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define MIB (1u << 20)

@@ -8,14 +8,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "debug.h"
-#include "idle.h"
+#include "crash/debug.h"
+#include "log/idle.h"
 #include "one_store.h"
-#include "pool_state.h"
+#include "commit/pool_state.h"
 #include "slot_pair.h"
-#include "snapshot.h"
+#include "log/snapshot.h"
 #include "test.h"
-#include "tier.h"
+#include "flush/chunks.h"
 
 #define STEPS 6
 

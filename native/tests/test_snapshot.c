@@ -10,11 +10,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "filling.h"
-#include "pool_state.h"
-#include "snapshot_state.h"
+#include "flush/filling.h"
+#include "commit/pool_state.h"
+#include "log/snapshot_state.h"
 #include "test.h"
-#include "tier.h"
+#include "flush/chunks.h"
 
 #define NAMES 24
 #define READERS 3

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sort.h"
+#include "base/sort.h"
 #include "test.h"
 
 #define MOST (1u << 17)

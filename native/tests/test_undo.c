@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checksum.h"
-#include "pool_state.h"
+#include "base/checksum.h"
+#include "commit/pool_state.h"
 #include "test.h"
 
 #define MIB (1ull << 20)

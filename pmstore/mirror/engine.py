@@ -1,4 +1,4 @@
-"""Landings of the engine (native/landing.h), typed. Every call runs without the interpreter's lock."""
+"""Landings of the engine (native/commit/landing.h), typed. Every call runs without the interpreter's lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots and transfers of the engine (native/tier.h), typed. Every call runs without the interpreter's lock."""
+"""Snapshots and transfers of the engine (native/flush/chunks.h), typed. Every call runs without the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def sync(fd: int, path: str) -> None:
 
 
 class Fill:
-    """A new file in memory, filled through a mapping (native/filling.h); not mapped if it lies elsewhere."""
+    """A new file in memory, filled through a mapping (native/flush/filling.h); not mapped if it lies elsewhere."""
 
     __slots__ = ("raw",)
 

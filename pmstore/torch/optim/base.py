@@ -13,7 +13,7 @@ from pmstore import _ffi
 
 __all__ = ["TABLE", "NativeOptimizer", "Slotted", "refuse"]
 
-# struct pms_optim_tensor of native/optim.h
+# struct pms_optim_tensor of native/optim/optim.h
 TABLE = np.dtype(
     [
         ("param", "u8"),

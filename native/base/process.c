@@ -1,0 +1,89 @@
+#include "base/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct kept {
+    struct kept *next;
+    int fd;
+};
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* no fork while the list and the open descriptors differ */
+static struct kept *list;
+static _Atomic uint64_t generation = 1;
+static struct pms_fork_hooks hooks;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&gate);
+    hooks.before();
+}
+
+static void after_fork(void)
+{
+    hooks.in_parent();
+    pthread_mutex_unlock(&gate);
+}
+
+static void in_child(void)
+{
+    atomic_fetch_add(&generation, 1);
+    for (struct kept *k = list; k; k = k->next)
+        close(k->fd);
+    list = NULL; /* not freed: the allocator's lock is not ours to count on */
+    pthread_mutex_unlock(&gate);
+    hooks.in_child();
+}
+
+static void install(void) { pthread_atfork(before_fork, after_fork, in_child); }
+
+void pms_process_prepare(const struct pms_fork_hooks *h)
+{
+    pthread_mutex_lock(&gate); /* another thread, which prepared before, may fork now */
+    hooks = *h;                /* the same each time */
+    pthread_mutex_unlock(&gate);
+    pthread_once(&once, install);
+}
+
+int pms_process_open(const char *path, int flags, mode_t mode)
+{
+    struct kept *k = malloc(sizeof *k);
+    if (!k)
+        return -1;
+    pthread_mutex_lock(&gate);
+    k->fd = open(path, flags | O_CLOEXEC, mode);
+    int fd = k->fd, err = errno;
+    if (fd >= 0) {
+        k->next = list;
+        list = k;
+    }
+    pthread_mutex_unlock(&gate);
+    if (fd < 0)
+        free(k);
+    errno = err;
+    return fd;
+}
+
+void pms_process_close(int fd)
+{
+    if (fd < 0)
+        return;
+    pthread_mutex_lock(&gate);
+    struct kept **at = &list, *k = NULL;
+    while (*at && (*at)->fd != fd)
+        at = &(*at)->next;
+    if (*at) {
+        k = *at;
+        *at = k->next;
+    }
+    close(fd);
+    pthread_mutex_unlock(&gate);
+    free(k);
+}
+
+uint64_t pms_process_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }

@@ -1,0 +1,475 @@
+#include "commit/capture.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "commit/handler.h"
+#include "seam/mappings.h"
+#include "base/sort.h"
+
+#define FIRST_BYTES (32u << 10)  /* of a large extent's first capture; x4 while faults stay sequential, up to: */
+#define STREAM_BYTES (2u << 20)
+#define DENSE_BYTES (8u << 20)   /* an extent that was written whole last time: enough for all cores to copy */
+#define WHOLE_BYTES (64u << 10)  /* extents up to this size are captured whole */
+#define HOT_HEAT 2u              /* captured in this many transactions in a row after the first */
+#define SETTLED_HEAT 3u          /* likewise, of what is declared: it will be declared in the next one too */
+#define HOT_LOOK 16u             /* a hot range is looked at in one of this many commits, */
+#define KEPT 0x80000000u         /* in pms_dirty.idle while a commit runs: stays writable after it */
+#define HOT_IDLE 2u              /* and cools when it was unchanged at this many looks in a row */
+
+#define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+static_assert(offsetof(struct pms_span, off) == 0 && offsetof(struct pms_dirty, off) == 0, "sorted by it");
+
+static uint64_t page_down(uint64_t n) { return n & ~(uint64_t)(PMS_PAGE - 1); }
+static uint64_t page_up(uint64_t n) { return page_down(n + PMS_PAGE - 1); }
+
+static bool in_data(const struct pms_superblock *super, uint64_t off)
+{
+    for (uint32_t i = 0; i < super->segment_count; i++) {
+        const struct pms_segment *s = &super->segment[i];
+        if (off >= s->data_off && off < s->data_off + s->data_pages * PMS_PAGE)
+            return true;
+    }
+    return false;
+}
+
+/* ---- how much to capture around a fault ---- */
+
+static struct pms_density *density_of(struct pms_capture *c, uint64_t extent)
+{
+    struct pms_density *d = &c->density[(extent / PMS_PAGE * 0x9e3779b97f4a7c15ull) >> 58];
+    if (d->extent != extent)
+        *d = (struct pms_density){.extent = extent};
+    return d;
+}
+
+/* An extent written whole last time is likely to be written whole again. */
+static void density_add(struct pms_capture *c, const struct pms_block *b, uint64_t bytes)
+{
+    struct pms_density *d = density_of(c, b->extent_off);
+    if (d->tag != c->undo->tag) {
+        d->dense = d->tag == c->undo->tag - 1 && d->bytes * 10 >= b->extent_bytes * 9;
+        d->tag = c->undo->tag;
+        d->bytes = 0;
+    }
+    d->bytes += bytes;
+}
+
+static struct pms_span large_span(struct pms_capture *c, const struct pms_block *b, uint64_t page)
+{
+    uint64_t end = b->extent_off + b->extent_bytes;
+    if (b->extent_bytes <= WHOLE_BYTES)
+        return (struct pms_span){b->extent_off, b->extent_bytes};
+    density_add(c, b, 0);
+    uint64_t bytes = FIRST_BYTES, from = page;
+    struct pms_stream *s = &c->stream[(page / PMS_PAGE) & 63];
+    if (density_of(c, b->extent_off)->dense) {
+        bytes = DENSE_BYTES;
+    } else if (s->next == page && s->bytes) {
+        bytes = s->bytes * 4 < STREAM_BYTES ? s->bytes * 4 : STREAM_BYTES;
+    } else {
+        from = page & ~(uint64_t)(FIRST_BYTES - 1);
+        if (from < b->extent_off)
+            from = b->extent_off;
+    }
+    uint64_t to = from + bytes < end ? from + bytes : end;
+    if (to < end && to - from >= PMS_HUGE / 2)
+        to &= ~(uint64_t)(PMS_HUGE - 1); /* at a huge page's edge: a change of protection does not break it up */
+    c->stream[(to / PMS_PAGE) & 63] = (struct pms_stream){to, bytes};
+    density_add(c, b, to - from);
+    return (struct pms_span){from, to - from};
+}
+
+/* false: not a place where users write. */
+static bool choose_span(struct pms_capture *c, uint64_t off, struct pms_span *span)
+{
+    uint64_t page = page_down(off);
+    struct pms_block b;
+    if (!in_data(c->super, off))
+        return false;
+    *span = (struct pms_span){page, PMS_PAGE};
+    if (!pms_heap_find(c->heap, off, &b))
+        return true; /* a dead block that a view still holds, or an index that is being rebuilt */
+    if (b.kind == PMS_KIND_LARGE) {
+        *span = large_span(c, &b, page);
+    } else if (b.kind == PMS_KIND_SLAB) {
+        uint64_t from = page_down(b.off), to = page_up(b.off + b.bytes);
+        *span = (struct pms_span){from, to - from};
+    }
+    return b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB || b.kind == PMS_KIND_FREE;
+}
+
+static bool is_users_page(const struct pms_capture *c, uint64_t off)
+{
+    struct pms_block b;
+    return pms_heap_find(c->heap, off, &b) && (b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB);
+}
+
+/* Where mappings are scarce (mappings.h) a span grows on both sides up to what is writable already, with which it is one mapping then: over
+ * blocks alone, for which the log has room (I5). prepared: over pages that need no pre-image. */
+static struct pms_span widened(const struct pms_capture *c, struct pms_span span, bool prepared)
+{
+    uint64_t reach = pms_mappings_reach(), from = span.off, to = from + span.bytes;
+    uint64_t least = from > reach ? from - reach : 0, most = to + reach < c->map->bytes ? to + reach : c->map->bytes;
+    for (int up = 0; up < 2; up++) {
+        while (up ? to < most : from > least) {
+            uint64_t next = up ? to : from - PMS_PAGE;
+            bool may = !prepared || pms_undo_page_prepared(c->undo, next / PMS_PAGE);
+            if (!may || pms_map_all_writable(c->map, next, PMS_PAGE) || !is_users_page(c, next))
+                break;
+            from -= up ? 0 : PMS_PAGE;
+            to += up ? PMS_PAGE : 0;
+        }
+    }
+    return (struct pms_span){from, to - from};
+}
+
+/* ---- capturing ---- */
+
+static void warm(struct pms_capture *c, uint64_t off, uint64_t bytes)
+{
+    for (uint64_t p = off / PMS_PAGE, end = (off + bytes) / PMS_PAGE; p < end; p++) {
+        bool again = pms_undo_page_tag(c->undo, p) == c->undo->tag - 1;
+        c->heat[p] = !again ? 0 : c->heat[p] < 255 ? (uint8_t)(c->heat[p] + 1) : 255;
+    }
+}
+
+/* Appends the pre-images of those pages of the span that are not prepared. */
+static void append_span(struct pms_capture *c, struct pms_span span)
+{
+    struct pms_undo *u = c->undo;
+    uint64_t p = span.off / PMS_PAGE, end = (span.off + span.bytes) / PMS_PAGE;
+    while (p < end) {
+        if (pms_undo_page_prepared(u, p)) {
+            p++;
+            continue;
+        }
+        uint64_t first = p;
+        while (p < end && !pms_undo_page_prepared(u, p))
+            p++;
+        uint64_t off = first * PMS_PAGE, bytes = (p - first) * PMS_PAGE;
+        PMS_ASSERT(!pms_map_all_writable(c->map, off, PMS_PAGE)); /* protect, then copy: else it is a mixture */
+        pms_undo_append(u, off, bytes);
+        warm(c, off, bytes);
+        pms_undo_note(u, PMS_DIRTY_USER, off, bytes, 0);
+        pms_undo_set_prepared(u, off, bytes);
+        c->captures++;
+    }
+}
+
+static void unprotect(struct pms_capture *c, struct pms_span span) { pms_map_unprotect_surely(c->map, span.off, span.bytes); }
+
+/* The pages around `page` that are prepared already: a fresh block becomes writable at once, not page by page. */
+static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span, uint64_t off)
+{
+    uint64_t first = off / PMS_PAGE, last = first;
+    while (first * PMS_PAGE > span.off && pms_undo_page_prepared(c->undo, first - 1))
+        first--;
+    while ((last + 1) * PMS_PAGE < span.off + span.bytes && pms_undo_page_prepared(c->undo, last + 1))
+        last++;
+    return (struct pms_span){first * PMS_PAGE, (last - first + 1) * PMS_PAGE};
+}
+
+/* Private views: a page of the engine's that it made writable, and that was protected with all others when mappings ran out. */
+static bool engine_page(const struct pms_capture *c, uint64_t off)
+{
+    const uint64_t *granule = c->undo->granule[off / PMS_PAGE];
+    return !c->map->shared && (granule[0] | granule[1]) != 0;
+}
+
+bool pms_capture_fault(struct pms_capture *c, uint64_t off)
+{
+    struct pms_span span;
+    pms_undo_lock(c->undo);
+    c->faults++;
+    bool ours = off < c->map->bytes;
+    if (ours && pms_map_all_writable(c->map, page_down(off), PMS_PAGE)) { /* another thread was faster, or the store closed */
+        pms_undo_unlock(c->undo);
+        return true;
+    }
+    if (ours && engine_page(c, off)) {
+        unprotect(c, (struct pms_span){page_down(off), PMS_PAGE});
+        pms_undo_unlock(c->undo);
+        return true;
+    }
+    ours = ours && choose_span(c, off, &span);
+    if (ours && pms_undo_page_prepared(c->undo, off / PMS_PAGE)) {
+        struct pms_block b;
+        if (pms_heap_find(c->heap, off, &b))
+            span = (struct pms_span){b.extent_off, b.extent_bytes};
+        unprotect(c, widened(c, prepared_run(c, span, off), true));
+    } else if (ours) {
+        span = widened(c, span, false);
+        append_span(c, span);
+        pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
+        if (pms_map_take(c->map, span.off, span.bytes))
+            pms_map_copy_ahead(c->map, span.off, span.bytes);
+    }
+    pms_undo_unlock(c->undo);
+    return ours;
+}
+
+bool pms_capture_is_users(const struct pms_capture *c, struct pms_span span)
+{
+    struct pms_block b;
+    if (!span.bytes || span.off >= c->map->bytes || span.bytes > c->map->bytes - span.off)
+        return false;
+    if (!pms_heap_find(c->heap, span.off, &b)) /* a dead block that a view still holds */
+        return in_data(c->super, span.off) && in_data(c->super, span.off + span.bytes - 1);
+    bool users = b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB;
+    return users && span.off + span.bytes <= b.extent_off + b.extent_bytes;
+}
+
+static bool span_of_pages(const struct pms_capture *c, struct pms_span *span, struct pms_error *error)
+{
+    if (pms_capture_is_users(c, *span)) {
+        uint64_t from = page_down(span->off), to = page_up(span->off + span->bytes);
+        *span = (struct pms_span){from, to - from};
+        return true;
+    }
+    pms_fail(error, PMS_E_INVALID, "the range to write is not inside an array of this store");
+    return false;
+}
+
+/* Of sorted spans: the one at *next and its neighbours, as one. The first and the last page of two blocks are often one, or side by side. */
+static struct pms_span take_run(const struct pms_span *span, uint64_t count, uint64_t *next)
+{
+    uint64_t i = *next, from = span[i].off, to = from + span[i].bytes;
+    for (i++; i < count && span[i].off >= from && span[i].off <= to; i++)
+        if (span[i].off + span[i].bytes > to)
+            to = span[i].off + span[i].bytes;
+    *next = i;
+    return (struct pms_span){from, to - from};
+}
+
+/* Sorted neighbours become writable by one system call. captured: not fresh blocks, which may never be stored to. Moves what is to be copied
+ * ahead to the front of the spans and returns its number. */
+static uint64_t unprotect_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, bool captured)
+{
+    uint64_t taken = 0;
+    for (uint64_t i = 0; i < count;) {
+        struct pms_span run = take_run(span, count, &i);
+        if (!captured)
+            unprotect(c, run);
+        else if (pms_map_take(c->map, run.off, run.bytes))
+            span[taken++] = run;
+    }
+    return taken;
+}
+
+/* A run of small blocks that is declared again and again: its protection changes twice in every transaction, on huge pages at a
+ * fraction of the cost. They are asked for once, as for a block that is large by itself when it is made. Moves such runs to the
+ * front of the spans, which have been used, and returns their number. */
+static uint64_t choose_settled(const struct pms_capture *c, struct pms_span *span, uint64_t count)
+{
+    uint64_t chosen = 0;
+    for (uint64_t i = 0; i < count;) {
+        struct pms_span run = take_run(span, count, &i);
+        uint64_t huge = (run.off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+        if (huge + PMS_HUGE <= run.off + run.bytes && c->heat[huge / PMS_PAGE] == SETTLED_HEAT)
+            span[chosen++] = run;
+    }
+    return chosen;
+}
+
+int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, struct pms_error *error)
+{
+    uint64_t bytes = 0, kept = 0;
+    for (uint64_t i = 0; i < count; i++) { /* all valid, or nothing done */
+        if (!span[i].bytes)
+            continue;
+        span[kept] = span[i];
+        if (!span_of_pages(c, &span[kept], error))
+            return PMS_E_INVALID;
+        bytes += span[kept++].bytes;
+    }
+    pms_sort(span, kept, sizeof *span);
+    pms_undo_lock(c->undo);
+    bool by_all_cores = bytes >= PMS_UNDO_PARALLEL;
+    if (by_all_cores)
+        pms_undo_gather(c->undo);
+    uint64_t before = c->captures;
+    for (uint64_t i = 0; i < kept; i++)
+        append_span(c, span[i]);
+    if (by_all_cores)
+        pms_undo_gathered(c->undo);
+    pms_undo_fence_locked(c->undo); /* F1: all entries, before any of their targets becomes writable (I2) */
+    bool captured = c->captures > before; /* once in a transaction */
+    uint64_t taken = unprotect_spans(c, span, kept, captured);
+    uint64_t settled = captured && c->map->shared ? choose_settled(c, span, kept) : 0;
+    pms_undo_unlock(c->undo);
+    for (uint64_t i = 0; i < settled; i++) /* not under the lock, as what follows: it takes milliseconds */
+        pms_map_prefer_huge(c->map, span[i].off, span[i].bytes);
+    for (uint64_t i = 0; i < taken; i++)
+        pms_map_copy_ahead(c->map, span[i].off, span[i].bytes);
+    return PMS_OK;
+}
+
+/* ---- at the end of a transaction ---- */
+
+static bool is_hot(const struct pms_capture *c, const struct pms_dirty *d)
+{
+    return d->kind == PMS_DIRTY_USER && d->len <= PMS_HOT_RANGE_MAX && c->heat[d->off / PMS_PAGE] >= HOT_HEAT;
+}
+
+static bool unchanged(const struct pms_capture *c, const struct pms_dirty *d)
+{
+    return memcmp(c->map->user + d->off, c->undo->log + d->log_pos, d->len) == 0;
+}
+
+/* A hot range that nobody writes any more costs a capture at every commit: now and then one is compared. */
+static bool still_hot(struct pms_capture *c, struct pms_dirty *d)
+{
+    if ((c->undo->tag + d->off / PMS_PAGE) % HOT_LOOK == 0)
+        d->idle = unchanged(c, d) ? d->idle + 1 : 0;
+    return d->idle < HOT_IDLE;
+}
+
+uint32_t pms_capture_choose_hot(struct pms_capture *c, struct pms_dirty *hot)
+{
+    uint32_t n = 0;
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < c->undo->dirty_count; i++)
+        c->undo->dirty[i].idle &= ~KEPT; /* of a commit that failed */
+    for (uint64_t i = 0; c->hot && i < c->undo->dirty_count && n < PMS_HOT_RANGES; i++) {
+        struct pms_dirty *d = &c->undo->dirty[i];
+        bool keep = d->kind == PMS_DIRTY_HOT ? still_hot(c, d) : is_hot(c, d);
+        if (!keep || total + d->len + PMS_LINE > PMS_HOT_TOTAL_MAX)
+            continue;
+        if (pms_undo_page_tag(c->undo, d->off / PMS_PAGE) == PMS_TAG_IDLE) /* written without capture from now on */
+            continue;
+        /* Once the mappings ran out pages may be read-only though captured; those are not worth keeping. */
+        if (!pms_map_all_writable(c->map, d->off, d->len))
+            continue;
+        total += d->len + PMS_LINE;
+        hot[n++] = *d;
+        hot[n - 1].kind = PMS_DIRTY_HOT;
+        d->kind = PMS_DIRTY_HOT; /* written back like the others, but not protected */
+        d->idle |= KEPT;
+    }
+    return n;
+}
+
+static bool leaves_writable(const struct pms_dirty *d)
+{
+    if (d->kind == PMS_DIRTY_HOT)
+        return (d->idle & KEPT) == 0; /* else it cooled */
+    return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FRESH;
+}
+
+/* Moves the ranges to protect to the front of the list and returns their number: order has no meaning any more. */
+static uint64_t gather_protectable(struct pms_undo *u)
+{
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        if (!leaves_writable(&u->dirty[i]))
+            continue;
+        struct pms_dirty x = u->dirty[i];
+        u->dirty[i] = u->dirty[n];
+        u->dirty[n++] = x;
+    }
+    pms_sort(u->dirty, n, sizeof *u->dirty);
+    return n;
+}
+
+/* What was written as a whole is protected as a whole: to the end of its block, where that has room behind its array. */
+static uint64_t block_end(const struct pms_undo *u, uint64_t end)
+{
+    uint64_t mark = atomic_load_explicit(&u->page_tag[end / PMS_PAGE - 1], memory_order_relaxed), first = mark & ~PMS_MARK_WHOLE;
+    return mark & PMS_MARK_WHOLE ? (first + u->whole[first].tag.pages) * PMS_PAGE : end;
+}
+
+void pms_capture_protect(struct pms_capture *c)
+{
+    struct pms_undo *u = c->undo;
+    uint64_t n = gather_protectable(u);
+    for (uint64_t i = 0; i < n;) {
+        uint64_t from = page_down(u->dirty[i].off), to = page_up(u->dirty[i].off + u->dirty[i].len);
+        for (i++; i < n && page_down(u->dirty[i].off) <= to; i++)
+            if (page_up(u->dirty[i].off + u->dirty[i].len) > to)
+                to = page_up(u->dirty[i].off + u->dirty[i].len);
+        to = block_end(u, to);
+        if (pms_map_protect(c->map, from, to - from) != 0) {
+            int err = pms_map_protect(c->map, 0, c->map->bytes); /* one mapping of all: can not run out */
+            PMS_ASSERT(err == 0);
+            return;
+        }
+    }
+}
+
+void pms_capture_protect_all(struct pms_capture *c)
+{
+    for (uint64_t i = 0; i < c->undo->dirty_count; i++)
+        c->undo->dirty[i].idle &= ~KEPT;
+    pms_capture_protect(c);
+}
+
+void pms_capture_copy_hot(struct pms_capture *c, struct pms_dirty *hot, uint32_t count)
+{
+    struct pms_ahead next = {0};
+    for (uint32_t i = 0; i < count; i++)
+        hot[i].log_pos = pms_undo_copy_ahead(c->undo, &next, hot[i].off, hot[i].len);
+}
+
+void pms_capture_drop_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        pms_undo_drop_ahead(c->undo, hot[i].log_pos, hot[i].len);
+}
+
+void pms_capture_take_hot(struct pms_capture *c, const struct pms_dirty *hot, uint32_t count)
+{
+    struct pms_undo *u = c->undo;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pms_dirty *d = &hot[i];
+        pms_undo_take_ahead(u, d->off, d->len);
+        pms_undo_note(u, PMS_DIRTY_HOT, d->off, d->len, d->log_pos);
+        u->dirty[u->dirty_count - 1].idle = d->idle & ~KEPT;
+        warm(c, d->off, d->len);
+        pms_undo_set_prepared(u, d->off, d->len);
+    }
+}
+
+bool pms_capture_hot_changed(const struct pms_capture *c)
+{
+    for (uint64_t i = 0; i < c->undo->dirty_count; i++)
+        if (c->undo->dirty[i].kind == PMS_DIRTY_HOT && !unchanged(c, &c->undo->dirty[i]))
+            return true;
+    return false;
+}
+
+/* ---- life ---- */
+
+int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_heap *heap, const struct pms_superblock *super,
+                     bool read_only, bool hot, struct pms_error *error)
+{
+    memset(c, 0, sizeof *c);
+    c->undo = undo;
+    c->map = undo->map;
+    c->heap = heap;
+    c->super = super;
+    c->read_only = read_only;
+    c->hot = hot;
+    void *heat = mmap(NULL, (size_t)(undo->map->reserve / PMS_PAGE), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+    if (heat == MAP_FAILED)
+        return pms_fail_errno(error, "reserving memory for capture");
+    c->heat = heat;
+    if (!pms_handler_register(c)) {
+        munmap(heat, (size_t)(undo->map->reserve / PMS_PAGE));
+        c->heat = NULL;
+        return pms_fail(error, PMS_E_STATE, "too many stores are open in this process (at most 64)");
+    }
+    return PMS_OK;
+}
+
+void pms_capture_close(struct pms_capture *c)
+{
+    if (!c->heat)
+        return;
+    pms_handler_unregister(c);
+    munmap(c->heat, (size_t)(c->map->reserve / PMS_PAGE));
+    c->heat = NULL;
+}

@@ -1,0 +1,61 @@
+/* A fork child may read the parent's arrays and nothing else: it must never write into the parent's store, nor keep its lock. */
+#include "commit/pool_state.h"
+
+#include <stddef.h>
+#include <sys/mman.h>
+
+#include "commit/handler.h"
+#include "seam/holder.h"
+
+static struct pms_pool *pool_of(struct pms_capture *c)
+{
+    return (struct pms_pool *)((char *)c - offsetof(struct pms_pool, capture));
+}
+
+/* The owner's store, in domain file: what is written home later must not change what the child reads. */
+static struct pms_readers *readers_of(struct pms_capture *c)
+{
+    return atomic_load(&c->forked) || !pool_of(c)->journal ? NULL : pms_journal_readers(pool_of(c)->journal);
+}
+
+static void prepare(struct pms_capture *c)
+{
+    if (readers_of(c))
+        pms_readers_before_fork(readers_of(c), &pool_of(c)->map);
+}
+
+static void resume(struct pms_capture *c)
+{
+    if (readers_of(c))
+        pms_readers_after_fork(readers_of(c));
+}
+
+static void disown(struct pms_capture *c, bool prepared)
+{
+    struct pms_pool *pool = pool_of(c);
+    bool of_file = pool->journal != NULL, readable = true;
+    mprotect(pool->map.user, pool->map.bytes, PROT_READ);
+    if (of_file)
+        readable = prepared && readers_of(c) && pms_readers_in_child(readers_of(c), &pool->map);
+    if (!readable) {
+        atomic_store(&c->unreadable, 1);
+        mprotect(pool->map.user, pool->map.bytes, PROT_NONE);
+    }
+    atomic_store(&c->forked, 1);
+    if (pool->map.shared)
+        mprotect(pool->map.engine, pool->map.bytes, PROT_READ);
+}
+
+static void before(void) { pms_handler_before_fork(prepare); }
+static void in_parent(void) { pms_handler_after_fork(resume); }
+
+static void in_child(void)
+{
+    pms_handler_after_fork_in_child(disown);
+    pms_holder_after_fork_in_child();
+    pms_parallel_after_fork_in_child();
+    pms_undo_after_fork_in_child();
+    pms_thread_after_fork_in_child();
+}
+
+void pms_fork_prepare_once(void) { pms_process_prepare(&(struct pms_fork_hooks){before, in_parent, in_child}); }

@@ -1,0 +1,358 @@
+#include "commit/landing.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "log/idle.h"
+#include "commit/pool_state.h"
+
+#define POLL_FIRST_NS 5000ll /* between looks at a word: as a copy takes longer, looks become rarer */
+#define POLL_MOST_NS 200000ll
+#define META_MAX 64u
+
+struct flip {
+    struct pms_land_flip ask;
+    struct pms_block block;
+    uint64_t used;  /* whole pages of it that its array takes */
+    bool alone;     /* the block's pages are its own, and it was live at the last commit: idle, else captured */
+    uint64_t where; /* of the description in the heap */
+    unsigned char old[META_MAX];
+};
+
+struct pms_landing {
+    struct pms_land_copy *copy;
+    struct flip *flip;
+    uint64_t copies, flips;
+    int64_t timeout_ns, left_ns;
+    struct pms_pool *pool; /* of its thread */
+    struct pms_error error;
+    int status;
+    _Atomic uint32_t phase;
+    _Atomic bool failed;
+    _Atomic uint32_t owners; /* the program; the thread, or the pool where it is armed */
+};
+
+/* ---- life ---- */
+
+static void *copy_of(const void *from, uint64_t count, size_t size)
+{
+    void *to = calloc(count ? count : 1, size);
+    if (to && count && from)
+        memcpy(to, from, count * size);
+    return to;
+}
+
+static void drop(struct pms_landing *l)
+{
+    if (atomic_fetch_sub(&l->owners, 1) != 1)
+        return;
+    free(l->copy);
+    free(l->flip);
+    free(l);
+}
+
+void pms_landing_free(struct pms_landing *l) { drop(l); }
+
+struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t copy_count, const struct pms_land_flip *flips,
+                                    uint64_t flip_count, int64_t timeout_ns, struct pms_error *error)
+{
+    struct pms_landing *l = calloc(1, sizeof *l);
+    if (l) {
+        l->copy = copy_of(copies, copy_count, sizeof *copies);
+        l->flip = copy_of(NULL, flip_count, sizeof *l->flip);
+        l->owners = 1;
+    }
+    if (!l || !l->copy || !l->flip) {
+        if (l)
+            drop(l);
+        pms_fail_errno(error, "allocating memory");
+        return NULL;
+    }
+    l->copies = copy_count;
+    l->flips = flip_count;
+    l->timeout_ns = l->left_ns = timeout_ns;
+    for (uint64_t i = 0; i < flip_count; i++)
+        l->flip[i].ask = flips[i];
+    return l;
+}
+
+static void reach(struct pms_landing *l, uint32_t phase)
+{
+    atomic_store(&l->phase, phase);
+    pms_futex_wake(&l->phase, INT32_MAX);
+}
+
+bool pms_landing_wait(struct pms_landing *l, int phase, int64_t timeout_ns)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    int64_t end = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec + timeout_ns;
+    for (uint32_t now; (now = atomic_load(&l->phase)) < (uint32_t)phase;) {
+        int64_t left = -1;
+        if (timeout_ns >= 0) {
+            clock_gettime(CLOCK_MONOTONIC, &t);
+            left = end - ((int64_t)t.tv_sec * 1000000000 + t.tv_nsec);
+            if (left <= 0)
+                return false;
+        }
+        pms_futex_wait(&l->phase, now, left);
+    }
+    return true;
+}
+
+int pms_landing_result(const struct pms_landing *l, struct pms_error *error)
+{
+    if (l->status != PMS_OK && error)
+        *error = l->error;
+    return l->status;
+}
+
+void pms_landing_fail(struct pms_landing *l) { atomic_store(&l->failed, true); }
+
+void pms_landing_finish(struct pms_landing *l, int status, const struct pms_error *error)
+{
+    l->status = status;
+    if (status != PMS_OK && error)
+        l->error = *error;
+    reach(l, PMS_LANDING_DONE);
+    drop(l);
+}
+
+void pms_landing_disarm(struct pms_pool *pool)
+{
+    struct pms_error error;
+    struct pms_landing *l = pool->landing;
+    pool->landing = NULL;
+    if (l)
+        pms_landing_finish(l, pms_fail(&error, PMS_E_STATE, "the commit that mirrors were copied for did not happen"), &error);
+}
+
+int pms_landing_arm(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
+{
+    int status = pms_pool_enter_write(pool, error);
+    if (status != PMS_OK)
+        return status;
+    pms_landing_disarm(pool);
+    atomic_fetch_add(&l->owners, 1);
+    pool->landing = l;
+    pms_pool_leave(pool);
+    return PMS_OK;
+}
+
+/* ---- a thread that commits ---- */
+
+static void *commit(void *arg)
+{
+    struct pms_landing *l = arg;
+    struct pms_pool *pool = l->pool;
+    struct pms_error error = {0};
+    int status = pms_pool_enter_alone(pool, "commit()", &error);
+    if (status == PMS_OK) {
+        pms_landing_disarm(pool);
+        pool->landing = l; /* pms_tx_commit finishes it */
+        pms_tx_commit(pool, &error);
+        pms_pool_leave(pool);
+    } else {
+        pms_landing_finish(l, status, &error);
+    }
+    pms_pool_unref(pool);
+    return NULL;
+}
+
+int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    int status = pms_pool_enter_alone(pool, "commit()", error); /* in the caller's thread: his own block is to be told from another's */
+    if (status != PMS_OK)
+        return status;
+    pool->refs++;
+    pms_pool_leave(pool);
+    atomic_fetch_add(&l->owners, 1);
+    l->pool = pool;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: Python's handlers never run on it */
+    errno = pthread_create(&thread, NULL, commit, l);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (errno) {
+        status = pms_fail_errno(error, "starting a thread");
+        drop(l);
+        pms_pool_unref(pool);
+        return status;
+    }
+    pthread_detach(thread);
+    return PMS_OK;
+}
+
+/* ---- in the commit ---- */
+
+static int find_block(struct pms_pool *pool, struct flip *f, struct pms_error *error)
+{
+    struct pms_block *b = &f->block;
+    bool found = pms_heap_find(pool->heap, f->ask.data, b) && b->live && b->off == f->ask.data;
+    if (!found || (b->kind != PMS_KIND_LARGE && b->kind != PMS_KIND_SLAB))
+        return pms_fail(error, PMS_E_INVALID, "no block of an array starts there");
+    f->alone = b->kind == PMS_KIND_LARGE && !pms_heap_is_fresh(pool->heap, b->off); /* as in slot.c */
+    return PMS_OK;
+}
+
+static int open_block(struct pms_pool *pool, const struct flip *f, struct pms_error *error)
+{
+    const struct pms_block *b = &f->block;
+    if (!f->alone)
+        return pms_capture_spans(&pool->capture, &(struct pms_span){b->off, b->bytes}, 1, error);
+    if (pms_idle_is_left(&pool->undo, b->extent_off))
+        return pms_fail(error, PMS_E_STATE, "flipped in this transaction: the other slot holds the committed version");
+    pms_idle_open(&pool->undo, b->extent_off, b->extent_bytes);
+    return PMS_OK;
+}
+
+/* How much of the block its array takes. current: the slot that the description names. It may be this one by now, if another landing that was
+ * prepared with the same description has been committed meanwhile: the last commit needs what it holds (I3). */
+static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, unsigned char current, struct flip *f, struct pms_error *error)
+{
+    struct pms_object o;
+    for (int i = 0; i < 2; i++)
+        if (pms_dir_find(dirs, group, i ? "1" : "0", 1, &o, NULL) == PMS_OK && o.kind == PMS_OBJECT_ARRAY && o.data == f->ask.data &&
+            o.data_bytes > 0) {
+            uint64_t used = (o.data_bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+            f->used = used < f->block.extent_bytes ? used : f->block.extent_bytes;
+            if (i != current)
+                return PMS_OK;
+            return pms_fail(error, PMS_E_STATE, "another commit has flipped the slots since this one was prepared: commit again");
+        }
+    return pms_fail(error, PMS_E_INVALID, "the block is none of those slots'");
+}
+
+static int find_description(struct pms_pool *pool, struct flip *f, struct pms_error *error)
+{
+    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
+    struct pms_object o;
+    uint64_t dir = f->ask.dir ? f->ask.dir : pms_pool_root(pool)->directory;
+    int status = pms_dir_find(&dirs, dir, f->ask.name, f->ask.name_bytes, &o, error);
+    if (status != PMS_OK)
+        return status;
+    if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0 || o.meta_bytes != f->ask.meta_bytes || o.meta_bytes > META_MAX)
+        return pms_fail(error, PMS_E_INVALID, "the slots' description is not what it was");
+    f->where = (uint64_t)(o.meta - pool->map.engine);
+    memcpy(f->old, o.meta, o.meta_bytes);
+    return find_used(&dirs, o.data, o.meta[o.meta_bytes - 1], f, error); /* as in slot.c: the last byte says which one is current */
+}
+
+static int await(struct pms_landing *l, const uint64_t *word, struct pms_error *error)
+{
+    for (int64_t pause = POLL_FIRST_NS; !__atomic_load_n(word, __ATOMIC_ACQUIRE);) {
+        if (atomic_load(&l->failed))
+            return pms_fail(error, PMS_E_STATE, "a copy from the device failed");
+        if (l->timeout_ns >= 0 && l->left_ns <= 0)
+            return pms_fail(error, PMS_E_STATE, "copies from the device did not come in time");
+        nanosleep(&(struct timespec){0, pause}, NULL);
+        l->left_ns -= pause;
+        pause = pause * 2 < POLL_MOST_NS ? pause * 2 : POLL_MOST_NS;
+    }
+    return atomic_load(&l->failed) ? pms_fail(error, PMS_E_STATE, "a copy from the device failed") : PMS_OK;
+}
+
+/* Through the engine's view, which no protection concerns. A private view is the only one: there the block has pages of its own, or
+ * nothing is sealed yet. They were opened or captured under the log lock, so that no capture gives them up (pms_map_take). */
+static void copy_in(struct pms_pool *pool, const struct pms_land_copy *c)
+{
+    uint64_t off = c->data + c->at, first = off & ~(uint64_t)(PMS_PAGE - 1);
+    if (!pool->map.shared)
+        pms_map_unprotect_surely(&pool->map, first, ((off + c->bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1)) - first);
+    pms_persist_copy(&pool->persist, pms_map_at(&pool->map, off), c->src, c->bytes);
+}
+
+static int land_one(struct pms_pool *pool, struct pms_landing *l, struct pms_land_copy *c, struct pms_error *error)
+{
+    int status = c->landed ? await(l, c->landed, error) : PMS_OK;
+    if (status == PMS_OK && c->src && c->bytes)
+        copy_in(pool, c);
+    return status;
+}
+
+/* In a private view a small block cannot be written without opening its pages to everybody: so it is before all are sealed. */
+static int land_early(struct pms_pool *pool, struct pms_landing *l, struct pms_land_copy *c, const struct flip *into,
+                      struct pms_error *error)
+{
+    if (pool->map.shared || into->block.kind == PMS_KIND_LARGE)
+        return PMS_OK;
+    int status = land_one(pool, l, c, error);
+    *c = (struct pms_land_copy){.data = c->data};
+    return status;
+}
+
+static int open_copies(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
+{
+    for (uint64_t i = 0; i < l->copies; i++) {
+        struct pms_land_copy *c = &l->copy[i];
+        const struct flip *into = NULL;
+        for (uint64_t k = 0; k < l->flips && !into; k++)
+            into = l->flip[k].ask.data == c->data ? &l->flip[k] : NULL;
+        if (!into || c->at > into->block.bytes || c->bytes > into->block.bytes - c->at)
+            return pms_fail(error, PMS_E_INVALID, "a copy does not lie in its block");
+        if (!c->src && !into->alone)
+            return pms_fail(error, PMS_E_INVALID, "only a block with pages of its own is written from outside");
+        int status = land_early(pool, l, c, into, error);
+        if (status != PMS_OK)
+            return status;
+    }
+    return PMS_OK;
+}
+
+int pms_landing_open(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
+{
+    int status = PMS_OK;
+    for (uint64_t i = 0; status == PMS_OK && i < l->flips; i++) {
+        status = find_block(pool, &l->flip[i], error);
+        if (status == PMS_OK)
+            status = find_description(pool, &l->flip[i], error);
+        if (status == PMS_OK)
+            status = open_block(pool, &l->flip[i], error);
+    }
+    return status == PMS_OK ? open_copies(pool, l, error) : status;
+}
+
+void pms_landing_capture(struct pms_pool *pool, struct pms_landing *l)
+{
+    for (uint64_t i = 0; i < l->flips; i++)
+        pms_undo_prepare_locked(&pool->undo, l->flip[i].where, l->flip[i].ask.meta_bytes);
+    pms_undo_fence_locked(&pool->undo); /* F1: the descriptions' pre-images, before they are stored to */
+}
+
+static void describe(struct pms_pool *pool, const struct flip *f, const void *meta)
+{
+    pms_undo_write_locked(&pool->undo, f->where, meta, f->ask.meta_bytes);
+}
+
+int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
+{
+    int status = PMS_OK;
+    pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock; hot ranges too, for it may last */
+    reach(l, PMS_LANDING_SEALED);
+    for (uint64_t i = 0; status == PMS_OK && i < l->copies; i++)
+        status = land_one(pool, l, &l->copy[i], error);
+    if (status == PMS_OK && atomic_load(&l->failed))
+        status = pms_fail(error, PMS_E_STATE, "a copy from the device failed");
+    reach(l, PMS_LANDING_COPIED);
+    if (status != PMS_OK)
+        return status;
+    for (uint64_t i = 0; i < l->flips; i++) {
+        const struct flip *f = &l->flip[i];
+        if (f->alone)
+            pms_idle_publish_locked(&pool->undo, f->block.extent_off, f->block.extent_bytes, f->used);
+        describe(pool, f, f->ask.meta);
+    }
+    return PMS_OK;
+}
+
+bool pms_landing_flips(const struct pms_landing *l) { return l && l->flips > 0; }
+
+void pms_landing_unflip(struct pms_pool *pool, struct pms_landing *l)
+{
+    for (uint64_t i = 0; i < l->flips; i++)
+        describe(pool, &l->flip[i], l->flip[i].old);
+}

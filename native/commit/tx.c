@@ -1,0 +1,358 @@
+/* The life of a transaction. docs/ARCHITECTURE.md tells it with every fence; here is the order in short.
+ *
+ * Byte-addressable domains:        write in place (captured)  ->  protect  ->  write back  -> F2 ->  anchor  -> F3
+ * Domain file:                     write in private pages     ->  protect  ->  journal record + one fdatasync
+ *
+ * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and names together. */
+#include <stddef.h>
+
+#include "crash/debug.h"
+#include "commit/landing.h"
+#include "commit/pool_state.h"
+#include "base/quiet.h"
+#include "log/snapshot.h"
+#include "base/sort.h"
+
+/* ---- beginning ---- */
+
+#define AGAIN_MAX 4u         /* a transaction that changed so few small places of the engine's */
+#define AGAIN_BYTES PMS_LINE /* (a value replaced in place) is likely to be followed by one like it */
+
+struct ahead { /* what the next transaction will store to, by what the last ones did */
+    struct pms_dirty hot[PMS_HOT_RANGES], again[AGAIN_MAX];
+    uint32_t hot_count, again_count;
+};
+
+static void choose_ahead(struct pms_pool *pool, struct ahead *a)
+{
+    const struct pms_undo *u = &pool->undo;
+    a->hot_count = pms_capture_choose_hot(&pool->capture, a->hot);
+    a->again_count = 0;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        bool root = d->off == PMS_OFF_ROOT; /* always captured ahead */
+        if (d->kind != PMS_DIRTY_ENGINE || root)
+            continue;
+        if (a->again_count == AGAIN_MAX || d->len > AGAIN_BYTES) {
+            a->again_count = 0; /* a larger change: nothing says that it will come again */
+            return;
+        }
+        a->again[a->again_count++] = *d;
+    }
+}
+
+/* Captures under the new tag, not fenced yet: F3 of the last transaction is F1 of these entries too. Hot ranges were copied by
+ * settle; who stores to them now belongs to the new transaction. */
+static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct ahead *a)
+{
+    struct pms_undo *u = &pool->undo;
+    PMS_ASSERT(pool->journal || tag == pool->tx + 1); /* I1 */
+    pms_undo_begin(u, tag);
+    pms_capture_take_hot(&pool->capture, a->hot, a->hot_count);
+    pms_undo_prepare_locked(u, PMS_OFF_ROOT, PMS_GRANULE);
+    for (uint32_t i = 0; i < a->again_count; i++)
+        pms_undo_prepare_locked(u, a->again[i].off, a->again[i].len);
+    pool->begun = u->dirty_count;
+}
+
+void pms_tx_start(struct pms_pool *pool)
+{
+    pms_undo_lock(&pool->undo);
+    capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
+    pms_undo_fence_locked(&pool->undo); /* F1: the root's pre-image, before the epoch is stored */
+    pms_undo_unlock(&pool->undo);
+}
+
+bool pms_tx_pending(struct pms_pool *pool)
+{
+    if (pool->undo.stored) /* changes under the operation lock only */
+        return true;
+    pms_undo_lock(&pool->undo);
+    bool pending = pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
+    pms_undo_unlock(&pool->undo);
+    return pending;
+}
+
+/* ---- commit ---- */
+
+/* The number of commits is data like any other; its pre-image was captured ahead. REQUIRES: the log lock. */
+static void count_commit(struct pms_pool *pool, uint64_t by)
+{
+    uint64_t epoch = pms_pool_root(pool)->epoch + by;
+    pms_undo_write_locked(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch, sizeof epoch);
+}
+
+/* From here on what belongs to the transaction does not change. On success the log lock is held. */
+static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahead *ahead, struct pms_error *error)
+{
+    int status = PMS_OK;
+    pms_undo_lock(&pool->undo);
+    bool pending = pool->undo.stored || pool->undo.dirty_count > pool->begun;
+    if (landing)
+        pms_landing_capture(pool, landing);
+    uint64_t captured = pool->undo.dirty_count;
+    pms_snapshot_keep_transaction(&pool->undo); /* gives up the lock while it waits: so before the landing's seal */
+    if (landing)
+        status = pms_landing_land(pool, landing, error);
+    if (status != PMS_OK) {
+        if (!pending) /* what the landing captured is as it was: nothing to commit. But others may have stored while the lock was given up */
+            pool->begun = captured;
+        pms_undo_unlock(&pool->undo);
+        return status;
+    }
+    count_commit(pool, 1);
+    choose_ahead(pool, ahead);
+    pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
+    pms_capture_copy_hot(&pool->capture, ahead->hot, ahead->hot_count); /* into hot ranges they do not: what comes after this copy does */
+    return PMS_OK;
+}
+
+/* ---- byte-addressable domains ---- */
+
+#define PIECE_BYTES (2u << 20)
+
+struct large { /* a range that is written back by all cores */
+    const unsigned char *at;
+    uint64_t bytes;
+    struct pms_persist *persist;
+    _Atomic uint64_t lines, fences;
+};
+
+static void write_back_piece(void *ctx, size_t i)
+{
+    struct large *l = ctx;
+    struct pms_persist own = {.flush = l->persist->flush};
+    uint64_t from = i * (uint64_t)PIECE_BYTES, left = l->bytes - from;
+    pms_persist_flush(&own, l->at + from, left < PIECE_BYTES ? left : PIECE_BYTES);
+    pms_persist_fence(&own); /* F2 of this core's write-backs: the caller's fence waits for its own core's alone */
+    atomic_fetch_add_explicit(&l->lines, own.lines, memory_order_relaxed);
+    atomic_fetch_add_explicit(&l->fences, own.fences, memory_order_relaxed);
+}
+
+static void write_back_large(struct pms_persist *p, const unsigned char *at, uint64_t bytes)
+{
+    struct large l = {.at = at, .bytes = bytes, .persist = p};
+    pms_parallel_for(write_back_piece, &l, (bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+    pms_persist_add(p, &(struct pms_persist){.lines = atomic_load(&l.lines), .fences = atomic_load(&l.fences)});
+}
+
+static void write_back(struct pms_pool *pool)
+{
+    const struct pms_undo *u = &pool->undo;
+    if (pool->persist.flush == PMS_FLUSH_NONE)
+        return;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        const unsigned char *view = d->kind == PMS_DIRTY_ENGINE ? pool->map.engine : pool->map.user;
+        if (d->kind == PMS_DIRTY_BORN) /* copied with write-back, which was handed over at the end of each call (pms_pool_leave) */
+            continue;
+        if (d->len >= PMS_UNDO_PARALLEL)
+            write_back_large(&pool->persist, view + d->off, d->len);
+        else
+            pms_persist_flush(&pool->persist, view + d->off, d->len);
+    }
+}
+
+static void finish(struct pms_pool *pool)
+{
+    pool->tx = pool->undo.tag;
+    pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), pms_anchor_pack(pool->tx));
+    pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
+}
+
+static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
+{
+    struct ahead ahead;
+    int status = settle(pool, landing, &ahead, error);
+    if (status != PMS_OK)
+        return status;
+    write_back(pool);
+    /* It is F1 of the copies of hot ranges, too: what was stored there since, and is on its way home, they undo. */
+    pms_persist_fence(&pool->persist); /* F2: all data of the transaction, before the anchor that makes it the state */
+    finish(pool);
+    /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */
+    capture_ahead(pool, pool->tx + 1, &ahead);
+    pms_persist_fence(&pool->persist); /* F3: the anchor, before commit returns; F1 of what was captured ahead */
+    pms_undo_fenced(&pool->undo);
+    pms_undo_unlock(&pool->undo);
+    return PMS_OK;
+}
+
+/* ---- domain file ---- */
+
+static_assert(offsetof(struct pms_run, page) == 0, "sorted by it");
+
+#define STRAIGHT_HOME_PAGES 16u /* fresh extents from this size on are not written twice */
+
+/* Makes n runs ascending and disjoint, and joins neighbours. Returns how many are left. */
+static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
+{
+    uint64_t out = 0;
+    pms_sort(runs, n, sizeof *runs);
+    for (uint64_t i = 0; i < n; i++) {
+        struct pms_run *last = out ? &runs[out - 1] : NULL;
+        struct pms_run r = runs[i];
+        if (last && r.page < last->page + last->pages) { /* overlap: the earlier run keeps its way home */
+            uint64_t end = r.page + r.pages;
+            if (end <= last->page + last->pages)
+                continue;
+            r.page = last->page + last->pages;
+            r.pages = (uint32_t)(end - r.page);
+            r.home = 0;
+        }
+        if (last && r.page == last->page + last->pages && r.home == last->home &&
+            (uint64_t)last->pages + r.pages <= UINT32_MAX)
+            last->pages += r.pages;
+        else
+            runs[out++] = r;
+    }
+    return out;
+}
+
+/* The pages of the transaction, ascending and disjoint. */
+static uint32_t gather_runs(struct pms_pool *pool)
+{
+    const struct pms_undo *u = &pool->undo;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < u->dirty_count; i++) {
+        const struct pms_dirty *d = &u->dirty[i];
+        uint64_t first = d->off / PMS_PAGE, end = (d->off + d->len + PMS_PAGE - 1) / PMS_PAGE;
+        bool whole = d->off % PMS_PAGE == 0 && d->len % PMS_PAGE == 0;
+        if (n == pool->runs_room) /* more ranges than pages: many lie on one page */
+            n = merge_runs(pool->runs, n);
+        PMS_ASSERT(n < pool->runs_room);
+        pool->runs[n++] = (struct pms_run){
+            .page = first,
+            .pages = (uint32_t)(end - first),
+            .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= STRAIGHT_HOME_PAGES,
+        };
+    }
+    return (uint32_t)merge_runs(pool->runs, n);
+}
+
+/* What the transaction commits of hot ranges. */
+static uint32_t gather_images(const struct pms_pool *pool, const struct ahead *a, struct pms_image *image)
+{
+    for (uint32_t i = 0; i < a->hot_count; i++)
+        image[i] = (struct pms_image){a->hot[i].off / PMS_PAGE, a->hot[i].len / PMS_PAGE, pool->undo.log + a->hot[i].log_pos};
+    return a->hot_count;
+}
+
+static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
+{
+    struct ahead ahead;
+    struct pms_image image[PMS_HOT_RANGES];
+    bool indeterminate = false;
+    int status = settle(pool, landing, &ahead, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_change change = {.tx = pool->tx + 1, .runs = pool->runs, .run_count = gather_runs(pool), .images = image,
+                                .image_count = gather_images(pool, &ahead, image)};
+    status = pms_journal_commit(pool->journal, &change, &indeterminate, error);
+    if (status == PMS_OK) {
+        pool->tx++;
+        capture_ahead(pool, pool->undo.tag + 1, &ahead);
+        pms_undo_fence_locked(&pool->undo);
+    } else {
+        pms_capture_drop_hot(&pool->capture, ahead.hot, ahead.hot_count);
+        count_commit(pool, (uint64_t)-1); /* the transaction goes on, or is rolled back by the caller */
+        if (landing)
+            pms_landing_unflip(pool, landing);
+    }
+    pms_undo_unlock(&pool->undo);
+    if (indeterminate)
+        pool->failed = true;
+    return status;
+}
+
+static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
+{
+    int status = PMS_OK;
+    if (pool->failed)
+        return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
+    if (landing)
+        status = pms_landing_open(pool, landing, error);
+    if (status == PMS_OK && !pms_tx_pending(pool) && !(landing && pms_landing_flips(landing)))
+        return PMS_OK;
+    if (status == PMS_OK)
+        status = pool->journal ? commit_journal(pool, landing, error) : commit_in_place(pool, landing, error);
+    if (status != PMS_OK)
+        return status;
+    pool->commits++;
+    if (pms_debug_board)
+        pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->domain);
+    pms_heap_committed(pool->heap);
+    return PMS_OK;
+}
+
+static int commit_landing(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
+{
+    struct pms_error own = {0};
+    pool->landing = NULL;
+    int status = commit(pool, landing, &own);
+    if (status != PMS_OK && error)
+        *error = own;
+    pms_landing_finish(landing, status, &own);
+    return status;
+}
+
+int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
+{
+    return pool->landing ? commit_landing(pool, pool->landing, error) : commit(pool, NULL, error);
+}
+
+/* ---- roll back ---- */
+
+static void roll_back_in_place(struct pms_pool *pool)
+{
+    struct pms_undo *u = &pool->undo;
+    pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
+    int64_t n = pms_undo_apply(u, u->tag, pool->map.engine, &pool->super, NULL);
+    PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
+    pms_persist_fence(&pool->persist); /* all pre-images back home, before the anchor gives their log up */
+    finish(pool);
+    capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
+    pms_persist_fence(&pool->persist); /* F3: the anchor, before the log of this transaction is overwritten */
+    pms_undo_fenced(u);
+}
+
+#define PUT_BACK_MOST 64
+
+/* Private pages have no second view: each is writable while it is put back, and a writer may slip in. Once all are protected that
+ * shows, for the page is not what its entry says; then they are put back again. Who stored meanwhile waits in its next store for
+ * the log lock, so each thread can slip in once. (A device that goes on storing, which no protection stops, is given up after some rounds:
+ * what it stores without being declared is not seen, here as elsewhere.) The journal counts committed transactions only; tags of the log, which is in
+ * memory, go on. */
+static void roll_back_private(struct pms_pool *pool)
+{
+    struct pms_undo *u = &pool->undo;
+    int rounds = PUT_BACK_MOST;
+    pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
+    do {
+        int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
+        PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
+        pms_capture_protect_all(&pool->capture);
+    } while (!pms_undo_is_applied(u) && --rounds);
+    capture_ahead(pool, u->tag + 1, &(struct ahead){0});
+    pms_undo_fence_locked(u);
+}
+
+int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
+{
+    pms_landing_disarm(pool);
+    if (!pms_tx_pending(pool))
+        return PMS_OK;
+    pms_undo_lock(&pool->undo);
+    atomic_fetch_add(&pool->put_backs, 1);
+    pms_full_fence(); /* the count, before the stores that it announces */
+    if (pool->map.shared)
+        roll_back_in_place(pool);
+    else
+        roll_back_private(pool);
+    atomic_fetch_add(&pool->put_backs, 1);
+    pms_undo_unlock(&pool->undo);
+    pool->rollbacks++;
+    int status = pms_heap_rebuild(pool->heap, error);
+    pool->failed = pool->failed || status != PMS_OK; /* without an index nothing can be allocated or freed safely */
+    return status;
+}

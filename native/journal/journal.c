@@ -1,0 +1,539 @@
+/* Domain file: commits.
+ *
+ * Format: struct pms_record in layout.h. Validity: I1 in journal.h. Order of one commit: straight-home pages and the record in any
+ * order, then one fdatasync, then it counts. So a record may be written in pieces, header last. */
+#include "journal/journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/checksum.h"
+#include "seam/footer.h"
+#include "journal/state.h"
+#include "base/process.h"
+#include "base/quiet.h"
+
+#define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
+
+/* ---- building the record ------------------------------------------------------------------------------------------ */
+
+struct plan {
+    struct pms_journal *journal;
+    uint64_t homed;
+    uint64_t image_bytes, straight_bytes;
+};
+
+/* A page must not be written straight home while an image waits for it (the older image would land on top), nor if the last
+ * record wrote it straight home (until the new record is durable, the last one's checksum of it must still hold). */
+static bool blocked(const struct plan *plan, uint64_t page)
+{
+    uint64_t mark = atomic_load_explicit(&plan->journal->marks[page], memory_order_relaxed);
+    uint64_t tx = mark >> 1;
+    return tx > plan->homed && (!(mark & 1) || tx == plan->journal->last);
+}
+
+static void add_run(struct plan *plan, uint64_t page, uint64_t pages, bool home)
+{
+    struct pms_record *record = plan->journal->record;
+    pms_journal_runs(plan->journal)[record->run_count++] =
+        (struct pms_run){.page = page, .pages = (uint32_t)pages, .home = home};
+    *(home ? &plan->straight_bytes : &plan->image_bytes) += pages * PMS_PAGE;
+}
+
+/* Splits a run at the pages that may not be written straight home; clears the caller's mark if there are any. */
+static void add_home_run(struct plan *plan, struct pms_run *run)
+{
+    uint64_t end = run->page + run->pages;
+    for (uint64_t page = run->page, next; page < end; page = next) {
+        bool held = blocked(plan, page);
+        for (next = page + 1; next < end && blocked(plan, next) == held;)
+            next++;
+        add_run(plan, page, next - page, !held);
+        if (held)
+            run->home = 0;
+    }
+}
+
+static void build(struct plan *plan, struct pms_run *runs, uint32_t run_count)
+{
+    const struct pms_map *map = plan->journal->map;
+    uint64_t from = 0;
+    plan->journal->record->run_count = 0;
+    for (uint32_t i = 0; i < run_count; i++) {
+        PMS_ASSERT(runs[i].pages > 0 && runs[i].page >= from);
+        from = runs[i].page + runs[i].pages;
+        PMS_ASSERT(from <= map->bytes / PMS_PAGE);
+        if (runs[i].home)
+            add_home_run(plan, &runs[i]);
+        else
+            add_run(plan, runs[i].page, runs[i].pages, false);
+    }
+}
+
+/* ---- writing it --------------------------------------------------------------------------------------------------- */
+
+/* A batch of images on their way: at most one chunk of bytes, so that what was checksummed is still in the cache when the
+ * kernel copies it. */
+struct sink {
+    struct pms_journal *journal;
+    const struct pms_change *change;
+    uint64_t position; /* of the batch */
+    uint32_t crc;      /* of all images so far */
+    bool sent;         /* a batch was written */
+    int count;         /* of iov, without the header's */
+    size_t bytes, bounced;
+    struct iovec iov[IOV_MOST + 1]; /* [0] is for the header */
+};
+
+/* Lays over a copy of pages what is committed of those that others may be storing to. */
+static void lay_images(const struct pms_change *change, uint64_t page, uint64_t pages, unsigned char *copy)
+{
+    for (uint32_t i = 0; i < change->image_count; i++) {
+        const struct pms_image *m = &change->images[i];
+        uint64_t from = m->page > page ? m->page : page;
+        uint64_t end = m->page + m->pages < page + pages ? m->page + m->pages : page + pages;
+        if (from < end)
+            memcpy(copy + (from - page) * PMS_PAGE, m->bytes + (from - m->page) * PMS_PAGE, (end - from) * PMS_PAGE);
+    }
+}
+
+/* Pages as they are to be written: a copy, which is what is checksummed. A store between the checksum and the kernel's own look, by a
+ * thread into hot pages or by a device into pages that it was given before they were protected, would make this record, and every
+ * later one, worthless. The copy is in the cache when it is checksummed, so it costs little beside that. */
+static const unsigned char *stable(struct pms_journal *j, const struct pms_change *change, uint64_t page, uint64_t pages,
+                                   size_t *bounced)
+{
+    unsigned char *copy = j->bounce + *bounced;
+    PMS_ASSERT(*bounced + pages * PMS_PAGE <= PMS_JOURNAL_CHUNK);
+    pms_quiet_copy(copy, j->map->user + page * PMS_PAGE, pages * PMS_PAGE);
+    lay_images(change, page, pages, copy);
+    *bounced += pages * PMS_PAGE;
+    return copy;
+}
+
+static int sink_flush(struct sink *sink, struct pms_error *error)
+{
+    struct pms_journal *j = sink->journal;
+    int status = pms_ring_write(&j->ring, j->map->persist, sink->position, sink->iov + 1, sink->count, error);
+    sink->position += sink->bytes;
+    sink->sent = true;
+    sink->count = 0;
+    sink->bytes = sink->bounced = 0;
+    return status;
+}
+
+static int sink_run(struct sink *sink, const struct pms_run *run, struct pms_error *error)
+{
+    for (uint64_t done = 0; done < run->pages;) {
+        if (sink->count == IOV_MOST || sink->bytes == PMS_JOURNAL_CHUNK) {
+            int status = sink_flush(sink, error);
+            if (status)
+                return status;
+        }
+        uint64_t n = (PMS_JOURNAL_CHUNK - sink->bytes) / PMS_PAGE;
+        if (n > run->pages - done)
+            n = run->pages - done;
+        const unsigned char *from = stable(sink->journal, sink->change, run->page + done, n, &sink->bounced);
+        sink->crc = pms_crc32c(sink->crc, from, n * PMS_PAGE);
+        sink->iov[1 + sink->count++] = (struct iovec){(void *)(uintptr_t)from, n * PMS_PAGE};
+        sink->bytes += n * PMS_PAGE;
+        done += n;
+    }
+    return PMS_OK;
+}
+
+/* Images, then the header; a small record in one call. */
+static int write_record(struct pms_journal *j, const struct pms_change *change, struct pms_error *error)
+{
+    struct pms_record *record = j->record;
+    uint64_t head = pms_record_head(record->run_count);
+    size_t used = sizeof *record + record->run_count * sizeof(struct pms_run);
+    struct sink sink = {.journal = j, .change = change, .position = j->tail + head};
+    for (uint32_t i = 0; i < record->run_count; i++) {
+        const struct pms_run *run = &pms_journal_runs(j)[i];
+        int status = run->home ? PMS_OK : sink_run(&sink, run, error);
+        if (status)
+            return status;
+    }
+    record->images_crc = sink.crc;
+    record->crc = 0;
+    record->crc = pms_crc32c(j->ring.seed, record, used);
+    memset((unsigned char *)record + used, 0, head - used);
+    int status = sink.sent && sink.count > 0 ? sink_flush(&sink, error) : PMS_OK;
+    if (status)
+        return status;
+    sink.iov[0] = (struct iovec){record, head};
+    return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
+}
+
+static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run, struct pms_error *error)
+{
+    uint32_t crc = 0;
+    int status = pms_readers_keep(&j->readers, j->map, run->page, run->pages, error);
+    if (status)
+        return status;
+    for (uint64_t done = 0; done < run->pages;) {
+        uint64_t n = PMS_JOURNAL_CHUNK / PMS_PAGE;
+        size_t bounced = 0;
+        if (n > run->pages - done)
+            n = run->pages - done;
+        const unsigned char *from = stable(j, change, run->page + done, n, &bounced);
+        crc = pms_crc32c(crc, from, n * PMS_PAGE);
+        int fd = pms_journal_fd_of(j, run->pages, j->map->fd);
+        int failed = pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE, (run->page + done) * PMS_PAGE);
+        if (failed) {
+            errno = failed;
+            return pms_fail_errno(error, "writing fresh pages home");
+        }
+        done += n;
+    }
+    run->home_crc = crc;
+    return PMS_OK;
+}
+
+static int write_homes(struct pms_journal *j, const struct pms_change *change, struct pms_error *error)
+{
+    pms_footer_raise(j->map, change->tx - 1); /* straight home goes what the transactions before freed, or may have */
+    for (uint32_t i = 0; i < j->record->run_count; i++) {
+        struct pms_run *run = &pms_journal_runs(j)[i];
+        int status = run->home ? write_home(j, change, run, error) : PMS_OK;
+        if (status)
+            return status;
+    }
+    return PMS_OK;
+}
+
+/* ---- room --------------------------------------------------------------------------------------------------------- */
+
+/* Returns an error that the writer left, once. REQUIRES: mutex held. */
+static int kept_error(struct pms_journal *j, struct pms_error *error)
+{
+    if (!j->failed)
+        return PMS_OK;
+    j->failed = false;
+    if (error)
+        *error = j->error;
+    pthread_cond_signal(&j->work); /* the journal still holds all: the writer tries again when there is need */
+    return j->error.status;
+}
+
+/* Waits until at most `most` bytes wait in the ring, or the writer fails. REQUIRES: mutex held. */
+static int wait_for_writer(struct pms_journal *j, uint64_t most, struct pms_error *error)
+{
+    while (j->tail - j->head > most && !j->failed) {
+        j->wanted = true;
+        pthread_cond_signal(&j->work);
+        pthread_cond_wait(&j->room, &j->mutex);
+    }
+    return kept_error(j, error);
+}
+
+/* Starts a new chain, with a ring of `window` bytes, on an empty journal. On an error the new anchor may be on the medium or not,
+ * so nothing may be committed before another attempt succeeds. */
+static int reset(struct pms_journal *j, uint64_t window, struct pms_error *error)
+{
+    PMS_ASSERT(j->head == j->tail && j->homed == j->last && window <= j->ring.bytes);
+    struct pms_janchor anchor = j->anchor;
+    j->rechain = true;
+    anchor.window = window;
+    anchor.chain = j->chain;
+    pms_anchor_rechain(&anchor);
+    int status = pms_anchor_advance(j->map->fd, j->map->persist, &anchor, error);
+    pthread_mutex_lock(&j->mutex);
+    j->anchor.generation = anchor.generation;
+    if (!status) {
+        j->anchor = anchor;
+        j->chain = anchor.chain;
+        j->ring.window = window;
+        j->rechain = false;
+    }
+    pthread_mutex_unlock(&j->mutex);
+    return status;
+}
+
+static int no_room(const struct pms_journal *j, uint64_t bytes, struct pms_error *error)
+{
+    int status = pms_fail(error, PMS_E_FULL, "the journal is too small for this transaction");
+    if (error) {
+        error->needed = bytes;
+        error->available = j->ring.bytes;
+    }
+    return status;
+}
+
+/* After it, `bytes` more fit behind the tail. A ring of eight records goes home by fours, and what all four hold once. */
+static int make_room(struct pms_journal *j, uint64_t bytes, struct pms_error *error)
+{
+    uint64_t window = j->ring.window;
+    if (bytes > j->ring.bytes)
+        return no_room(j, bytes, error);
+    if (bytes > window / 4 && window < j->ring.bytes) {
+        window = 8 * bytes;
+        if (window > j->ring.bytes)
+            window = j->ring.bytes;
+    }
+    bool change = window != j->ring.window || j->rechain;
+    uint64_t most = change ? 0 : window - bytes;
+    pthread_mutex_lock(&j->mutex);
+    if (j->tail - j->head > most)
+        j->stats.waits++;
+    int status = wait_for_writer(j, most, error);
+    pthread_mutex_unlock(&j->mutex);
+    return !status && change ? reset(j, window, error) : status;
+}
+
+/* ---- commit ------------------------------------------------------------------------------------------------------- */
+
+static void mark_pages(struct pms_journal *j)
+{
+    for (uint32_t i = 0; i < j->record->run_count; i++) {
+        const struct pms_run *run = &pms_journal_runs(j)[i];
+        for (uint64_t page = run->page; page < run->page + run->pages; page++)
+            atomic_store_explicit(&j->marks[page], j->record->tx << 1 | run->home, memory_order_relaxed);
+    }
+}
+
+/* The record is durable: it counts. */
+static void publish(struct pms_journal *j, const struct plan *plan)
+{
+    const struct pms_record *record = j->record;
+    mark_pages(j);
+    pthread_mutex_lock(&j->mutex);
+    bool was_empty = j->head == j->tail;
+    j->tail += record->bytes;
+    j->last = record->tx;
+    j->chain = record->crc;
+    j->stats.commits++;
+    j->stats.commit_syncs++;
+    j->stats.journal_bytes += record->bytes;
+    j->stats.straight_bytes += plan->straight_bytes;
+    PMS_ASSERT(j->tail - j->head <= j->ring.window);
+    if (was_empty || j->tail - j->head > j->ring.window / 2)
+        pthread_cond_signal(&j->work);
+    pthread_mutex_unlock(&j->mutex);
+}
+
+static int begin(struct plan *plan, struct pms_error *error)
+{
+    struct pms_journal *j = plan->journal;
+    if (j->broken)
+        return pms_fail(error, PMS_E_READONLY, "an earlier commit's sync failed: reopen the store");
+    pthread_mutex_lock(&j->mutex);
+    int status = kept_error(j, error);
+    plan->homed = j->homed;
+    pthread_mutex_unlock(&j->mutex);
+    return status;
+}
+
+int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, bool *indeterminate, struct pms_error *error)
+{
+    struct plan plan = {.journal = j};
+    *indeterminate = false;
+    PMS_ASSERT(change->tx == j->last + 1 && j->map->bytes <= j->map->reserve);
+    int status = begin(&plan, error);
+    if (status)
+        return status;
+    build(&plan, change->runs, change->run_count);
+    uint64_t bytes = pms_record_head(j->record->run_count) + plan.image_bytes;
+    status = make_room(j, bytes, error);
+    if (status)
+        return status;
+    *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC, .tx = change->tx, .bytes = bytes, .image_bytes = plan.image_bytes,
+                                     .run_count = j->record->run_count, .chain = j->chain};
+    status = write_homes(j, change, error);
+    if (!status)
+        status = write_record(j, change, error);
+    if (status) {
+        j->rechain = true; /* part of a record lies there that must never count */
+        return status;
+    }
+    /* orders: straight-home pages and the record, before the commit is acknowledged and any page it names changes at home */
+    int failed = pms_persist_sync(j->map->persist, j->map->fd);
+    if (!failed) {
+        publish(j, &plan);
+        return PMS_OK;
+    }
+    j->broken = *indeterminate = true;
+    errno = failed;
+    return pms_fail_errno(error, "syncing a commit");
+}
+
+int pms_journal_drain(struct pms_journal *j, struct pms_error *error)
+{
+    if (j->broken)
+        return pms_fail(error, PMS_E_READONLY, "an earlier commit's sync failed: reopen the store");
+    pthread_mutex_lock(&j->mutex);
+    int status = kept_error(j, error);
+    if (!status)
+        status = wait_for_writer(j, 0, error);
+    PMS_ASSERT(status || (j->head == j->tail && j->homed == j->last));
+    pthread_mutex_unlock(&j->mutex);
+    return status;
+}
+
+void pms_journal_set_super(struct pms_journal *j, const struct pms_superblock *super)
+{
+    pthread_mutex_lock(&j->mutex);
+    PMS_ASSERT(j->head == j->tail);
+    uint64_t window = j->ring.window;
+    uint64_t before = j->ring.bytes;
+    pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
+    j->ring.direct = j->direct;
+    PMS_ASSERT(j->ring.bytes >= before); /* segments are only added: positions keep their places */
+    j->ring.window = window;
+    pthread_mutex_unlock(&j->mutex);
+}
+
+void pms_journal_stats(struct pms_journal *j, struct pms_journal_stats *stats)
+{
+    pthread_mutex_lock(&j->mutex);
+    *stats = j->stats;
+    pthread_mutex_unlock(&j->mutex);
+}
+
+/* ---- open and close ----------------------------------------------------------------------------------------------- */
+
+static void *reserve(size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+struct pms_readers *pms_journal_readers(struct pms_journal *j) { return &j->readers; }
+
+static void release(struct pms_journal *j)
+{
+    pms_readers_close(&j->readers);
+    if (j->marks)
+        munmap((void *)j->marks, j->marks_bytes);
+    if (j->record)
+        munmap(j->record, j->record_bytes);
+    pms_process_close(j->home_fd);
+    pms_process_close(j->direct);
+    free(j->bounce);
+    free(j->chunk);
+    free(j);
+}
+
+/* A descriptor that passes the page cache by. File systems differ in what they allow: it is tried with a page of the ring, which is empty, read and
+ * written back as it was. Without one the journal is written as any file. */
+static int open_direct(struct pms_journal *j, const char *path, uint64_t offset)
+{
+    int fd = pms_process_open(path, O_RDWR | O_DIRECT, 0);
+    if (fd >= 0 && pread(fd, j->chunk, PMS_PAGE, (off_t)offset) == (ssize_t)PMS_PAGE
+        && pms_persist_pwrite(j->map->persist, fd, j->chunk, PMS_PAGE, offset) == 0)
+        return fd;
+    pms_process_close(fd);
+    return -1;
+}
+
+static void *chunk_of_pages(void)
+{
+    return aligned_alloc(PMS_PAGE, PMS_JOURNAL_CHUNK);
+}
+
+static int acquire(struct pms_journal *j, const struct pms_superblock *super, struct pms_error *error)
+{
+    char path[40];
+    uint64_t pages = j->map->reserve / PMS_PAGE;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", j->map->fd);
+    j->home_fd = pms_process_open(path, O_RDWR, 0);
+    if (j->home_fd < 0)
+        return pms_fail_errno(error, "opening the file a second time through /proc/self/fd");
+    j->marks_bytes = pages * sizeof j->marks[0];
+    j->record_bytes = pms_record_head(pages);
+    j->marks = reserve(j->marks_bytes);
+    j->record = reserve(j->record_bytes);
+    j->bounce = chunk_of_pages();
+    j->chunk = chunk_of_pages();
+    if (!j->marks || !j->record || !j->bounce || !j->chunk)
+        return pms_fail_errno(error, "memory for the journal");
+    j->direct = open_direct(j, path, super->segment[0].log_off);
+    return PMS_OK;
+}
+
+static int load_anchor(struct pms_journal *j, const struct pms_superblock *super, uint64_t tx, struct pms_error *error)
+{
+    bool twins;
+    pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
+    j->ring.direct = j->direct;
+    int status = pms_anchor_read(&j->ring, &j->anchor, &twins, error);
+    if (status)
+        return status;
+    if (j->anchor.tx != tx)
+        return pms_fail(error, PMS_E_CORRUPT, "the journal's anchor is at transaction %llu, the store at %llu",
+                        (unsigned long long)j->anchor.tx, (unsigned long long)tx);
+    for (uint32_t i = 0; i < j->ring.count; i++) /* what formatting wrote and recovery read: every commit would have to */
+        pms_persist_forget(j->map->fd, j->ring.piece[i].off, j->ring.piece[i].bytes);
+    j->head = j->tail = j->anchor.head;
+    j->homed = j->last = tx;
+    j->chain = j->anchor.chain;
+    return PMS_OK;
+}
+
+/* The thread must never run a handler of the program's: all signals are blocked in it. */
+static int start(struct pms_journal *j, struct pms_error *error)
+{
+    pthread_condattr_t monotonic;
+    sigset_t all, before;
+    pthread_mutex_init(&j->mutex, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&j->work, &monotonic);
+    pthread_cond_init(&j->room, NULL);
+    pthread_condattr_destroy(&monotonic);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&j->thread, NULL, pms_journal_home_main, j);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!failed)
+        return PMS_OK;
+    errno = failed;
+    return pms_fail_errno(error, "starting the journal's thread");
+}
+
+int pms_journal_open(struct pms_journal **journal, struct pms_map *map, const struct pms_superblock *super, uint64_t tx,
+                     struct pms_error *error)
+{
+    struct pms_journal *j = calloc(1, sizeof *j);
+    *journal = NULL;
+    if (!j)
+        return pms_fail_errno(error, "memory for the journal");
+    j->map = map;
+    j->home_fd = j->direct = -1;
+    pms_readers_open(&j->readers);
+    int status = acquire(j, super, error);
+    if (!status)
+        status = load_anchor(j, super, tx, error);
+    if (!status)
+        status = start(j, error);
+    if (status)
+        release(j);
+    else
+        *journal = j;
+    return status;
+}
+
+int pms_journal_close(struct pms_journal *j, bool in_child, struct pms_error *error)
+{
+    int status = PMS_OK;
+    if (!in_child) { /* in a fork child there is no thread, and its locks may be held for ever */
+        status = pms_journal_drain(j, error);
+        pthread_mutex_lock(&j->mutex);
+        j->stop = true;
+        pthread_cond_signal(&j->work);
+        pthread_mutex_unlock(&j->mutex);
+        pthread_join(j->thread, NULL);
+        pthread_cond_destroy(&j->work);
+        pthread_cond_destroy(&j->room);
+        pthread_mutex_destroy(&j->mutex);
+    }
+    release(j);
+    return status;
+}

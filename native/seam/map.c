@@ -1,0 +1,338 @@
+#include "seam/map.h"
+
+#include "seam/footer.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "seam/mappings.h"
+
+#ifndef MAP_SHARED_VALIDATE
+#define MAP_SHARED_VALIDATE 0x03
+#endif
+#ifndef MAP_SYNC
+#define MAP_SYNC 0x080000
+#endif
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; an error before */
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define APART_MAX 1024u /* of the 65,530 mappings that a process may have */
+#define PARTED_APART 2  /* mappings that one of them makes */
+#define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
+#define COPY_PIECE (1u << 20)   /* of one core */
+
+#define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+/* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file is aligned in memory. */
+static unsigned char *reserve_aligned(uint64_t bytes)
+{
+    size_t total = (size_t)bytes + PMS_HUGE;
+    unsigned char *raw = mmap(NULL, total, PROT_NONE, RESERVE_FLAGS, -1, 0);
+    if (raw == MAP_FAILED)
+        return NULL;
+    size_t lead = (size_t)(-(uintptr_t)raw & (PMS_HUGE - 1));
+    if (lead)
+        munmap(raw, lead);
+    munmap(raw + lead + bytes, PMS_HUGE - lead);
+    return raw + lead;
+}
+
+static int map_range(struct pms_map *m, unsigned char *base, uint64_t from, uint64_t to, int prot, int flags)
+{
+    return pms_persist_map(m->persist, base + from, (size_t)(to - from), prot, flags, m->fd, from);
+}
+
+/* Private views. The kernel joins mappings only if their own pages are of one origin (its anon_vma), which a mapping gets at the first
+ * store into it, and its parts inherit. Parts that were stored to one by one would stay mappings of their own for ever, whatever their
+ * protection. So the first store, of what is there, is made before there are parts. Where that may not be, nothing is lost but mappings.
+ * Returns errno if the view could not be protected again: then it is of no use. */
+static int make_one_origin(struct pms_map *m, uint64_t from, uint64_t to)
+{
+    volatile unsigned char *first = m->user + from;
+    if (mprotect(m->user + from, (size_t)(to - from), PROT_READ | PROT_WRITE) != 0)
+        return 0;
+    *first = *first;
+    (void)madvise(m->user + from, PMS_PAGE, MADV_DONTNEED); /* the file's again */
+    return mprotect(m->user + from, (size_t)(to - from), PROT_READ) != 0 ? errno : 0;
+}
+
+static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
+{
+    int flags = m->sync ? MAP_SHARED_VALIDATE | MAP_SYNC : m->shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
+    int err = map_range(m, m->user, from, to, PROT_READ, flags);
+    if (!err && m->shared)
+        err = map_range(m, m->engine, from, to, PROT_READ | PROT_WRITE, flags);
+    if (!err && !m->shared && to > from)
+        err = make_one_origin(m, from, to);
+    return err;
+}
+
+static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAGE / 8); } /* of PMS_HUGE: a word */
+
+/* Tries the reservation asked for, then halves of it, down to what must be mapped. */
+static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
+{
+    reserve = (reserve + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+    uint64_t least = (bytes + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+    for (;;) {
+        m->user = reserve_aligned(reserve);
+        m->engine = m->shared && m->user ? reserve_aligned(reserve) : m->user;
+        void *bits = MAP_FAILED;
+        if (m->engine)
+            bits = mmap(NULL, 2 * bitmap_bytes(reserve), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+        if (bits != MAP_FAILED) {
+            m->writable = bits;
+            m->own = (void *)((char *)bits + bitmap_bytes(reserve));
+            m->reserve = reserve;
+            return 0;
+        }
+        if (m->engine && m->engine != m->user)
+            munmap(m->engine, (size_t)reserve);
+        if (m->user)
+            munmap(m->user, (size_t)reserve);
+        m->user = m->engine = NULL;
+        if (reserve == least)
+            return ENOMEM;
+        reserve = (reserve / 2) & ~(uint64_t)(PMS_HUGE - 1);
+        if (reserve < least)
+            reserve = least;
+    }
+}
+
+int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, enum pms_map_how how,
+                 struct pms_persist *persist, struct pms_error *error)
+{
+    memset(m, 0, sizeof *m);
+    pms_mappings_read_limit();
+    m->fd = fd;
+    m->persist = persist;
+    m->shared = how != PMS_MAP_PRIVATE;
+    m->sync = how == PMS_MAP_SYNC;
+    PMS_ASSERT(bytes % PMS_PAGE == 0);
+    errno = reserve_views(m, bytes, reserve > bytes ? reserve : bytes);
+    if (errno)
+        return pms_fail_errno(error, "reserving address space for the store");
+    int err = map_views(m, 0, bytes);
+    if (err) {
+        pms_map_close(m);
+        errno = err;
+        if (how == PMS_MAP_SYNC && (err == EOPNOTSUPP || err == EINVAL))
+            return pms_fail(error, PMS_E_UNSUPPORTED, "the file system has no MAP_SYNC (domain dax needs fsdax)");
+        return pms_fail_errno(error, "mapping the store");
+    }
+    m->bytes = bytes;
+    return PMS_OK;
+}
+
+int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error)
+{
+    PMS_ASSERT(bytes % PMS_PAGE == 0);
+    if (bytes <= m->bytes) /* mapped by an attempt that failed later */
+        return PMS_OK;
+    if (bytes > m->reserve) {
+        int status = pms_fail(error, PMS_E_FULL, "the address space set aside at open is used up: close and open again");
+        if (error) {
+            error->needed = bytes;
+            error->available = m->reserve;
+        }
+        return status;
+    }
+    errno = map_views(m, m->bytes, bytes);
+    if (errno)
+        return pms_fail_errno(error, "mapping the store's new part");
+    m->bytes = bytes;
+    return PMS_OK;
+}
+
+void pms_map_close(struct pms_map *m)
+{
+    pms_mappings_add(-m->parted - PARTED_APART * (int64_t)m->apart);
+    m->parted = m->apart = 0;
+    if (m->writable)
+        munmap((void *)m->writable, 2 * bitmap_bytes(m->reserve));
+    if (m->engine && m->engine != m->user)
+        munmap(m->engine, (size_t)m->reserve);
+    if (m->user)
+        munmap(m->user, (size_t)m->reserve);
+    pms_footer_close(m);
+    m->user = m->engine = NULL;
+    m->writable = m->own = NULL;
+    m->bytes = 0;
+}
+
+/* ---- protection ---- */
+
+static uint64_t word_mask(uint64_t first, uint64_t last, uint64_t word)
+{
+    uint64_t lo = word == first / 64 ? first % 64 : 0;
+    uint64_t hi = word == last / 64 ? last % 64 : 63;
+    return (~0ull << lo) & (~0ull >> (63 - hi));
+}
+
+static void set_bits(_Atomic uint64_t *bits, uint64_t off, uint64_t bytes, bool on)
+{
+    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
+    for (uint64_t w = first / 64; w <= last / 64; w++) {
+        uint64_t mask = word_mask(first, last, w);
+        if (mask == ~0ull)
+            atomic_store_explicit(&bits[w], on ? mask : 0, memory_order_release);
+        else if (on)
+            atomic_fetch_or_explicit(&bits[w], mask, memory_order_release);
+        else
+            atomic_fetch_and_explicit(&bits[w], ~mask, memory_order_release);
+    }
+}
+
+static bool is_writable(const struct pms_map *m, uint64_t page)
+{
+    return page < m->reserve / PMS_PAGE &&
+           (atomic_load_explicit(&m->writable[page / 64], memory_order_relaxed) >> (page % 64) & 1);
+}
+
+/* Counts the mappings that begin in a range or right behind it, as its pages become writable or protected: then none begins inside. */
+static void count_parts(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
+{
+    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
+    bool left = first > 0 && is_writable(m, first - 1), right = is_writable(m, last + 1), before = left;
+    int64_t parts = (left != on) + (right != on) - (right != is_writable(m, last));
+    for (uint64_t w = first / 64; w <= last / 64; w++) {
+        uint64_t word = atomic_load_explicit(&m->writable[w], memory_order_relaxed);
+        parts -= __builtin_popcountll((word ^ (word << 1 | before)) & word_mask(first, last, w));
+        before = word >> 63;
+    }
+    m->parted += parts;
+    pms_mappings_add(parts);
+}
+
+/* A bit of `writable` is on only while its page is writable for sure: set after the system call, cleared before it. One of `own` is off
+ * only as long as its page never was: set before. */
+int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    if (!m->shared)
+        set_bits(m->own, off, bytes, true);
+    int err = pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ | PROT_WRITE);
+    if (!err) {
+        count_parts(m, off, bytes, true);
+        set_bits(m->writable, off, bytes, true);
+    }
+    return err;
+}
+
+int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    count_parts(m, off, bytes, false);
+    set_bits(m->writable, off, bytes, false);
+    return pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ);
+}
+
+void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    if (pms_map_all_writable(m, off, bytes))
+        return;
+    int err = pms_mappings_spent(m->parted) ? ENOMEM : pms_map_unprotect(m, off, bytes);
+    if (err == ENOMEM) {
+        err = pms_map_protect(m, 0, m->bytes);
+        if (!err)
+            err = pms_map_unprotect(m, off, bytes);
+    }
+    PMS_ASSERT(err == 0 && "mprotect failed: the process has too many mappings (vm.max_map_count)");
+}
+
+bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
+    for (uint64_t w = first / 64; w <= last / 64; w++) {
+        uint64_t mask = word_mask(first, last, w);
+        if ((atomic_load_explicit(&m->writable[w], memory_order_acquire) & mask) != mask)
+            return false;
+    }
+    return true;
+}
+
+/* ---- pages of the file become the process's ----
+ *
+ * The first store into a page of a private view has the kernel put a copy in its place. Where the page was read before, other cores may
+ * still know the old one: each that runs a thread of this process is interrupted, once a page. The first training step after an open,
+ * which writes everything, spent most of its time on that: of 1 GB, on two cores of a virtual machine, 4 s. So what a range shows of the
+ * file is given up first, all at once, and its pages are copied where none is. */
+
+/* The first page from `page` on, below `end`, whose bit of `own` is as asked; `end` if there is none. */
+static uint64_t next_page(const struct pms_map *m, uint64_t page, uint64_t end, bool own)
+{
+    while (page < end) {
+        uint64_t word = atomic_load_explicit(&m->own[page / 64], memory_order_acquire);
+        word = (own ? word : ~word) >> (page % 64);
+        if (word) {
+            page += (uint64_t)__builtin_ctzll(word);
+            return page < end ? page : end;
+        }
+        page = (page / 64 + 1) * 64;
+    }
+    return end;
+}
+
+bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    bool any = false;
+    uint64_t end = (off + bytes) / PMS_PAGE;
+    for (uint64_t page = off / PMS_PAGE; !m->shared && bytes >= TAKE_LEAST && page < end;) {
+        uint64_t from = next_page(m, page, end, false), to = next_page(m, from, end, true);
+        if (to > from) /* nobody can have stored there: nothing is lost */
+            any = madvise(m->user + from * PMS_PAGE, (size_t)((to - from) * PMS_PAGE), MADV_DONTNEED) == 0 || any;
+        page = to;
+    }
+    pms_map_unprotect_surely(m, off, bytes);
+    return any;
+}
+
+struct range {
+    unsigned char *at;
+    uint64_t bytes;
+};
+
+static void copy_piece(void *ctx, size_t i)
+{
+    const struct range *r = ctx;
+    uint64_t from = i * (uint64_t)COPY_PIECE, n = r->bytes - from < COPY_PIECE ? r->bytes - from : COPY_PIECE;
+    (void)madvise(r->at + from, (size_t)n, MADV_POPULATE_WRITE); /* else the stores do it */
+}
+
+void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    struct range r = {m->user + off, bytes};
+    pms_parallel_for(copy_piece, &r, (size_t)((bytes + COPY_PIECE - 1) / COPY_PIECE));
+}
+
+void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    uint64_t from = (off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1), to = (off + bytes) & ~(uint64_t)(PMS_HUGE - 1);
+    if (m->shared && to > from)
+        (void)madvise(m->user + from, to - from, MADV_COLLAPSE);
+}
+
+/* Mappings are joined if they differ in nothing. Blocks of one size side by side differ in the parity of their number, and either way from
+ * what nobody set apart. Neither advice changes what is stored or read: whether a dump of the process's memory has the pages (by default
+ * it has none of a shared file's), and whether a page that is not in memory is read alone. */
+void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    bool odd = off / bytes % 2;
+    if (!m->shared || m->apart == APART_MAX || pms_mappings_reach())
+        return;
+    m->apart++;
+    pms_mappings_add(PARTED_APART);
+    (void)madvise(m->user + off, bytes, odd ? MADV_DODUMP : MADV_NORMAL); /* what lay here before may have had the other one */
+    (void)madvise(m->user + off, bytes, odd ? MADV_RANDOM : MADV_DONTDUMP);
+}
+
+void pms_map_read_around(struct pms_map *m, bool on)
+{
+    (void)madvise(m->engine, (size_t)m->bytes, on ? MADV_NORMAL : MADV_RANDOM);
+}
