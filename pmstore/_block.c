@@ -1,20 +1,25 @@
 /* pmstore._block: the parts of the Python layer in which no bytecode may run.
  *
- * A KeyboardInterrupt can arrive between any two bytecodes. Where the engine has acted and Python does not know it yet, it
- * would leave a lock held, a block pinned or a transaction open. So these steps are C functions, after which the engine's
- * state and an object's state always agree:
+ * A KeyboardInterrupt can arrive between any two bytecodes. Where the engine has acted and
+ * Python does not know it yet, it would leave a lock held, a block pinned or a transaction open.
+ * So these steps are C functions, after which the engine's state and an object's state always
+ * agree:
  *
- *   Handle       opens a pool and owns it: the last reference closes it (roll back) and releases it
+ *   Handle       opens a pool and owns it: the last reference closes it (roll back) and releases
+ *                it
  *   Memory       pins a block and exports it as a buffer: the last reference unpins it
  *   Transaction  _transaction.c: the with statement's two halves
  *
- * _objects.c has the methods that look objects up and store values, _memory.c the Memory and what was given out over it.
+ * _objects.c has the methods that look objects up and store values, _memory.c the Memory and
+ * what was given out over it.
  *
- * This module does not link with the engine: `bind` is given the addresses of the functions in pmstore._native, so that
- * there is one engine in the process. A status becomes an exception in _ffi.py alone: `fail` is its callable.
+ * This module does not link with the engine: `bind` is given the addresses of the functions in
+ * pmstore._native, so that there is one engine in the process. A status becomes an exception in
+ * _ffi.py alone: `fail` is its callable.
  *
- * The GIL is given up around every call of the engine that can wait, and the engine never takes it. Supported: the main
- * interpreter of a build with a GIL. A subinterpreter gets an ImportError; a free-threaded build takes its GIL back. */
+ * The GIL is given up around every call of the engine that can wait, and the engine never takes
+ * it. Supported: the main interpreter of a build with a GIL. A subinterpreter gets an
+ * ImportError; a free-threaded build takes its GIL back. */
 #include "_block.h"
 
 #include <structmember.h>
@@ -54,7 +59,7 @@ int64_t block_timeout_ns(PyObject *seconds)
     return (int64_t)(value * 1e9);
 }
 
-/* ---- Handle ------------------------------------------------------------------------------------------- */
+/* ---- Handle ---- */
 
 static PyTypeObject *HandleType;
 
@@ -68,7 +73,8 @@ PyObject *block_raise(Handle *h, const struct pms_error *error)
     return NULL;
 }
 
-/* Handle(path, options, lock_timeout, fail, ranges): path as bytes, options = address of a struct pms_options. */
+/* Handle(path, options, lock_timeout, fail, ranges): path as bytes, options = address of a
+ * struct pms_options. */
 static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     const char *path;
@@ -107,16 +113,16 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         options.lock_timeout_ns = left < 0 ? 0 : left < SLICE_NS ? left : SLICE_NS;
         struct pms_pool *pool = NULL;
         int status;
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.open(path, &options, &pool, &error);
-        Py_END_ALLOW_THREADS
-        if (status == PMS_OK) {
+        Py_BEGIN_ALLOW_THREADS status = block_engine.open(path, &options, &pool, &error);
+        Py_END_ALLOW_THREADS if (status == PMS_OK)
+        {
             h->pool = pool;
             h->closed = 0;
             return (PyObject *)h;
         }
         bool again = (status == PMS_E_LOCKED && (timeout < 0 || left > 0)) ||
-                     ((status == PMS_E_OS || status == PMS_E_STATE || status == PMS_E_LOCKED) && error.sys_errno == EINTR);
+                     ((status == PMS_E_OS || status == PMS_E_STATE || status == PMS_E_LOCKED) &&
+                      error.sys_errno == EINTR);
         if (!again) {
             block_raise(h, &error);
             break;
@@ -183,16 +189,18 @@ static void handle_dealloc(Handle *h)
         int was_open = !h->closed;
         struct pms_error error = {0};
         int status;
-        Py_BEGIN_ALLOW_THREADS
-        status = was_open ? block_engine.close(h->pool, 0, &error) : PMS_OK;
+        Py_BEGIN_ALLOW_THREADS status = was_open ? block_engine.close(h->pool, 0, &error) : PMS_OK;
         block_engine.release(h->pool);
-        Py_END_ALLOW_THREADS
-        if (was_open) { /* as the io module does for files */
+        Py_END_ALLOW_THREADS if (was_open)
+        { /* as the io module does for files */
             PyObject *type_, *value, *trace;
             PyErr_Fetch(&type_, &value, &trace);
-            if (PyErr_WarnEx(PyExc_ResourceWarning,
-                             status == PMS_OK ? "a pmstore.Store was never closed; what was not committed is rolled back"
-                                              : "a pmstore.Store was never closed, and closing it now failed", 1) < 0)
+            if (PyErr_WarnEx(
+                    PyExc_ResourceWarning,
+                    status == PMS_OK
+                        ? "a pmstore.Store was never closed; what was not committed is rolled back"
+                        : "a pmstore.Store was never closed, and closing it now failed",
+                    1) < 0)
                 PyErr_WriteUnraisable(NULL);
             PyErr_Restore(type_, value, trace);
         }
@@ -221,11 +229,12 @@ static int wait_for_blocks(Handle *h, int64_t deadline)
         struct pms_error error = {0};
         int64_t left = deadline - block_now_ns();
         int status;
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.wait(h->pool, left < 0 ? 0 : left < SLICE_NS ? left : SLICE_NS, &error);
-        Py_END_ALLOW_THREADS
-        if (status == PMS_OK || status == PMS_E_CLOSED)
-            return 0;
+        Py_BEGIN_ALLOW_THREADS status = block_engine.wait(h->pool,
+                                                          left < 0          ? 0
+                                                          : left < SLICE_NS ? left
+                                                                            : SLICE_NS,
+                                                          &error);
+        Py_END_ALLOW_THREADS if (status == PMS_OK || status == PMS_E_CLOSED) return 0;
         if (status == PMS_E_BUSY && left > 0) {
             if (PyErr_CheckSignals() < 0)
                 return -1;
@@ -238,8 +247,9 @@ static int wait_for_blocks(Handle *h, int64_t deadline)
     }
 }
 
-/* close(commit, wait_seconds, asking, ending): waits for a block of another thread if it is to commit, calls asking (whatever it
- * raises, nothing is committed) and ending, and closes, whatever was raised: no interrupt leaves half of a store behind. */
+/* close(commit, wait_seconds, asking, ending): waits for a block of another thread if it is to
+ * commit, calls asking (whatever it raises, nothing is committed) and ending, and closes,
+ * whatever was raised: no interrupt leaves half of a store behind. */
 static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 4) {
@@ -252,7 +262,8 @@ static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count
         return NULL;
     if (h->closed)
         Py_RETURN_NONE;
-    bool ours = h->process == block_process; /* a fork child's copy: there is nothing here to close */
+    /* a fork child's copy: there is nothing here to close */
+    bool ours = h->process == block_process;
     commit = commit && ours;
     int64_t deadline = commit ? block_now_ns() + timeout : 0;
     PyObject *first[3] = {NULL, NULL, NULL}, *result;
@@ -273,10 +284,8 @@ static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count
     while (ours) {
         PyObject *lock = block_take_lock(h); /* nobody is reading what goes now */
         keep_first(first);
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.close(h->pool, commit, &error);
-        Py_END_ALLOW_THREADS
-        block_let_go(lock);
+        Py_BEGIN_ALLOW_THREADS status = block_engine.close(h->pool, commit, &error);
+        Py_END_ALLOW_THREADS block_let_go(lock);
         if (status != PMS_E_BUSY)
             break;
         if (wait_for_blocks(h, deadline) < 0) { /* one was entered since */
@@ -284,7 +293,9 @@ static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count
             keep_first(first);
         }
     }
-    h->closed = ours; /* whatever it says: a close that fails has closed, and reports what could not be made durable */
+    /* whatever it says: a close that fails has closed, and reports what could not be made
+     * durable */
+    h->closed = ours;
     if (status != PMS_OK)
         block_raise(h, &error);
     keep_first(first);
@@ -294,7 +305,7 @@ static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count
     return NULL;
 }
 
-/* ---- declared writes ---------------------------------------------------------------------------------- */
+/* ---- declared writes ---- */
 
 void block_ranges_init(struct ranges *r)
 {
@@ -381,12 +392,14 @@ int block_ranges_add_all(struct ranges *r, Handle *h, PyObject *writes)
 {
     if (PyObject_CheckBuffer(writes))
         return ranges_add_object(r, h, writes);
-    PyObject *fast = PySequence_Fast(writes, "writes is a sequence of arrays or tensors of this store");
+    PyObject *fast = PySequence_Fast(writes,
+                                     "writes is a sequence of arrays or tensors of this store");
     if (!fast)
         return -1;
     int status = 0;
     for (Py_ssize_t i = 0; status == 0 && i < PySequence_Fast_GET_SIZE(fast); i++) {
-        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(fast, i)); /* the list may change under a Python call */
+        /* the list may change under a Python call */
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(fast, i));
         status = ranges_add_object(r, h, item);
         Py_DECREF(item);
     }
@@ -402,10 +415,9 @@ static PyObject *handle_will_write(Handle *h, PyObject *writes)
     if (block_ranges_add_all(&r, h, writes) == 0) {
         struct pms_error error = {0};
         int status;
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.will_write(h->pool, r.at, r.count, &error);
-        Py_END_ALLOW_THREADS
-        result = status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
+        Py_BEGIN_ALLOW_THREADS status = block_engine.will_write(h->pool, r.at, r.count, &error);
+        Py_END_ALLOW_THREADS result = status == PMS_OK ? Py_NewRef(Py_None)
+                                                       : block_raise(h, &error);
     }
     block_ranges_free(&r);
     return result;
@@ -419,15 +431,12 @@ static PyObject *handle_commit(Handle *h, PyObject *unused)
         return NULL;
     struct pms_error error = {0};
     int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = block_engine.commit(h->pool, &error);
-    Py_END_ALLOW_THREADS
-    if (status != PMS_OK)
-        return block_raise(h, &error);
+    Py_BEGIN_ALLOW_THREADS status = block_engine.commit(h->pool, &error);
+    Py_END_ALLOW_THREADS if (status != PMS_OK) return block_raise(h, &error);
     Py_RETURN_NONE;
 }
 
-/* ---- Handle, the type ----------------------------------------------------------------------------------- */
+/* ---- Handle, the type ---- */
 
 static PyObject *handle_get_pool(Handle *h, void *unused)
 {
@@ -448,8 +457,10 @@ static PyGetSetDef handle_getset[] = {
 };
 
 static PyMemberDef handle_members[] = {
-    {"mirrors", T_OBJECT, offsetof(Handle, mirrors), 0, "None, or called with 0, 1 and 2 before and after what a block commits."},
-    {"take_in", T_OBJECT, offsetof(Handle, take_in), 0, "None, or called with the Memories whose objects may have left them."},
+    {"mirrors", T_OBJECT, offsetof(Handle, mirrors), 0,
+     "None, or called with 0, 1 and 2 before and after what a block commits."},
+    {"take_in", T_OBJECT, offsetof(Handle, take_in), 0,
+     "None, or called with the Memories whose objects may have left them."},
     {"base", T_ULONGLONG, offsetof(Handle, base), 0, "Address of the heap."},
     {"read_only", T_BOOL, offsetof(Handle, read_only), 0, "Whether the store is open for reading."},
     {"lock", T_OBJECT, offsetof(Handle, lock), 0, "None, or held while a block is rolled back."},
@@ -460,23 +471,32 @@ static PyMemberDef handle_members[] = {
 static PyMethodDef handle_methods[] = {
     {"close", (PyCFunction)(void (*)(void))handle_close, METH_FASTCALL,
      "close(commit, wait_seconds, asking, ending): ends what is pending and unlocks. Idempotent."},
-    {"commit", (PyCFunction)handle_commit, METH_NOARGS, "Everything written so far becomes the state that survives."},
-    {"take_in_moved", (PyCFunction)block_take_in_all, METH_NOARGS, "Before a commit: brings back what left its memory, or raises."},
-    {"will_write", (PyCFunction)handle_will_write, METH_O, "will_write(arrays): captures them now."},
+    {"commit", (PyCFunction)handle_commit, METH_NOARGS,
+     "Everything written so far becomes the state that survives."},
+    {"take_in_moved", (PyCFunction)block_take_in_all, METH_NOARGS,
+     "Before a commit: brings back what left its memory, or raises."},
+    {"will_write", (PyCFunction)handle_will_write, METH_O,
+     "will_write(arrays): captures them now."},
     {"transaction", (PyCFunction)(void (*)(void))block_transaction, METH_FASTCALL,
      "transaction(writes, timeout) -> Transaction"},
-    {"rollbacks", (PyCFunction)block_rollbacks, METH_NOARGS, "Changes when what was found before is to be forgotten."},
+    {"rollbacks", (PyCFunction)block_rollbacks, METH_NOARGS,
+     "Changes when what was found before is to be forgotten."},
     {"find", (PyCFunction)(void (*)(void))block_find, METH_FASTCALL,
      "find(directory, path) -> Found or None: a description, which holds until the next change"},
     {"get", (PyCFunction)(void (*)(void))block_get, METH_FASTCALL,
      "get(directory, path, describe) -> the array or tensor that lives over the object's block, or (describe: always) a Found with its memory; None"},
-    {"next", (PyCFunction)(void (*)(void))block_next, METH_FASTCALL, "next(directory, node) -> (name, Found) or None. node 0: the first"},
-    {"item", (PyCFunction)(void (*)(void))block_item, METH_FASTCALL, "item(directory, path of a list, index, describe): as get"},
-    {"slot", (PyCFunction)(void (*)(void))block_slot, METH_FASTCALL, "slot(directory, path of slots, enum pms_slot_which): as get"},
-    {"put_value", (PyCFunction)(void (*)(void))block_put_value, METH_FASTCALL, "put_value(directory, path, value)"},
+    {"next", (PyCFunction)(void (*)(void))block_next, METH_FASTCALL,
+     "next(directory, node) -> (name, Found) or None. node 0: the first"},
+    {"item", (PyCFunction)(void (*)(void))block_item, METH_FASTCALL,
+     "item(directory, path of a list, index, describe): as get"},
+    {"slot", (PyCFunction)(void (*)(void))block_slot, METH_FASTCALL,
+     "slot(directory, path of slots, enum pms_slot_which): as get"},
+    {"put_value", (PyCFunction)(void (*)(void))block_put_value, METH_FASTCALL,
+     "put_value(directory, path, value)"},
     {"flip", (PyCFunction)(void (*)(void))block_flip, METH_FASTCALL,
      "flip(directory, path, turn) -> whether slots are there. turn: when they were flipped last; set."},
-    {"flipped", (PyCFunction)block_flipped, METH_O, "flipped(turn) -> whether that flip is not committed yet"},
+    {"flipped", (PyCFunction)block_flipped, METH_O,
+     "flipped(turn) -> whether that flip is not committed yet"},
     {"splice", (PyCFunction)(void (*)(void))block_splice, METH_FASTCALL,
      "splice(directory, path of a list, index, remove, step, new): replaces items by new ones; index -1 is the end."},
     {NULL, NULL, 0, NULL},
@@ -500,7 +520,7 @@ static PyType_Spec handle_spec = {
     .slots = handle_slots,
 };
 
-/* ---- module --------------------------------------------------------------------------------------------- */
+/* ---- module ---- */
 
 /* bind(addresses of the functions of struct block_engine, in its order) */
 static PyObject *bind(PyObject *module, PyObject *args)
@@ -545,8 +565,10 @@ static PyObject *bind(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef module_methods[] = {
-    {"bind", bind, METH_VARARGS, "bind(the addresses of the functions of struct block_engine, in its order)"},
-    {"exchange_with", block_exchange_with, METH_VARARGS, "exchange_with(torch's DLPack capsule or None, look): how tensors are looked at"},
+    {"bind", bind, METH_VARARGS,
+     "bind(the addresses of the functions of struct block_engine, in its order)"},
+    {"exchange_with", block_exchange_with, METH_VARARGS,
+     "exchange_with(torch's DLPack capsule or None, look): how tensors are looked at"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -561,15 +583,17 @@ static int module_exec(PyObject *module)
 {
     /* Python 3.12 and later are told by Py_mod_multiple_interpreters; this says it to all. */
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_ImportError, "pmstore works in the main interpreter only: its types and the engine are one for the process");
+        PyErr_SetString(
+            PyExc_ImportError,
+            "pmstore works in the main interpreter only: its types and the engine are one for the process");
         return -1;
     }
     if (!block_process) { /* once in a process */
         block_process = getpid();
         pthread_atfork(NULL, NULL, after_fork_in_child);
     }
-    if (add_type(module, &handle_spec, &HandleType) < 0 || block_add_memory(module) < 0 || block_add_transaction(module) < 0 ||
-        block_add_found(module) < 0)
+    if (add_type(module, &handle_spec, &HandleType) < 0 || block_add_memory(module) < 0 ||
+        block_add_transaction(module) < 0 || block_add_found(module) < 0)
         return -1;
     return 0;
 }
@@ -580,7 +604,8 @@ static PyModuleDef_Slot module_slots[] = {
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
 #ifdef Py_mod_gil
-    {Py_mod_gil, Py_MOD_GIL_USED}, /* free-threaded builds are not supported: the GIL orders Transaction.entered */
+    /* free-threaded builds are not supported: the GIL orders Transaction.entered */
+    {Py_mod_gil, Py_MOD_GIL_USED},
 #endif
     {0, NULL},
 };

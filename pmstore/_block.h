@@ -1,4 +1,5 @@
-/* What the C files of pmstore._block share: the handle of an open store, and the engine's functions, whose addresses `bind` is given. */
+/* What the C files of pmstore._block share: the handle of an open store, and the engine's
+ * functions, whose addresses `bind` is given. */
 #ifndef PMSTORE_BLOCK_H
 #define PMSTORE_BLOCK_H
 
@@ -15,26 +16,33 @@ struct block_engine {
     int (*open)(const char *, const struct pms_options *, struct pms_pool **, struct pms_error *);
     int (*close)(struct pms_pool *, int, struct pms_error *);
     void (*release)(struct pms_pool *);
-    int (*enter)(struct pms_pool *, uint64_t, int, int64_t, struct pms_entered *, struct pms_error *);
+    int (*enter)(struct pms_pool *, uint64_t, int, int64_t, struct pms_entered *,
+                 struct pms_error *);
     int (*commit_pending)(struct pms_pool *, const struct pms_entered *, struct pms_error *);
     int (*leave)(struct pms_pool *, const struct pms_entered *, enum pms_how, struct pms_error *);
     int (*wait)(struct pms_pool *, int64_t, struct pms_error *);
     int (*depth)(struct pms_pool *);
     void (*set_tasks)(enum pms_whose (*)(const _Atomic uint64_t *));
     int (*will_write)(struct pms_pool *, const struct pms_range *, uint64_t, struct pms_error *);
-    int (*get)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
+    int (*get)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *,
+               struct pms_error *);
     void (*unpin)(struct pms_pool *, uint64_t);
     uint64_t (*rollbacks)(const struct pms_pool *);
-    int (*find)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *, struct pms_error *);
+    int (*find)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_object *,
+                struct pms_error *);
     int (*next)(struct pms_pool *, uint64_t, uint64_t *, struct pms_object *, struct pms_error *);
-    int (*item)(struct pms_pool *, uint64_t, const char *, uint32_t, uint64_t, int, struct pms_object *, struct pms_error *);
-    int (*put_value)(struct pms_pool *, uint64_t, const char *, uint32_t, const char *, uint32_t, struct pms_error *);
-    int (*flip)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_slot_turn *, struct pms_error *);
+    int (*item)(struct pms_pool *, uint64_t, const char *, uint32_t, uint64_t, int,
+                struct pms_object *, struct pms_error *);
+    int (*put_value)(struct pms_pool *, uint64_t, const char *, uint32_t, const char *, uint32_t,
+                     struct pms_error *);
+    int (*flip)(struct pms_pool *, uint64_t, const char *, uint32_t, struct pms_slot_turn *,
+                struct pms_error *);
     uint64_t (*epoch)(struct pms_pool *);
-    int (*splice)(struct pms_pool *, uint64_t, const char *, uint32_t, uint64_t, uint64_t, uint64_t, const struct pms_new_item *, uint64_t,
-                  struct pms_error *);
+    int (*splice)(struct pms_pool *, uint64_t, const char *, uint32_t, uint64_t, uint64_t, uint64_t,
+                  const struct pms_new_item *, uint64_t, struct pms_error *);
     uint64_t (*put_backs)(const struct pms_pool *);
-    int (*slot)(struct pms_pool *, uint64_t, const char *, uint32_t, enum pms_slot_which, struct pms_object *, struct pms_error *);
+    int (*slot)(struct pms_pool *, uint64_t, const char *, uint32_t, enum pms_slot_which,
+                struct pms_object *, struct pms_error *);
     int (*commit)(struct pms_pool *, struct pms_error *);
 };
 extern struct block_engine block_engine;
@@ -42,15 +50,18 @@ extern struct block_engine block_engine;
 struct Memory;
 
 typedef struct {
-    PyObject_HEAD
-    struct pms_pool *pool;
-    PyObject *fail;   /* fail(address of a struct pms_error): raises */
-    PyObject *ranges; /* ranges(object) -> [(address, bytes), ...], for what has no buffer: tensors */
+    PyObject_HEAD struct pms_pool *pool;
+    PyObject *fail; /* fail(address of a struct pms_error): raises */
+    /* ranges(object) -> [(address, bytes), ...], for what has no buffer: tensors */
+    PyObject *ranges;
     PyObject *mirrors; /* NULL or mirrors(when): see enum when */
-    PyObject *lock;    /* NULL or the store's: held while a block is rolled back, so that what another thread found is still there */
-    PyObject *take_in; /* NULL or take_in(memories): brings back what left its memory, or raises: see _memory.c */
-    PyObject *memories; /* offset of a block -> address of its Memory, while that lives */
-    struct Memory *given; /* those whose objects are to be looked at before a commit */
+    /* NULL or the store's: held while a block is rolled back, so that what another thread found
+     * is still there */
+    PyObject *lock;
+    /* NULL or take_in(memories): brings back what left its memory, or raises: see _memory.c */
+    PyObject *take_in;
+    PyObject *memories;      /* offset of a block -> address of its Memory, while that lives */
+    struct Memory *given;    /* those whose objects are to be looked at before a commit */
     unsigned long long base; /* address of the heap */
     PyObject *weak;
     pid_t process;
@@ -62,7 +73,8 @@ bool block_is_here(const Handle *h); /* false in a fork child, where the store i
 /* Raises what the error says. Always NULL. */
 PyObject *block_raise(Handle *h, const struct pms_error *error);
 
-/* In a fork child the store is the parent's: destructors there must not touch it, not even its locks. This process: */
+/* In a fork child the store is the parent's: destructors there must not touch it, not even its
+ * locks. This process: */
 extern pid_t block_process;
 
 /* Python runs its signal handlers between two of these waits. */
@@ -70,10 +82,12 @@ extern pid_t block_process;
 
 int64_t block_now_ns(void);
 
-/* Seconds (None or negative: for ever = -1) to nanoseconds. Returns -2 with an exception set if it is not a time. */
+/* Seconds (None or negative: for ever = -1) to nanoseconds. Returns -2 with an exception set if
+ * it is not a time. */
 int64_t block_timeout_ns(PyObject *seconds);
 
-/* The lock, taken, to be given to block_let_go; NULL if there is none, or with an exception set. Whoever holds it waits for no block. */
+/* The lock, taken, to be given to block_let_go; NULL if there is none, or with an exception set.
+ * Whoever holds it waits for no block. */
 PyObject *block_take_lock(Handle *h);
 void block_let_go(PyObject *lock);
 
@@ -86,7 +100,8 @@ struct ranges {
 };
 void block_ranges_init(struct ranges *r);
 void block_ranges_free(struct ranges *r);
-/* writes: a sequence of arrays and tensors; one array alone is taken as such. Returns -1 with an exception set. */
+/* writes: a sequence of arrays and tensors; one array alone is taken as such. Returns -1 with an
+ * exception set. */
 int block_ranges_add_all(struct ranges *r, Handle *h, PyObject *writes);
 
 /* handle.transaction(writes, timeout_seconds): see _transaction.c. */
@@ -94,34 +109,37 @@ PyObject *block_transaction(Handle *h, PyObject *const *args, Py_ssize_t count);
 
 /* ---- _memory.c ---- */
 
-enum where { UNCHANGED, ALTERED, ELSEWHERE }; /* ALTERED: over its memory still, with another shape or dtype, or read-only */
+/* ALTERED: over its memory still, with another shape or dtype, or read-only */
+enum where { UNCHANGED, ALTERED, ELSEWHERE };
 
 typedef struct Memory {
-    PyObject_HEAD
-    Handle *handle; /* keeps the pool. Borrowed while `kept` */
+    PyObject_HEAD Handle *handle; /* keeps the pool. Borrowed while `kept` */
     uint64_t data;
     void *address;
     Py_ssize_t bytes;
     char read_only;
-    char kept;   /* by the handle: see memory_finalize */
-    char tensor; /* the object is one of torch */
+    char kept;          /* by the handle: see memory_finalize */
+    char tensor;        /* the object is one of torch */
     uint8_t code, bits; /* dtype of a tensor, as DLPack has it */
     uint16_t lanes;
     int ndim;
     int64_t *form;    /* shape, then strides, of the object */
     PyObject *object; /* weak reference, or NULL */
     PyObject *meta, *name;
-    PyObject *dtype; /* of an array; of a tensor that DLPack has no words for: what `look` said; else NULL */
+    /* of an array; of a tensor that DLPack has no words for: what `look` said; else NULL */
+    PyObject *dtype;
     struct Memory *next, **link; /* in handle->given */
 } Memory;
 
 /* The Memory of the block, if there is one: a new reference. NULL, with an exception set or not. */
 Memory *block_memory(Handle *h, uint64_t data);
 
-/* The Memory of an array that the engine has pinned, which takes that pin over. NULL with an exception set. */
+/* The Memory of an array that the engine has pinned, which takes that pin over. NULL with an
+ * exception set. */
 Memory *block_new_memory(Handle *h, const struct pms_object *pinned);
 
-/* What was given out over it and is unchanged, if the description is the same: a new reference, or NULL. */
+/* What was given out over it and is unchanged, if the description is the same: a new reference,
+ * or NULL. */
 PyObject *block_object(const Memory *m, const struct pms_object *as);
 
 /* Before a commit: what left its memory is taken back in. Returns -1 with an exception set. */

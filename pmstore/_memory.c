@@ -1,11 +1,15 @@
-/* Memory: a pinned block as a buffer, and what a store knows of the array or tensor that it gave out over it.
+/* Memory: a pinned block as a buffer, and what a store knows of the array or tensor that it gave
+ * out over it.
  *
- * There is at most one Memory of a block, found by the block's offset while it lives. A block is not reused while it is pinned, so a
- * Memory that is found is of what was found. Of the object it has a weak reference, and how that looked when it was given out: numpy and
- * torch let an object leave its memory (`w.data = x`, `a.shape = ...`), and then it is not what is stored any more.
+ * There is at most one Memory of a block, found by the block's offset while it lives. A block is
+ * not reused while it is pinned, so a Memory that is found is of what was found. Of the object
+ * it has a weak reference, and how that looked when it was given out: numpy and torch let an
+ * object leave its memory (`w.data = x`, `a.shape = ...`), and then it is not what is stored any
+ * more.
  *
- * Only the storage of the array or tensor refers to the Memory. So if the last reference goes while the object lives, the object has
- * left; the handle keeps the Memory then, and with it the pin, until the object is taken back in or dies. */
+ * Only the storage of the array or tensor refers to the Memory. So if the last reference goes
+ * while the object lives, the object has left; the handle keeps the Memory then, and with it the
+ * pin, until the object is taken back in or dies. */
 #include "_block.h"
 
 #include <structmember.h>
@@ -17,7 +21,8 @@ static PyTypeObject *MemoryType;
 
 /* ---- how an object looks ---- */
 
-/* Of DLPack's C exchange (data-apis.org): a struct of torch's that tells where a tensor lies without a call into Python. */
+/* Of DLPack's C exchange (data-apis.org): a struct of torch's that tells where a tensor lies
+ * without a call into Python. */
 struct dl_tensor {
     void *data;
     int32_t device, device_id, ndim;
@@ -34,7 +39,8 @@ struct dl_exchange {
 #define DL_CPU 1
 
 static const struct dl_exchange *torch_exchange; /* NULL: this torch has none */
-static PyObject *torch_look;                     /* look(tensor) -> (address, ...), for tensors that it cannot tell of */
+/* look(tensor) -> (address, ...), for tensors that it cannot tell of */
+static PyObject *torch_look;
 
 /* exchange_with(capsule or None, look) */
 PyObject *block_exchange_with(PyObject *module, PyObject *args)
@@ -43,7 +49,9 @@ PyObject *block_exchange_with(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OO", &capsule, &look))
         return NULL;
-    const struct dl_exchange *found = capsule == Py_None ? NULL : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    const struct dl_exchange *found = capsule == Py_None
+                                          ? NULL
+                                          : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (PyErr_Occurred())
         return NULL;
     torch_exchange = found && found->major == 1 && found->look ? found : NULL;
@@ -72,8 +80,10 @@ static enum where numpy_where(const Memory *m, PyArrayObject *array)
     int n = PyArray_NDIM(array);
     if (PyArray_BASE(array) != (const PyObject *)m)
         return ELSEWHERE;
-    if (PyArray_DATA(array) != m->address || n != m->ndim || !same((const int64_t *)PyArray_DIMS(array), m->form, n) ||
-        !same((const int64_t *)PyArray_STRIDES(array), m->form + n, n) || !!(PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE) == m->read_only)
+    if (PyArray_DATA(array) != m->address || n != m->ndim ||
+        !same((const int64_t *)PyArray_DIMS(array), m->form, n) ||
+        !same((const int64_t *)PyArray_STRIDES(array), m->form + n, n) ||
+        !!(PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE) == m->read_only)
         return ALTERED;
     PyObject *dtype = (PyObject *)PyArray_DESCR(array);
     if (dtype == m->dtype)
@@ -89,7 +99,8 @@ static enum where slow_where(const Memory *m, PyObject *tensor)
     PyObject *seen = PyObject_CallOneArg(torch_look, tensor);
     int equal = seen ? PyObject_RichCompareBool(seen, m->dtype, Py_EQ) : -1, there = 0;
     if (equal == 0)
-        there = PyObject_RichCompareBool(PyTuple_GET_ITEM(seen, 0), PyTuple_GET_ITEM(m->dtype, 0), Py_EQ);
+        there = PyObject_RichCompareBool(PyTuple_GET_ITEM(seen, 0), PyTuple_GET_ITEM(m->dtype, 0),
+                                         Py_EQ);
     Py_XDECREF(seen);
     PyErr_Clear();
     return equal > 0 ? UNCHANGED : there > 0 ? ALTERED : ELSEWHERE;
@@ -103,8 +114,8 @@ static enum where tensor_where(const Memory *m, PyObject *tensor)
     if (!dl_look(tensor, &t) || (char *)t.data + t.byte_offset != m->address)
         return ELSEWHERE;
     int n = t.ndim;
-    bool equal = n == m->ndim && t.code == m->code && t.bits == m->bits && t.lanes == m->lanes && same(t.shape, m->form, n) &&
-                 same(t.strides, m->form + n, n);
+    bool equal = n == m->ndim && t.code == m->code && t.bits == m->bits && t.lanes == m->lanes &&
+                 same(t.shape, m->form, n) && same(t.strides, m->form + n, n);
     return equal ? UNCHANGED : ALTERED;
 }
 
@@ -149,7 +160,8 @@ static int note_tensor(Memory *m, PyObject *tensor)
 
 /* ---- the object ---- */
 
-/* The object that was given out, borrowed: nobody can let go of it while the GIL is held and no Python code runs. NULL: it is gone. */
+/* The object that was given out, borrowed: nobody can let go of it while the GIL is held and no
+ * Python code runs. NULL: it is gone. */
 static PyObject *alive(const Memory *m)
 {
     if (!m->object)
@@ -202,7 +214,8 @@ static void let_go(Memory *m)
 PyObject *block_object(const Memory *m, const struct pms_object *as)
 {
     PyObject *object = alive(m);
-    if (!object || (uint64_t)PyBytes_GET_SIZE(m->meta) != as->meta_bytes || memcmp(PyBytes_AS_STRING(m->meta), as->meta, as->meta_bytes) != 0)
+    if (!object || (uint64_t)PyBytes_GET_SIZE(m->meta) != as->meta_bytes ||
+        memcmp(PyBytes_AS_STRING(m->meta), as->meta, as->meta_bytes) != 0)
         return NULL;
     Py_INCREF(object);
     if (where_is(m, object) == UNCHANGED)
@@ -218,11 +231,13 @@ static PyObject *memory_give(Memory *m, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "give(object, meta, name, dtype)");
         return NULL;
     }
-    PyObject *reference = PyWeakref_NewRef(args[0], NULL); /* may collect garbage, and so run Python code: before we look */
+    /* may collect garbage, and so run Python code: before we look */
+    PyObject *reference = PyWeakref_NewRef(args[0], NULL);
     if (!reference)
         return NULL;
     PyObject *object = alive(m);
-    if (object && PyObject_RichCompareBool(m->meta, args[1], Py_EQ) > 0) { /* given out in between, by a signal handler */
+    /* given out in between, by a signal handler */
+    if (object && PyObject_RichCompareBool(m->meta, args[1], Py_EQ) > 0) {
         Py_INCREF(object);
         if (where_is(m, object) == UNCHANGED) {
             Py_DECREF(reference);
@@ -237,7 +252,8 @@ static PyObject *memory_give(Memory *m, PyObject *const *args, Py_ssize_t count)
     } else {
         PyArrayObject *array = (PyArrayObject *)args[0];
         Py_XSETREF(m->dtype, Py_NewRef(args[3]));
-        status = note_form(m, PyArray_NDIM(array), (const int64_t *)PyArray_DIMS(array), (const int64_t *)PyArray_STRIDES(array));
+        status = note_form(m, PyArray_NDIM(array), (const int64_t *)PyArray_DIMS(array),
+                           (const int64_t *)PyArray_STRIDES(array));
     }
     if (status < 0) {
         Py_DECREF(reference);
@@ -265,7 +281,8 @@ static PyObject *memory_moved(Memory *m, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* settle(forget): the object is back, or (forget) is the store's no longer: the handle need not keep the pin. */
+/* settle(forget): the object is back, or (forget) is the store's no longer: the handle need not
+ * keep the pin. */
 static PyObject *memory_settle(Memory *m, PyObject *forget)
 {
     if (forget == Py_True)
@@ -301,8 +318,7 @@ Memory *block_memory(Handle *h, uint64_t data)
 
 static void unpin(Handle *h, uint64_t data)
 {
-    Py_BEGIN_ALLOW_THREADS
-    block_engine.unpin(h->pool, data);
+    Py_BEGIN_ALLOW_THREADS block_engine.unpin(h->pool, data);
     Py_END_ALLOW_THREADS
 }
 
@@ -331,11 +347,13 @@ Memory *block_new_memory(Handle *h, const struct pms_object *pinned)
     return m;
 }
 
-/* The last reference goes. If the object lives it has left its memory: nobody else is to get that, and what it shows now is to be stored. */
+/* The last reference goes. If the object lives it has left its memory: nobody else is to get
+ * that, and what it shows now is to be stored. */
 static void memory_finalize(PyObject *self)
 {
     Memory *m = (Memory *)self;
-    if (!m->handle || m->handle->closed || m->handle->read_only || !block_is_here(m->handle) || !alive(m))
+    if (!m->handle || m->handle->closed || m->handle->read_only || !block_is_here(m->handle) ||
+        !alive(m))
         return;
     Py_INCREF(m);
     m->kept = 1;
@@ -386,7 +404,8 @@ void block_drop_memories(Handle *h)
 
 /* ---- before a commit ---- */
 
-/* What is to be looked at: what the handle keeps, tensors elsewhere, and those of which only Python code can tell. */
+/* What is to be looked at: what the handle keeps, tensors elsewhere, and those of which only
+ * Python code can tell. */
 static bool suspect(const Memory *m)
 {
     PyObject *object = m->kept ? NULL : alive(m);
@@ -396,7 +415,8 @@ static bool suspect(const Memory *m)
 /* All suspects, as a list. REQUIRES: there is one. */
 static PyObject *all_suspects(Handle *h)
 {
-    PyObject *all = PyList_New(0); /* may collect garbage, and so change the list: before we walk it */
+    /* may collect garbage, and so change the list: before we walk it */
+    PyObject *all = PyList_New(0);
     for (Memory *m = h->given; all && m; m = m->next)
         if (suspect(m) && PyList_Append(all, (PyObject *)m) < 0)
             Py_CLEAR(all);
@@ -432,7 +452,8 @@ PyObject *block_take_in_all(Handle *h, PyObject *unused)
 
 static PyMemberDef memory_members[] = {
     {"data", T_ULONGLONG, offsetof(Memory, data), READONLY, "Offset of the block."},
-    {"meta", T_OBJECT, offsetof(Memory, meta), READONLY, "Description of the object that was given out over it, or None."},
+    {"meta", T_OBJECT, offsetof(Memory, meta), READONLY,
+     "Description of the object that was given out over it, or None."},
     {"read_only", T_BOOL, offsetof(Memory, read_only), 0, "Whether it exports itself so."},
     {"name", T_OBJECT, offsetof(Memory, name), READONLY, "Under which name, for people, or None."},
     {NULL, 0, 0, 0, NULL},
@@ -441,8 +462,10 @@ static PyMemberDef memory_members[] = {
 static PyMethodDef memory_methods[] = {
     {"give", (PyCFunction)(void (*)(void))memory_give, METH_FASTCALL,
      "give(object, meta, name, dtype) -> object: what is given out over it from now on, or what was in between. dtype None: a tensor."},
-    {"moved", (PyCFunction)memory_moved, METH_NOARGS, "moved() -> the object that was given out, if its memory is elsewhere now."},
-    {"settle", (PyCFunction)memory_settle, METH_O, "settle(forget): the object is back, or is not the store's any more."},
+    {"moved", (PyCFunction)memory_moved, METH_NOARGS,
+     "moved() -> the object that was given out, if its memory is elsewhere now."},
+    {"settle", (PyCFunction)memory_settle, METH_O,
+     "settle(forget): the object is back, or is not the store's any more."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -452,7 +475,8 @@ static PyType_Slot memory_slots[] = {
     {Py_tp_methods, memory_methods},
     {Py_tp_members, memory_members},
     {Py_bf_getbuffer, memory_getbuffer},
-    {Py_tp_doc, "A pinned block of a store, as a buffer of bytes. It is what arrays and tensors of the store stand on."},
+    {Py_tp_doc,
+     "A pinned block of a store, as a buffer of bytes. It is what arrays and tensors of the store stand on."},
     {0, NULL},
 };
 static PyType_Spec memory_spec = {

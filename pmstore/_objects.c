@@ -1,5 +1,6 @@
-/* The calls that every look-up and every assignment of a value makes, without cffi's price for structs: names and items to objects,
- * values to names and lists. Each is one call of the engine, the GIL given up around it. */
+/* The calls that every look-up and every assignment of a value makes, without cffi's price for
+ * structs: names and items to objects, values to names and lists. Each is one call of the
+ * engine, the GIL given up around it. */
 #include "_block.h"
 
 #define FEW 16
@@ -16,7 +17,10 @@ static PyStructSequence_Field found_fields[] = {
     {NULL, NULL},
 };
 static PyStructSequence_Desc found_desc = {
-    "pmstore._block.Found", "One object of a directory or a list, copied out of the engine.", found_fields, 6,
+    "pmstore._block.Found",
+    "One object of a directory or a list, copied out of the engine.",
+    found_fields,
+    6,
 };
 
 int block_add_found(PyObject *module)
@@ -29,7 +33,8 @@ int block_add_found(PyObject *module)
 /* memory: NULL, or a reference that goes into it. */
 static PyObject *new_found(const struct pms_object *object, Memory *memory)
 {
-    /* What is in the engine's view is copied first: a new sequence may collect garbage, and so run Python code. */
+    /* What is in the engine's view is copied first: a new sequence may collect garbage, and so
+     * run Python code. */
     PyObject *meta = PyBytes_FromStringAndSize((const char *)object->meta, object->meta_bytes);
     PyObject *field[] = {
         PyLong_FromUnsignedLong(object->kind),
@@ -93,7 +98,8 @@ static int bytes(PyObject *object, const char **at, uint32_t *length)
 
 /* ---- finding ---- */
 
-/* A path from a directory on, or one of a list with an index, or one of slots with which of them. */
+/* A path from a directory on, or one of a list with an index, or one of slots with which of
+ * them. */
 struct asked {
     enum { OBJECT, ITEM, SLOT } kind;
     uint64_t directory;
@@ -103,24 +109,28 @@ struct asked {
 };
 
 /* pin: in the step in which it is found. */
-static int ask(Handle *h, const struct asked *a, int pin, struct pms_object *object, struct pms_error *error)
+static int ask(Handle *h, const struct asked *a, int pin, struct pms_object *object,
+               struct pms_error *error)
 {
     int status;
-    Py_BEGIN_ALLOW_THREADS
-    if (a->kind == ITEM)
-        status = block_engine.item(h->pool, a->directory, a->path, a->path_bytes, a->number, pin, object, error);
+    Py_BEGIN_ALLOW_THREADS if (a->kind == ITEM) status = block_engine.item(
+        h->pool, a->directory, a->path, a->path_bytes, a->number, pin, object, error);
     else if (a->kind == SLOT)
-        status = block_engine.slot(h->pool, a->directory, a->path, a->path_bytes, (enum pms_slot_which)a->number, object, error);
-    else
-        status = (pin ? block_engine.get : block_engine.find)(h->pool, a->directory, a->path, a->path_bytes, object, error);
-    Py_END_ALLOW_THREADS
-    return status;
+        status = block_engine.slot(h->pool, a->directory, a->path, a->path_bytes,
+                                   (enum pms_slot_which)a->number, object, error);
+    else status = (pin ? block_engine.get : block_engine.find)(h->pool, a->directory, a->path,
+                                                               a->path_bytes, object, error);
+    Py_END_ALLOW_THREADS return status;
 }
 
-static int has_block(const struct pms_object *object) { return object->kind == PMS_OBJECT_ARRAY && object->data; }
+static int has_block(const struct pms_object *object)
+{
+    return object->kind == PMS_OBJECT_ARRAY && object->data;
+}
 
-/* The object that lives over what is asked for, or a Found that has its memory; None. A block that has a Memory is pinned already, so
- * that it cannot have become another one's; without one, what is asked for is found and pinned in one step of the engine. */
+/* The object that lives over what is asked for, or a Found that has its memory; None. A block
+ * that has a Memory is pinned already, so that it cannot have become another one's; without one,
+ * what is asked for is found and pinned in one step of the engine. */
 static PyObject *answer(Handle *h, const struct asked *a, int describe)
 {
     struct pms_object object;
@@ -135,7 +145,8 @@ static PyObject *answer(Handle *h, const struct asked *a, int describe)
             status = ask(h, a, pinned = 1, &object, &error);
         }
     }
-    if (status == PMS_OK && pinned && has_block(&object) && !(memory = block_new_memory(h, &object)))
+    if (status == PMS_OK && pinned && has_block(&object) &&
+        !(memory = block_new_memory(h, &object)))
         return NULL;
     if (status != PMS_OK)
         return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : block_raise(h, &error);
@@ -154,16 +165,19 @@ static PyObject *answer_of_one_state(Handle *h, const struct asked *a, int descr
         Py_XDECREF(result);
         before = block_engine.put_backs(h->pool);
         result = answer(h, a, describe);
-        /* Another thread's block may be rolled back (its commit failed, say) while the bytes are copied: then they are nobody's. */
+        /* Another thread's block may be rolled back (its commit failed, say) while the bytes are
+         * copied: then they are nobody's. */
     } while (result && block_engine.put_backs(h->pool) != before);
     return result;
 }
 
-/* next(directory, node). The name is copied here, too: between two bytecodes a signal handler may close the store, and unmap it. */
+/* next(directory, node). The name is copied here, too: between two bytecodes a signal handler
+ * may close the store, and unmap it. */
 PyObject *block_next(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t directory, after, before;
-    if (!count_is(count, 2, "next(directory, node)") || !number(args[0], &directory) || !number(args[1], &after))
+    if (!count_is(count, 2, "next(directory, node)") || !number(args[0], &directory) ||
+        !number(args[1], &after))
         return NULL;
     PyObject *result = NULL;
     do {
@@ -173,14 +187,13 @@ PyObject *block_next(Handle *h, PyObject *const *args, Py_ssize_t count)
         int status;
         Py_XDECREF(result);
         before = block_engine.put_backs(h->pool);
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.next(h->pool, directory, &node, &object, &error);
-        Py_END_ALLOW_THREADS
-        if (status != PMS_OK)
-            return block_raise(h, &error);
+        Py_BEGIN_ALLOW_THREADS status = block_engine.next(h->pool, directory, &node, &object,
+                                                          &error);
+        Py_END_ALLOW_THREADS if (status != PMS_OK) return block_raise(h, &error);
         if (!node)
             Py_RETURN_NONE;
-        PyObject *name = PyBytes_FromStringAndSize((const char *)object.name, object.name_bytes), *found = name ? new_found(&object, NULL) : NULL;
+        PyObject *name = PyBytes_FromStringAndSize((const char *)object.name, object.name_bytes),
+                 *found = name ? new_found(&object, NULL) : NULL;
         result = found ? PyTuple_Pack(2, name, found) : NULL;
         Py_XDECREF(name);
         Py_XDECREF(found);
@@ -194,7 +207,8 @@ PyObject *block_find(Handle *h, PyObject *const *args, Py_ssize_t count)
     struct asked a = {.kind = OBJECT};
     PyObject *result = NULL;
     uint64_t before;
-    if (!count_is(count, 2, "find(directory, path)") || !number(args[0], &a.directory) || !bytes(args[1], &a.path, &a.path_bytes))
+    if (!count_is(count, 2, "find(directory, path)") || !number(args[0], &a.directory) ||
+        !bytes(args[1], &a.path, &a.path_bytes))
         return NULL;
     do {
         struct pms_object object;
@@ -224,8 +238,9 @@ PyObject *block_get(Handle *h, PyObject *const *args, Py_ssize_t count)
 PyObject *block_item(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
     struct asked a = {.kind = ITEM};
-    if (!count_is(count, 4, "item(directory, path, index, describe)") || !number(args[0], &a.directory) ||
-        !bytes(args[1], &a.path, &a.path_bytes) || !number(args[2], &a.number))
+    if (!count_is(count, 4, "item(directory, path, index, describe)") ||
+        !number(args[0], &a.directory) || !bytes(args[1], &a.path, &a.path_bytes) ||
+        !number(args[2], &a.number))
         return NULL;
     return answer_of_one_state(h, &a, args[3] == Py_True);
 }
@@ -253,40 +268,40 @@ PyObject *block_put_value(Handle *h, PyObject *const *args, Py_ssize_t count)
         return NULL;
     struct pms_error error = {0};
     int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = block_engine.put_value(h->pool, directory, path, path_bytes, value, value_bytes, &error);
-    Py_END_ALLOW_THREADS
-    return status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
+    Py_BEGIN_ALLOW_THREADS status = block_engine.put_value(h->pool, directory, path, path_bytes,
+                                                           value, value_bytes, &error);
+    Py_END_ALLOW_THREADS return status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
 }
 
-/* When slots were flipped last, as the engine has it: a bytearray, so that the engine's answer has its place before it is asked. */
+/* When slots were flipped last, as the engine has it: a bytearray, so that the engine's answer
+ * has its place before it is asked. */
 static int turn_of(PyObject *object, struct pms_slot_turn *turn)
 {
     if (!PyByteArray_Check(object) || PyByteArray_GET_SIZE(object) != sizeof *turn) {
-        PyErr_Format(PyExc_TypeError, "when slots were flipped is a bytearray of %zu bytes", sizeof *turn);
+        PyErr_Format(PyExc_TypeError, "when slots were flipped is a bytearray of %zu bytes",
+                     sizeof *turn);
         return 0;
     }
     memcpy(turn, PyByteArray_AS_STRING(object), sizeof *turn);
     return 1;
 }
 
-/* flip(directory, path, turn). No bytecode runs between the flip and the note of it: whoever is interrupted knows that it was done. */
+/* flip(directory, path, turn). No bytecode runs between the flip and the note of it: whoever is
+ * interrupted knows that it was done. */
 PyObject *block_flip(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t directory;
     const char *path;
     uint32_t path_bytes;
     struct pms_slot_turn turn;
-    if (!count_is(count, 3, "flip(directory, path, turn)") || !number(args[0], &directory) || !bytes(args[1], &path, &path_bytes) ||
-        !turn_of(args[2], &turn))
+    if (!count_is(count, 3, "flip(directory, path, turn)") || !number(args[0], &directory) ||
+        !bytes(args[1], &path, &path_bytes) || !turn_of(args[2], &turn))
         return NULL;
     struct pms_error error = {0};
     int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = block_engine.flip(h->pool, directory, path, path_bytes, &turn, &error);
-    Py_END_ALLOW_THREADS
-    if (status == PMS_E_NOT_FOUND)
-        Py_RETURN_FALSE;
+    Py_BEGIN_ALLOW_THREADS status = block_engine.flip(h->pool, directory, path, path_bytes, &turn,
+                                                      &error);
+    Py_END_ALLOW_THREADS if (status == PMS_E_NOT_FOUND) Py_RETURN_FALSE;
     if (status != PMS_OK)
         return block_raise(h, &error);
     memcpy(PyByteArray_AS_STRING(args[2]), &turn, sizeof turn);
@@ -302,10 +317,8 @@ PyObject *block_flipped(Handle *h, PyObject *object)
         return NULL;
     if (turn.rollbacks != block_engine.rollbacks(h->pool))
         Py_RETURN_FALSE;
-    Py_BEGIN_ALLOW_THREADS
-    epoch = block_engine.epoch(h->pool);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(turn.epoch == epoch);
+    Py_BEGIN_ALLOW_THREADS epoch = block_engine.epoch(h->pool);
+    Py_END_ALLOW_THREADS return PyBool_FromLong(turn.epoch == epoch);
 }
 
 /* One of (kind, meta, data_bytes, address, ...). */
@@ -318,8 +331,10 @@ static int new_item(PyObject *from, struct pms_new_item *item)
         PyErr_SetString(PyExc_TypeError, "an item is (kind, meta, data_bytes, address)");
         return 0;
     }
-    if (!number(PyTuple_GET_ITEM(from, 0), &kind) || !bytes(PyTuple_GET_ITEM(from, 1), &meta, &meta_bytes) ||
-        !number(PyTuple_GET_ITEM(from, 2), &item->data_bytes) || !number(PyTuple_GET_ITEM(from, 3), &address))
+    if (!number(PyTuple_GET_ITEM(from, 0), &kind) ||
+        !bytes(PyTuple_GET_ITEM(from, 1), &meta, &meta_bytes) ||
+        !number(PyTuple_GET_ITEM(from, 2), &item->data_bytes) ||
+        !number(PyTuple_GET_ITEM(from, 3), &address))
         return 0;
     item->kind = (uint32_t)kind;
     item->meta = meta;
@@ -335,10 +350,12 @@ PyObject *block_splice(Handle *h, PyObject *const *args, Py_ssize_t count)
     const char *path;
     uint32_t path_bytes;
     uint64_t directory, index, remove, step;
-    if (!count_is(count, 6, "splice(directory, path, index, remove, step, new)") || !number(args[0], &directory) ||
-        !bytes(args[1], &path, &path_bytes) || !number(args[2], &index) || !number(args[3], &remove) || !number(args[4], &step))
+    if (!count_is(count, 6, "splice(directory, path, index, remove, step, new)") ||
+        !number(args[0], &directory) || !bytes(args[1], &path, &path_bytes) ||
+        !number(args[2], &index) || !number(args[3], &remove) || !number(args[4], &step))
         return NULL;
-    PyObject *new = PySequence_Tuple(args[5]); /* the items stay what they are while the GIL is given up */
+    /* the items stay what they are while the GIL is given up */
+    PyObject *new = PySequence_Tuple(args[5]);
     if (!new)
         return NULL;
     struct pms_new_item few[FEW], *item = few;
@@ -352,10 +369,10 @@ PyObject *block_splice(Handle *h, PyObject *const *args, Py_ssize_t count)
     if (item && i == n) {
         struct pms_error error = {0};
         int status;
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.splice(h->pool, directory, path, path_bytes, index, remove, step, item, n, &error);
-        Py_END_ALLOW_THREADS
-        result = status == PMS_OK ? Py_NewRef(Py_None) : block_raise(h, &error);
+        Py_BEGIN_ALLOW_THREADS status = block_engine.splice(h->pool, directory, path, path_bytes,
+                                                            index, remove, step, item, n, &error);
+        Py_END_ALLOW_THREADS result = status == PMS_OK ? Py_NewRef(Py_None)
+                                                       : block_raise(h, &error);
     }
     if (item != few)
         PyMem_Free(item);

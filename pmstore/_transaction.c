@@ -1,28 +1,32 @@
-/* Transaction: the two halves of `with store.transaction()`, each in one step that no interrupt can split.
+/* Transaction: the two halves of `with store.transaction()`, each in one step that no interrupt
+ * can split.
  *
- * __enter__ takes the block (for the running task, if an event loop runs in this thread), commits what is pending and captures
- * what was declared. __exit__ commits or rolls back. __aenter__ and __aexit__ are pmstore/waiting.py around the same.
+ * __enter__ takes the block (for the running task, if an event loop runs in this thread),
+ * commits what is pending and captures what was declared. __exit__ commits or rolls back.
+ * __aenter__ and __aexit__ are pmstore/waiting.py around the same.
  *
- * If an exception is raised between the two halves where Python does not call __exit__ (a tracing tool can do that; a generator or a
- * task that is dropped in the middle), the last reference to the Transaction rolls back, in whatever thread that goes. */
+ * If an exception is raised between the two halves where Python does not call __exit__ (a
+ * tracing tool can do that; a generator or a task that is dropped in the middle), the last
+ * reference to the Transaction rolls back, in whatever thread that goes. */
 #include "_block.h"
 
 #include <structmember.h>
 
-/* When a block asks the store's mirrors: before it commits what is pending, before it commits, after it was left without. What
- * they raise in the first two is raised instead, and nothing is begun, or the block rolled back. */
+/* When a block asks the store's mirrors: before it commits what is pending, before it commits,
+ * after it was left without. What they raise in the first two is raised instead, and nothing is
+ * begun, or the block rolled back. */
 enum when { ENTERING, COMMITTING, ROLLED_BACK };
 
 static PyTypeObject *TransactionType;
 
 typedef struct {
-    PyObject_HEAD
-    Handle *handle;
+    PyObject_HEAD Handle *handle;
     PyObject *writes; /* or NULL */
-    PyObject *task;   /* or NULL. It lives as long as the block is its own: the engine has its address */
+    /* or NULL. It lives as long as the block is its own: the engine has its address */
+    PyObject *task;
     int64_t timeout;
-    int entered;               /* times, in the block of */
-    struct pms_entered first;  /* the first of them */
+    int entered;              /* times, in the block of */
+    struct pms_entered first; /* the first of them */
 } Transaction;
 
 /* ---- tasks ---- */
@@ -41,8 +45,10 @@ static int find_asyncio(void)
     PyObject *tasks = events ? PyDict_GetItemWithError(modules, tasks_name) : NULL;
     if (!tasks)
         return 0;
-    PyObject *loop = PyObject_GetAttrString(events, "_get_running_loop"), *task = PyObject_GetAttrString(tasks, "current_task");
-    if (!loop || !task) { /* another thread is importing them: it runs no loop yet, nor does this one */
+    PyObject *loop = PyObject_GetAttrString(events, "_get_running_loop"),
+             *task = PyObject_GetAttrString(tasks, "current_task");
+    /* another thread is importing them: it runs no loop yet, nor does this one */
+    if (!loop || !task) {
         Py_XDECREF(loop);
         Py_XDECREF(task);
         PyErr_Clear();
@@ -53,7 +59,8 @@ static int find_asyncio(void)
     return 1;
 }
 
-/* The task that runs, or the event loop if it runs something else; NULL if none runs in this thread, or with an exception set. */
+/* The task that runs, or the event loop if it runs something else; NULL if none runs in this
+ * thread, or with an exception set. */
 static PyObject *current_task(void)
 {
     if (!task_of && !find_asyncio())
@@ -74,7 +81,8 @@ static PyObject *current_task(void)
 
 static bool is_over(PyObject *owner)
 {
-    PyObject *over = PyObject_CallMethod(owner, PyObject_HasAttrString(owner, "done") ? "done" : "is_closed", NULL);
+    PyObject *over = PyObject_CallMethod(
+        owner, PyObject_HasAttrString(owner, "done") ? "done" : "is_closed", NULL);
     bool yes = over && PyObject_IsTrue(over) == 1;
     Py_XDECREF(over);
     return yes;
@@ -87,7 +95,8 @@ enum pms_whose block_whose(const _Atomic uint64_t *task)
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *owner = (PyObject *)(uintptr_t)atomic_load(task);
-    if (owner) { /* still: then its Transaction has it, which lets go of it with the GIL, after the block */
+    /* still: then its Transaction has it, which lets go of it with the GIL, after the block */
+    if (owner) {
         Py_INCREF(owner);
         PyObject *now = current_task();
         if (now == owner)
@@ -97,7 +106,8 @@ enum pms_whose block_whose(const _Atomic uint64_t *task)
         Py_XDECREF(now);
         Py_DECREF(owner);
     }
-    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) /* comes again, where it can be raised */
+    /* comes again, where it can be raised */
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
         PyErr_SetInterrupt();
     PyErr_Restore(type, value, trace);
     PyGILState_Release(gil);
@@ -130,13 +140,15 @@ static int ask_mirrors(Handle *h, enum when when)
 {
     if (!h->mirrors)
         return 0;
-    PyObject *mirrors = Py_NewRef(h->mirrors), *result = PyObject_CallFunction(mirrors, "i", (int)when);
+    PyObject *mirrors = Py_NewRef(h->mirrors),
+             *result = PyObject_CallFunction(mirrors, "i", (int)when);
     Py_DECREF(mirrors);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
 
-/* That a thread is waited for whatever the timeout: one that Python has joined may not have ended for the kernel yet. */
+/* That a thread is waited for whatever the timeout: one that Python has joined may not have
+ * ended for the kernel yet. */
 #define LEAST_NS 20000000ll
 
 enum patience {
@@ -145,7 +157,8 @@ enum patience {
     LAST, /* not at all */
 };
 
-/* Takes the block, in slices between which signal handlers run. 0: it is taken; -1 with an exception set. */
+/* Takes the block, in slices between which signal handlers run. 0: it is taken; -1 with an
+ * exception set. */
 static int take(Transaction *t, PyObject *task, enum patience patience, struct pms_entered *entry)
 {
     Handle *h = t->handle;
@@ -155,15 +168,16 @@ static int take(Transaction *t, PyObject *task, enum patience patience, struct p
         struct pms_error error = {0};
         int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left > least ? left : least;
         int status;
-        Py_BEGIN_ALLOW_THREADS
-        status = block_engine.enter(h->pool, (uint64_t)(uintptr_t)task, !h->mirrors, slice, entry, &error);
-        Py_END_ALLOW_THREADS
-        if (status == PMS_OK)
-            return 0;
-        bool interrupted = error.sys_errno == EINTR && (status == PMS_E_STATE || status == PMS_E_BUSY);
+        Py_BEGIN_ALLOW_THREADS status = block_engine.enter(h->pool, (uint64_t)(uintptr_t)task,
+                                                           !h->mirrors, slice, entry, &error);
+        Py_END_ALLOW_THREADS if (status == PMS_OK) return 0;
+        bool interrupted = error.sys_errno == EINTR &&
+                           (status == PMS_E_STATE || status == PMS_E_BUSY);
         if (timeout > 0) {
-            if (!deadline) /* the clock is read only if one has to wait; the first slice counts too */
-                deadline = block_now_ns() + (status == PMS_E_BUSY && !interrupted ? timeout - slice : timeout);
+            /* the clock is read only if one has to wait; the first slice counts too */
+            if (!deadline)
+                deadline = block_now_ns() +
+                           (status == PMS_E_BUSY && !interrupted ? timeout - slice : timeout);
             left = deadline - block_now_ns();
         }
         if (patience == TRY && status == PMS_E_BUSY)
@@ -177,7 +191,8 @@ static int take(Transaction *t, PyObject *task, enum patience patience, struct p
     }
 }
 
-/* What is pending is committed, by whoever has just taken the block, with the mirrors; then the ranges are captured. */
+/* What is pending is committed, by whoever has just taken the block, with the mirrors; then the
+ * ranges are captured. */
 static int begin(Transaction *t, const struct pms_entered *entry, const struct ranges *r)
 {
     Handle *h = t->handle;
@@ -188,14 +203,11 @@ static int begin(Transaction *t, const struct pms_entered *entry, const struct r
         return -1;
     if (!mirrors && !r->count)
         return 0;
-    Py_BEGIN_ALLOW_THREADS
-    if (mirrors)
+    Py_BEGIN_ALLOW_THREADS if (mirrors)
         status = block_engine.commit_pending(h->pool, entry, &error);
     if (status == PMS_OK && r->count)
         status = block_engine.will_write(h->pool, r->at, r->count, &error);
-    Py_END_ALLOW_THREADS
-    if (status == PMS_OK)
-        return 0;
+    Py_END_ALLOW_THREADS if (status == PMS_OK) return 0;
     block_raise(h, &error);
     return -1;
 }
@@ -205,10 +217,8 @@ static void give_back(Transaction *t, const struct pms_entered *entry)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    Py_BEGIN_ALLOW_THREADS
-    block_engine.leave(t->handle->pool, entry, PMS_AS_IT_IS, NULL);
-    Py_END_ALLOW_THREADS
-    PyErr_Restore(type, value, trace);
+    Py_BEGIN_ALLOW_THREADS block_engine.leave(t->handle->pool, entry, PMS_AS_IT_IS, NULL);
+    Py_END_ALLOW_THREADS PyErr_Restore(type, value, trace);
 }
 
 /* As take. */
@@ -286,7 +296,8 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
         commit = false;
     }
     PyObject *lock = commit ? NULL : block_take_lock(h);
-    if (PyErr_Occurred()) { /* interrupted while it waited: the block is rolled back all the same, and then it is raised */
+    /* interrupted while it waited: the block is rolled back all the same, and then it is raised */
+    if (PyErr_Occurred()) {
         Py_XDECREF(kind);
         Py_XDECREF(value);
         Py_XDECREF(trace);
@@ -295,11 +306,11 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
     PyObject *task = last ? t->task : NULL;
     if (last)
         t->task = NULL;
-    t->entered--; /* before the GIL is given up: another thread may enter as soon as the engine lets it */
-    Py_BEGIN_ALLOW_THREADS
-    status = block_engine.leave(h->pool, &entry, commit ? PMS_COMMIT : PMS_UNDO, &error);
-    Py_END_ALLOW_THREADS
-    block_let_go(lock);
+    /* before the GIL is given up: another thread may enter as soon as the engine lets it */
+    t->entered--;
+    Py_BEGIN_ALLOW_THREADS status = block_engine.leave(h->pool, &entry,
+                                                       commit ? PMS_COMMIT : PMS_UNDO, &error);
+    Py_END_ALLOW_THREADS block_let_go(lock);
     if (status == PMS_E_STATE && error.holder) { /* refused: it is open still, and has to be left */
         t->entered++;
         if (last)
@@ -316,8 +327,10 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
         if (ask_mirrors(h, ROLLED_BACK) < 0)
             return NULL;
     }
-    /* If the block raised, its exception is what the user must see, not that the block is gone (it was rolled back). */
-    if (status == PMS_OK || (!commit && (status == PMS_E_CLOSED || status == PMS_E_FORKED || status == PMS_E_STATE)))
+    /* If the block raised, its exception is what the user must see, not that the block is gone
+     * (it was rolled back). */
+    if (status == PMS_OK ||
+        (!commit && (status == PMS_E_CLOSED || status == PMS_E_FORKED || status == PMS_E_STATE)))
         Py_RETURN_FALSE;
     return block_raise(h, &error);
 }
@@ -353,7 +366,8 @@ static PyObject *transaction_aexit(Transaction *t, PyObject *const *args, Py_ssi
     }
     PyObject *function = waiting("leave"), *result = NULL;
     if (function)
-        result = PyObject_CallFunctionObjArgs(function, (PyObject *)t, args[0], args[1], args[2], NULL);
+        result = PyObject_CallFunctionObjArgs(function, (PyObject *)t, args[0], args[1], args[2],
+                                              NULL);
     Py_XDECREF(function);
     return result;
 }
@@ -381,10 +395,10 @@ static void transaction_dealloc(Transaction *t)
     PyObject_GC_UnTrack(t);
     if (t->entered && t->handle->process == block_process) {
         struct pms_entered entry = t->first;
-        Py_BEGIN_ALLOW_THREADS
-        do /* entered, and the with statement was left without __exit__ */
+        Py_BEGIN_ALLOW_THREADS do /* entered, and the with statement was left without __exit__ */
             block_engine.leave(t->handle->pool, &entry, PMS_UNDO, NULL);
-        while (--t->entered && entry.depth > 1);
+        while (--t->entered && entry.depth > 1)
+            ;
         Py_END_ALLOW_THREADS
     }
     Py_CLEAR(t->writes);
@@ -399,7 +413,8 @@ static PyMethodDef transaction_methods[] = {
      "Commits what is pending, starts the block and captures the declared writes."},
     {"__exit__", (PyCFunction)(void (*)(void))transaction_exit, METH_FASTCALL,
      "Commits the block, or rolls it back if it raised."},
-    {"__aenter__", (PyCFunction)transaction_aenter, METH_NOARGS, "As __enter__; waits without stopping the event loop."},
+    {"__aenter__", (PyCFunction)transaction_aenter, METH_NOARGS,
+     "As __enter__; waits without stopping the event loop."},
     {"__aexit__", (PyCFunction)(void (*)(void))transaction_aexit, METH_FASTCALL, "As __exit__."},
     {"enter_if_free", (PyCFunction)transaction_enter_if_free, METH_O,
      "enter_if_free(last): as __enter__, but does not wait: False if another is in a block, or if it is the last time the error."},
@@ -411,13 +426,15 @@ static PyType_Slot transaction_slots[] = {
     {Py_tp_traverse, transaction_traverse},
     {Py_tp_clear, transaction_clear},
     {Py_tp_methods, transaction_methods},
-    {Py_tp_doc, "What Store.transaction() returns: a context manager. It may be entered again after it was left, and nested."},
+    {Py_tp_doc,
+     "What Store.transaction() returns: a context manager. It may be entered again after it was left, and nested."},
     {0, NULL},
 };
 static PyType_Spec transaction_spec = {
     .name = "pmstore._block.Transaction",
     .basicsize = sizeof(Transaction),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_IMMUTABLETYPE,
     .slots = transaction_slots,
 };
 

@@ -1,10 +1,11 @@
-/* Counts what libpmemobj asks of libpmem: fences, and lines flushed. Preloaded (LD_PRELOAD) in a run of its own: no times. */
+/* Counts what libpmemobj asks of libpmem: fences, and lines flushed. Preloaded (LD_PRELOAD) in a
+ * run of its own: no times. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define NOT_DRAINED 1u /* PMEM_F_MEM_NODRAIN */
+#define NOT_DRAINED 1u  /* PMEM_F_MEM_NODRAIN */
 #define NOT_FLUSHED 32u /* PMEM_F_MEM_NOFLUSH */
 
 static uint64_t all_fences, all_lines;

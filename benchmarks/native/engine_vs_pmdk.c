@@ -1,7 +1,8 @@
-/* The engine beside libpmemobj, in one process, rounds interleaved. Prints one JSON row per method and case.
+/* The engine beside libpmemobj, in one process, rounds interleaved. Prints one JSON row per
+ * method and case.
  *
- * usage: engine_vs_pmdk DIR ROUNDS [quick]     (DIR on tmpfs; PMEM_IS_PMEM_FORCE=1; with count_pmem.so preloaded, counts alone;
- * quick: blocks of three sizes instead of eleven) */
+ * usage: engine_vs_pmdk DIR ROUNDS [quick]     (DIR on tmpfs; PMEM_IS_PMEM_FORCE=1; with
+ * count_pmem.so preloaded, counts alone; quick: blocks of three sizes instead of eleven) */
 #include <libpmemobj.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -11,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "commit/pool_state.h" /* the allocator without names, which libpmemobj does not have either */
+/* the allocator without names, which libpmemobj does not have either */
+#include "commit/pool_state.h"
 
 #define ROUNDS_MAX 1000
 #define SMALL_TX 1000 /* transactions of one small round */
@@ -72,7 +74,8 @@ static void counts_of(const struct side *s, uint64_t *fences, uint64_t *lines)
 }
 
 /* Interleaved rounds of all ways; one row each. */
-static void compare(const char *name, const struct way *ways, int count, uint64_t bytes, uint64_t n, int rounds)
+static void compare(const char *name, const struct way *ways, int count, uint64_t bytes, uint64_t n,
+                    int rounds)
 {
     static double us[8][ROUNDS_MAX];
     must(count <= 8 && rounds <= ROUNDS_MAX, "compare");
@@ -91,11 +94,14 @@ static void compare(const char *name, const struct way *ways, int count, uint64_
     }
     for (int w = 0; w < count; w++) {
         qsort(us[w], (size_t)rounds, sizeof **us, by_value);
-        printf("{\"method\": \"%s\", \"case\": \"%s\", \"median_us\": %.4f, \"min_us\": %.4f, \"max_us\": %.4f, "
-               "\"durability\": \"%s\", \"extra\": {",
-               ways[w].method, name, us[w][rounds / 2], us[w][0], us[w][rounds - 1], ways[w].durability);
+        printf(
+            "{\"method\": \"%s\", \"case\": \"%s\", \"median_us\": %.4f, \"min_us\": %.4f, \"max_us\": %.4f, "
+            "\"durability\": \"%s\", \"extra\": {",
+            ways[w].method, name, us[w][rounds / 2], us[w][0], us[w][rounds - 1],
+            ways[w].durability);
         if (ways[w].side->mine || (ways[w].side->theirs && pmem_counts))
-            printf("\"fences\": %.2f, \"lines\": %.2f", (double)fences[w] / (double)n, (double)lines[w] / (double)n);
+            printf("\"fences\": %.2f, \"lines\": %.2f", (double)fences[w] / (double)n,
+                   (double)lines[w] / (double)n);
         printf("}}\n");
     }
     fflush(stdout);
@@ -117,8 +123,8 @@ static void pmdk_empty(struct side *s, uint64_t bytes, uint64_t n)
 {
     (void)bytes;
     for (uint64_t i = 0; i < n; i++) {
-        TX_BEGIN(s->theirs) {
-        } TX_END
+        TX_BEGIN(s->theirs) {}
+        TX_END
     }
 }
 
@@ -141,7 +147,8 @@ static void mine_write(struct side *s, uint64_t bytes, uint64_t n)
     struct pms_error e;
     for (uint64_t i = 0; i < n; i++) {
         pms_begin(s->mine, -1, &e);
-        pms_write(s->mine, s->arena + ARENA / 2, bytes == 8 ? (const char *)&i : s->source + (i & 1), bytes, &e);
+        pms_write(s->mine, s->arena + ARENA / 2,
+                  bytes == 8 ? (const char *)&i : s->source + (i & 1), bytes, &e);
         pms_end(s->mine, 1, &e);
     }
 }
@@ -149,14 +156,17 @@ static void mine_write(struct side *s, uint64_t bytes, uint64_t n)
 static void pmdk_snapshot(struct side *s, uint64_t bytes, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
-        TX_BEGIN(s->theirs) {
+        TX_BEGIN(s->theirs)
+        {
             pmemobj_tx_add_range_direct(s->arena, bytes);
             memset(s->arena, (int)i + 1, bytes);
-        } TX_END
+        }
+        TX_END
     }
 }
 
-/* ---- blocks: n allocations and n frees, each in a transaction of its own. Times are of a pair ---- */
+/* ---- blocks: n allocations and n frees, each in a transaction of its own. Times are of a pair
+ * ---- */
 
 static void mine_alloc_free(struct side *s, uint64_t bytes, uint64_t n)
 {
@@ -164,7 +174,8 @@ static void mine_alloc_free(struct side *s, uint64_t bytes, uint64_t n)
     struct pms_error e;
     for (uint64_t i = 0; i < n; i++) {
         pms_begin(s->mine, -1, &e);
-        must(pms_heap_alloc(s->mine->heap, bytes, PMS_OWNER_USER, &off[i], &e) == PMS_OK, "pms_heap_alloc");
+        must(pms_heap_alloc(s->mine->heap, bytes, PMS_OWNER_USER, &off[i], &e) == PMS_OK,
+             "pms_heap_alloc");
         pms_end(s->mine, 1, &e);
     }
     for (uint64_t i = 0; i < n; i++) {
@@ -182,7 +193,9 @@ static void mine_named(struct side *s, uint64_t bytes, uint64_t n)
         char name[16];
         uint32_t length = (uint32_t)snprintf(name, sizeof name, "%u", (unsigned)i);
         pms_begin(s->mine, -1, &e);
-        must(pms_object_put_array(s->mine, 0, name, length, "m", 1, bytes, PMS_FILL_NONE, NULL, 0, 1, &off, &e) == PMS_OK, "put");
+        must(pms_object_put_array(s->mine, 0, name, length, "m", 1, bytes, PMS_FILL_NONE, NULL, 0,
+                                  1, &off, &e) == PMS_OK,
+             "put");
         pms_end(s->mine, 1, &e);
     }
     for (uint64_t i = 0; i < n; i++) {
@@ -198,21 +211,23 @@ static void pmdk_alloc_free(struct side *s, uint64_t bytes, uint64_t n)
 {
     static PMEMoid oid[ALLOC_MAX];
     for (uint64_t i = 0; i < n; i++) {
-        TX_BEGIN(s->theirs) {
-            oid[i] = pmemobj_tx_alloc(bytes, 7);
-        } TX_END
+        TX_BEGIN(s->theirs) { oid[i] = pmemobj_tx_alloc(bytes, 7); }
+        TX_END
         must(!OID_IS_NULL(oid[i]), "pmemobj_tx_alloc");
     }
     for (uint64_t i = 0; i < n; i++) {
-        TX_BEGIN(s->theirs) {
-            pmemobj_tx_free(oid[i]);
-        } TX_END
+        TX_BEGIN(s->theirs) { pmemobj_tx_free(oid[i]); }
+        TX_END
     }
 }
 
 /* ---- two threads, each with a word of its own ---- */
 
-struct worker { struct side *side; uint64_t n; int number; };
+struct worker {
+    struct side *side;
+    uint64_t n;
+    int number;
+};
 
 static void *mine_worker(void *arg)
 {
@@ -231,10 +246,12 @@ static void *pmdk_worker(void *arg)
     struct worker *w = arg;
     uint64_t *p = (uint64_t *)(void *)(w->side->arena + 4096 * w->number);
     for (uint64_t i = 0; i < w->n; i++) {
-        TX_BEGIN(w->side->theirs) {
+        TX_BEGIN(w->side->theirs)
+        {
             pmemobj_tx_add_range_direct(p, 8);
             *p = i;
-        } TX_END
+        }
+        TX_END
     }
     return NULL;
 }
@@ -278,10 +295,12 @@ static void mine_large(struct side *s, uint64_t bytes, uint64_t n)
 static void pmdk_large(struct side *s, uint64_t bytes, uint64_t n)
 {
     (void)n;
-    TX_BEGIN(s->theirs) {
+    TX_BEGIN(s->theirs)
+    {
         pmemobj_tx_add_range_direct(s->large, bytes);
         memcpy(s->large, s->source, bytes);
-    } TX_END
+    }
+    TX_END
 }
 
 static void plain_large(struct side *s, uint64_t bytes, uint64_t n)
@@ -303,10 +322,14 @@ static struct side open_mine(const char *dir, int domain, uint64_t size, bool la
     snprintf(path, sizeof path, "%s/store", dir);
     must(pms_pool_open(path, &o, &s.mine, &e) == PMS_OK, "open");
     pms_pool_info(s.mine, &info);
-    must(pms_object_put_array(s.mine, 0, "a", 1, "m", 1, ARENA, PMS_FILL_ZERO, NULL, 0, 1, &off, &e) == PMS_OK, "arena");
+    must(pms_object_put_array(s.mine, 0, "a", 1, "m", 1, ARENA, PMS_FILL_ZERO, NULL, 0, 1, &off,
+                              &e) == PMS_OK,
+         "arena");
     s.arena = (char *)(uintptr_t)info.base + off;
     if (large) {
-        must(pms_object_put_array(s.mine, 0, "l", 1, "m", 1, LARGE, PMS_FILL_ZERO, NULL, 0, 1, &off, &e) == PMS_OK, "large");
+        must(pms_object_put_array(s.mine, 0, "l", 1, "m", 1, LARGE, PMS_FILL_ZERO, NULL, 0, 1, &off,
+                                  &e) == PMS_OK,
+             "large");
         s.large = (char *)(uintptr_t)info.base + off;
     }
     must(pms_commit(s.mine, &e) == PMS_OK, "commit");
@@ -345,16 +368,19 @@ static void close_side(struct side *s)
 
 /* ---- the questions ---- */
 
-#define PM "kill-safe" /* on tmpfs; on persistent memory the same instructions survive a power failure */
+/* on tmpfs; on persistent memory the same instructions survive a power failure */
+#define PM "kill-safe"
 #define KILL "kill-safe"
 
 static void transactions(const char *dir, const char *source, int rounds)
 {
-    struct side theirs = open_theirs(dir, 64ull << 20, false), emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 64ull << 20, false),
+    struct side theirs = open_theirs(dir, 64ull << 20, false),
+                emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 64ull << 20, false),
                 process = open_mine(dir, PMS_DOMAIN_PROCESS, 64ull << 20, false),
                 engine = open_mine(dir, PMS_DOMAIN_EMULATED, 64ull << 20, false);
     theirs.source = emulated.source = process.source = engine.source = source;
-    const struct way empty[] = {{"libpmemobj", PM, &theirs, pmdk_empty}, {"pmstore emulated", PM, &emulated, mine_empty}};
+    const struct way empty[] = {{"libpmemobj", PM, &theirs, pmdk_empty},
+                                {"pmstore emulated", PM, &emulated, mine_empty}};
     compare("empty transaction", empty, 2, 0, SMALL_TX, rounds);
     const struct way snapshot[] = {{"libpmemobj", PM, &theirs, pmdk_snapshot},
                                    {"pmstore emulated, pms_write", PM, &engine, mine_write},
@@ -365,7 +391,8 @@ static void transactions(const char *dir, const char *source, int rounds)
     compare("4 KiB snapshot, overwrite, commit", snapshot, 4, 4096, SMALL_TX / 4, rounds);
     const struct way page[] = {snapshot[0], snapshot[2], snapshot[3]};
     compare("1 MiB snapshot, overwrite, commit", page, 3, ARENA, 4, rounds);
-    const struct way threads[] = {{"libpmemobj", PM, &theirs, pmdk_threads}, {"pmstore emulated, pms_write", PM, &engine, mine_threads}};
+    const struct way threads[] = {{"libpmemobj", PM, &theirs, pmdk_threads},
+                                  {"pmstore emulated, pms_write", PM, &engine, mine_threads}};
     compare("8 B, 2 threads, time a transaction", threads, 2, 8, SMALL_TX, rounds);
     close_side(&theirs);
     close_side(&emulated);
@@ -375,9 +402,12 @@ static void transactions(const char *dir, const char *source, int rounds)
 
 static void blocks(const char *dir, int rounds, bool quick)
 {
-    static const uint64_t sizes[] = {16, 64, 256, 1 << 10, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
-    static const char *const names[] = {"16 B", "64 B", "256 B", "1 KiB", "4 KiB", "32 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB"};
-    struct side theirs = open_theirs(dir, 400ull << 20, false), emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 700ull << 20, false);
+    static const uint64_t sizes[] = {16,        64,      256,     1 << 10,  4 << 10, 32 << 10,
+                                     256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+    static const char *const names[] = {"16 B",    "64 B",  "256 B", "1 KiB",  "4 KiB", "32 KiB",
+                                        "256 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB"};
+    struct side theirs = open_theirs(dir, 400ull << 20, false),
+                emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 700ull << 20, false);
     struct side process = open_mine(dir, PMS_DOMAIN_PROCESS, 700ull << 20, false);
     const struct way ways[] = {{"libpmemobj", PM, &theirs, pmdk_alloc_free},
                                {"pmstore emulated", PM, &emulated, mine_alloc_free},
@@ -396,14 +426,16 @@ static void blocks(const char *dir, int rounds, bool quick)
 
 static void large(const char *dir, char *source, int rounds)
 {
-    char *dst = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    char *dst = mmap(NULL, LARGE, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     must(dst != MAP_FAILED, "mmap");
     struct side plain = {.large = dst, .source = source};
     struct side theirs = open_theirs(dir, 900ull << 20, true);
     struct side emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 700ull << 20, true);
     struct side process = open_mine(dir, PMS_DOMAIN_PROCESS, 700ull << 20, true);
     struct side faulted_emulated = emulated, faulted_process = process;
-    theirs.source = emulated.source = process.source = faulted_emulated.source = faulted_process.source = source;
+    theirs.source = emulated.source = process.source = faulted_emulated.source =
+        faulted_process.source = source;
     emulated.declared = process.declared = true;
     const struct way ways[] = {{"memcpy", "none", &plain, plain_large},
                                {"libpmemobj", PM, &theirs, pmdk_large},
@@ -423,7 +455,8 @@ int main(int argc, char **argv)
     must(argc == 3 || argc == 4, "usage: engine_vs_pmdk DIR ROUNDS [quick]");
     int rounds = atoi(argv[2]);
     bool quick = argc == 4;
-    char *source = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    char *source = mmap(NULL, LARGE, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     must(source != MAP_FAILED, "mmap");
     memset(source, 1, LARGE);
     for (uint64_t i = 0; i < ARENA; i++)

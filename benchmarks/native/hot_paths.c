@@ -1,4 +1,5 @@
-/* The engine's hot paths, each a function that does one operation n times: callgrind counts the instructions inside.
+/* The engine's hot paths, each a function that does one operation n times: callgrind counts the
+ * instructions inside.
  *
  * usage: hot_paths DIR PATH N      (without a PATH: prints their names) */
 #include <stdio.h>
@@ -70,7 +71,8 @@ PATH path_put_value(uint64_t n);
 PATH path_put_value(uint64_t n)
 {
     while (n--) {
-        must(pms_object_put_value(pool, 0, "step", 4, (const char *)&n, sizeof n, &error) == PMS_OK, "put");
+        must(pms_object_put_value(pool, 0, "step", 4, (const char *)&n, sizeof n, &error) == PMS_OK,
+             "put");
         pms_commit(pool, &error);
     }
 }
@@ -82,7 +84,9 @@ PATH path_put_array_4_kib(uint64_t n) /* a new block each time; the old one is f
     uint64_t off;
     while (n--) {
         memcpy(source, &n, sizeof n);
-        must(pms_object_put_array(pool, 0, "copy", 4, "m", 1, sizeof source, PMS_FILL_COPY, source, sizeof source, 0, &off, &error) == PMS_OK, "put");
+        must(pms_object_put_array(pool, 0, "copy", 4, "m", 1, sizeof source, PMS_FILL_COPY, source,
+                                  sizeof source, 0, &off, &error) == PMS_OK,
+             "put");
         pms_commit(pool, &error);
     }
 }
@@ -128,7 +132,10 @@ PATH path_checksum_4_kib(uint64_t n)
     must(crc != 1, "checksum");
 }
 
-static const struct { const char *name; void (*run)(uint64_t n); } paths[] = {
+static const struct {
+    const char *name;
+    void (*run)(uint64_t n);
+} paths[] = {
     {"path_empty_transaction", path_empty_transaction},
     {"path_write_8_bytes", path_write_8_bytes},
     {"path_hot_page", path_hot_page},
@@ -152,11 +159,14 @@ int main(int argc, char **argv)
     char file[512];
     struct pms_info info;
     uint64_t off;
-    struct pms_options options = {.size = 16u << 20, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_PROCESS, .hot = 1};
+    struct pms_options options = {
+        .size = 16u << 20, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_PROCESS, .hot = 1};
     snprintf(file, sizeof file, "%s/store", argv[1]);
     must(pms_pool_open(file, &options, &pool, &error) == PMS_OK, "open");
     pms_pool_info(pool, &info);
-    must(pms_object_put_array(pool, 0, "array", 5, "m", 1, ARRAY, PMS_FILL_ZERO, NULL, 0, 1, &off, &error) == PMS_OK, "array");
+    must(pms_object_put_array(pool, 0, "array", 5, "m", 1, ARRAY, PMS_FILL_ZERO, NULL, 0, 1, &off,
+                              &error) == PMS_OK,
+         "array");
     array = (char *)(uintptr_t)info.base + off;
     must(pms_commit(pool, &error) == PMS_OK, "commit");
     for (size_t i = 0; i < PATHS; i++)

@@ -1,4 +1,5 @@
-/* Workloads of what goes on beside transactions: flushes to a tier, mirrors that land, a fork, repair. */
+/* Workloads of what goes on beside transactions: flushes to a tier, mirrors that land, a fork,
+ * repair. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,9 +14,13 @@
 #include "trace.h"
 #include "workload.h"
 
-/* ---- flushes: the snapshot of a commit goes to a file, page by page, and is a store there that holds just that commit ---- */
+/* ---- flushes: the snapshot of a commit goes to a file, page by page, and is a store there that
+ * holds just that commit ---- */
 
-static bool to_write(const struct wl_flush *f, uint64_t page) { return f->state[page] == (PMS_CHUNK_LIVE | PMS_CHUNK_CHANGED); }
+static bool to_write(const struct wl_flush *f, uint64_t page)
+{
+    return f->state[page] == (PMS_CHUNK_LIVE | PMS_CHUNK_CHANGED);
+}
 
 void wl_flush_begin(struct wl *w, struct wl_flush *f)
 {
@@ -28,14 +33,16 @@ void wl_flush_begin(struct wl *w, struct wl_flush *f)
         snprintf(f->path, sizeof f->path, "%s-flushed", w->pool->path);
         f->fd = open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     }
-    uint64_t since = f->complete ? f->info.tag : 0; /* after that only what has changed is written */
+    /* after that only what has changed is written */
+    uint64_t since = f->complete ? f->info.tag : 0;
     f->complete = false;
     wl_done(w, pms_snapshot_begin(w->pool, 0, -1, &f->snapshot, &w->error));
     if (!w->failed)
         wl_done(w, pms_snapshot_info(f->snapshot, &f->info, &w->error));
     f->pages = f->info.file_bytes / PMS_PAGE;
     if (!w->failed)
-        wl_done(w, pms_snapshot_chunks(f->snapshot, since, PMS_PAGE, f->state, f->pages, &w->error));
+        wl_done(w,
+                pms_snapshot_chunks(f->snapshot, since, PMS_PAGE, f->state, f->pages, &w->error));
     f->left = f->all = 0;
     for (uint64_t i = 0; i < f->pages && !w->failed; i++)
         f->all += to_write(f, i);
@@ -52,12 +59,16 @@ void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of)
     for (; f->snapshot && !w->failed && f->next < f->pages; f->next++) {
         if (!to_write(f, f->next))
             continue;
-        if (f->left <= f->all - f->all * done / of) /* of what is to be written, not of the file: most of that is free */
+        /* of what is to be written, not of the file: most of that is free */
+        if (f->left <= f->all - f->all * done / of)
             return;
         f->left--;
-        wl_done(w, pms_snapshot_write(f->snapshot, f->fd, PMS_PAGE, &f->next, 1, f->next * PMS_PAGE, &crc, &transfer, &w->error));
-        if (!w->failed && (pread(f->fd, page, PMS_PAGE, (off_t)(f->next * PMS_PAGE)) != PMS_PAGE || pms_crc32c(0, page, PMS_PAGE) != crc))
-            wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "the checksum is of another page than the one that was flushed"));
+        wl_done(w, pms_snapshot_write(f->snapshot, f->fd, PMS_PAGE, &f->next, 1, f->next * PMS_PAGE,
+                                      &crc, &transfer, &w->error));
+        if (!w->failed && (pread(f->fd, page, PMS_PAGE, (off_t)(f->next * PMS_PAGE)) != PMS_PAGE ||
+                           pms_crc32c(0, page, PMS_PAGE) != crc))
+            wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT,
+                                "the checksum is of another page than the one that was flushed"));
     }
 }
 
@@ -73,10 +84,12 @@ static void compare(struct wl *w, const struct wl_flush *f)
         w->failed = true;
         return;
     }
-    bool whole = wl_digest(flushed) == f->promised && pms_check(flushed, &report, &e) == PMS_OK && report.problem_count == 0;
+    bool whole = wl_digest(flushed) == f->promised && pms_check(flushed, &report, &e) == PMS_OK &&
+                 report.problem_count == 0;
     pms_pool_release(flushed);
     if (!whole)
-        wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "what was flushed is not the commit that it was begun at"));
+        wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT,
+                            "what was flushed is not the commit that it was begun at"));
 }
 
 void wl_flush_end(struct wl *w, struct wl_flush *f)
@@ -98,7 +111,9 @@ void wl_flush_close(struct wl *w, struct wl_flush *f)
     f->fd = 0;
 }
 
-void wl_flush(struct wl *w) /* transactions of all kinds under a flush; then of what has changed since, and a roll back under that */
+/* transactions of all kinds under a flush; then of what has changed since, and a roll back under
+ * that */
+void wl_flush(struct wl *w)
 {
     struct wl_flush f = {0};
     wl_array(w, 0, "beside", 40, 1);
@@ -108,7 +123,8 @@ void wl_flush(struct wl *w) /* transactions of all kinds under a flush; then of 
     wl_flush_begin(w, &f);
     for (uint32_t step = 0; step < 3; step++) {
         char name[2] = {(char)('p' + step), 0};
-        wl_array(w, 0, "beside", 40, 100 + step); /* what these were at first is free at the next commit, used again, and flushed yet */
+        /* what these were at first is free at the next commit, used again, and flushed yet */
+        wl_array(w, 0, "beside", 40, 100 + step);
         wl_array(w, 0, "spare", 3000, 100 + step);
         wl_array(w, 0, "extent", 30000, 100 + step);
         memset(wl_data(w, "medium", NULL) + 100 * step, (int)step + 1, 3000);
@@ -135,7 +151,8 @@ void wl_flush(struct wl *w) /* transactions of all kinds under a flush; then of 
     wl_flush_close(w, &f);
 }
 
-void wl_slots_flush(struct wl *w) /* flips under a flush: what it reads is kept before a step writes there */
+/* flips under a flush: what it reads is kept before a step writes there */
+void wl_slots_flush(struct wl *w)
 {
     struct wl_flush f = {0};
     wl_make_pair(w, "pair", PAIR_WORDS);
@@ -163,7 +180,8 @@ void wl_slots_flush(struct wl *w) /* flips under a flush: what it reads is kept 
     wl_flush_close(w, &f);
 }
 
-void wl_grow_beside(struct wl *w) /* growth under a flush and between a step of slots and its flip */
+/* growth under a flush and between a step of slots and its flip */
+void wl_grow_beside(struct wl *w)
 {
     struct wl_flush f = {0};
     wl_make_pair(w, "pair", PAIR_WORDS);
@@ -186,7 +204,8 @@ void wl_grow_beside(struct wl *w) /* growth under a flush and between a step of 
     wl_flush_close(w, &f);
 }
 
-void wl_grow_between(struct wl *w) /* growth between two flushes: of the new part there is its page table, as it was formatted */
+/* growth between two flushes: of the new part there is its page table, as it was formatted */
+void wl_grow_between(struct wl *w)
 {
     struct wl_flush f = {0};
     wl_flush_begin(w, &f);
@@ -212,7 +231,8 @@ static int started(struct wl *w, void *landing)
     return pms_landing_result(landing, &w->error);
 }
 
-static void land(struct wl *w, const char *const *name, const uint32_t *words, uint32_t count, uint32_t value, enum how how)
+static void land(struct wl *w, const char *const *name, const uint32_t *words, uint32_t count,
+                 uint32_t value, enum how how)
 {
     static uint32_t device[2][PAIR_WORDS]; /* the mirrored tensors */
     static char meta[2][8];
@@ -221,13 +241,19 @@ static void land(struct wl *w, const char *const *name, const uint32_t *words, u
     for (uint32_t i = 0; i < count; i++) {
         struct pms_slot_pair pair = {0};
         if (!w->failed)
-            wl_done(w, pms_slot_find(w->pool, 0, name[i], (uint32_t)strlen(name[i]), &pair, &w->error));
+            wl_done(
+                w, pms_slot_find(w->pool, 0, name[i], (uint32_t)strlen(name[i]), &pair, &w->error));
         for (uint32_t k = 0; k < words[i]; k++)
             device[i][k] = value * (i + 1) + k;
         memcpy(meta[i], "\x81\xa5slots", 7);
         meta[i][7] = (char)!pair.current;
-        copy[i] = (struct pms_land_copy){.data = pair.data[!pair.current], .bytes = 4ull * words[i], .src = device[i]};
-        to[i] = (struct pms_land_flip){.data = copy[i].data, .name = name[i], .meta = meta[i], .name_bytes = (uint32_t)strlen(name[i]), .meta_bytes = 8};
+        copy[i] = (struct pms_land_copy){
+            .data = pair.data[!pair.current], .bytes = 4ull * words[i], .src = device[i]};
+        to[i] = (struct pms_land_flip){.data = copy[i].data,
+                                       .name = name[i],
+                                       .meta = meta[i],
+                                       .name_bytes = (uint32_t)strlen(name[i]),
+                                       .meta_bytes = 8};
     }
     if (w->failed)
         return;
@@ -241,7 +267,8 @@ static void land(struct wl *w, const char *const *name, const uint32_t *words, u
             struct pms_error e;
             pms_landing_fail(l);
             if (!w->failed && pms_commit(w->pool, &e) != PMS_E_STATE)
-                wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "a commit with a landing that failed succeeded"));
+                wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT,
+                                    "a commit with a landing that failed succeeded"));
         }
         if (how == ROLLED_BACK)
             wl_rollback(w);
@@ -252,11 +279,13 @@ static void land(struct wl *w, const char *const *name, const uint32_t *words, u
     for (uint32_t i = 0; i < count && !w->failed; i++) {
         bool same = memcmp(wl_current(w, name[i]), device[i], 4ull * words[i]) == 0;
         if (same != (how == ARMED || how == STARTED))
-            wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "a commit did not bring a mirror along, or a failed one did"));
+            wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT,
+                                "a commit did not bring a mirror along, or a failed one did"));
     }
 }
 
-void wl_mirrors(struct wl *w) /* in one commit with captured writes; one that fails, and one that is rolled back, between */
+/* in one commit with captured writes; one that fails, and one that is rolled back, between */
+void wl_mirrors(struct wl *w)
 {
     static const char *const name[] = {"large pair", "small pair"};
     static const uint32_t words[] = {PAIR_WORDS, 20};
@@ -265,14 +294,19 @@ void wl_mirrors(struct wl *w) /* in one commit with captured writes; one that fa
     wl_commit(w);
     for (uint32_t step = 0; step < 6; step++) {
         wl_data(w, "keep", NULL)[step] = step + 50;
-        if (step % 2) { /* and stores into what was born: written back by this thread, though another one commits */
+        /* and stores into what was born: written back by this thread, though another one commits */
+        if (step % 2) {
             wl_array(w, 0, "born", 200 + 50 * step, step);
             uint64_t group = wl_group(w, 0, (const char[2]){(char)('0' + step), 0});
             for (uint32_t i = 0; i < 4; i++)
                 wl_value(w, group, "value", "0123456789" + i, 6);
         }
-        enum how how = step == 2 ? ROLLED_BACK : step == 4 ? FAILED : step % 2 && w->pool && !w->pool->journal ? STARTED : ARMED;
-        land(w, name, words, 2, step * 1000, how); /* in domain file the recorder takes a second thread for the journal's */
+        enum how how = step == 2                                  ? ROLLED_BACK
+                       : step == 4                                ? FAILED
+                       : step % 2 && w->pool && !w->pool->journal ? STARTED
+                                                                  : ARMED;
+        /* in domain file the recorder takes a second thread for the journal's */
+        land(w, name, words, 2, step * 1000, how);
     }
 }
 
@@ -298,7 +332,8 @@ static void reads(struct wl *w)
     struct pms_error e;
     struct pms_object o;
     const uint32_t *keep = w->fork_data;
-    bool refused = pms_commit(w->pool, &e) == PMS_E_FORKED && pms_object_find(w->pool, 0, "keep", 4, &o, &e) == PMS_E_FORKED;
+    bool refused = pms_commit(w->pool, &e) == PMS_E_FORKED &&
+                   pms_object_find(w->pool, 0, "keep", 4, &o, &e) == PMS_E_FORKED;
     if (!refused || keep[1] != 1)
         leave(1);
     pms_pool_release(w->pool);
@@ -310,7 +345,9 @@ static void writes(struct wl *w)
     w->fork_data[2] = 0xbad;
 }
 
-void wl_fork(struct wl *w) /* in a transaction: a child that reads, and one that dies of writing; nothing of either reaches the store */
+/* in a transaction: a child that reads, and one that dies of writing; nothing of either reaches
+ * the store */
+void wl_fork(struct wl *w)
 {
     w->fork_data = wl_data(w, "keep", NULL);
     w->fork_data[1] = 1;
@@ -320,8 +357,9 @@ void wl_fork(struct wl *w) /* in a transaction: a child that reads, and one that
         return;
     int read_status = child_of(w, reads), write_status = child_of(w, writes);
     if (read_status != 0 || !WIFSIGNALED(write_status))
-        wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "a child could not read (%x), or could write (%x)", (unsigned)read_status,
-                            (unsigned)write_status));
+        wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT,
+                            "a child could not read (%x), or could write (%x)",
+                            (unsigned)read_status, (unsigned)write_status));
     if (w->fork_data[2] != 2)
         wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "what a child wrote is in the store"));
     wl_commit(w);
@@ -333,7 +371,8 @@ void wl_fork(struct wl *w) /* in a transaction: a child that reads, and one that
 
 /* ---- repair ---- */
 
-void wl_repair(struct wl *w) /* a block that belongs to nobody is found and freed; the superblock is written anew */
+/* a block that belongs to nobody is found and freed; the superblock is written anew */
+void wl_repair(struct wl *w)
 {
     static struct pms_check_report report;
     uint64_t off[2];

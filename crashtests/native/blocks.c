@@ -14,10 +14,12 @@ static bool there(struct wl *w, const char *name)
 {
     struct pms_object o;
     struct pms_error e;
-    return !w->failed && pms_object_find(w->pool, 0, name, (uint32_t)strlen(name), &o, &e) == PMS_OK;
+    return !w->failed &&
+           pms_object_find(w->pool, 0, name, (uint32_t)strlen(name), &o, &e) == PMS_OK;
 }
 
-void wl_churn(struct wl *w) /* holes of all sizes, between blocks of all classes; some rounds are rolled back */
+/* holes of all sizes, between blocks of all classes; some rounds are rolled back */
+void wl_churn(struct wl *w)
 {
     uint64_t state = wl_mixture_seed;
     for (uint32_t round = 0; round < 12; round++) {
@@ -62,7 +64,8 @@ static void still_holds(struct wl *w, uint64_t data, uint32_t value)
         wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "a block that a view holds was used again"));
 }
 
-void wl_pins(struct wl *w) /* views outlive their objects: over commits and roll backs nobody gets their blocks */
+/* views outlive their objects: over commits and roll backs nobody gets their blocks */
+void wl_pins(struct wl *w)
 {
     uint64_t held[PINS + 2] = {0};
     char name[8];

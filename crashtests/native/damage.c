@@ -5,11 +5,11 @@ static uint64_t damaged_place(struct explorer *x)
     struct campaign *c = x->c;
     uint64_t head = PMS_OFF_SEGMENTS + 8 * PMS_PAGE;
     switch (campaign_draw(c, 8)) {
-    case 0: return campaign_draw(c, 8 * PMS_PAGE);                    /* fixed pages */
+    case 0: return campaign_draw(c, 8 * PMS_PAGE);                         /* fixed pages */
     case 1: return campaign_draw(c, 8) * PMS_PAGE + campaign_draw(c, 128); /* their beginnings */
     case 2: return campaign_draw(c, x->bytes);
     case 3: return PMS_OFF_FASTLOG(campaign_draw(c, 2)) + campaign_draw(c, 2048);
-    case 4: return PMS_OFF_SEGMENTS + campaign_draw(c, PMS_PAGE);     /* page table */
+    case 4: return PMS_OFF_SEGMENTS + campaign_draw(c, PMS_PAGE); /* page table */
     default: break;
     }
     for (int i = 0; i < 200; i++) { /* a byte that is not zero: it means something */
@@ -44,7 +44,9 @@ void damage_here(struct explorer *x, uint64_t count)
             break;
         }
         case 3:
-            image_try_word(x, word, campaign_draw(c, 2) ? x->bytes + campaign_draw(c, PMS_PAGE) : ~0ull << campaign_draw(c, 64));
+            image_try_word(x, word,
+                           campaign_draw(c, 2) ? x->bytes + campaign_draw(c, PMS_PAGE)
+                                               : ~0ull << campaign_draw(c, 64));
             how = "a large number";
             break;
         case 4:
@@ -55,7 +57,8 @@ void damage_here(struct explorer *x, uint64_t count)
             how = "several flipped bits";
             break;
         default:
-            image_try_word(x, word, *word_at(x->img, word) ^ 1ull << (at % 8 * 8 + campaign_draw(c, 8)));
+            image_try_word(x, word,
+                           *word_at(x->img, word) ^ 1ull << (at % 8 * 8 + campaign_draw(c, 8)));
         }
         image_ask(x, bytes, how);
         image_take_back(x);

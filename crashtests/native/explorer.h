@@ -1,4 +1,5 @@
-/* The walk along one trace: what the parts of it share. A unit is a line (model ii) or a sector (model iii).
+/* The walk along one trace: what the parts of it share. A unit is a line (model ii) or a sector
+ * (model iii).
  *
  *   images.c   the walk: event by event, to the part that knows the model
  *   lines.c    (ii)  what is durable of a line, and what may be
@@ -16,9 +17,11 @@
 #define LINE 64u
 #define SECTOR 512u
 
-struct pend { /* one store to a unit, not durable yet */
-    uint64_t value;    /* of a sector: which version */
-    uint64_t flushers; /* a bit for each thread that has started a write-back of it: durable after that thread's fence */
+struct pend {       /* one store to a unit, not durable yet */
+    uint64_t value; /* of a sector: which version */
+    /* a bit for each thread that has started a write-back of it: durable after that thread's
+     * fence */
+    uint64_t flushers;
     uint8_t word, kind, thread; /* kind: 0 stored, 1 non-temporal, 2 written to the file */
 };
 
@@ -28,18 +31,20 @@ struct unit { /* a line or a sector with something that is not durable yet */
     bool listed;
 };
 
-struct undo { uint64_t off, value; };
+struct undo {
+    uint64_t off, value;
+};
 
 struct explorer {
     struct campaign *c;
     const struct trace *t;
-    unsigned char *img;     /* what is durable; while an image is tried: that image */
-    bool *used;             /* pages of it that may be other than zeros */
-    unsigned char *now;     /* all stores so far */
+    unsigned char *img;        /* what is durable; while an image is tried: that image */
+    bool *used;                /* pages of it that may be other than zeros */
+    unsigned char *now;        /* all stores so far */
     uint64_t bytes, now_bytes; /* size of the file: durable, now */
     uint64_t hash[2];
     struct unit *unit;
-    uint64_t *active;       /* unit numbers */
+    uint64_t *active; /* unit numbers */
     uint64_t active_count;
     unsigned char **version; /* sectors: contents, indexed by pend.value */
     uint64_t versions, versions_room;
@@ -52,40 +57,57 @@ struct explorer {
     int depth;
     int scratch_fd;
     char scratch_path[256];
-    uint64_t event;         /* where the walk is */
+    uint64_t event; /* where the walk is */
     uint64_t windows_left, budget_end;
-    uint64_t *option;       /* of each active unit, while an image is tried */
+    uint64_t *option; /* of each active unit, while an image is tried */
 };
 
-static inline uint64_t *word_at(unsigned char *p, uint64_t off) { return (uint64_t *)(void *)(p + off); }
-static inline bool is_store(const struct tr_event *e) { return e->kind <= TR_USER || e->kind == TR_PWRITE; }
-static inline bool over(const struct explorer *x) { return x->c->tally.failures >= x->c->stop_after; }
+static inline uint64_t *word_at(unsigned char *p, uint64_t off)
+{
+    return (uint64_t *)(void *)(p + off);
+}
+static inline bool is_store(const struct tr_event *e)
+{
+    return e->kind <= TR_USER || e->kind == TR_PWRITE;
+}
+static inline bool over(const struct explorer *x)
+{
+    return x->c->tally.failures >= x->c->stop_after;
+}
 
 /* ---- image.c ---- */
 uint64_t image_mix(uint64_t off, uint64_t value, uint64_t salt);
-void image_put(struct explorer *x, uint64_t off, uint64_t value);      /* for good. All changes of the image: its hash is always known */
+/* for good. All changes of the image: its hash is always known */
+void image_put(struct explorer *x, uint64_t off, uint64_t value);
 void image_put_bytes(struct explorer *x, uint64_t off, const unsigned char *from, uint64_t bytes);
 void image_try_word(struct explorer *x, uint64_t off, uint64_t value); /* until image_take_back */
 void image_take_back(struct explorer *x);
-void image_ask(struct explorer *x, uint64_t bytes, const char *how);   /* as it is, to the oracle, unless it was there before */
+/* as it is, to the oracle, unless it was there before */
+void image_ask(struct explorer *x, uint64_t bytes, const char *how);
 
 /* ---- window.c ---- */
-struct unit *unit_touch(struct explorer *x, uint64_t number); /* active, with room for one more pend */
-void units_compact(struct explorer *x);                       /* those with nothing left are no longer active */
-void window_crash(struct explorer *x);                        /* here: as many combinations of the active units as its share of the budget */
+/* active, with room for one more pend */
+struct unit *unit_touch(struct explorer *x, uint64_t number);
+/* those with nothing left are no longer active */
+void units_compact(struct explorer *x);
+/* here: as many combinations of the active units as its share of the budget */
+void window_crash(struct explorer *x);
 
 /* ---- the models ---- */
 uint64_t lines_options(const struct unit *u); /* 0: nothing arrived; the last one: all of it did */
 void lines_apply(struct explorer *x, uint64_t number, uint64_t option);
 void lines_walk(struct explorer *x, const struct tr_event *e);
-/* Domain process on a disk, and the machine goes down: the kernel may have written any page of the shared mapping, as it was at any time,
- * or none. Whole ones: what the store promises of them is that they are synced before the clean mark, and not opened without it. */
+/* Domain process on a disk, and the machine goes down: the kernel may have written any page of
+ * the shared mapping, as it was at any time, or none. Whole ones: what the store promises of
+ * them is that they are synced before the clean mark, and not opened without it. */
 bool sectors_of_a_mapping(const struct explorer *x);
-uint64_t sectors_options(const struct explorer *x, const struct unit *u); /* 0: nothing arrived; u->count: all of it did; beyond: torn, or none of it */
+/* 0: nothing arrived; u->count: all of it did; beyond: torn, or none of it */
+uint64_t sectors_options(const struct explorer *x, const struct unit *u);
 void sectors_apply(struct explorer *x, uint64_t number, uint64_t option);
 void sectors_walk(struct explorer *x, const struct tr_event *e);
 void sectors_end(struct explorer *x);
-void prefix_walk(struct explorer *x, const struct tr_event *e, uint64_t every); /* every: bytes between images, on average */
+/* every: bytes between images, on average */
+void prefix_walk(struct explorer *x, const struct tr_event *e, uint64_t every);
 void damage_here(struct explorer *x, uint64_t count);
 
 #endif

@@ -9,7 +9,8 @@
 #include "faults.h"
 #include "harness.h"
 
-static bool faulty_run(struct campaign *c, const struct scene *s, uint64_t n, struct fault_result *result)
+static bool faulty_run(struct campaign *c, const struct scene *s, uint64_t n,
+                       struct fault_result *result)
 {
     pid_t child;
     if (child_here(&child)) {
@@ -21,7 +22,8 @@ static bool faulty_run(struct campaign *c, const struct scene *s, uint64_t n, st
     int status = child_wait(child);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return true;
-    /* A store that cannot protect its pages any more stops, rather than to go on without capture. */
+    /* A store that cannot protect its pages any more stops, rather than to go on without
+     * capture. */
     if (!(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && result->call == FAULT_MPROTECT))
         plain_failure(c, faults_name(result->call), n, "the process died of a failed system call");
     return false;
@@ -51,9 +53,13 @@ void failing_run(struct options *o)
             plain_failure(c, faults_name(result->call), n, result->broken);
         if (atomic_load(&board->opened)) {
             uint32_t acked = board->acked;
-            struct question q = {.domain = c->domain, .allowed = {board->state[acked]}, .allowed_count = 1, .thorough = true};
-            /* A commit that failed at its sync, or died, may have become durable all the same: as it is shown now, or as it would have been with
-             * what is taken back when a commit fails (the flips of a landing). */
+            struct question q = {.domain = c->domain,
+                                 .allowed = {board->state[acked]},
+                                 .allowed_count = 1,
+                                 .thorough = true};
+            /* A commit that failed at its sync, or died, may have become durable all the same:
+             * as it is shown now, or as it would have been with what is taken back when a commit
+             * fails (the flips of a landing). */
             if (result->in_flight) {
                 q.allowed[q.allowed_count++] = result->in_flight;
                 q.allowed[q.allowed_count++] = undisturbed->state[board->begun];
@@ -66,5 +72,6 @@ void failing_run(struct options *o)
     }
     oracle_free(c->oracle);
     scene_end(&s);
-    printf("{\"result\": {\"trials\": %lu, \"failures\": %lu}}\n", (unsigned long)trials, (unsigned long)c->tally.failures);
+    printf("{\"result\": {\"trials\": %lu, \"failures\": %lu}}\n", (unsigned long)trials,
+           (unsigned long)c->tally.failures);
 }

@@ -26,7 +26,8 @@ static struct fault_result *result;
 
 const char *faults_name(enum fault_call call)
 {
-    static const char *const name[] = {"none", "pwritev", "fdatasync", "posix_fallocate", "ftruncate", "mprotect", "mmap"};
+    static const char *const name[] = {"none",      "pwritev",  "fdatasync", "posix_fallocate",
+                                       "ftruncate", "mprotect", "mmap"};
     return name[call];
 }
 
@@ -95,7 +96,8 @@ static void broken(const char *what)
         snprintf(result->broken, sizeof result->broken, "%s", what);
 }
 
-/* After an error. A store whose sync failed must say so for ever; any other one must be rolled back, and must work. */
+/* After an error. A store whose sync failed must say so for ever; any other one must be rolled
+ * back, and must work. */
 static void go_on(struct wl *w)
 {
     struct pms_error e = {0};
@@ -133,7 +135,8 @@ static void run_and_go_on(struct wl *w)
 
 const struct workload *faults_workload;
 
-void faults_run(const struct workload *w, const char *path, int domain, struct board *board, uint64_t n, struct fault_result *r)
+void faults_run(const struct workload *w, const char *path, int domain, struct board *board,
+                uint64_t n, struct fault_result *r)
 {
     struct wl run;
     const struct workload wrapped = {w->name, run_and_go_on, w->leaks, w->heavy};

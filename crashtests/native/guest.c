@@ -1,10 +1,13 @@
-/* What runs in the virtual machine: a store whose state is known from the number of its last commit, changed for ever, until somebody
- * pulls the plug. See crashtests/vm.py.
+/* What runs in the virtual machine: a store whose state is known from the number of its last
+ * commit, changed for ever, until somebody pulls the plug. See crashtests/vm.py.
  *
- *     guest run PATH DOMAIN COMMITS [DEVICE OFFSET]   checks what is there, then commits; 0: for ever
- *     guest check PATH DOMAIN ACKNOWLEDGED            checks what is there, and commits twice more
+ *     guest run PATH DOMAIN COMMITS [DEVICE OFFSET]   checks what is there, then commits; 0: for
+ *                                                     ever
+ *     guest check PATH DOMAIN ACKNOWLEDGED            checks what is there, and commits twice
+ *                                                     more
  *
- * Each commit is acknowledged by a line on standard output, and by its number in the sector of DEVICE at OFFSET, past all caches. */
+ * Each commit is acknowledged by a line on standard output, and by its number in the sector of
+ * DEVICE at OFFSET, past all caches. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +16,9 @@
 
 #include "workload.h"
 
-#define WIDE 16000u   /* a quarter of it is written by each commit: large captures */
-#define RING 8u       /* arrays of many sizes, replaced in turn */
-#define NAMES 5u      /* the last so many values are there */
+#define WIDE 16000u /* a quarter of it is written by each commit: large captures */
+#define RING 8u     /* arrays of many sizes, replaced in turn */
+#define NAMES 5u    /* the last so many values are there */
 #define SECTOR 512
 
 static struct board board;
@@ -110,7 +113,8 @@ static uint32_t check(void)
     for (uint32_t last = n < NAMES ? 1 : n - NAMES + 1; last <= n; last++) {
         struct pms_object o;
         uint32_t bytes = (uint32_t)snprintf(name, sizeof name, "%u", last);
-        if (pms_object_find(w.pool, group, name, bytes, &o, &w.error) != PMS_OK || o.meta_bytes != bytes || memcmp(o.meta, name, bytes) != 0)
+        if (pms_object_find(w.pool, group, name, bytes, &o, &w.error) != PMS_OK ||
+            o.meta_bytes != bytes || memcmp(o.meta, name, bytes) != 0)
             die("a value");
     }
     if (entries(group) != (n < NAMES ? n : NAMES) || entries(0) != 3 + (n < RING ? n : RING))
@@ -160,8 +164,9 @@ int main(int argc, char **argv)
     if (!run && n < (uint32_t)atol(argv[4]))
         die("an acknowledged commit is lost");
     const struct pms_info *info = &w.pool->info;
-    printf("found %u domain %d map_sync %d undone %lu replayed %lu unclean %lu\n", n, info->domain, info->sync_mapping,
-           (unsigned long)info->undone_entries, (unsigned long)info->replayed_records, (unsigned long)info->unclean_opens);
+    printf("found %u domain %d map_sync %d undone %lu replayed %lu unclean %lu\n", n, info->domain,
+           info->sync_mapping, (unsigned long)info->undone_entries,
+           (unsigned long)info->replayed_records, (unsigned long)info->unclean_opens);
     for (uint32_t i = 1; !more || i <= more; i++) {
         commit_number(n + i);
         if (run)

@@ -1,4 +1,5 @@
-/* What the modes of the program (main.c) share: files, children, the base store and its recorded workload. */
+/* What the modes of the program (main.c) share: files, children, the base store and its recorded
+ * workload. */
 #ifndef CRASH_HARNESS_H
 #define CRASH_HARNESS_H
 
@@ -17,7 +18,8 @@ extern struct board *board; /* of this process and its children */
 /* ---- child.c: all of these end the process where they cannot do it ---- */
 void *shared_memory(size_t bytes);
 unsigned char *file_read(const char *path, uint64_t *bytes);
-void file_write(const char *path, const unsigned char *from, uint64_t bytes); /* pages of zeros stay holes */
+/* pages of zeros stay holes */
+void file_write(const char *path, const unsigned char *from, uint64_t bytes);
 
 /* Forks; true in the child, which leaves by leave(). It dies with us, and leaves no core. */
 bool child_here(pid_t *child);
@@ -32,14 +34,17 @@ struct scene {
     struct trace *trace;
 };
 void scene_set(struct options *o, struct scene *s);
-bool scene_record(struct campaign *c, struct scene *s); /* runs the workload under the recorder; false: that failed, and was reported */
-bool scene_know(struct options *o, struct scene *s);    /* the states of another program's trace; false likewise */
+/* runs the workload under the recorder; false: that failed, and was reported */
+bool scene_record(struct campaign *c, struct scene *s);
+/* the states of another program's trace; false likewise */
+bool scene_know(struct options *o, struct scene *s);
 void scene_end(struct scene *s);
 void plain_failure(struct campaign *c, const char *how, uint64_t n, const char *message);
-void judge(struct campaign *c, const struct question *q, const char *how, uint64_t n); /* reports a failure, and keeps the file as it was found */
+/* reports a failure, and keeps the file as it was found */
+void judge(struct campaign *c, const struct question *q, const char *how, uint64_t n);
 
 /* ---- modes: a line of JSON each ---- */
-void kills_run(struct options *o);  /* kills.c */
+void kills_run(struct options *o);   /* kills.c */
 void failing_run(struct options *o); /* failing.c */
 
 #endif

@@ -68,7 +68,8 @@ static struct promise promise_now(const struct explorer *x)
     return p;
 }
 
-/* Most of a store is zeros, and stays a hole: neither this nor the oracle reads all of the file for each image. */
+/* Most of a store is zeros, and stays a hole: neither this nor the oracle reads all of the file
+ * for each image. */
 static void write_scratch(struct explorer *x, uint64_t bytes)
 {
     static bool left[TRACE_MAX_FILE / PMS_PAGE]; /* by the image before */
@@ -76,13 +77,17 @@ static void write_scratch(struct explorer *x, uint64_t bytes)
     bool ok = ftruncate(x->scratch_fd, (off_t)bytes) == 0 && trace_find_data(x->scratch_fd, left);
     for (uint64_t at = 0, end; ok && at < bytes; at = end) {
         what = x->used[at / PMS_PAGE] ? USED : left[at / PMS_PAGE] ? STALE : HOLE;
-        for (end = at; end < bytes && (x->used[end / PMS_PAGE] ? USED : left[end / PMS_PAGE] ? STALE : HOLE) == what; end += PMS_PAGE)
+        for (end = at; end < bytes && (x->used[end / PMS_PAGE] ? USED
+                                       : left[end / PMS_PAGE]  ? STALE
+                                                               : HOLE) == what;
+             end += PMS_PAGE)
             ;
         uint64_t n = (end < bytes ? end : bytes) - at;
         if (what == USED)
             ok = pwrite(x->scratch_fd, x->img + at, n, (off_t)at) == (ssize_t)n;
         else if (what == STALE)
-            ok = fallocate(x->scratch_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)n) == 0;
+            ok = fallocate(x->scratch_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
+                           (off_t)n) == 0;
     }
     if (!ok) {
         perror(x->scratch_path);
@@ -96,8 +101,8 @@ static void report(struct explorer *x, const struct verdict *v, uint64_t bytes, 
     char kept[400] = "";
     c->tally.failures++;
     if (c->keep) {
-        snprintf(kept, sizeof kept, "%s/model%d-%s-%d-%lu.pm", c->keep, (int)c->model, c->workload, c->domain,
-                 (unsigned long)c->tally.failures);
+        snprintf(kept, sizeof kept, "%s/model%d-%s-%d-%lu.pm", c->keep, (int)c->model, c->workload,
+                 c->domain, (unsigned long)c->tally.failures);
         int fd = open(kept, O_RDWR | O_CREAT | O_TRUNC, 0600);
         for (uint64_t at = 0; fd >= 0 && at < bytes;) {
             ssize_t n = write(fd, x->img + at, bytes - at);
@@ -108,9 +113,11 @@ static void report(struct explorer *x, const struct verdict *v, uint64_t bytes, 
         if (fd >= 0)
             close(fd);
     }
-    printf("{\"failure\": {\"model\": %d, \"workload\": \"%s\", \"domain\": %d, \"depth\": %d, \"event\": %lu, \"acked\": %u, "
-           "\"begun\": %u, \"how\": \"%s\", \"message\": \"",
-           (int)c->model, c->workload, c->domain, c->depth - x->depth, (unsigned long)x->event, x->acked, x->begun, how);
+    printf(
+        "{\"failure\": {\"model\": %d, \"workload\": \"%s\", \"domain\": %d, \"depth\": %d, \"event\": %lu, \"acked\": %u, "
+        "\"begun\": %u, \"how\": \"%s\", \"message\": \"",
+        (int)c->model, c->workload, c->domain, c->depth - x->depth, (unsigned long)x->event,
+        x->acked, x->begun, how);
     for (const char *p = v->message; *p; p++)
         putchar(*p == '"' || *p == '\\' || *p < ' ' ? '\'' : *p);
     printf("\", \"image\": \"%s\", \"sites\": [", kept);
@@ -121,7 +128,8 @@ static void report(struct explorer *x, const struct verdict *v, uint64_t bytes, 
     uint64_t shown = 0;
     for (uint64_t i = 0; x->option && i < x->active_count && shown < 40; i++)
         if (x->option[i])
-            printf("%s[%lu, %lu]", shown++ ? ", " : "", (unsigned long)(x->active[i] * x->unit_bytes), (unsigned long)x->option[i]);
+            printf("%s[%lu, %lu]", shown++ ? ", " : "",
+                   (unsigned long)(x->active[i] * x->unit_bytes), (unsigned long)x->option[i]);
     printf("]}}\n");
     fflush(stdout);
 }
@@ -145,18 +153,24 @@ void image_ask(struct explorer *x, uint64_t bytes, const char *how)
     c->tally.images++;
     c->tally.nested_images += x->depth < c->depth;
     write_scratch(x, bytes);
-    struct question q = {.domain = c->domain, .allowed = {p.digest[0], p.digest[1]}, .allowed_count = p.count, .hostile = hostile,
-                         .restarted = sectors_of_a_mapping(x), .thorough = (a & 15) == 0};
+    struct question q = {.domain = c->domain,
+                         .allowed = {p.digest[0], p.digest[1]},
+                         .allowed_count = p.count,
+                         .hostile = hostile,
+                         .restarted = sectors_of_a_mapping(x),
+                         .thorough = (a & 15) == 0};
     snprintf(q.path, sizeof q.path, "%s", x->scratch_path);
     struct verdict v = oracle_ask(c->oracle, &q);
     if (!v.ok)
         report(x, &v, bytes, how);
-    else if (x->depth > 0 && c->nested_every && !hostile && !q.restarted && (a >> 8) % c->nested_every == 0)
+    else if (x->depth > 0 && c->nested_every && !hostile && !q.restarted &&
+             (a >> 8) % c->nested_every == 0)
         crash_recovery(x, bytes, v.digest);
     campaign_progress(c, false);
 }
 
-/* Records the recovery of the image under construction, and crashes that. It has to end in the state that the undisturbed one made. */
+/* Records the recovery of the image under construction, and crashes that. It has to end in the
+ * state that the undisturbed one made. */
 static void crash_recovery(struct explorer *x, uint64_t bytes, uint32_t digest)
 {
     static struct trace *trace[8];

@@ -25,7 +25,8 @@ void campaign_progress(struct campaign *c, bool last)
     if (!last && ms < c->reported_ms + 300)
         return;
     c->reported_ms = ms;
-    printf("{\"progress\": %lu}\n", (unsigned long)(c->tally.distinct ? c->tally.distinct : c->tally.images));
+    printf("{\"progress\": %lu}\n",
+           (unsigned long)(c->tally.distinct ? c->tally.distinct : c->tally.images));
     fflush(stdout);
 }
 
@@ -45,7 +46,8 @@ static uint64_t count_windows(const struct explorer *x)
     uint64_t n = 0;
     for (uint64_t i = 0; i < x->t->events; i++) {
         uint16_t kind = x->t->event[i].kind;
-        n += kind == TR_SYNC || kind == TR_BEGIN || kind == TR_ACK || (kind == TR_FENCE && x->unit_bytes == LINE);
+        n += kind == TR_SYNC || kind == TR_BEGIN || kind == TR_ACK ||
+             (kind == TR_FENCE && x->unit_bytes == LINE);
     }
     return n + 1;
 }
@@ -53,7 +55,8 @@ static uint64_t count_windows(const struct explorer *x)
 static void walk(struct explorer *x)
 {
     struct campaign *c = x->c;
-    uint64_t total = stored_bytes(x->t), budget = c->budget > c->tally.images ? c->budget - c->tally.images : 1;
+    uint64_t total = stored_bytes(x->t),
+             budget = c->budget > c->tally.images ? c->budget - c->tally.images : 1;
     uint64_t every = total / budget + 1, points = 0, damage = budget / 40 + 1;
     x->windows_left = count_windows(x);
     for (x->event = 0; x->event < x->t->events && !over(x); x->event++) {
@@ -61,9 +64,7 @@ static void walk(struct explorer *x)
         if (e->kind == TR_SIZE)
             x->now_bytes = e->bytes;
         switch (c->model) {
-        case MODEL_PREFIX:
-            prefix_walk(x, e, every);
-            break;
+        case MODEL_PREFIX: prefix_walk(x, e, every); break;
         case MODEL_DAMAGE:
             if (is_store(e))
                 image_put_bytes(x, e->off, x->t->data + e->data, e->bytes);
@@ -74,12 +75,8 @@ static void walk(struct explorer *x)
                 damage_here(x, damage);
             }
             break;
-        case MODEL_LINES:
-            lines_walk(x, e);
-            break;
-        case MODEL_SECTORS:
-            sectors_walk(x, e);
-            break;
+        case MODEL_LINES: lines_walk(x, e); break;
+        case MODEL_SECTORS: sectors_walk(x, e); break;
         }
         if (e->kind == TR_BEGIN || e->kind == TR_ACK) { /* what is promised changes here */
             if (c->model == MODEL_LINES || c->model == MODEL_SECTORS)
@@ -100,7 +97,8 @@ static void walk(struct explorer *x)
 
 static unsigned char *blank(uint64_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     if (p == MAP_FAILED) {
         perror("mmap");
         exit(2);
@@ -113,7 +111,8 @@ static void start_from(struct explorer *x, const unsigned char *base, const bool
     for (uint64_t page = 0; page * PMS_PAGE < x->t->base_bytes; page++) {
         if (used && !used[page])
             continue;
-        for (uint64_t off = page * PMS_PAGE; off < (page + 1) * PMS_PAGE && off < x->t->base_bytes; off += 8) {
+        for (uint64_t off = page * PMS_PAGE; off < (page + 1) * PMS_PAGE && off < x->t->base_bytes;
+             off += 8) {
             uint64_t value = *(const uint64_t *)(const void *)(base + off);
             if (!value)
                 continue;
@@ -125,12 +124,20 @@ static void start_from(struct explorer *x, const unsigned char *base, const bool
     }
 }
 
-void images_explore(struct campaign *c, const struct trace *t, const unsigned char *base, const bool *used, const struct board *board,
-                    const struct promise *fixed, int depth)
+void images_explore(struct campaign *c, const struct trace *t, const unsigned char *base,
+                    const bool *used, const struct board *board, const struct promise *fixed,
+                    int depth)
 {
-    struct explorer x = {.c = c, .t = t, .board = board, .fixed = fixed, .depth = depth, .bytes = t->base_bytes,
-                         .now_bytes = t->base_bytes, .unit_bytes = c->model == MODEL_SECTORS ? SECTOR : LINE};
-    uint64_t units = TRACE_MAX_FILE / x.unit_bytes, unit_room = units * sizeof *x.unit, active_room = units * sizeof *x.active;
+    struct explorer x = {.c = c,
+                         .t = t,
+                         .board = board,
+                         .fixed = fixed,
+                         .depth = depth,
+                         .bytes = t->base_bytes,
+                         .now_bytes = t->base_bytes,
+                         .unit_bytes = c->model == MODEL_SECTORS ? SECTOR : LINE};
+    uint64_t units = TRACE_MAX_FILE / x.unit_bytes, unit_room = units * sizeof *x.unit,
+             active_room = units * sizeof *x.active;
     uint64_t budget = c->budget;
     if (fixed) { /* a recovery: a share of what is left */
         uint64_t share = c->nested_every + 4;
@@ -153,7 +160,8 @@ void images_explore(struct campaign *c, const struct trace *t, const unsigned ch
     sectors_end(&x);
     free(x.version);
     free(x.undo);
-    uint64_t reached = (x.now_bytes > x.bytes ? x.now_bytes : x.bytes) / x.unit_bytes + 1; /* beyond, all is untouched */
+    /* beyond, all is untouched */
+    uint64_t reached = (x.now_bytes > x.bytes ? x.now_bytes : x.bytes) / x.unit_bytes + 1;
     for (uint64_t i = 0; i < reached && i < units; i++)
         if (x.unit[i].room)
             free(x.unit[i].pend);

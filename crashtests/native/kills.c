@@ -33,7 +33,8 @@ static bool killed_run(struct campaign *c, const struct scene *s, uint64_t n, bo
     }
     int status = child_wait(child);
     if (WIFSIGNALED(status) ? WTERMSIG(status) != SIGKILL : WEXITSTATUS(status) != 0)
-        plain_failure(c, recovery_only ? "kill in recovery" : "kill", n, "the run failed by itself");
+        plain_failure(c, recovery_only ? "kill in recovery" : "kill", n,
+                      "the run failed by itself");
     return WIFEXITED(status);
 }
 
@@ -64,9 +65,11 @@ void kills_run(struct options *o)
             file_write(s.path, s.base, s.bytes);
             bool ended = killed_run(c, &s, n, false);
             trials++;
-            unsigned char *crashed = trials % 11 == 3 && !ended ? file_read(s.path, &crashed_bytes) : NULL;
+            unsigned char *crashed = trials % 11 == 3 && !ended ? file_read(s.path, &crashed_bytes)
+                                                                : NULL;
             ask_after_kill(c, s.path, n);
-            for (uint64_t m = 1; crashed && c->tally.failures < c->stop_after; m += step, nested++) {
+            for (uint64_t m = 1; crashed && c->tally.failures < c->stop_after;
+                 m += step, nested++) {
                 file_write(s.path, crashed, crashed_bytes);
                 bool recovered = killed_run(c, &s, m, true);
                 ask_after_kill(c, s.path, n);
@@ -82,6 +85,7 @@ void kills_run(struct options *o)
     }
     oracle_free(c->oracle);
     scene_end(&s);
-    printf("{\"result\": {\"trials\": %lu, \"nested\": %lu, \"failures\": %lu}}\n", (unsigned long)(trials + nested),
-           (unsigned long)nested, (unsigned long)c->tally.failures);
+    printf("{\"result\": {\"trials\": %lu, \"nested\": %lu, \"failures\": %lu}}\n",
+           (unsigned long)(trials + nested), (unsigned long)nested,
+           (unsigned long)c->tally.failures);
 }

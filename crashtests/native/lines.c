@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-#define NT_WORDS_MAX 10u /* of a line's non-temporal words the last so many are a subset each; earlier ones came */
+/* of a line's non-temporal words the last so many are a subset each; earlier ones came */
+#define NT_WORDS_MAX 10u
 
 static void split_of(const struct unit *u, uint32_t *stored, uint32_t *loose)
 {
@@ -23,7 +24,8 @@ uint64_t lines_options(const struct unit *u)
     return (uint64_t)(stored + 1) << loose;
 }
 
-/* Options of a line: prefix of its stores << number of loose words | which of those arrived. 0: nothing. */
+/* Options of a line: prefix of its stores << number of loose words | which of those arrived. 0:
+ * nothing. */
 void lines_apply(struct explorer *x, uint64_t number, uint64_t option)
 {
     const struct unit *u = &x->unit[number];
@@ -49,14 +51,16 @@ void lines_apply(struct explorer *x, uint64_t number, uint64_t option)
 
 /* ---- the walk ---- */
 
-/* What this thread's fence makes durable: what it wrote back, whoever stored it, and its own non-temporal stores. */
+/* What this thread's fence makes durable: what it wrote back, whoever stored it, and its own
+ * non-temporal stores. */
 static void settle(struct explorer *x, uint64_t number, int thread, bool all)
 {
     struct unit *u = &x->unit[number];
     uint32_t left = 0;
     for (uint32_t i = 0; i < u->count; i++) {
         const struct pend p = u->pend[i];
-        bool durable = all || (p.flushers >> thread & 1) != 0 || (p.kind == 1 && p.thread == thread);
+        bool durable = all || (p.flushers >> thread & 1) != 0 ||
+                       (p.kind == 1 && p.thread == thread);
         if (!durable) {
             u->pend[left++] = p;
             continue;
@@ -83,7 +87,8 @@ static void store_words(struct explorer *x, const struct tr_event *e)
         if (!known && *word_at(x->img, off) == *word_at(x->now, off))
             continue; /* durable already, and nothing in between */
         u = unit_touch(x, off / LINE);
-        u->pend[u->count++] = (struct pend){*word_at(x->now, off), 0, (uint8_t)(off % LINE / 8), kind, (uint8_t)e->thread};
+        u->pend[u->count++] = (struct pend){*word_at(x->now, off), 0, (uint8_t)(off % LINE / 8),
+                                            kind, (uint8_t)e->thread};
     }
 }
 
@@ -97,9 +102,10 @@ static void fence(struct explorer *x, int thread)
 void lines_walk(struct explorer *x, const struct tr_event *e)
 {
     switch (e->kind) {
-    case TR_STORE: case TR_COPY: case TR_USER: case TR_PWRITE:
-        store_words(x, e);
-        break;
+    case TR_STORE:
+    case TR_COPY:
+    case TR_USER:
+    case TR_PWRITE: store_words(x, e); break;
     case TR_FLUSH:
         for (uint64_t n = e->off / LINE; n * LINE < e->off + e->bytes; n++) {
             struct unit *u = &x->unit[n];
@@ -118,7 +124,6 @@ void lines_walk(struct explorer *x, const struct tr_event *e)
         units_compact(x);
         x->bytes = x->now_bytes;
         break;
-    default:
-        break;
+    default: break;
     }
 }

@@ -13,7 +13,8 @@ uint64_t wl_list(struct wl *w, const char *name)
     return list;
 }
 
-void wl_splice(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64_t step, uint32_t add, uint32_t value)
+void wl_splice(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64_t step,
+               uint32_t add, uint32_t value)
 {
     static uint32_t content[64][40];
     struct pms_new_item item[64];
@@ -21,11 +22,16 @@ void wl_splice(struct wl *w, uint64_t list, uint64_t at, uint64_t remove, uint64
         for (uint32_t k = 0; k < 40; k++)
             content[i][k] = value + i;
         bool array = (value + i) % 3 == 0;
-        item[i] = (struct pms_new_item){.meta = content[i], .meta_bytes = 4, .kind = array ? PMS_OBJECT_ARRAY : PMS_OBJECT_VALUE,
-                                        .fill = PMS_FILL_COPY, .src = content[i], .data_bytes = array ? sizeof content[i] : 0};
+        item[i] = (struct pms_new_item){.meta = content[i],
+                                        .meta_bytes = 4,
+                                        .kind = array ? PMS_OBJECT_ARRAY : PMS_OBJECT_VALUE,
+                                        .fill = PMS_FILL_COPY,
+                                        .src = content[i],
+                                        .data_bytes = array ? sizeof content[i] : 0};
     }
     if (!w->failed)
-        wl_done(w, pms_sequence_splice(w->pool, list, NULL, 0, at, remove, step, item, add, &w->error));
+        wl_done(
+            w, pms_sequence_splice(w->pool, list, NULL, 0, at, remove, step, item, add, &w->error));
 }
 
 void wl_list_edits(struct wl *w)
@@ -35,7 +41,7 @@ void wl_list_edits(struct wl *w)
     wl_commit(w);
     wl_splice(w, list, 20, 0, 1, 1, 50); /* append */
     wl_commit(w);
-    wl_splice(w, list, 3, 0, 1, 2, 60); /* insert */
+    wl_splice(w, list, 3, 0, 1, 2, 60);  /* insert */
     wl_splice(w, list, 10, 1, 1, 1, 70); /* replace */
     wl_commit(w);
     wl_splice(w, list, 0, 5, 2, 0, 0); /* every other one of ten */
@@ -73,7 +79,8 @@ void wl_make_pair(struct wl *w, const char *name, uint32_t words)
     wl_array(w, group, "0", words, 1);
     wl_array(w, group, "1", words, 2);
     if (!w->failed)
-        wl_done(w, pms_object_describe_group(w->pool, 0, name, (uint32_t)strlen(name), meta, sizeof meta, &w->error));
+        wl_done(w, pms_object_describe_group(w->pool, 0, name, (uint32_t)strlen(name), meta,
+                                             sizeof meta, &w->error));
 }
 
 /* The idle one is filled with value; its data is returned. */
@@ -85,7 +92,8 @@ uint32_t *wl_fill_next(struct wl *w, const char *name, uint32_t words, uint32_t 
         wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
     if (!w->failed)
         wl_done(w, pms_slot_open(w->pool, pair.data[!pair.current], &w->error));
-    uint32_t *at = w->failed ? nowhere : (uint32_t *)(void *)(w->pool->map.user + pair.data[!pair.current]);
+    uint32_t *at = w->failed ? nowhere
+                             : (uint32_t *)(void *)(w->pool->map.user + pair.data[!pair.current]);
     for (uint32_t i = 0; i < words; i++)
         at[i] = value + i;
     return at;
@@ -119,8 +127,9 @@ static void in_place(struct wl *w, const char *name, uint32_t value) /* captured
         at[i] = value + i;
 }
 
-/* Flips of several objects and captured writes take effect together; steps in place after a flip; versions that are taken back, or
- * scribbled and never named; a flip back to the version before. */
+/* Flips of several objects and captured writes take effect together; steps in place after a
+ * flip; versions that are taken back, or scribbled and never named; a flip back to the version
+ * before. */
 void wl_slots(struct wl *w)
 {
     wl_make_pair(w, "p", PAIR_WORDS);
@@ -161,7 +170,8 @@ void wl_slots_flip(struct wl *w)
     wl_commit(w);
 }
 
-void wl_slots_back(struct wl *w) /* flips that are rolled back; half an idle slot, left over commits */
+/* flips that are rolled back; half an idle slot, left over commits */
+void wl_slots_back(struct wl *w)
 {
     wl_make_pair(w, "pair", PAIR_WORDS);
     wl_commit(w);
@@ -180,7 +190,8 @@ void wl_slots_back(struct wl *w) /* flips that are rolled back; half an idle slo
     wl_fill_next(w, "pair", PAIR_WORDS, 9); /* never published */
 }
 
-void wl_slots_beside(struct wl *w) /* two pairs and other writes in one transaction; every third step in place */
+/* two pairs and other writes in one transaction; every third step in place */
+void wl_slots_beside(struct wl *w)
 {
     wl_make_pair(w, "a", PAIR_WORDS);
     wl_make_pair(w, "b", PAIR_WORDS);
@@ -256,7 +267,8 @@ static void note(struct wl *w, int value)
         wl_done(w, pms_history_write(w->pool, record, sizeof record, &w->error));
 }
 
-void wl_history(struct wl *w) /* written outside transactions, beside them, and in one that is rolled back */
+/* written outside transactions, beside them, and in one that is rolled back */
+void wl_history(struct wl *w)
 {
     note(w, 1);
     wl_data(w, "keep", NULL)[1] = 1;

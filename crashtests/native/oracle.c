@@ -21,7 +21,10 @@
 
 bool oracle_allows_leaks;
 
-struct shared { struct question q; struct verdict v; };
+struct shared {
+    struct question q;
+    struct verdict v;
+};
 struct oracle {
     struct shared *shared;
     pid_t child;
@@ -33,7 +36,8 @@ struct oracle {
 static struct verdict bad(const char *what, const struct pms_error *e)
 {
     struct verdict v = {0};
-    snprintf(v.message, sizeof v.message, "%s%s%.120s (%d)", what, e ? ": " : "", e ? e->what : "", e ? e->status : 0);
+    snprintf(v.message, sizeof v.message, "%s%s%.120s (%d)", what, e ? ": " : "", e ? e->what : "",
+             e ? e->status : 0);
     return v;
 }
 
@@ -45,7 +49,8 @@ static bool is_allowed(const struct question *q, uint32_t digest)
     return false;
 }
 
-/* The file as it is now, mapped: kept between questions, for most of them are about the same file. NULL: it is not there. */
+/* The file as it is now, mapped: kept between questions, for most of them are about the same
+ * file. NULL: it is not there. */
 static const unsigned char *look(const char *path, uint64_t *bytes)
 {
     static struct stat seen[4];
@@ -56,7 +61,8 @@ static const unsigned char *look(const char *path, uint64_t *bytes)
     if (stat(path, &st) != 0 || st.st_size > (off_t)TRACE_MAX_FILE)
         return NULL;
     *bytes = (uint64_t)st.st_size;
-    while (i < 4 && !(map[i] && seen[i].st_ino == st.st_ino && seen[i].st_dev == st.st_dev)) /* mapped: no other file has its number */
+    /* mapped: no other file has its number */
+    while (i < 4 && !(map[i] && seen[i].st_ino == st.st_ino && seen[i].st_dev == st.st_dev))
         i++;
     if (i < 4)
         return map[i];
@@ -80,7 +86,11 @@ static bool find_data(const char *path, bool *page)
     return found;
 }
 
-struct copy { unsigned char *at; uint64_t bytes; bool page[TRACE_MAX_FILE / PMS_PAGE]; };
+struct copy {
+    unsigned char *at;
+    uint64_t bytes;
+    bool page[TRACE_MAX_FILE / PMS_PAGE];
+};
 
 static bool copy_of(const char *path, struct copy *c)
 {
@@ -95,14 +105,17 @@ static bool copy_of(const char *path, struct copy *c)
     return true;
 }
 
-/* What an opening may write though it undoes nothing: who opened and when, the log with its anchor, the footer. Everything else is state. */
+/* What an opening may write though it undoes nothing: who opened and when, the log with its
+ * anchor, the footer. Everything else is state. */
 static bool is_state(uint64_t page_off, uint64_t footer_off)
 {
     bool session = page_off == PMS_OFF_SESSION(0) || page_off == PMS_OFF_SESSION(1);
-    return !session && page_off != PMS_OFF_ANCHOR && page_off != footer_off && (page_off < PMS_OFF_FASTLOG(0) || page_off >= PMS_OFF_SEGMENTS);
+    return !session && page_off != PMS_OFF_ANCHOR && page_off != footer_off &&
+           (page_off < PMS_OFF_FASTLOG(0) || page_off >= PMS_OFF_SEGMENTS);
 }
 
-/* Offset of the first byte of state that differs from the copy; -1: none. footer_off: of the page that is no state; 0: every byte counts. */
+/* Offset of the first byte of state that differs from the copy; -1: none. footer_off: of the
+ * page that is no state; 0: every byte counts. */
 static int64_t first_change(const char *path, const struct copy *copy, uint64_t footer_off)
 {
     static const unsigned char zeros[PMS_PAGE];
@@ -112,8 +125,10 @@ static int64_t first_change(const char *path, const struct copy *copy, uint64_t 
     if (!now || bytes != copy->bytes || !find_data(path, data))
         return 0;
     for (uint64_t p = 0; p * PMS_PAGE < bytes; p++) {
-        const unsigned char *a = data[p] ? now + p * PMS_PAGE : zeros, *b = copy->page[p] ? copy->at + p * PMS_PAGE : zeros;
-        if (a != b && (!footer_off || is_state(p * PMS_PAGE, footer_off)) && memcmp(a, b, PMS_PAGE) != 0)
+        const unsigned char *a = data[p] ? now + p * PMS_PAGE : zeros,
+                            *b = copy->page[p] ? copy->at + p * PMS_PAGE : zeros;
+        if (a != b && (!footer_off || is_state(p * PMS_PAGE, footer_off)) &&
+            memcmp(a, b, PMS_PAGE) != 0)
             for (uint64_t i = 0;; i++)
                 if (a[i] != b[i])
                     return (int64_t)(p * PMS_PAGE + i);
@@ -127,7 +142,8 @@ static bool transact(struct pms_pool *pool, struct pms_error *e)
     if (pms_object_find(pool, 0, "keep", 4, &o, e) != PMS_OK)
         return false;
     *(uint32_t *)(void *)(pool->map.user + o.data + 60) ^= 1;
-    return pms_object_put_value(pool, 0, "after", 5, "crash", 5, e) == PMS_OK && pms_commit(pool, e) == PMS_OK;
+    return pms_object_put_value(pool, 0, "after", 5, "crash", 5, e) == PMS_OK &&
+           pms_commit(pool, e) == PMS_OK;
 }
 
 static bool sound(const struct pms_check_report *r)
@@ -136,7 +152,10 @@ static bool sound(const struct pms_check_report *r)
 }
 
 /* What may be torn is not opened, and nothing else is said of it. */
-static bool refused(const struct question *q, const struct pms_error *e) { return q->restarted && e->status == PMS_E_UNCLEAN; }
+static bool refused(const struct question *q, const struct pms_error *e)
+{
+    return q->restarted && e->status == PMS_E_UNCLEAN;
+}
 
 static struct verdict judge(const struct question *q)
 {
@@ -165,7 +184,8 @@ static struct verdict judge(const struct question *q)
     int closed = pms_pool_close(pool, 0, &e);
     pms_pool_release(pool);
     if (!is_allowed(q, v.digest)) {
-        struct verdict wrong = bad("the recovered state is neither the last commit nor the one in flight", NULL);
+        struct verdict wrong = bad(
+            "the recovered state is neither the last commit nor the one in flight", NULL);
         size_t n = strlen(wrong.message);
         snprintf(wrong.message + n, sizeof wrong.message - n, " (epoch %lu)", (unsigned long)epoch);
         return wrong;
@@ -217,7 +237,8 @@ static struct verdict judge_hostile(const struct question *q)
     for (int mode = PMS_MODE_READ; mode <= PMS_MODE_READ_WRITE; mode++) {
         if (mode == PMS_MODE_READ && !q->thorough)
             continue;
-        struct pms_pool *pool = wl_open(q->path, mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : q->domain, mode, &e);
+        struct pms_pool *pool = wl_open(
+            q->path, mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : q->domain, mode, &e);
         if (!pool)
             continue;
         v.digest = wl_digest(pool);
@@ -248,7 +269,8 @@ static void serve(struct shared *s, int in, int out)
 struct oracle *oracle_new(void)
 {
     struct oracle *o = calloc(1, sizeof *o);
-    o->shared = mmap(NULL, sizeof *o->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    o->shared = mmap(NULL, sizeof *o->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                     -1, 0);
     return o;
 }
 
@@ -265,7 +287,8 @@ static void start(struct oracle *o)
         close(to[1]);
         close(from[0]);
         int null = open("/dev/null", O_WRONLY);
-        dup2(null, STDERR_FILENO); /* what a dying engine says goes into the verdict as the signal */
+        /* what a dying engine says goes into the verdict as the signal */
+        dup2(null, STDERR_FILENO);
         serve(o->shared, to[0], from[1]);
     }
     close(to[0]);
@@ -305,10 +328,12 @@ struct verdict oracle_ask(struct oracle *o, const struct question *q)
     }
     stop(o, &status);
     if (WIFSIGNALED(status))
-        snprintf(v.message, sizeof v.message, "the process that opened the image died of signal %d (%s)", WTERMSIG(status),
+        snprintf(v.message, sizeof v.message,
+                 "the process that opened the image died of signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
     else
-        snprintf(v.message, sizeof v.message, "the process that opened the image ended with %d", WEXITSTATUS(status));
+        snprintf(v.message, sizeof v.message, "the process that opened the image ended with %d",
+                 WEXITSTATUS(status));
     return v;
 }
 

@@ -1,4 +1,5 @@
-/* The oracle: what a crash may leave. It runs in a child of its own, because an image may kill who opens it. */
+/* The oracle: what a crash may leave. It runs in a child of its own, because an image may kill
+ * who opens it. */
 #ifndef CRASH_ORACLE_H
 #define CRASH_ORACLE_H
 
@@ -7,7 +8,7 @@
 
 struct verdict {
     bool ok;
-    uint32_t digest;  /* of the recovered state */
+    uint32_t digest; /* of the recovered state */
     char message[400];
 };
 
@@ -16,8 +17,10 @@ struct question {
     int domain;
     uint32_t allowed[3]; /* digests */
     uint32_t allowed_count;
-    bool hostile;  /* damaged on purpose: any answer but a crash, a hang or a corrupted walk */
-    bool restarted; /* opened after a restart of the machine, which the domain does not survive: refused, or whole */
+    bool hostile; /* damaged on purpose: any answer but a crash, a hang or a corrupted walk */
+    /* opened after a restart of the machine, which the domain does not survive: refused, or
+     * whole */
+    bool restarted;
     bool thorough; /* mode r too, and the commit after recovery is read back */
 };
 
@@ -27,7 +30,8 @@ extern bool oracle_allows_leaks; /* of the workload: set before the first questi
 
 struct oracle;
 struct oracle *oracle_new(void);
-/* Recovers the file at q->path, which changes it. A death or a hang of the child is a verdict too. */
+/* Recovers the file at q->path, which changes it. A death or a hang of the child is a verdict
+ * too. */
 struct verdict oracle_ask(struct oracle *o, const struct question *q);
 void oracle_free(struct oracle *o);
 

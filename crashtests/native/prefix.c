@@ -13,7 +13,8 @@ void prefix_walk(struct explorer *x, const struct tr_event *e, uint64_t every)
     }
     const unsigned char *from = x->t->data + e->data;
     for (uint64_t done = 0; done < e->bytes && !over(x);) {
-        uint64_t step = e->word ? 8 : every < 2 ? 1 : 1 + campaign_draw(x->c, 2 * every - 1); /* on average every */
+        /* on average every */
+        uint64_t step = e->word ? 8 : every < 2 ? 1 : 1 + campaign_draw(x->c, 2 * every - 1);
         if (done + step > e->bytes)
             step = e->bytes - done;
         image_put_bytes(x, e->off + done, from + done, step);

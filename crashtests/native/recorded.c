@@ -1,4 +1,5 @@
-/* In the engine that Python loads for crash tests: its process records itself. The crash program maps the same file. */
+/* In the engine that Python loads for crash tests: its process records itself. The crash program
+ * maps the same file. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,5 +17,8 @@ SEEN_OUTSIDE void pms_trace_begin(const char *into, const char *store, int domai
     trace_start(trace_at(into, true), store, domain != PMS_DOMAIN_FILE);
 }
 
-SEEN_OUTSIDE void pms_trace_mark(int kind, uint64_t number) { trace_mark((enum tr_kind)kind, number); }
+SEEN_OUTSIDE void pms_trace_mark(int kind, uint64_t number)
+{
+    trace_mark((enum tr_kind)kind, number);
+}
 SEEN_OUTSIDE void pms_trace_end(void) { trace_stop(); }

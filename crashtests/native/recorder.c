@@ -1,8 +1,10 @@
-/* LD_PRELOAD: records, or makes fail, what a process does to the files below one directory. The files of storage tiers are written
- * by Python and by native threads alike; here both come through the C library. See crashtests/tiers.py.
+/* LD_PRELOAD: records, or makes fail, what a process does to the files below one directory. The
+ * files of storage tiers are written by Python and by native threads alike; here both come
+ * through the C library. See crashtests/tiers.py.
  *
- * A record is a struct head, then the path, then a second path or the bytes. Writes are recorded before they happen, syncs and
- * changes of names afterwards: what the record says was durable, was. */
+ * A record is a struct head, then the path, then a second path or the bytes. Writes are recorded
+ * before they happen, syncs and changes of names afterwards: what the record says was durable,
+ * was. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,21 +24,25 @@
 
 #define FDS 4096
 enum kind { CREATE = 1, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK };
-struct head { uint32_t kind, path, rest, more; uint64_t off; };
+struct head {
+    uint32_t kind, path, rest, more;
+    uint64_t off;
+};
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
 static char *path_of[FDS];
 static int out = -1;
-static long fail_at;   /* 0: none; else counts down */
+static long fail_at; /* 0: none; else counts down */
 static int fail_errno;
 static long hits;
-
 
 void recorder_start(const char *directory, const char *trace)
 {
     snprintf(root, sizeof root, "%s", directory);
-    out = trace && *trace ? (int)syscall(SYS_openat, AT_FDCWD, trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
+    out = trace && *trace ? (int)syscall(SYS_openat, AT_FDCWD, trace,
+                                         O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)
+                          : -1;
 }
 
 /* The nth operation from now on fails. Returns how many were counted since the last call. */
@@ -73,8 +79,10 @@ static void record(enum kind kind, const char *path, const void *rest, size_t by
     if (out < 0)
         return;
     int saved = errno;
-    struct head h = {.kind = kind, .path = (uint32_t)strlen(path), .rest = (uint32_t)bytes, .off = off};
-    struct iovec v[3] = {{&h, sizeof h}, {(void *)(uintptr_t)path, h.path}, {(void *)(uintptr_t)rest, bytes}};
+    struct head h = {
+        .kind = kind, .path = (uint32_t)strlen(path), .rest = (uint32_t)bytes, .off = off};
+    struct iovec v[3] = {
+        {&h, sizeof h}, {(void *)(uintptr_t)path, h.path}, {(void *)(uintptr_t)rest, bytes}};
     pthread_mutex_lock(&mutex);
     for (int i = 0; i < 3; i++)
         for (size_t at = 0; at < v[i].iov_len;) {
@@ -105,7 +113,8 @@ static int do_open(const char *path, int flags, mode_t mode)
 {
     int again; /* a descriptor that is opened a second time */
     if (sscanf(path, "/proc/self/fd/%d", &again) == 1 && of_fd(again))
-        return opened(of_fd(again), flags, (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode), true);
+        return opened(of_fd(again), flags, (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode),
+                      true);
     if (!ours(path))
         return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
     bool there = syscall(SYS_faccessat, AT_FDCWD, path, F_OK) == 0;
@@ -114,14 +123,14 @@ static int do_open(const char *path, int flags, mode_t mode)
     return opened(path, flags, (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode), there);
 }
 
-#define OPEN(name, flags)                                                                                                         \
-    int name(const char *path, int flags, ...)                                                                                    \
-    {                                                                                                                             \
-        va_list a;                                                                                                                \
-        va_start(a, flags);                                                                                                       \
-        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(a, mode_t) : 0;                                                      \
-        va_end(a);                                                                                                                \
-        return do_open(path, flags, mode);                                                                                        \
+#define OPEN(name, flags)                                                    \
+    int name(const char *path, int flags, ...)                               \
+    {                                                                        \
+        va_list a;                                                           \
+        va_start(a, flags);                                                  \
+        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(a, mode_t) : 0; \
+        va_end(a);                                                           \
+        return do_open(path, flags, mode);                                   \
     }
 OPEN(open, flags)
 OPEN(open64, flags)
@@ -140,15 +149,22 @@ static ssize_t do_pwrite(int fd, const void *data, size_t bytes, off_t off)
     const char *path = of_fd(fd);
     if (path) {
         if (fails()) {
-            syscall(SYS_pwrite64, fd, data, bytes / 2 & ~(size_t)511, off); /* some of it may have got there */
+            /* some of it may have got there */
+            syscall(SYS_pwrite64, fd, data, bytes / 2 & ~(size_t)511, off);
             return -1;
         }
         record(WRITE, path, data, bytes, (uint64_t)off);
     }
     return syscall(SYS_pwrite64, fd, data, bytes, off);
 }
-ssize_t pwrite(int fd, const void *data, size_t bytes, off_t off) { return do_pwrite(fd, data, bytes, off); }
-ssize_t pwrite64(int fd, const void *data, size_t bytes, off_t off) { return do_pwrite(fd, data, bytes, off); }
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t off)
+{
+    return do_pwrite(fd, data, bytes, off);
+}
+ssize_t pwrite64(int fd, const void *data, size_t bytes, off_t off)
+{
+    return do_pwrite(fd, data, bytes, off);
+}
 
 ssize_t pwritev(int fd, const struct iovec *v, int count, off_t off)
 {
@@ -165,7 +181,10 @@ ssize_t pwritev(int fd, const struct iovec *v, int count, off_t off)
     }
     return done;
 }
-ssize_t pwritev64(int fd, const struct iovec *v, int count, off_t off) { return pwritev(fd, v, count, off); }
+ssize_t pwritev64(int fd, const struct iovec *v, int count, off_t off)
+{
+    return pwritev(fd, v, count, off);
+}
 
 static int do_truncate(int fd, off_t bytes)
 {
@@ -213,8 +232,14 @@ static int do_fallocate(int fd, int mode, off_t off, off_t bytes)
         errno = error;
     return error ? -1 : 0;
 }
-int fallocate(int fd, int mode, off_t off, off_t bytes) { return do_fallocate(fd, mode, off, bytes); }
-int fallocate64(int fd, int mode, off_t off, off_t bytes) { return do_fallocate(fd, mode, off, bytes); }
+int fallocate(int fd, int mode, off_t off, off_t bytes)
+{
+    return do_fallocate(fd, mode, off, bytes);
+}
+int fallocate64(int fd, int mode, off_t off, off_t bytes)
+{
+    return do_fallocate(fd, mode, off, bytes);
+}
 
 /* What is open by the old name goes on under the new one. */
 static void renamed(const char *from, const char *to)
@@ -265,7 +290,8 @@ long syscall(long number, ...)
 int link(const char *from, const char *to) { return names(LINK, from, to, SYS_link); }
 int linkat(int a, const char *from, int b, const char *to, int flags)
 {
-    return ours(from) ? names(LINK, from, to, SYS_link) : (int)syscall(SYS_linkat, a, from, b, to, flags);
+    return ours(from) ? names(LINK, from, to, SYS_link)
+                      : (int)syscall(SYS_linkat, a, from, b, to, flags);
 }
 
 static int do_unlink(const char *path)

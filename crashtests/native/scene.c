@@ -6,24 +6,31 @@
 
 #include "harness.h"
 
-static void failure(struct campaign *c, const char *how, uint64_t n, const char *message, const char *image)
+static void failure(struct campaign *c, const char *how, uint64_t n, const char *message,
+                    const char *image)
 {
     c->tally.failures++;
-    printf("{\"failure\": {\"workload\": \"%s\", \"domain\": %d, \"how\": \"%s\", \"n\": %lu, \"message\": \"%s\", \"image\": \"%s\"}}\n",
-           c->workload, c->domain, how, (unsigned long)n, message, image);
+    printf(
+        "{\"failure\": {\"workload\": \"%s\", \"domain\": %d, \"how\": \"%s\", \"n\": %lu, \"message\": \"%s\", \"image\": \"%s\"}}\n",
+        c->workload, c->domain, how, (unsigned long)n, message, image);
     fflush(stdout);
 }
 
-void plain_failure(struct campaign *c, const char *how, uint64_t n, const char *message) { failure(c, how, n, message, ""); }
+void plain_failure(struct campaign *c, const char *how, uint64_t n, const char *message)
+{
+    failure(c, how, n, message, "");
+}
 
 void judge(struct campaign *c, const struct question *q, const char *how, uint64_t n)
 {
     char kept[400] = "";
     uint64_t bytes = 0;
-    unsigned char *found = c->keep ? file_read(q->path, &bytes) : NULL; /* the judge opens it for writing */
+    /* the judge opens it for writing */
+    unsigned char *found = c->keep ? file_read(q->path, &bytes) : NULL;
     struct verdict v = oracle_ask(c->oracle, q);
     if (!v.ok && found) {
-        snprintf(kept, sizeof kept, "%s/%s-%s-%d-%lu.pm", c->keep, how, c->workload, c->domain, (unsigned long)n);
+        snprintf(kept, sizeof kept, "%s/%s-%s-%d-%lu.pm", c->keep, how, c->workload, c->domain,
+                 (unsigned long)n);
         file_write(kept, found, bytes);
     }
     if (!v.ok)
@@ -52,7 +59,9 @@ static unsigned char *make_base(const char *path, int domain, uint64_t *bytes)
     }
     int status = child_wait(child);
     if (status != 0) {
-        printf("{\"failure\": {\"how\": \"base\", \"message\": \"making the base store failed (%d)\"}}\n", status);
+        printf(
+            "{\"failure\": {\"how\": \"base\", \"message\": \"making the base store failed (%d)\"}}\n",
+            status);
         exit(1);
     }
     return file_read(path, bytes);
@@ -90,14 +99,17 @@ bool scene_record(struct campaign *c, struct scene *s)
     if (status == 0 && !t->overflow)
         return true;
     char message[100];
-    snprintf(message, sizeof message, t->overflow ? "the trace is too long" : "the recorded run ended with status %x", status);
+    snprintf(message, sizeof message,
+             t->overflow ? "the trace is too long" : "the recorded run ended with status %x",
+             status);
     plain_failure(c, "recording", 0, message);
     return false;
 }
 
 /* ---- of a trace that another program has made of itself ---- */
 
-/* The digest of the store in this file, whose trace has n commits more than the base store. False: it does not open, or is another commit. */
+/* The digest of the store in this file, whose trace has n commits more than the base store.
+ * False: it does not open, or is another commit. */
 static bool know_state(const char *path, int domain, uint32_t n)
 {
     pid_t child;
@@ -113,7 +125,8 @@ static bool know_state(const char *path, int domain, uint32_t n)
     return child_wait(child) == 0;
 }
 
-/* Of a trace that another program has made of itself: its states are what the file holds when all stores before an acknowledgement are made. */
+/* Of a trace that another program has made of itself: its states are what the file holds when
+ * all stores before an acknowledgement are made. */
 bool scene_know(struct options *o, struct scene *s)
 {
     struct campaign *c = &o->campaign;
@@ -145,7 +158,8 @@ bool scene_know(struct options *o, struct scene *s)
     atomic_store(&board->states, n);
     atomic_store(&board->acked, commits);
     if (!known || !commits)
-        plain_failure(c, "recording", n, "the recorded program's file is not the state that it acknowledged");
+        plain_failure(c, "recording", n,
+                      "the recorded program's file is not the state that it acknowledged");
     free(now);
     return known && commits;
 }

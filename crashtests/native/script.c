@@ -1,5 +1,6 @@
-/* Workloads that are lists of operations: drawn from a seed, or given on the command line (crashtests/mixtures.py has Hypothesis make and
- * shrink them). An operation is a letter and two numbers; one that makes no sense where it stands does nothing. */
+/* Workloads that are lists of operations: drawn from a seed, or given on the command line
+ * (crashtests/mixtures.py has Hypothesis make and shrink them). An operation is a letter and two
+ * numbers; one that makes no sense where it stands does nothing. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +25,14 @@ static bool there(struct wl *w, const char *name)
 {
     struct pms_object o;
     struct pms_error e;
-    return !w->failed && pms_object_find(w->pool, 0, name, (uint32_t)strlen(name), &o, &e) == PMS_OK;
+    return !w->failed &&
+           pms_object_find(w->pool, 0, name, (uint32_t)strlen(name), &o, &e) == PMS_OK;
 }
 
-static void numbered(char name[8], char letter, uint32_t n) { snprintf(name, 8, "%c%u", letter, n % NAMES); }
+static void numbered(char name[8], char letter, uint32_t n)
+{
+    snprintf(name, 8, "%c%u", letter, n % NAMES);
+}
 
 static void edit_list(struct wl *w, uint32_t a, uint32_t b)
 {
@@ -79,7 +84,8 @@ static void flush(struct script *s)
 static void reopen(struct script *s)
 {
     wl_reopen(s->w);
-    s->flush.complete = false; /* what has changed since a snapshot is known in the same opening only */
+    /* what has changed since a snapshot is known in the same opening only */
+    s->flush.complete = false;
 }
 
 static void end_of_transaction(struct script *s, char op)
@@ -111,7 +117,10 @@ static void step(struct script *s, char op, uint32_t a, uint32_t b)
     numbered(name, 'm', a);
     switch (op) {
     case 'a': wl_array(w, 0, name, 1 + b % 2500, a); break;
-    case 'd': if (there(w, name)) wl_remove(w, 0, name); break;
+    case 'd':
+        if (there(w, name))
+            wl_remove(w, 0, name);
+        break;
     case 'v': wl_value(w, 0, a % 2 ? "value" : "other", text, b % sizeof text); break;
     case 'w': wl_data(w, "large", NULL)[a % 20000] = b; break;
     case 'm': memset(wl_data(w, "medium", NULL) + a % 2000, (int)a, b % 4000); break;
@@ -126,7 +135,11 @@ static void step(struct script *s, char op, uint32_t a, uint32_t b)
     case 'S': next_version(s, a, b, false); break;
     case 'g': group(w, a, b); break;
     case 'f': flush(s); break;
-    case 'c': case 'r': case 'b': case 'B': case 'o': end_of_transaction(s, op); break;
+    case 'c':
+    case 'r':
+    case 'b':
+    case 'B':
+    case 'o': end_of_transaction(s, op); break;
     default: break;
     }
     if (s->flushing)
@@ -175,9 +188,11 @@ void wl_script(struct wl *w)
     struct script s = {.w = w};
     for (const char *p = wl_script_text; *p && !w->failed;) {
         char op = *p++, *end;
-        uint32_t a = (uint32_t)strtoul(p, &end, 10), b = *end == ',' ? (uint32_t)strtoul(end + 1, &end, 10) : 0;
+        uint32_t a = (uint32_t)strtoul(p, &end, 10),
+                 b = *end == ',' ? (uint32_t)strtoul(end + 1, &end, 10) : 0;
         step(&s, op, a, b);
-        for (p = end; *p && !isalpha((unsigned char)*p); p++) {}
+        for (p = end; *p && !isalpha((unsigned char)*p); p++) {
+        }
     }
     finish(&s);
 }

@@ -5,7 +5,10 @@
 
 #define GARBAGE 3u /* options beside the versions: noise, a torn mixture, zeros */
 
-bool sectors_of_a_mapping(const struct explorer *x) { return x->c->model == MODEL_SECTORS && x->c->domain != PMS_DOMAIN_FILE; }
+bool sectors_of_a_mapping(const struct explorer *x)
+{
+    return x->c->model == MODEL_SECTORS && x->c->domain != PMS_DOMAIN_FILE;
+}
 
 uint64_t sectors_options(const struct explorer *x, const struct unit *u)
 {
@@ -26,7 +29,8 @@ void sectors_apply(struct explorer *x, uint64_t number, uint64_t option)
             memcpy(&value, x->version[u->pend[option - 1].value] + i, 8);
         else if (option == u->count + 1)
             value = image_mix(off + i, noise, 11);
-        else if (option == u->count + 2) /* torn: the new one up to a word, the durable one after it */
+        /* torn: the new one up to a word, the durable one after it */
+        else if (option == u->count + 2)
             memcpy(&value, i / 8 <= torn ? last + i : x->img + off + i, 8);
         else
             value = 0;

@@ -8,7 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct key { _Atomic uint64_t a, b; };
+struct key {
+    _Atomic uint64_t a, b;
+};
 static struct key *seen;
 static uint64_t seen_room;
 #define SEEN_ALONE (1ll << 30) /* bytes of a table that nobody gave */
@@ -22,7 +24,8 @@ void seen_open(const char *path)
         exit(2);
     }
     seen_room = (uint64_t)st.st_size / sizeof *seen;
-    seen = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | (path ? 0 : MAP_ANONYMOUS | MAP_NORESERVE), fd, 0);
+    seen = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE,
+                MAP_SHARED | (path ? 0 : MAP_ANONYMOUS | MAP_NORESERVE), fd, 0);
     if (path)
         close(fd);
 }
@@ -33,7 +36,8 @@ bool seen_first(uint64_t a, uint64_t b)
         a = 1;
     if (!b)
         b = 1;
-    for (uint64_t i = a % seen_room, tries = 0; tries < seen_room; i = (i + 1) % seen_room, tries++) {
+    for (uint64_t i = a % seen_room, tries = 0; tries < seen_room;
+         i = (i + 1) % seen_room, tries++) {
         uint64_t empty = 0;
         if (atomic_compare_exchange_strong(&seen[i].a, &empty, a)) {
             atomic_store(&seen[i].b, b);

@@ -5,8 +5,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The file's size says how many it holds. Jobs that share one do not count an image twice, but each tries its own images whatever others have
- * tried: what a job does follows from its options alone. NULL: a table of this process. */
+/* The file's size says how many it holds. Jobs that share one do not count an image twice, but
+ * each tries its own images whatever others have tried: what a job does follows from its options
+ * alone. NULL: a table of this process. */
 void seen_open(const char *path);
 
 /* Inserts; true: it was not there. Other processes do the same. */

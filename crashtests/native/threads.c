@@ -12,7 +12,10 @@
 
 /* ---- as chance has it ---- */
 
-struct writer { uint32_t *at; uint32_t n, value; };
+struct writer {
+    uint32_t *at;
+    uint32_t n, value;
+};
 static void *write_range(void *arg)
 {
     const struct writer *me = arg;
@@ -28,7 +31,8 @@ void wl_threads(struct wl *w) /* some of them write the same pages */
         return;
     for (uint32_t round = 0; round < 2; round++) {
         pthread_t t[3];
-        struct writer job[3] = {{large, 3000, round}, {large + 3000, 3000, 7 + round}, {medium, 900, round}};
+        struct writer job[3] = {
+            {large, 3000, round}, {large + 3000, 3000, 7 + round}, {medium, 900, round}};
         for (int i = 0; i < 3; i++)
             pthread_create(&t[i], NULL, write_range, &job[i]);
         wl_value(w, 0, "value", "during", 6);
@@ -49,7 +53,8 @@ struct second {
 
 static void wait_for(sem_t *s)
 {
-    while (sem_wait(s) != 0) {}
+    while (sem_wait(s) != 0) {
+    }
 }
 
 static void *second_thread(void *arg)
@@ -88,7 +93,8 @@ static void second_end(struct second *s)
 
 #define TARGETS 36u
 #define TARGET_WORDS 1100u /* more than a page */
-#define EACH 12u           /* of them in a transaction: none is written often enough to become hot */
+/* of them in a transaction: none is written often enough to become hot */
+#define EACH 12u
 
 struct between {
     struct wl *w;
@@ -110,7 +116,8 @@ static void store_one(void *arg)
 static void fault_now(const struct pms_lock *lock)
 {
     struct between *b = between;
-    if (!b || !b->left || lock != &b->w->pool->undo.lock || !pthread_equal(pthread_self(), b->editor))
+    if (!b || !b->left || lock != &b->w->pool->undo.lock ||
+        !pthread_equal(pthread_self(), b->editor))
         return;
     b->left--;
     second_does(&b->second, store_one, b);
@@ -132,8 +139,8 @@ static void commit_without(struct between *b, bool back)
     wl_commit(b->w);
 }
 
-/* Whenever the engine lets go of the log lock in the middle of an edit, another thread's store is captured: its entry comes after those of the
- * edit so far, and is fenced by that thread. */
+/* Whenever the engine lets go of the log lock in the middle of an edit, another thread's store
+ * is captured: its entry comes after those of the edit so far, and is fenced by that thread. */
 void wl_faults_between(struct wl *w)
 {
     static struct between b;
@@ -162,11 +169,20 @@ void wl_faults_between(struct wl *w)
         case 1: wl_array(w, 0, "new", 40, 7); break;
         case 2: wl_splice(w, wl_list(w, "items"), 7, 2, 1, 3, 50); break;
         case 3: wl_remove(w, 0, "new"); break;
-        case 4: wl_fill_next(w, "pair", PAIR_WORDS, 9); wl_flip(w, "pair"); break;
-        case 5: wl_write(w, "large", 6000, 1); wl_write(w, "keep", 3, 1); break;
+        case 4:
+            wl_fill_next(w, "pair", PAIR_WORDS, 9);
+            wl_flip(w, "pair");
+            break;
+        case 5:
+            wl_write(w, "large", 6000, 1);
+            wl_write(w, "keep", 3, 1);
+            break;
         case 6: wl_array(w, wl_group(w, 0, "g"), "y", 3000, 3); break;
         case 7: wl_remove(w, 0, "medium"); break; /* rolled back */
-        case 8: wl_declare(w, (const char *const[]){"medium", "keep"}, 2); memset(wl_data(w, "medium", NULL), 5, 9000); break;
+        case 8:
+            wl_declare(w, (const char *const[]){"medium", "keep"}, 2);
+            memset(wl_data(w, "medium", NULL), 5, 9000);
+            break;
         default: wl_array(w, 0, "huge", 120000, 9); break; /* grows */
         }
         commit_without(&b, step == 7);
@@ -192,7 +208,8 @@ static void meet(bool starter, enum pms_primitive primitive)
     atomic_store(&met, true);
 }
 
-/* A pre-image so large that a second core copies a part of it: the caller's first copy waits for one of the other's. */
+/* A pre-image so large that a second core copies a part of it: the caller's first copy waits for
+ * one of the other's. */
 void wl_all_cores(struct wl *w)
 {
     uint32_t words = (PMS_UNDO_PARALLEL + PMS_PAGE) / 4;
@@ -214,15 +231,28 @@ void wl_all_cores(struct wl *w)
     wl_commit(w);
 }
 
-/* ---- one transaction, each operation by the other thread than the one before; commits by either ---- */
+/* ---- one transaction, each operation by the other thread than the one before; commits by
+ * either ---- */
 
 static uint64_t turns_list;
-static void turn_data(void *w) { wl_data(w, "keep", NULL)[3] += 5; memset(wl_data(w, "medium", NULL), 4, 6000); }
+static void turn_data(void *w)
+{
+    wl_data(w, "keep", NULL)[3] += 5;
+    memset(wl_data(w, "medium", NULL), 4, 6000);
+}
 static void turn_value(void *w) { wl_value(w, 0, "value", "by another", 10); }
 static void turn_small(void *w) { wl_array(w, 0, "small", 90, 5); }
-static void turn_extent(void *w) { wl_array(w, 0, "extent", 9000, 6); wl_data(w, "extent", NULL)[7] = 1; }
+static void turn_extent(void *w)
+{
+    wl_array(w, 0, "extent", 9000, 6);
+    wl_data(w, "extent", NULL)[7] = 1;
+}
 static void turn_list(void *w) { wl_splice(w, turns_list, 3, 1, 1, 5, 60); }
-static void turn_slots(void *w) { wl_fill_next(w, "pair", PAIR_WORDS, 5); wl_flip(w, "pair"); }
+static void turn_slots(void *w)
+{
+    wl_fill_next(w, "pair", PAIR_WORDS, 5);
+    wl_flip(w, "pair");
+}
 static void turn_group(void *w) { wl_array(w, wl_group(w, 0, "group"), "z", 300, 3); }
 static void turn_write(void *w) { wl_write(w, "large", 900, 3); }
 static void turn_remove(void *w) { wl_remove(w, 0, "small"); }
@@ -232,9 +262,10 @@ static void turn_back(void *w) { wl_rollback(w); }
 void wl_turns(struct wl *w)
 {
     static void (*const turn[])(void *w) = {
-        turn_data, turn_commit, turn_value, turn_small, turn_extent, turn_commit, turn_list, turn_commit, turn_slots, turn_commit,
-        turn_group, turn_remove, turn_data, turn_back, turn_write, turn_commit, turn_extent, turn_value, turn_slots, turn_commit,
-        turn_small, turn_commit,
+        turn_data,  turn_commit, turn_value, turn_small,  turn_extent, turn_commit,
+        turn_list,  turn_commit, turn_slots, turn_commit, turn_group,  turn_remove,
+        turn_data,  turn_back,   turn_write, turn_commit, turn_extent, turn_value,
+        turn_slots, turn_commit, turn_small, turn_commit,
     };
     struct second second;
     wl_make_pair(w, "pair", PAIR_WORDS);

@@ -1,4 +1,5 @@
-/* Where threads change: between the linker's wrapper of the engine's lock (wraps.c) and the workload that uses it (threads.c). */
+/* Where threads change: between the linker's wrapper of the engine's lock (wraps.c) and the
+ * workload that uses it (threads.c). */
 #ifndef CRASH_THREADS_H
 #define CRASH_THREADS_H
 

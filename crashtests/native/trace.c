@@ -23,7 +23,10 @@
 bool (*trace_may_run)(void);
 void (*trace_before)(bool starter, enum pms_primitive primitive);
 
-struct view { uintptr_t addr; uint64_t bytes; };
+struct view {
+    uintptr_t addr;
+    uint64_t bytes;
+};
 struct pending { /* announced by a thread, done when its next event comes */
     enum tr_kind kind;
     uint64_t off, bytes;
@@ -48,7 +51,8 @@ static bool memory; /* byte-addressable: stores into the mapping reach the mediu
 
 static void *region(uint64_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     if (p == MAP_FAILED) {
         perror("mmap");
         exit(2);
@@ -70,7 +74,8 @@ struct trace *trace_at(const char *path, bool create)
     int file = open(path, O_RDWR | O_CLOEXEC | (create ? O_CREAT | O_TRUNC : 0), 0600);
     unsigned char *p = MAP_FAILED;
     if (file >= 0 && (!create || ftruncate(file, (off_t)bytes) == 0))
-        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, (create ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, file, 0);
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                 (create ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, file, 0);
     if (p == MAP_FAILED) {
         perror(path);
         leave(2);
@@ -86,7 +91,8 @@ bool trace_find_data(int file, bool *page)
 {
     off_t from, to = 0;
     memset(page, 0, TRACE_MAX_FILE / PAGE);
-    while ((from = lseek(file, to, SEEK_DATA)) >= 0 && from < (off_t)TRACE_MAX_FILE && (to = lseek(file, from, SEEK_HOLE)) >= 0)
+    while ((from = lseek(file, to, SEEK_DATA)) >= 0 && from < (off_t)TRACE_MAX_FILE &&
+           (to = lseek(file, from, SEEK_HOLE)) >= 0)
         for (off_t at = from; at < to && at < (off_t)TRACE_MAX_FILE; at += PAGE)
             page[at / PAGE] = true;
     return from >= 0 || errno == ENXIO; /* no data beyond */
@@ -101,7 +107,8 @@ static uint32_t slot(void)
     return me - 1;
 }
 
-static struct tr_event *emit(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes, void *const *site)
+static struct tr_event *emit(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes,
+                             void *const *site)
 {
     static struct tr_event lost;
     if (tr->events == EVENTS_MAX) {
@@ -109,14 +116,16 @@ static struct tr_event *emit(enum tr_kind kind, uint32_t thread, uint64_t off, u
         return &lost;
     }
     struct tr_event *e = &tr->event[tr->events++];
-    *e = (struct tr_event){.kind = (uint16_t)kind, .thread = (uint16_t)thread, .off = off, .bytes = bytes};
+    *e = (struct tr_event){
+        .kind = (uint16_t)kind, .thread = (uint16_t)thread, .off = off, .bytes = bytes};
     if (site)
         memcpy(e->site, site, sizeof e->site);
     return e;
 }
 
 /* Copies live bytes once: the trace and the shadow hold the same, whoever races. */
-static void take(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes, void *const *site)
+static void take(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes,
+                 void *const *site)
 {
     if (tr->data_bytes + bytes > DATA_MAX) {
         tr->overflow = true;
@@ -130,7 +139,8 @@ static void take(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t byte
 }
 
 /* Emits the runs of changed bytes of [off, off+bytes). */
-static void differ(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes, void *const *site)
+static void differ(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes,
+                   void *const *site)
 {
     uint64_t end = off + bytes < file_bytes ? off + bytes : file_bytes;
     while (off < end) {
@@ -144,7 +154,8 @@ static void differ(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t by
                 off++;
                 continue;
             }
-            uint64_t to = off + 1, same = 0; /* a run ends where 8 bytes in a row are as they were */
+            /* a run ends where 8 bytes in a row are as they were */
+            uint64_t to = off + 1, same = 0;
             while (to + same < stop && same < 8)
                 if (live[to + same] == shadow[to + same])
                     same++;
@@ -173,12 +184,14 @@ static void complete(uint32_t t, bool done)
             take(TR_PWRITE, t, p->off, p->bytes, p->site);
         else
             differ(TR_PWRITE, t, p->off, p->bytes, p->site);
-    } else if (p->kind == TR_COPY) { /* whole lines are non-temporal, what is beside them is stored and flushed */
+    } else if (p->kind == TR_COPY) {
+        /* whole lines are non-temporal, what is beside them is stored and flushed */
         uint64_t end = p->off + p->bytes, first = (p->off + 63) & ~63ull, last = end & ~63ull;
         if (first > end)
             first = last = end;
         differ(TR_STORE, t, p->off, first - p->off, p->site);
-        if (done && last > first) /* also what is stored as it was: it comes after what was stored there before */
+        /* also what is stored as it was: it comes after what was stored there before */
+        if (done && last > first)
             take(TR_COPY, t, first, last - first, p->site);
         else
             differ(TR_COPY, t, first, last - first, p->site);
@@ -206,7 +219,8 @@ static void complete_all(uint32_t me_slot)
 static void map_view(uintptr_t addr, uint64_t bytes)
 {
     for (uint32_t i = 0; i < views; i++)
-        if (view[i].addr + view[i].bytes == addr) { /* growth; an alias with the same end means the same place */
+        /* growth; an alias with the same end means the same place */
+        if (view[i].addr + view[i].bytes == addr) {
             view[i].bytes += bytes;
             return;
         }
@@ -239,7 +253,8 @@ static void sites(void **site)
         site[i] = i + SKIP_SITES < n ? raw[i + SKIP_SITES] : NULL;
 }
 
-static void announce(uint32_t t, enum tr_kind kind, uintptr_t addr, uint64_t off, uint64_t bytes, void *const *site)
+static void announce(uint32_t t, enum tr_kind kind, uintptr_t addr, uint64_t off, uint64_t bytes,
+                     void *const *site)
 {
     struct pending *p = &pending[t];
     p->kind = kind;
@@ -253,16 +268,19 @@ static void announce(uint32_t t, enum tr_kind kind, uintptr_t addr, uint64_t off
 static bool is_store_file(int other)
 {
     struct stat a, b;
-    return fstat(fd, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return fstat(fd, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
 }
 
 static void on_primitive(uint32_t t, enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     uint64_t off = 0;
     void *site[TRACE_SITES];
-    bool inside_copy = primitive == PMS_PRIM_FLUSH && pending[t].active && pending[t].kind == TR_COPY &&
-                       addr >= pending[t].addr && addr < pending[t].addr + pending[t].bytes;
-    bool of_file = primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC || primitive == PMS_PRIM_ALLOCATE;
+    bool inside_copy = primitive == PMS_PRIM_FLUSH && pending[t].active &&
+                       pending[t].kind == TR_COPY && addr >= pending[t].addr &&
+                       addr < pending[t].addr + pending[t].bytes;
+    bool of_file = primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC ||
+                   primitive == PMS_PRIM_ALLOCATE;
     if ((of_file || primitive == PMS_PRIM_MAP) && !is_store_file(pms_persist_hook_fd))
         return; /* a tier's */
     sites(site);
@@ -289,22 +307,14 @@ static void on_primitive(uint32_t t, enum pms_primitive primitive, uintptr_t add
             emit(TR_FENCE, t, 0, 0, site);
         }
         break;
-    case PMS_PRIM_PWRITE:
-        announce(t, TR_PWRITE, 0, addr, bytes, site);
-        break;
+    case PMS_PRIM_PWRITE: announce(t, TR_PWRITE, 0, addr, bytes, site); break;
     case PMS_PRIM_SYNC:
         all_user(t);
         emit(TR_SYNC, t, 0, 0, site);
         break;
-    case PMS_PRIM_ALLOCATE:
-        announce(t, TR_SIZE, 0, addr, bytes, site);
-        break;
-    case PMS_PRIM_MAP:
-        map_view(addr, bytes);
-        break;
-    case PMS_PRIM_PROTECT:
-        all_user(t);
-        break;
+    case PMS_PRIM_ALLOCATE: announce(t, TR_SIZE, 0, addr, bytes, site); break;
+    case PMS_PRIM_MAP: map_view(addr, bytes); break;
+    case PMS_PRIM_PROTECT: all_user(t); break;
     }
 }
 
@@ -316,7 +326,8 @@ static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
     if (trace_before)
         trace_before(t == starter, primitive);
     /* The thread that writes images home; threads of the user only fault. */
-    if (t != starter && trace_may_run && !memory && (primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC))
+    if (t != starter && trace_may_run && !memory &&
+        (primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC))
         while (!trace_may_run())
             usleep(50);
     inside = true;
@@ -341,7 +352,8 @@ void trace_start(struct trace *t, const char *path, bool in_place)
         leave(2);
     }
     live = mmap(NULL, TRACE_MAX_FILE, PROT_READ, MAP_SHARED, fd, 0);
-    shadow = mmap(NULL, TRACE_MAX_FILE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    shadow = mmap(NULL, TRACE_MAX_FILE, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     file_bytes = (uint64_t)st.st_size;
     memcpy(shadow, live, file_bytes);
     t->events = t->data_bytes = t->rogue = t->engine_stores = 0;

@@ -1,8 +1,9 @@
 /* The recorder: what one process did to a store, as the medium saw it.
  *
- * It hooks the engine's seam (persist.h). The hook comes before each primitive and gives an address and a length; the bytes are
- * found by comparing the file with a shadow of it at the next event. So nothing is missed: a store that went past the seam shows
- * as one made by nobody (TR_USER), like the stores of numpy and torch, which are found in the same way at every fence.
+ * It hooks the engine's seam (persist.h). The hook comes before each primitive and gives an
+ * address and a length; the bytes are found by comparing the file with a shadow of it at the
+ * next event. So nothing is missed: a store that went past the seam shows as one made by nobody
+ * (TR_USER), like the stores of numpy and torch, which are found in the same way at every fence.
  *
  * A trace lies in shared memory: the process that is recorded is a child, and may die. */
 #ifndef CRASH_TRACE_H
@@ -43,7 +44,7 @@ enum tr_kind {
 struct tr_event {
     uint16_t kind;
     uint16_t thread;
-    uint32_t word;  /* 1: part of one aligned 8-byte store, whole or not at all */
+    uint32_t word; /* 1: part of one aligned 8-byte store, whole or not at all */
     uint64_t off, bytes;
     uint64_t data; /* where the new content lies in trace.data */
     void *site[TRACE_SITES];
@@ -53,27 +54,30 @@ struct trace {
     uint64_t events, data_bytes;
     uint64_t base_bytes; /* size of the file at the start */
     bool overflow;
-    _Atomic uint64_t engine_stores, rogue; /* into the store; those that the seam did not announce. With the detector only */
-    void *rogue_site;                      /* of the first */
+    /* into the store; those that the seam did not announce. With the detector only */
+    _Atomic uint64_t engine_stores, rogue;
+    void *rogue_site; /* of the first */
     struct tr_event *event;
     unsigned char *data;
 };
 
 #define TRACE_MAX_FILE (64ull << 20)
 
-struct trace *trace_new(void); /* shared with children */
+struct trace *trace_new(void);                         /* shared with children */
 struct trace *trace_at(const char *path, bool create); /* shared through a file, with any process */
 
 /* Which pages of a file are no hole (TRACE_MAX_FILE / 4096 of them). */
 bool trace_find_data(int file, bool *page);
 
-/* In the process to be recorded: from now on everything it does to the file is recorded. The file exists. */
+/* In the process to be recorded: from now on everything it does to the file is recorded. The
+ * file exists. */
 void trace_start(struct trace *t, const char *path, bool in_place);
 void trace_mark(enum tr_kind kind, uint64_t number);
 void trace_stop(void);
 bool trace_running(void);
 
-/* Holds a thread that is not the caller back until the other side wants it: set by workloads in domain file. */
+/* Holds a thread that is not the caller back until the other side wants it: set by workloads in
+ * domain file. */
 extern bool (*trace_may_run)(void);
 
 /* If set: called before each primitive, by its thread. starter: the one that called trace_start. */

@@ -1,14 +1,17 @@
-/* Records what a program does to the files below one directory: every system call that changes them, and every store into a shared
- * mapping of them, in the program's own order, byte for byte. It traces (ptrace), so it does not matter who makes the calls: Python, a C++
- * stream, Rust, a database. See crashtests/peers.py.
+/* Records what a program does to the files below one directory: every system call that changes
+ * them, and every store into a shared mapping of them, in the program's own order, byte for
+ * byte. It traces (ptrace), so it does not matter who makes the calls: Python, a C++ stream,
+ * Rust, a database. See crashtests/peers.py.
  *
  *     watch DIRECTORY RECORD same|other PROGRAM [ARGUMENT ...]
  *
- * Recording starts at the program's prctl(MARK_CALL, 0): what the directory holds then is taken down as synced. Later marks go into the record.
- * While a file is mapped shared, the program runs an instruction at a time and the file is compared with a shadow. `other`: the program is told
- * another boot id than the machine's, as if a later reader came after a restart.
+ * Recording starts at the program's prctl(MARK_CALL, 0): what the directory holds then is taken
+ * down as synced. Later marks go into the record. While a file is mapped shared, the program
+ * runs an instruction at a time and the file is compared with a shadow. `other`: the program is
+ * told another boot id than the machine's, as if a later reader came after a restart.
  *
- * The record is that of recorder.c, with more kinds. more = 1: the next event belongs to the same instant. */
+ * The record is that of recorder.c, with more kinds. more = 1: the next event belongs to the
+ * same instant. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -38,13 +41,31 @@
 
 #define MARK_CALL 0x706d73
 #define PAGE 4096u
-#define GROUP 64u   /* instructions between looks at the whole of the mapped files; in between at the pages that changed last */
+/* instructions between looks at the whole of the mapped files; in between at the pages that
+ * changed last */
+#define GROUP 64u
 #define HOT 8u
 #define THREADS 256
 #define FILES 16
 
-enum kind { CREATE = 1, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK, TRUNCATE, STORE, SYNC_RANGE };
-struct head { uint32_t kind, path, rest, more; uint64_t off; };
+enum kind {
+    CREATE = 1,
+    WRITE,
+    SYNC,
+    RENAME,
+    LINK,
+    UNLINK,
+    MKDIR,
+    SIZE,
+    MARK,
+    TRUNCATE,
+    STORE,
+    SYNC_RANGE
+};
+struct head {
+    uint32_t kind, path, rest, more;
+    uint64_t off;
+};
 
 struct thread {
     pid_t id;
@@ -60,11 +81,20 @@ struct mapped {
     size_t bytes;
     bool seen;
 };
-struct pending { struct mapped *file; uint64_t off; uint32_t bytes; bool more; unsigned char *data; };
+struct pending {
+    struct mapped *file;
+    uint64_t off;
+    uint32_t bytes;
+    bool more;
+    unsigned char *data;
+};
 
 static struct thread threads[THREADS];
 static struct mapped files[FILES];
-static struct { struct mapped *file; size_t page; } hot[HOT];
+static struct {
+    struct mapped *file;
+    size_t page;
+} hot[HOT];
 static struct pending *pending;
 static size_t pending_count, pending_room;
 static unsigned next_hot, instructions;
@@ -87,7 +117,8 @@ static void fail(const char *format, ...)
 
 static bool below_root(const char *path)
 {
-    return strncmp(path, root, root_length) == 0 && (path[root_length] == '/' || path[root_length] == 0) && !strstr(path, " (deleted)");
+    return strncmp(path, root, root_length) == 0 &&
+           (path[root_length] == '/' || path[root_length] == 0) && !strstr(path, " (deleted)");
 }
 
 /* ---- the record ---- */
@@ -102,9 +133,14 @@ static void put(const void *from, size_t bytes)
     }
 }
 
-static void record_part(enum kind kind, const char *path, const void *rest, size_t bytes, uint64_t off, bool more)
+static void record_part(enum kind kind, const char *path, const void *rest, size_t bytes,
+                        uint64_t off, bool more)
 {
-    struct head h = {.kind = kind, .path = (uint32_t)strlen(path), .rest = (uint32_t)bytes, .more = more, .off = off};
+    struct head h = {.kind = kind,
+                     .path = (uint32_t)strlen(path),
+                     .rest = (uint32_t)bytes,
+                     .more = more,
+                     .off = off};
     put(&h, sizeof h);
     put(path, h.path);
     put(rest, bytes);
@@ -149,7 +185,8 @@ static int take_down_directory(const char *path, const struct stat *st, int type
 static void memory(pid_t id, uint64_t address, void *to, size_t bytes, bool get)
 {
     struct iovec mine = {to, bytes}, its = {(void *)address, bytes};
-    ssize_t n = get ? process_vm_readv(id, &mine, 1, &its, 1, 0) : process_vm_writev(id, &mine, 1, &its, 1, 0);
+    ssize_t n = get ? process_vm_readv(id, &mine, 1, &its, 1, 0)
+                    : process_vm_writev(id, &mine, 1, &its, 1, 0);
     if (n != (ssize_t)bytes)
         fail("%zu bytes of the program's memory at %lx", bytes, (unsigned long)address);
 }
@@ -204,7 +241,8 @@ static void flush_pending(bool together)
 {
     for (size_t i = 0; i < pending_count; i++) {
         struct pending *p = &pending[i];
-        record_part(STORE, p->file->path, p->data, p->bytes, p->off, i + 1 < pending_count && (together || p->more));
+        record_part(STORE, p->file->path, p->data, p->bytes, p->off,
+                    i + 1 < pending_count && (together || p->more));
         free(p->data);
     }
     pending_count = 0;
@@ -223,7 +261,8 @@ static void changed(struct mapped *m, size_t from, size_t to)
     p->off = from;
     p->bytes = (uint32_t)(to - from);
     p->more = true;
-    memcpy(p->data, m->now + from, to - from); /* threads run an instruction at a time: a racing one shows in the next look */
+    /* threads run an instruction at a time: a racing one shows in the next look */
+    memcpy(p->data, m->now + from, to - from);
     memcpy(m->shadow + from, p->data, to - from);
 }
 
@@ -245,7 +284,8 @@ static bool look_at_page(struct mapped *m, size_t page)
     return true;
 }
 
-/* What one look finds happened in one instant: it is one instruction's, or that of several in pages that nobody looked at. */
+/* What one look finds happened in one instant: it is one instruction's, or that of several in
+ * pages that nobody looked at. */
 static void look(bool everywhere)
 {
     size_t before = pending_count;
@@ -317,7 +357,11 @@ static void take(struct mapped *m, const char *path)
     memcpy(m->shadow, m->now, m->bytes);
 }
 
-struct area { uint64_t from, to, offset; char path[PATH_MAX]; bool shared; };
+struct area {
+    uint64_t from, to, offset;
+    char path[PATH_MAX];
+    bool shared;
+};
 
 static bool next_area(FILE *maps, struct area *a)
 {
@@ -325,7 +369,9 @@ static bool next_area(FILE *maps, struct area *a)
     while (fgets(line, sizeof line, maps)) {
         int name = 0;
         line[strcspn(line, "\n")] = 0;
-        if (sscanf(line, "%lx-%lx %7s %lx %*s %*s %n", &a->from, &a->to, may, &a->offset, &name) < 4 || !name || !below_root(line + name))
+        if (sscanf(line, "%lx-%lx %7s %lx %*s %*s %n", &a->from, &a->to, may, &a->offset, &name) <
+                4 ||
+            !name || !below_root(line + name))
             continue;
         snprintf(a->path, sizeof a->path, "%s", line + name);
         a->shared = may[3] == 's';
@@ -354,8 +400,9 @@ static void find_interpreter(pid_t id)
     while (fgets(line, sizeof line, maps)) {
         line[strcspn(line, "\n")] = 0;
         const char *name = strchr(line, '/');
-        if (name && (strcmp(name, exe) == 0 || strstr(name, "/libpython")) && strstr(line, " r-xp ") &&
-            sscanf(line, "%lx-%lx", &from, &to) == 2 && to - from > interpreter_to - interpreter_from) {
+        if (name && (strcmp(name, exe) == 0 || strstr(name, "/libpython")) &&
+            strstr(line, " r-xp ") && sscanf(line, "%lx-%lx", &from, &to) == 2 &&
+            to - from > interpreter_to - interpreter_from) {
             interpreter_from = from;
             interpreter_to = to;
         }
@@ -399,7 +446,8 @@ static bool any_mapped(void)
 
 static void begin(void)
 {
-    if (nftw(root, take_down_directory, 16, FTW_PHYS) != 0 || nftw(root, take_down, 16, FTW_PHYS | FTW_DEPTH) != 0)
+    if (nftw(root, take_down_directory, 16, FTW_PHYS) != 0 ||
+        nftw(root, take_down, 16, FTW_PHYS | FTW_DEPTH) != 0)
         fail("%s", root);
     record(SYNC, root, NULL, 0, 0);
     started = true;
@@ -412,34 +460,45 @@ static void enter(struct thread *t)
     t->ours = false;
     t->path[0] = t->other[0] = 0;
     switch (t->nr) {
-    case SYS_open: case SYS_creat: case SYS_unlink: case SYS_rmdir: case SYS_mkdir: case SYS_truncate: case SYS_symlink:
-        path_at(t->id, AT_FDCWD, t->nr == SYS_symlink ? a[1] : a[0], t->path);
-        break;
-    case SYS_openat: case SYS_unlinkat: case SYS_mkdirat:
-        path_at(t->id, (int)a[0], a[1], t->path);
-        break;
-    case SYS_rename: case SYS_link:
+    case SYS_open:
+    case SYS_creat:
+    case SYS_unlink:
+    case SYS_rmdir:
+    case SYS_mkdir:
+    case SYS_truncate:
+    case SYS_symlink: path_at(t->id, AT_FDCWD, t->nr == SYS_symlink ? a[1] : a[0], t->path); break;
+    case SYS_openat:
+    case SYS_unlinkat:
+    case SYS_mkdirat: path_at(t->id, (int)a[0], a[1], t->path); break;
+    case SYS_rename:
+    case SYS_link:
         path_at(t->id, AT_FDCWD, a[0], t->path);
         path_at(t->id, AT_FDCWD, a[1], t->other);
         break;
-    case SYS_renameat: case SYS_renameat2: case SYS_linkat:
+    case SYS_renameat:
+    case SYS_renameat2:
+    case SYS_linkat:
         path_at(t->id, (int)a[0], a[1], t->path);
         path_at(t->id, (int)a[2], a[3], t->other);
         break;
-    case SYS_write: case SYS_writev: case SYS_pwrite64: case SYS_pwritev: case SYS_pwritev2: case SYS_ftruncate: case SYS_fallocate: case SYS_fsync:
-    case SYS_fdatasync: case SYS_sendfile:
-        path_of_fd(t->id, (int)a[0], t->path);
-        break;
-    case SYS_copy_file_range: case SYS_splice:
-        path_of_fd(t->id, (int)a[2], t->path);
-        break;
+    case SYS_write:
+    case SYS_writev:
+    case SYS_pwrite64:
+    case SYS_pwritev:
+    case SYS_pwritev2:
+    case SYS_ftruncate:
+    case SYS_fallocate:
+    case SYS_fsync:
+    case SYS_fdatasync:
+    case SYS_sendfile: path_of_fd(t->id, (int)a[0], t->path); break;
+    case SYS_copy_file_range:
+    case SYS_splice: path_of_fd(t->id, (int)a[2], t->path); break;
     case SYS_mmap:
         if (a[3] & MAP_SHARED && !(a[3] & MAP_ANONYMOUS))
             path_of_fd(t->id, (int)a[4], t->path);
         break;
-    case SYS_munmap: case SYS_mremap:
-        t->ours = any_mapped();
-        return;
+    case SYS_munmap:
+    case SYS_mremap: t->ours = any_mapped(); return;
     case SYS_msync: {
         struct area area;
         FILE *maps = maps_of(t->id);
@@ -451,8 +510,7 @@ static void enter(struct thread *t)
         fclose(maps);
         break;
     }
-    default:
-        return;
+    default: return;
     }
     t->ours = below_root(t->path) || below_root(t->other);
     t->existed = t->ours && access(t->path, F_OK) == 0;
@@ -467,7 +525,8 @@ static void wrote(struct thread *t, struct mapped *m, uint64_t bytes)
     uint64_t position;
     unsigned char *data = malloc(bytes + 1);
     fd_info(t->id, (int)t->arg[0], &position, &synchronous);
-    if (t->nr == SYS_write || t->nr == SYS_writev || ((t->nr == SYS_pwritev2) && (int64_t)off == -1))
+    if (t->nr == SYS_write || t->nr == SYS_writev ||
+        ((t->nr == SYS_pwritev2) && (int64_t)off == -1))
         off = position - bytes;
     if (t->nr == SYS_write || t->nr == SYS_pwrite64) {
         memory(t->id, t->arg[1], data, bytes, true);
@@ -499,8 +558,12 @@ static void leave(struct thread *t, int64_t result)
     if (result < 0 && result > -4096)
         return;
     switch (t->nr) {
-    case SYS_open: case SYS_openat: case SYS_creat: {
-        uint64_t flags = t->nr == SYS_open ? a[1] : t->nr == SYS_openat ? a[2] : O_CREAT | O_TRUNC | O_WRONLY;
+    case SYS_open:
+    case SYS_openat:
+    case SYS_creat: {
+        uint64_t flags = t->nr == SYS_open     ? a[1]
+                         : t->nr == SYS_openat ? a[2]
+                                               : O_CREAT | O_TRUNC | O_WRONLY;
         if ((flags & O_TMPFILE) == O_TMPFILE)
             fail("a file without a name");
         if (flags & O_CREAT && !t->existed)
@@ -509,45 +572,43 @@ static void leave(struct thread *t, int64_t result)
             record(TRUNCATE, t->path, NULL, 0, 0);
         break;
     }
-    case SYS_write: case SYS_writev: case SYS_pwrite64: case SYS_pwritev: case SYS_pwritev2:
-        wrote(t, m, (uint64_t)result);
-        break;
-    case SYS_truncate: case SYS_ftruncate:
-        record(TRUNCATE, t->path, NULL, 0, a[1]);
-        break;
+    case SYS_write:
+    case SYS_writev:
+    case SYS_pwrite64:
+    case SYS_pwritev:
+    case SYS_pwritev2: wrote(t, m, (uint64_t)result); break;
+    case SYS_truncate:
+    case SYS_ftruncate: record(TRUNCATE, t->path, NULL, 0, a[1]); break;
     case SYS_fallocate:
         if (a[1] & ~(uint64_t)FALLOC_FL_KEEP_SIZE)
             fail("fallocate with mode %lx", (unsigned long)a[1]);
         if (!a[1])
             record(SIZE, t->path, NULL, 0, a[2] + a[3]);
         break;
-    case SYS_fsync: case SYS_fdatasync:
-        record(SYNC, t->path, NULL, 0, 0);
-        break;
+    case SYS_fsync:
+    case SYS_fdatasync: record(SYNC, t->path, NULL, 0, 0); break;
     case SYS_msync:
         if (a[2] & MS_SYNC)
             record(SYNC_RANGE, t->path, &length, sizeof length, a[3]);
         break;
-    case SYS_rename: case SYS_renameat: case SYS_renameat2:
+    case SYS_rename:
+    case SYS_renameat:
+    case SYS_renameat2:
         if (t->nr == SYS_renameat2 && a[4])
             fail("renameat2 with flags");
         record(RENAME, t->path, t->other, strlen(t->other), 0);
         break;
-    case SYS_link: case SYS_linkat:
-        record(LINK, t->path, t->other, strlen(t->other), 0);
-        break;
-    case SYS_unlink: case SYS_unlinkat: case SYS_rmdir:
-        record(UNLINK, t->path, NULL, 0, 0);
-        break;
-    case SYS_mkdir: case SYS_mkdirat:
-        record(MKDIR, t->path, NULL, 0, 0);
-        break;
-    case SYS_mmap: case SYS_munmap: case SYS_mremap:
-        find_mapped(t->id);
-        return;
-    default:
-        errno = 0;
-        fail("system call %ld changes %s: not modelled", t->nr, t->path);
+    case SYS_link:
+    case SYS_linkat: record(LINK, t->path, t->other, strlen(t->other), 0); break;
+    case SYS_unlink:
+    case SYS_unlinkat:
+    case SYS_rmdir: record(UNLINK, t->path, NULL, 0, 0); break;
+    case SYS_mkdir:
+    case SYS_mkdirat: record(MKDIR, t->path, NULL, 0, 0); break;
+    case SYS_mmap:
+    case SYS_munmap:
+    case SYS_mremap: find_mapped(t->id); return;
+    default: errno = 0; fail("system call %ld changes %s: not modelled", t->nr, t->path);
     }
     if (m)
         resize(m);
@@ -604,10 +665,12 @@ static void resume(const struct thread *t, int signal)
     enum __ptrace_request how = PTRACE_SYSCALL;
     if (started && !t->in_call && any_mapped()) {
         errno = 0;
-        uint64_t ip = (uint64_t)ptrace(PTRACE_PEEKUSER, t->id, offsetof(struct user_regs_struct, rip), 0);
+        uint64_t ip = (uint64_t)ptrace(PTRACE_PEEKUSER, t->id,
+                                       offsetof(struct user_regs_struct, rip), 0);
         if (errno == 0 && ip - interpreter_from < interpreter_to - interpreter_from)
             how = PTRACE_SINGLEBLOCK;
-        else if (signal || (ptrace(PTRACE_PEEKTEXT, t->id, ip, 0) & 0xffff) != 0x050f) /* the instruction syscall: stop before and after it */
+        /* the instruction syscall: stop before and after it */
+        else if (signal || (ptrace(PTRACE_PEEKTEXT, t->id, ip, 0) & 0xffff) != 0x050f)
             how = PTRACE_SINGLESTEP;
     }
     ptrace(how, t->id, 0, signal); /* ESRCH: it was killed; that is said to waitpid */
@@ -672,8 +735,8 @@ int main(int argc, char **argv)
     bool is_new;
     if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
         fail("ptrace is not allowed here");
-    long options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC |
-                   PTRACE_O_EXITKILL;
+    long options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK |
+                   PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
     if (ptrace(PTRACE_SETOPTIONS, child, 0, options) != 0)
         fail("PTRACE_SETOPTIONS");
     resume(thread_of(child, &is_new), 0);
@@ -686,7 +749,9 @@ int main(int argc, char **argv)
         if (WIFSTOPPED(status)) {
             stopped(t, status, is_new);
             if (t->in_call && t->ours)
-                only = id; /* calls that change files take turns, so that a sync covers what was written before it and no more */
+                /* calls that change files take turns, so that a sync covers what was written
+                 * before it and no more */
+                only = id;
             continue;
         }
         t->id = 0;

@@ -69,7 +69,10 @@ static void finish_image(struct explorer *x, const char *how)
     image_take_back(x);
 }
 
-static bool spent(const struct explorer *x) { return x->c->tally.images >= x->budget_end || over(x); }
+static bool spent(const struct explorer *x)
+{
+    return x->c->tally.images >= x->budget_end || over(x);
+}
 
 static void exhaust(struct explorer *x)
 {
@@ -89,7 +92,8 @@ static void exhaust(struct explorer *x)
 }
 
 /* One unit differs from all the others. */
-static void one_differs(struct explorer *x, enum choice others, uint64_t i, uint64_t option, const char *how)
+static void one_differs(struct explorer *x, enum choice others, uint64_t i, uint64_t option,
+                        const char *how)
 {
     choose_each(x, NONE);
     for (uint64_t k = 0; k < x->active_count; k++)
@@ -114,7 +118,8 @@ static void random_image(struct explorer *x)
         const struct unit *u = &x->unit[x->active[k]];
         uint64_t option = 0;
         if (campaign_draw(x->c, 16) < some)
-            option = campaign_draw(x->c, 16) < whole ? everything(x, u) : campaign_draw(x->c, options_of(x, u));
+            option = campaign_draw(x->c, 16) < whole ? everything(x, u)
+                                                     : campaign_draw(x->c, options_of(x, u));
         apply(x, k, option);
     }
     finish_image(x, "sample");
@@ -122,15 +127,18 @@ static void random_image(struct explorer *x)
 
 static void families(struct explorer *x)
 {
-    uint64_t n = x->active_count, limit = x->budget_end > x->c->tally.images ? x->budget_end - x->c->tally.images : 0;
-    uint64_t stride = n > limit / 4 ? n / (limit / 4 + 1) + 1 : 1; /* a quarter of the budget for each of the first families */
+    uint64_t n = x->active_count,
+             limit = x->budget_end > x->c->tally.images ? x->budget_end - x->c->tally.images : 0;
+    /* a quarter of the budget for each of the first families */
+    uint64_t stride = n > limit / 4 ? n / (limit / 4 + 1) + 1 : 1;
     uint64_t shift = campaign_draw(x->c, stride);
     choose_each(x, NONE);
     finish_image(x, "none");
     choose_each(x, ALL);
     finish_image(x, "all");
     for (uint64_t i = shift; i < n && !spent(x); i += stride) {
-        uint64_t options = options_of(x, &x->unit[x->active[i]]), full = everything(x, &x->unit[x->active[i]]);
+        uint64_t options = options_of(x, &x->unit[x->active[i]]),
+                 full = everything(x, &x->unit[x->active[i]]);
         one_differs(x, ALL, i, 0, "all but one");
         one_differs(x, NONE, i, full, "one alone");
         in_order(x, i + 1, false);
@@ -159,7 +167,9 @@ void window_crash(struct explorer *x)
         combinations *= options_of(x, &x->unit[x->active[i]]);
     uint64_t left = end > x->c->tally.images ? end - x->c->tally.images : 0;
     uint64_t share = x->windows_left ? left / x->windows_left : left, floor = x->fixed ? 3 : 8;
-    if (share < floor && x->windows_left > 1 && campaign_draw(x->c, floor * x->windows_left) >= left) { /* too many windows: some of them */
+    /* too many windows: some of them */
+    if (share < floor && x->windows_left > 1 &&
+        campaign_draw(x->c, floor * x->windows_left) >= left) {
         x->windows_left--;
         return;
     }

@@ -35,7 +35,8 @@ static uint32_t digest_list(struct pms_pool *pool, uint64_t list, uint32_t crc)
 #define DEPTH_MOST 16u /* groups within groups: no workload has so many */
 
 /* idle: of slots, the name of the array whose content is of no account; else 0. */
-static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle, uint32_t depth, uint32_t crc)
+static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle, uint32_t depth,
+                                 uint32_t crc)
 {
     uint64_t node = 0;
     struct pms_error e;
@@ -50,9 +51,11 @@ static uint32_t digest_directory(struct pms_pool *pool, uint64_t dir, char idle,
         crc = pms_crc32c(crc, o.name, o.name_bytes);
         crc = pms_crc32c(crc, o.meta, o.meta_bytes);
         crc = pms_crc32c(crc, &o.kind, sizeof o.kind);
-        bool slots = o.meta_bytes == sizeof SLOTS_META && memcmp(o.meta, SLOTS_META, sizeof SLOTS_META - 1) == 0;
+        bool slots = o.meta_bytes == sizeof SLOTS_META &&
+                     memcmp(o.meta, SLOTS_META, sizeof SLOTS_META - 1) == 0;
         if (o.kind == PMS_OBJECT_GROUP)
-            crc = digest_directory(pool, o.data, slots ? (char)('1' - o.meta[o.meta_bytes - 1]) : 0, depth + 1, crc);
+            crc = digest_directory(pool, o.data, slots ? (char)('1' - o.meta[o.meta_bytes - 1]) : 0,
+                                   depth + 1, crc);
         else if (o.kind == PMS_OBJECT_LIST)
             crc = digest_list(pool, o.data, crc);
         else if (o.data && !(idle && o.name[0] == idle))
@@ -66,16 +69,22 @@ static uint32_t digest_at(struct pms_pool *pool, uint64_t epoch)
 }
 
 uint32_t wl_digest(struct pms_pool *pool) { return digest_at(pool, pms_epoch(pool)); }
-uint32_t wl_digest_if_committed(struct pms_pool *pool) { return digest_at(pool, pms_epoch(pool) + 1); }
+uint32_t wl_digest_if_committed(struct pms_pool *pool)
+{
+    return digest_at(pool, pms_epoch(pool) + 1);
+}
 
 /* ---- operations ---- */
 
-static struct pms_pool *open_limited(const char *path, int domain, int mode, uint64_t max_size, struct pms_error *error)
+static struct pms_pool *open_limited(const char *path, int domain, int mode, uint64_t max_size,
+                                     struct pms_error *error)
 {
-    struct pms_options o = {.size = 1792 << 10, .max_size = max_size, .mode = mode, .domain = domain, .hot = 1};
+    struct pms_options o = {
+        .size = 1792 << 10, .max_size = max_size, .mode = mode, .domain = domain, .hot = 1};
     struct pms_pool *pool = NULL;
     int status = pms_pool_open(path, &o, &pool, error);
-    if (status == PMS_E_COPIED) { /* an image of a growth: no copy, but its last page is not there yet */
+    /* an image of a growth: no copy, but its last page is not there yet */
+    if (status == PMS_E_COPIED) {
         o.force = 1;
         status = pms_pool_open(path, &o, &pool, error);
     }
@@ -108,8 +117,8 @@ uint64_t wl_array(struct wl *w, uint64_t dir, const char *name, uint32_t n, uint
 {
     uint64_t data = 0;
     if (!w->failed)
-        wl_done(w, pms_object_put_array(w->pool, dir, name, (uint32_t)strlen(name), "f", 1, 4ull * n, PMS_FILL_PATTERN, &fill, 4, 0,
-                                     &data, &w->error));
+        wl_done(w, pms_object_put_array(w->pool, dir, name, (uint32_t)strlen(name), "f", 1,
+                                        4ull * n, PMS_FILL_PATTERN, &fill, 4, 0, &data, &w->error));
     return data;
 }
 
@@ -118,14 +127,15 @@ static void array_of(struct wl *w, const char *name, const void *src, uint64_t b
 {
     uint64_t data;
     if (!w->failed)
-        wl_done(w, pms_object_put_array(w->pool, 0, name, (uint32_t)strlen(name), "f", 1, bytes, PMS_FILL_COPY, src, bytes, 0, &data,
-                                     &w->error));
+        wl_done(w, pms_object_put_array(w->pool, 0, name, (uint32_t)strlen(name), "f", 1, bytes,
+                                        PMS_FILL_COPY, src, bytes, 0, &data, &w->error));
 }
 
 void wl_value(struct wl *w, uint64_t dir, const char *name, const char *value, uint32_t bytes)
 {
     if (!w->failed)
-        wl_done(w, pms_object_put_value(w->pool, dir, name, (uint32_t)strlen(name), value, bytes, &w->error));
+        wl_done(w, pms_object_put_value(w->pool, dir, name, (uint32_t)strlen(name), value, bytes,
+                                        &w->error));
 }
 
 void wl_remove(struct wl *w, uint64_t dir, const char *name)
@@ -138,7 +148,8 @@ uint64_t wl_group(struct wl *w, uint64_t dir, const char *name)
 {
     uint64_t group = 0;
     if (!w->failed)
-        wl_done(w, pms_object_group(w->pool, dir, name, (uint32_t)strlen(name), 1, &group, &w->error));
+        wl_done(w,
+                pms_object_group(w->pool, dir, name, (uint32_t)strlen(name), 1, &group, &w->error));
     return group;
 }
 
@@ -243,7 +254,9 @@ void wl_reopen(struct wl *w)
         return;
     int domain = (int)w->pool->domain;
     snprintf(path, sizeof path, "%s", w->pool->path);
-    uint64_t limit = w->pool->super.max_bytes == TRACE_MAX_FILE ? TRACE_MAX_FILE - PMS_PAGE : TRACE_MAX_FILE; /* another one */
+    /* another one */
+    uint64_t limit = w->pool->super.max_bytes == TRACE_MAX_FILE ? TRACE_MAX_FILE - PMS_PAGE
+                                                                : TRACE_MAX_FILE;
     wl_done(w, pms_pool_close(w->pool, 0, &w->error));
     pms_pool_release(w->pool);
     w->pool = open_limited(path, domain, PMS_MODE_READ_WRITE, limit, &w->error);
@@ -283,7 +296,8 @@ static bool journal_is_wanted(void)
     return wanted;
 }
 
-void wl_run(const struct workload *workload, const char *path, int domain, struct board *board, bool keep_states, struct wl *w)
+void wl_run(const struct workload *workload, const char *path, int domain, struct board *board,
+            bool keep_states, struct wl *w)
 {
     *w = (struct wl){.board = board, .keep_states = keep_states};
     running = w;
@@ -301,7 +315,8 @@ void wl_run(const struct workload *workload, const char *path, int domain, struc
     workload->run(w);
     struct pms_error ignored;
     bool failed_before = w->failed;
-    int status = w->pool ? pms_pool_close(w->pool, 0, failed_before ? &ignored : &w->error) : PMS_OK;
+    int status = w->pool ? pms_pool_close(w->pool, 0, failed_before ? &ignored : &w->error)
+                         : PMS_OK;
     if (!failed_before)
         wl_done(w, status);
     running = NULL;
@@ -310,7 +325,8 @@ void wl_run(const struct workload *workload, const char *path, int domain, struc
     w->pool = NULL;
 }
 
-/* ================================================================ the workloads ================================================ */
+/* ================================================================ the workloads
+ * ================================================ */
 
 static void write_small(struct wl *w)
 {
@@ -318,7 +334,8 @@ static void write_small(struct wl *w)
     wl_commit(w);
 }
 
-static void write_twice(struct wl *w) /* the same line in two transactions: the log of each is whole while it is needed */
+/* the same line in two transactions: the log of each is whole while it is needed */
+static void write_twice(struct wl *w)
 {
     wl_data(w, "keep", NULL)[0] = 1;
     wl_commit(w);
@@ -394,7 +411,9 @@ static void scattered(struct wl *w) /* small writes that the engine does */
     wl_write(w, "keep", 3, 9);
     wl_rollback(w);
     wl_write(w, "keep", 4, 9);
-    wl_data(w, "keep", NULL)[5] = 10; /* the page is captured with what the engine has just stored there: the granule's older pre-image is the true one */
+    /* the page is captured with what the engine has just stored there: the granule's older
+     * pre-image is the true one */
+    wl_data(w, "keep", NULL)[5] = 10;
     wl_rollback(w);
     wl_write(w, "keep", 4, 11);
     wl_data(w, "keep", NULL)[5] = 12;
@@ -431,7 +450,8 @@ static void release(struct wl *w)
     wl_commit(w);
 }
 
-static void replace(struct wl *w) /* under the same name; freed space is used again one transaction later */
+/* under the same name; freed space is used again one transaction later */
+static void replace(struct wl *w)
 {
     wl_array(w, 0, "medium", 3100, 13);
     wl_data(w, "medium", NULL)[0] = 1;
@@ -478,7 +498,8 @@ static void grow(struct wl *w)
     wl_commit(w);
 }
 
-static void long_run(struct wl *w) /* of pages: longer than what the journal's recovery replays at a time */
+/* of pages: longer than what the journal's recovery replays at a time */
+static void long_run(struct wl *w)
 {
     wl_array(w, 0, "huge", 300000, 9);
     wl_commit(w);
@@ -497,7 +518,8 @@ static void roll_back(struct wl *w)
     wl_commit(w);
 }
 
-static void long_back(struct wl *w) /* more entries than a roll back without memory takes at a time */
+/* more entries than a roll back without memory takes at a time */
+static void long_back(struct wl *w)
 {
     for (uint32_t i = 0; i < 300; i++)
         wl_write(w, "large", i * 61, i);
@@ -538,7 +560,8 @@ static void born_and_gone(struct wl *w) /* born and freed in one transaction, ag
     wl_commit(w);
 }
 
-static void born_beside(struct wl *w) /* in a page with committed blocks, of which nothing else changes */
+/* in a page with committed blocks, of which nothing else changes */
+static void born_beside(struct wl *w)
 {
     for (uint32_t i = 0; i < 3; i++) {
         char name[2] = {(char)('p' + i), 0}, text[400];
@@ -551,7 +574,8 @@ static void born_beside(struct wl *w) /* in a page with committed blocks, of whi
     }
 }
 
-static void many_commits(struct wl *w) /* the ring of domain file goes round; both fast logs are used again */
+/* the ring of domain file goes round; both fast logs are used again */
+static void many_commits(struct wl *w)
 {
     char text[8];
     for (uint32_t i = 0; i < 24; i++) {
@@ -564,7 +588,8 @@ static void many_commits(struct wl *w) /* the ring of domain file goes round; bo
     }
 }
 
-/* A log that outgrew the fast log, twice in a row: the second must not end before the first is finished. */
+/* A log that outgrew the fast log, twice in a row: the second must not end before the first is
+ * finished. */
 static void long_log(struct wl *w)
 {
     for (uint32_t round = 0; round < 2; round++) {

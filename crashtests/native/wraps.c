@@ -1,4 +1,5 @@
-/* What the linker puts before functions of the C library and of the engine (--wrap, in the Makefile). */
+/* What the linker puts before functions of the C library and of the engine (--wrap, in the
+ * Makefile). */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -19,8 +19,8 @@
 #define LONG 1024u       /* bytes of each of three streams: hides the instruction's latency */
 #define SHORT 128u
 
-static uint32_t table[8][256];       /* slicing by 8 */
-static uint32_t shift_long[4][256];  /* crc of a message -> crc of the message and LONG zeros */
+static uint32_t table[8][256];      /* slicing by 8 */
+static uint32_t shift_long[4][256]; /* crc of a message -> crc of the message and LONG zeros */
 static uint32_t shift_short[4][256];
 static bool instruction;
 
@@ -83,8 +83,9 @@ PMS_NO_TSAN uint32_t pms_crc32c_portable(uint32_t crc, const void *data, size_t 
     crc = ~crc;
     for (; n >= 8; n -= 8, p += 8) {
         uint64_t w = load8(p) ^ crc;
-        crc = table[7][w & 0xff] ^ table[6][w >> 8 & 0xff] ^ table[5][w >> 16 & 0xff] ^ table[4][w >> 24 & 0xff] ^
-              table[3][w >> 32 & 0xff] ^ table[2][w >> 40 & 0xff] ^ table[1][w >> 48 & 0xff] ^ table[0][w >> 56];
+        crc = table[7][w & 0xff] ^ table[6][w >> 8 & 0xff] ^ table[5][w >> 16 & 0xff] ^
+              table[4][w >> 24 & 0xff] ^ table[3][w >> 32 & 0xff] ^ table[2][w >> 40 & 0xff] ^
+              table[1][w >> 48 & 0xff] ^ table[0][w >> 56];
     }
     while (n--)
         crc = crc >> 8 ^ table[0][(crc ^ *p++) & 0xff];
@@ -95,25 +96,36 @@ PMS_NO_TSAN uint32_t pms_crc32c_portable(uint32_t crc, const void *data, size_t 
 
 #if defined(__x86_64__)
 #define CRC_TARGET __attribute__((target("sse4.2")))
-CRC_TARGET static inline uint64_t step8(uint64_t crc, uint64_t w) { return __builtin_ia32_crc32di(crc, w); }
-CRC_TARGET static inline uint32_t step1(uint32_t crc, unsigned char b) { return __builtin_ia32_crc32qi(crc, b); }
+CRC_TARGET static inline uint64_t step8(uint64_t crc, uint64_t w)
+{
+    return __builtin_ia32_crc32di(crc, w);
+}
+CRC_TARGET static inline uint32_t step1(uint32_t crc, unsigned char b)
+{
+    return __builtin_ia32_crc32qi(crc, b);
+}
 #elif defined(__aarch64__)
 #define CRC_TARGET __attribute__((target("+crc")))
 CRC_TARGET static inline uint64_t step8(uint64_t crc, uint64_t w)
 {
     return __builtin_aarch64_crc32cx((uint32_t)crc, w);
 }
-CRC_TARGET static inline uint32_t step1(uint32_t crc, unsigned char b) { return __builtin_aarch64_crc32cb(crc, b); }
+CRC_TARGET static inline uint32_t step1(uint32_t crc, unsigned char b)
+{
+    return __builtin_aarch64_crc32cb(crc, b);
+}
 #endif
 
 #ifdef CRC_TARGET
 static inline uint32_t shift(const uint32_t zeros[4][256], uint32_t crc)
 {
-    return zeros[0][crc & 0xff] ^ zeros[1][crc >> 8 & 0xff] ^ zeros[2][crc >> 16 & 0xff] ^ zeros[3][crc >> 24];
+    return zeros[0][crc & 0xff] ^ zeros[1][crc >> 8 & 0xff] ^ zeros[2][crc >> 16 & 0xff] ^
+           zeros[3][crc >> 24];
 }
 
 /* Three streams side by side, joined by the crc of zeros (M. Adler, crc32c.c, 2013). */
-CRC_TARGET PMS_NO_TSAN static inline uint32_t three(uint32_t crc, const unsigned char *p, size_t stream, const uint32_t zeros[4][256])
+CRC_TARGET PMS_NO_TSAN static inline uint32_t three(uint32_t crc, const unsigned char *p,
+                                                    size_t stream, const uint32_t zeros[4][256])
 {
     uint64_t a = crc, b = 0, c = 0;
     for (size_t i = 0; i < stream; i += 8) {
@@ -125,7 +137,8 @@ CRC_TARGET PMS_NO_TSAN static inline uint32_t three(uint32_t crc, const unsigned
     return shift(zeros, joined) ^ (uint32_t)c;
 }
 
-CRC_TARGET PMS_NO_TSAN static uint32_t crc_by_instruction(uint32_t crc, const unsigned char *p, size_t n)
+CRC_TARGET PMS_NO_TSAN static uint32_t crc_by_instruction(uint32_t crc, const unsigned char *p,
+                                                          size_t n)
 {
     crc = ~crc;
     for (; n >= 3 * LONG; n -= 3 * LONG, p += 3 * LONG)
@@ -148,13 +161,17 @@ CRC_TARGET PMS_NO_TSAN static uint32_t crc_by_instruction(uint32_t crc, const un
 #define FOLD_MIN 512u
 #define FOLD_TARGET __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
 
-/* V. Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ" (Intel, 2009): a 128-bit lane moves t bits ahead by
- * two multiplications, of its low half by x^(t+32) and of its high half by x^(t-32), both mod P, bit-reflected. */
-struct fold { uint64_t low, high; };
+/* V. Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ" (Intel, 2009):
+ * a 128-bit lane moves t bits ahead by two multiplications, of its low half by x^(t+32) and of
+ * its high half by x^(t-32), both mod P, bit-reflected. */
+struct fold {
+    uint64_t low, high;
+};
 static struct fold fold_2048, fold_1536, fold_1024, fold_512;
 static bool folding;
 
-static uint64_t reflected_power(uint32_t n) /* x^n mod P, reflected, shifted by the one bit that reflection costs */
+/* x^n mod P, reflected, shifted by the one bit that reflection costs */
+static uint64_t reflected_power(uint32_t n)
 {
     uint32_t r = 0x80000000u; /* 1 */
     while (n--)
@@ -162,7 +179,10 @@ static uint64_t reflected_power(uint32_t n) /* x^n mod P, reflected, shifted by 
     return (uint64_t)r << 1;
 }
 
-static struct fold make_fold(uint32_t t) { return (struct fold){reflected_power(t + 32), reflected_power(t - 32)}; }
+static struct fold make_fold(uint32_t t)
+{
+    return (struct fold){reflected_power(t + 32), reflected_power(t - 32)};
+}
 
 __attribute__((constructor)) static void make_folds(void)
 {
@@ -186,8 +206,10 @@ FOLD_TARGET static inline __m512i constants(const struct fold *f)
     return _mm512_broadcast_i32x4(_mm_set_epi64x((long long)f->high, (long long)f->low));
 }
 
-/* n >= 256. What is left of all but the last n % 256 bytes is a message of 64 bytes with the same crc. */
-FOLD_TARGET PMS_NO_TSAN static uint32_t crc_by_folding(uint32_t crc, const unsigned char *p, size_t n)
+/* n >= 256. What is left of all but the last n % 256 bytes is a message of 64 bytes with the
+ * same crc. */
+FOLD_TARGET PMS_NO_TSAN static uint32_t crc_by_folding(uint32_t crc, const unsigned char *p,
+                                                       size_t n)
 {
     __m512i x[4], k = constants(&fold_2048);
     for (int i = 0; i < 4; i++)
@@ -218,7 +240,8 @@ uint32_t pms_crc32c(uint32_t crc, const void *data, size_t n)
     return pms_crc32c_portable(crc, data, n);
 }
 
-/* ---- hashes: 64 x 64 -> 128 bit multiplications, folded (the construction of wyhash and rapidhash) ---- */
+/* ---- hashes: 64 x 64 -> 128 bit multiplications, folded (the construction of wyhash and
+ * rapidhash) ---- */
 
 static inline uint64_t fold(uint64_t a, uint64_t b)
 {
@@ -228,7 +251,8 @@ static inline uint64_t fold(uint64_t a, uint64_t b)
 
 uint64_t pms_hash(uint64_t seed, const void *data, size_t n)
 {
-    const uint64_t k0 = 0xa0761d6478bd642full, k1 = 0xe7037ed1a0b428dbull, k2 = 0x8ebc6af09c88c6e3ull;
+    const uint64_t k0 = 0xa0761d6478bd642full, k1 = 0xe7037ed1a0b428dbull,
+                   k2 = 0x8ebc6af09c88c6e3ull;
     const unsigned char *p = data;
     uint64_t h = fold(seed ^ k0, (uint64_t)n ^ k1), tail[2] = {0, 0};
     size_t left = n;
@@ -242,7 +266,8 @@ uint64_t pms_hash(uint64_t seed, const void *data, size_t n)
 
 uint16_t pms_check16(uint64_t salt, uint64_t word)
 {
-    uint64_t h = fold(word ^ 0x9e3779b97f4a7c15ull, salt * 0xff51afd7ed558ccdull ^ 0xc4ceb9fe1a85ec53ull);
+    uint64_t h = fold(word ^ 0x9e3779b97f4a7c15ull,
+                      salt * 0xff51afd7ed558ccdull ^ 0xc4ceb9fe1a85ec53ull);
     h ^= h >> 32;
     return (uint16_t)(h ^ h >> 16);
 }

@@ -1,11 +1,13 @@
-/* CRC-32C (Castagnoli), by the CPU's instruction where there is one, and the keyed hash of directory names. */
+/* CRC-32C (Castagnoli), by the CPU's instruction where there is one, and the keyed hash of
+ * directory names. */
 #ifndef PMS_BASE_CHECKSUM_H
 #define PMS_BASE_CHECKSUM_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Continues crc (0 to start) over n bytes. crc(a then b) = pms_crc32c(pms_crc32c(0, a), b). No alignment asked. */
+/* Continues crc (0 to start) over n bytes. crc(a then b) = pms_crc32c(pms_crc32c(0, a), b). No
+ * alignment asked. */
 uint32_t pms_crc32c(uint32_t crc, const void *data, size_t n);
 
 /* The table-driven one, for tests and CPUs without the instruction. */

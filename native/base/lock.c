@@ -21,7 +21,8 @@ static inline void pause_cpu(void)
 int pms_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t timeout_ns)
 {
     struct timespec t = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-    long r = syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? NULL : &t, NULL, 0);
+    long r = syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? NULL : &t,
+                     NULL, 0);
     return r == 0 ? 0 : errno;
 }
 
@@ -34,12 +35,14 @@ void pms_futex_wake(_Atomic uint32_t *word, int count)
 void pms_lock_acquire(struct pms_lock *lock)
 {
     uint32_t free = 0;
-    if (atomic_compare_exchange_strong_explicit(&lock->word, &free, 1, memory_order_acquire, memory_order_relaxed))
+    if (atomic_compare_exchange_strong_explicit(&lock->word, &free, 1, memory_order_acquire,
+                                                memory_order_relaxed))
         return;
     for (int i = 0; i < SPINS; i++) {
         pause_cpu();
         free = 0;
-        if (atomic_compare_exchange_weak_explicit(&lock->word, &free, 1, memory_order_acquire, memory_order_relaxed))
+        if (atomic_compare_exchange_weak_explicit(&lock->word, &free, 1, memory_order_acquire,
+                                                  memory_order_relaxed))
             return;
     }
     while (atomic_exchange_explicit(&lock->word, 2, memory_order_acquire) != 0)

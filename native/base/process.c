@@ -12,7 +12,8 @@ struct kept {
     int fd;
 };
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* no fork while the list and the open descriptors differ */
+/* no fork while the list and the open descriptors differ */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static struct kept *list;
 static _Atomic uint64_t generation = 1;
 static struct pms_fork_hooks hooks;
@@ -86,4 +87,7 @@ void pms_process_close(int fd)
     free(k);
 }
 
-uint64_t pms_process_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
+uint64_t pms_process_generation(void)
+{
+    return atomic_load_explicit(&generation, memory_order_relaxed);
+}

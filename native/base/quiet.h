@@ -1,5 +1,6 @@
-/* Reading pages that are protected, and hence quiet, while ThreadSanitizer watches: it takes a store that is about to fault for one
- * that happened, and knows nothing of the order that mprotect gives, nor of reads that are thrown away when a look afterwards says so. */
+/* Reading pages that are protected, and hence quiet, while ThreadSanitizer watches: it takes a
+ * store that is about to fault for one that happened, and knows nothing of the order that
+ * mprotect gives, nor of reads that are thrown away when a look afterwards says so. */
 #ifndef PMS_BASE_QUIET_H
 #define PMS_BASE_QUIET_H
 
@@ -22,7 +23,8 @@ void AnnotateIgnoreReadsEnd(const char *file, int line);
 static inline void pms_quiet_copy(void *dst, const void *src, size_t n) { memcpy(dst, src, n); }
 #endif
 
-/* Between the two, this thread (and the system calls it makes) may read what others store to: it looks afterwards whether they did. */
+/* Between the two, this thread (and the system calls it makes) may read what others store to: it
+ * looks afterwards whether they did. */
 static inline void pms_quiet_begin(void)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -37,7 +39,8 @@ static inline void pms_quiet_end(void)
 #endif
 }
 
-/* A full barrier. TSan knows none and would warn; on x86-64 and under TSan the lock operations around it suffice. */
+/* A full barrier. TSan knows none and would warn; on x86-64 and under TSan the lock operations
+ * around it suffice. */
 static inline void pms_full_fence(void)
 {
 #if !defined(__SANITIZE_THREAD__)
@@ -45,7 +48,8 @@ static inline void pms_full_fence(void)
 #endif
 }
 
-/* Stores before it, before stores after it: to whoever reads the file. On x86-64 it keeps the compiler in order. */
+/* Stores before it, before stores after it: to whoever reads the file. On x86-64 it keeps the
+ * compiler in order. */
 static inline void pms_store_fence(void)
 {
 #if !defined(__SANITIZE_THREAD__)

@@ -1,7 +1,7 @@
 /* Status codes and error details of the engine.
  *
- * Every fallible function returns enum pms_status and fills the struct pms_error it is given. The Python
- * layer turns a status into an exception in one place (pmstore/_ffi.py). */
+ * Every fallible function returns enum pms_status and fills the struct pms_error it is given.
+ * The Python layer turns a status into an exception in one place (pmstore/_ffi.py). */
 #ifndef PMS_BASE_STATUS_H
 #define PMS_BASE_STATUS_H
 
@@ -10,17 +10,20 @@
 
 enum pms_status {
     PMS_OK = 0,
-    PMS_E_OS = 1,           /* a system call failed: sys_errno */
-    PMS_E_LOCKED = 2,       /* another open holds the store's lock */
-    PMS_E_FULL = 3,         /* no room for the data or for its log: needed, available */
-    PMS_E_CORRUPT = 4,      /* the file breaks a rule of docs/FORMAT.md: offset */
-    PMS_E_VERSION = 5,      /* magic is right, version or feature bits are not ours: found in needed */
-    PMS_E_NOT_A_STORE = 6,  /* no magic: some other file, or an empty one */
-    PMS_E_UNCLEAN = 7,      /* the machine restarted, or may have, under a store that only survives its process */
-    PMS_E_STATE = 8,        /* the call is not allowed now (commit in a block, no block to leave, ...) */
-    PMS_E_BUSY = 9,         /* another thread's block is open: holder = its thread id */
-    PMS_E_FORKED = 10,      /* the store belongs to the parent process */
-    PMS_E_READONLY = 11,    /* opened for reading, or made read-only by a failed sync */
+    PMS_E_OS = 1,      /* a system call failed: sys_errno */
+    PMS_E_LOCKED = 2,  /* another open holds the store's lock */
+    PMS_E_FULL = 3,    /* no room for the data or for its log: needed, available */
+    PMS_E_CORRUPT = 4, /* the file breaks a rule of docs/FORMAT.md: offset */
+    /* magic is right, version or feature bits are not ours: found in needed */
+    PMS_E_VERSION = 5,
+    PMS_E_NOT_A_STORE = 6, /* no magic: some other file, or an empty one */
+    /* the machine restarted, or may have, under a store that only survives its process */
+    PMS_E_UNCLEAN = 7,
+    /* the call is not allowed now (commit in a block, no block to leave, ...) */
+    PMS_E_STATE = 8,
+    PMS_E_BUSY = 9,      /* another thread's block is open: holder = its thread id */
+    PMS_E_FORKED = 10,   /* the store belongs to the parent process */
+    PMS_E_READONLY = 11, /* opened for reading, or made read-only by a failed sync */
     PMS_E_CLOSED = 12,
     PMS_E_EXISTS = 13,
     PMS_E_NOT_FOUND = 14,
@@ -39,24 +42,27 @@ struct pms_error {
     char what[160];     /* what was being done, or which rule is broken; ASCII, NUL-terminated */
 };
 
-/* Fills *error (which may be NULL) and returns status. what is a printf format without user data. */
+/* Fills *error (which may be NULL) and returns status. what is a printf format without user
+ * data. */
 int pms_fail(struct pms_error *error, enum pms_status status, const char *what, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* As pms_fail with PMS_E_OS and the current errno (ENOSPC, EDQUOT and EFBIG become PMS_E_FULL). */
 int pms_fail_errno(struct pms_error *error, const char *what);
 
-#if defined(__clang_analyzer__) /* it sees one file at a time: told that these never return PMS_OK */
+/* it sees one file at a time: told that these never return PMS_OK */
+#if defined(__clang_analyzer__)
 #define pms_fail(error, status, ...) ((void)pms_fail(error, status, __VA_ARGS__), (int)(status))
 #define pms_fail_errno(error, what) ((void)pms_fail_errno(error, what), (int)PMS_E_OS)
 #endif
 
-/* The one assertion family: on in every build, because a store that goes on after a broken invariant
- * destroys data. Prints the invariant to stderr and aborts; recovery then finds the last commit. */
-#define PMS_ASSERT(cond)                                                                                    \
-    do {                                                                                                    \
-        if (__builtin_expect(!(cond), 0))                                                                   \
-            pms_assert_failed(#cond, __FILE__, __LINE__);                                                   \
+/* The one assertion family: on in every build, because a store that goes on after a broken
+ * invariant destroys data. Prints the invariant to stderr and aborts; recovery then finds the
+ * last commit. */
+#define PMS_ASSERT(cond)                                  \
+    do {                                                  \
+        if (__builtin_expect(!(cond), 0))                 \
+            pms_assert_failed(#cond, __FILE__, __LINE__); \
     } while (0)
 _Noreturn void pms_assert_failed(const char *cond, const char *file, int line);
 

@@ -9,19 +9,24 @@
 #include "seam/mappings.h"
 #include "base/sort.h"
 
-#define FIRST_BYTES (32u << 10)  /* of a large extent's first capture; x4 while faults stay sequential, up to: */
+/* of a large extent's first capture; x4 while faults stay sequential, up to: */
+#define FIRST_BYTES (32u << 10)
 #define STREAM_BYTES (2u << 20)
-#define DENSE_BYTES (8u << 20)   /* an extent that was written whole last time: enough for all cores to copy */
-#define WHOLE_BYTES (64u << 10)  /* extents up to this size are captured whole */
-#define HOT_HEAT 2u              /* captured in this many transactions in a row after the first */
-#define SETTLED_HEAT 3u          /* likewise, of what is declared: it will be declared in the next one too */
-#define HOT_LOOK 16u             /* a hot range is looked at in one of this many commits, */
-#define KEPT 0x80000000u         /* in pms_dirty.idle while a commit runs: stays writable after it */
-#define HOT_IDLE 2u              /* and cools when it was unchanged at this many looks in a row */
+/* an extent that was written whole last time: enough for all cores to copy */
+#define DENSE_BYTES (8u << 20)
+#define WHOLE_BYTES (64u << 10) /* extents up to this size are captured whole */
+#define HOT_HEAT 2u             /* captured in this many transactions in a row after the first */
+/* likewise, of what is declared: it will be declared in the next one too */
+#define SETTLED_HEAT 3u
+#define HOT_LOOK 16u /* a hot range is looked at in one of this many commits, */
+/* in pms_dirty.idle while a commit runs: stays writable after it */
+#define KEPT 0x80000000u
+#define HOT_IDLE 2u /* and cools when it was unchanged at this many looks in a row */
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
-static_assert(offsetof(struct pms_span, off) == 0 && offsetof(struct pms_dirty, off) == 0, "sorted by it");
+static_assert(offsetof(struct pms_span, off) == 0 && offsetof(struct pms_dirty, off) == 0,
+              "sorted by it");
 
 static uint64_t page_down(uint64_t n) { return n & ~(uint64_t)(PMS_PAGE - 1); }
 static uint64_t page_up(uint64_t n) { return page_down(n + PMS_PAGE - 1); }
@@ -77,7 +82,8 @@ static struct pms_span large_span(struct pms_capture *c, const struct pms_block 
     }
     uint64_t to = from + bytes < end ? from + bytes : end;
     if (to < end && to - from >= PMS_HUGE / 2)
-        to &= ~(uint64_t)(PMS_HUGE - 1); /* at a huge page's edge: a change of protection does not break it up */
+        /* at a huge page's edge: a change of protection does not break it up */
+        to &= ~(uint64_t)(PMS_HUGE - 1);
     c->stream[(to / PMS_PAGE) & 63] = (struct pms_stream){to, bytes};
     density_add(c, b, to - from);
     return (struct pms_span){from, to - from};
@@ -108,12 +114,14 @@ static bool is_users_page(const struct pms_capture *c, uint64_t off)
     return pms_heap_find(c->heap, off, &b) && (b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB);
 }
 
-/* Where mappings are scarce (mappings.h) a span grows on both sides up to what is writable already, with which it is one mapping then: over
- * blocks alone, for which the log has room (I5). prepared: over pages that need no pre-image. */
+/* Where mappings are scarce (mappings.h) a span grows on both sides up to what is writable
+ * already, with which it is one mapping then: over blocks alone, for which the log has room
+ * (I5). prepared: over pages that need no pre-image. */
 static struct pms_span widened(const struct pms_capture *c, struct pms_span span, bool prepared)
 {
     uint64_t reach = pms_mappings_reach(), from = span.off, to = from + span.bytes;
-    uint64_t least = from > reach ? from - reach : 0, most = to + reach < c->map->bytes ? to + reach : c->map->bytes;
+    uint64_t least = from > reach ? from - reach : 0,
+             most = to + reach < c->map->bytes ? to + reach : c->map->bytes;
     for (int up = 0; up < 2; up++) {
         while (up ? to < most : from > least) {
             uint64_t next = up ? to : from - PMS_PAGE;
@@ -151,7 +159,8 @@ static void append_span(struct pms_capture *c, struct pms_span span)
         while (p < end && !pms_undo_page_prepared(u, p))
             p++;
         uint64_t off = first * PMS_PAGE, bytes = (p - first) * PMS_PAGE;
-        PMS_ASSERT(!pms_map_all_writable(c->map, off, PMS_PAGE)); /* protect, then copy: else it is a mixture */
+        /* protect, then copy: else it is a mixture */
+        PMS_ASSERT(!pms_map_all_writable(c->map, off, PMS_PAGE));
         pms_undo_append(u, off, bytes);
         warm(c, off, bytes);
         pms_undo_note(u, PMS_DIRTY_USER, off, bytes, 0);
@@ -160,20 +169,26 @@ static void append_span(struct pms_capture *c, struct pms_span span)
     }
 }
 
-static void unprotect(struct pms_capture *c, struct pms_span span) { pms_map_unprotect_surely(c->map, span.off, span.bytes); }
+static void unprotect(struct pms_capture *c, struct pms_span span)
+{
+    pms_map_unprotect_surely(c->map, span.off, span.bytes);
+}
 
-/* The pages around `page` that are prepared already: a fresh block becomes writable at once, not page by page. */
+/* The pages around `page` that are prepared already: a fresh block becomes writable at once, not
+ * page by page. */
 static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span, uint64_t off)
 {
     uint64_t first = off / PMS_PAGE, last = first;
     while (first * PMS_PAGE > span.off && pms_undo_page_prepared(c->undo, first - 1))
         first--;
-    while ((last + 1) * PMS_PAGE < span.off + span.bytes && pms_undo_page_prepared(c->undo, last + 1))
+    while ((last + 1) * PMS_PAGE < span.off + span.bytes &&
+           pms_undo_page_prepared(c->undo, last + 1))
         last++;
     return (struct pms_span){first * PMS_PAGE, (last - first + 1) * PMS_PAGE};
 }
 
-/* Private views: a page of the engine's that it made writable, and that was protected with all others when mappings ran out. */
+/* Private views: a page of the engine's that it made writable, and that was protected with all
+ * others when mappings ran out. */
 static bool engine_page(const struct pms_capture *c, uint64_t off)
 {
     const uint64_t *granule = c->undo->granule[off / PMS_PAGE];
@@ -186,7 +201,8 @@ bool pms_capture_fault(struct pms_capture *c, uint64_t off)
     pms_undo_lock(c->undo);
     c->faults++;
     bool ours = off < c->map->bytes;
-    if (ours && pms_map_all_writable(c->map, page_down(off), PMS_PAGE)) { /* another thread was faster, or the store closed */
+    /* another thread was faster, or the store closed */
+    if (ours && pms_map_all_writable(c->map, page_down(off), PMS_PAGE)) {
         pms_undo_unlock(c->undo);
         return true;
     }
@@ -223,7 +239,8 @@ bool pms_capture_is_users(const struct pms_capture *c, struct pms_span span)
     return users && span.off + span.bytes <= b.extent_off + b.extent_bytes;
 }
 
-static bool span_of_pages(const struct pms_capture *c, struct pms_span *span, struct pms_error *error)
+static bool span_of_pages(const struct pms_capture *c, struct pms_span *span,
+                          struct pms_error *error)
 {
     if (pms_capture_is_users(c, *span)) {
         uint64_t from = page_down(span->off), to = page_up(span->off + span->bytes);
@@ -234,7 +251,8 @@ static bool span_of_pages(const struct pms_capture *c, struct pms_span *span, st
     return false;
 }
 
-/* Of sorted spans: the one at *next and its neighbours, as one. The first and the last page of two blocks are often one, or side by side. */
+/* Of sorted spans: the one at *next and its neighbours, as one. The first and the last page of
+ * two blocks are often one, or side by side. */
 static struct pms_span take_run(const struct pms_span *span, uint64_t count, uint64_t *next)
 {
     uint64_t i = *next, from = span[i].off, to = from + span[i].bytes;
@@ -245,9 +263,11 @@ static struct pms_span take_run(const struct pms_span *span, uint64_t count, uin
     return (struct pms_span){from, to - from};
 }
 
-/* Sorted neighbours become writable by one system call. captured: not fresh blocks, which may never be stored to. Moves what is to be copied
- * ahead to the front of the spans and returns its number. */
-static uint64_t unprotect_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, bool captured)
+/* Sorted neighbours become writable by one system call. captured: not fresh blocks, which may
+ * never be stored to. Moves what is to be copied ahead to the front of the spans and returns its
+ * number. */
+static uint64_t unprotect_spans(struct pms_capture *c, struct pms_span *span, uint64_t count,
+                                bool captured)
 {
     uint64_t taken = 0;
     for (uint64_t i = 0; i < count;) {
@@ -260,9 +280,10 @@ static uint64_t unprotect_spans(struct pms_capture *c, struct pms_span *span, ui
     return taken;
 }
 
-/* A run of small blocks that is declared again and again: its protection changes twice in every transaction, on huge pages at a
- * fraction of the cost. They are asked for once, as for a block that is large by itself when it is made. Moves such runs to the
- * front of the spans, which have been used, and returns their number. */
+/* A run of small blocks that is declared again and again: its protection changes twice in every
+ * transaction, on huge pages at a fraction of the cost. They are asked for once, as for a block
+ * that is large by itself when it is made. Moves such runs to the front of the spans, which have
+ * been used, and returns their number. */
 static uint64_t choose_settled(const struct pms_capture *c, struct pms_span *span, uint64_t count)
 {
     uint64_t chosen = 0;
@@ -275,7 +296,8 @@ static uint64_t choose_settled(const struct pms_capture *c, struct pms_span *spa
     return chosen;
 }
 
-int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count, struct pms_error *error)
+int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count,
+                      struct pms_error *error)
 {
     uint64_t bytes = 0, kept = 0;
     for (uint64_t i = 0; i < count; i++) { /* all valid, or nothing done */
@@ -296,12 +318,14 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
         append_span(c, span[i]);
     if (by_all_cores)
         pms_undo_gathered(c->undo);
-    pms_undo_fence_locked(c->undo); /* F1: all entries, before any of their targets becomes writable (I2) */
+    /* F1: all entries, before any of their targets becomes writable (I2) */
+    pms_undo_fence_locked(c->undo);
     bool captured = c->captures > before; /* once in a transaction */
     uint64_t taken = unprotect_spans(c, span, kept, captured);
     uint64_t settled = captured && c->map->shared ? choose_settled(c, span, kept) : 0;
     pms_undo_unlock(c->undo);
-    for (uint64_t i = 0; i < settled; i++) /* not under the lock, as what follows: it takes milliseconds */
+    /* not under the lock, as what follows: it takes milliseconds */
+    for (uint64_t i = 0; i < settled; i++)
         pms_map_prefer_huge(c->map, span[i].off, span[i].bytes);
     for (uint64_t i = 0; i < taken; i++)
         pms_map_copy_ahead(c->map, span[i].off, span[i].bytes);
@@ -312,7 +336,8 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
 
 static bool is_hot(const struct pms_capture *c, const struct pms_dirty *d)
 {
-    return d->kind == PMS_DIRTY_USER && d->len <= PMS_HOT_RANGE_MAX && c->heat[d->off / PMS_PAGE] >= HOT_HEAT;
+    return d->kind == PMS_DIRTY_USER && d->len <= PMS_HOT_RANGE_MAX &&
+           c->heat[d->off / PMS_PAGE] >= HOT_HEAT;
 }
 
 static bool unchanged(const struct pms_capture *c, const struct pms_dirty *d)
@@ -320,7 +345,8 @@ static bool unchanged(const struct pms_capture *c, const struct pms_dirty *d)
     return memcmp(c->map->user + d->off, c->undo->log + d->log_pos, d->len) == 0;
 }
 
-/* A hot range that nobody writes any more costs a capture at every commit: now and then one is compared. */
+/* A hot range that nobody writes any more costs a capture at every commit: now and then one is
+ * compared. */
 static bool still_hot(struct pms_capture *c, struct pms_dirty *d)
 {
     if ((c->undo->tag + d->off / PMS_PAGE) % HOT_LOOK == 0)
@@ -339,9 +365,11 @@ uint32_t pms_capture_choose_hot(struct pms_capture *c, struct pms_dirty *hot)
         bool keep = d->kind == PMS_DIRTY_HOT ? still_hot(c, d) : is_hot(c, d);
         if (!keep || total + d->len + PMS_LINE > PMS_HOT_TOTAL_MAX)
             continue;
-        if (pms_undo_page_tag(c->undo, d->off / PMS_PAGE) == PMS_TAG_IDLE) /* written without capture from now on */
+        /* written without capture from now on */
+        if (pms_undo_page_tag(c->undo, d->off / PMS_PAGE) == PMS_TAG_IDLE)
             continue;
-        /* Once the mappings ran out pages may be read-only though captured; those are not worth keeping. */
+        /* Once the mappings ran out pages may be read-only though captured; those are not worth
+         * keeping. */
         if (!pms_map_all_writable(c->map, d->off, d->len))
             continue;
         total += d->len + PMS_LINE;
@@ -360,7 +388,8 @@ static bool leaves_writable(const struct pms_dirty *d)
     return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FRESH;
 }
 
-/* Moves the ranges to protect to the front of the list and returns their number: order has no meaning any more. */
+/* Moves the ranges to protect to the front of the list and returns their number: order has no
+ * meaning any more. */
 static uint64_t gather_protectable(struct pms_undo *u)
 {
     uint64_t n = 0;
@@ -375,10 +404,12 @@ static uint64_t gather_protectable(struct pms_undo *u)
     return n;
 }
 
-/* What was written as a whole is protected as a whole: to the end of its block, where that has room behind its array. */
+/* What was written as a whole is protected as a whole: to the end of its block, where that has
+ * room behind its array. */
 static uint64_t block_end(const struct pms_undo *u, uint64_t end)
 {
-    uint64_t mark = atomic_load_explicit(&u->page_tag[end / PMS_PAGE - 1], memory_order_relaxed), first = mark & ~PMS_MARK_WHOLE;
+    uint64_t mark = atomic_load_explicit(&u->page_tag[end / PMS_PAGE - 1], memory_order_relaxed),
+             first = mark & ~PMS_MARK_WHOLE;
     return mark & PMS_MARK_WHOLE ? (first + u->whole[first].tag.pages) * PMS_PAGE : end;
 }
 
@@ -393,7 +424,8 @@ void pms_capture_protect(struct pms_capture *c)
                 to = page_up(u->dirty[i].off + u->dirty[i].len);
         to = block_end(u, to);
         if (pms_map_protect(c->map, from, to - from) != 0) {
-            int err = pms_map_protect(c->map, 0, c->map->bytes); /* one mapping of all: can not run out */
+            /* one mapping of all: can not run out */
+            int err = pms_map_protect(c->map, 0, c->map->bytes);
             PMS_ASSERT(err == 0);
             return;
         }
@@ -443,8 +475,9 @@ bool pms_capture_hot_changed(const struct pms_capture *c)
 
 /* ---- life ---- */
 
-int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_heap *heap, const struct pms_superblock *super,
-                     bool read_only, bool hot, struct pms_error *error)
+int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_heap *heap,
+                     const struct pms_superblock *super, bool read_only, bool hot,
+                     struct pms_error *error)
 {
     memset(c, 0, sizeof *c);
     c->undo = undo;
@@ -453,14 +486,16 @@ int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_he
     c->super = super;
     c->read_only = read_only;
     c->hot = hot;
-    void *heat = mmap(NULL, (size_t)(undo->map->reserve / PMS_PAGE), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+    void *heat = mmap(NULL, (size_t)(undo->map->reserve / PMS_PAGE), PROT_READ | PROT_WRITE,
+                      RESERVE_FLAGS, -1, 0);
     if (heat == MAP_FAILED)
         return pms_fail_errno(error, "reserving memory for capture");
     c->heat = heat;
     if (!pms_handler_register(c)) {
         munmap(heat, (size_t)(undo->map->reserve / PMS_PAGE));
         c->heat = NULL;
-        return pms_fail(error, PMS_E_STATE, "too many stores are open in this process (at most 64)");
+        return pms_fail(error, PMS_E_STATE,
+                        "too many stores are open in this process (at most 64)");
     }
     return PMS_OK;
 }

@@ -1,4 +1,5 @@
-/* A fork child may read the parent's arrays and nothing else: it must never write into the parent's store, nor keep its lock. */
+/* A fork child may read the parent's arrays and nothing else: it must never write into the
+ * parent's store, nor keep its lock. */
 #include "commit/pool_state.h"
 
 #include <stddef.h>
@@ -12,10 +13,13 @@ static struct pms_pool *pool_of(struct pms_capture *c)
     return (struct pms_pool *)((char *)c - offsetof(struct pms_pool, capture));
 }
 
-/* The owner's store, in domain file: what is written home later must not change what the child reads. */
+/* The owner's store, in domain file: what is written home later must not change what the child
+ * reads. */
 static struct pms_readers *readers_of(struct pms_capture *c)
 {
-    return atomic_load(&c->forked) || !pool_of(c)->journal ? NULL : pms_journal_readers(pool_of(c)->journal);
+    return atomic_load(&c->forked) || !pool_of(c)->journal
+               ? NULL
+               : pms_journal_readers(pool_of(c)->journal);
 }
 
 static void prepare(struct pms_capture *c)
@@ -58,4 +62,7 @@ static void in_child(void)
     pms_thread_after_fork_in_child();
 }
 
-void pms_fork_prepare_once(void) { pms_process_prepare(&(struct pms_fork_hooks){before, in_parent, in_child}); }
+void pms_fork_prepare_once(void)
+{
+    pms_process_prepare(&(struct pms_fork_hooks){before, in_parent, in_child});
+}

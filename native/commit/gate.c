@@ -1,7 +1,9 @@
-/* Who may change the store now: the operation lock, and the blocks (`with store.transaction()`) of threads and tasks.
+/* Who may change the store now: the operation lock, and the blocks (`with store.transaction()`)
+ * of threads and tasks.
  *
- * While a block is open its owner alone changes the store by calls. Entering a block waits for another thread's; every other call
- * that changes the store is refused meanwhile, as half of its work, or half of the block, would go with the other. */
+ * While a block is open its owner alone changes the store by calls. Entering a block waits for
+ * another thread's; every other call that changes the store is refused meanwhile, as half of its
+ * work, or half of the block, would go with the other. */
 #include "commit/pool_state.h"
 
 #include <errno.h>
@@ -14,14 +16,17 @@
 #include "commit/handler.h"
 #include "base/quiet.h"
 
-#define SCATTERED_MAX 96u    /* lines of the fast log, in one transaction */
+#define SCATTERED_MAX 96u   /* lines of the fast log, in one transaction */
 #define LOOK_AT_HANDLER 16u /* blocks: a look is a system call */
-#define ORPHAN "a transaction block was open whose thread or task had ended: it was rolled back, with all that was written since it was entered"
-#define GRACE_NS 20000000   /* a thread that Python has joined may not have ended for the kernel yet */
+#define ORPHAN \
+    "a transaction block was open whose thread or task had ended: it was rolled back, with all that was written since it was entered"
+/* a thread that Python has joined may not have ended for the kernel yet */
+#define GRACE_NS 20000000
 
-/* The kernel gives the ids of threads that have ended to new ones, which would join what the old ones left open, or be taken for
- * them: so threads are numbered, and each has a record of its number as long as it lives. Records are used again, and never freed:
- * whoever has seen one may look at it at any time. */
+/* The kernel gives the ids of threads that have ended to new ones, which would join what the old
+ * ones left open, or be taken for them: so threads are numbered, and each has a record of its
+ * number as long as it lives. Records are used again, and never freed: whoever has seen one may
+ * look at it at any time. */
 struct pms_thread {
     _Atomic int64_t number; /* 0: of no thread */
     struct pms_thread *next_free;
@@ -82,7 +87,7 @@ static inline int64_t me(void) { return thread_number ? thread_number : number_t
 
 void pms_thread_after_fork_in_child(void)
 {
-    thread_number = 0;                /* the child's only thread is another than its parent's */
+    thread_number = 0;                   /* the child's only thread is another than its parent's */
     atomic_store(&records_lock.word, 0); /* who held it did not come with us */
 }
 
@@ -90,7 +95,10 @@ void pms_thread_after_fork_in_child(void)
 
 static enum pms_whose (*ask_task)(const _Atomic uint64_t *task);
 
-void pms_block_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task)) { ask_task = whose; }
+void pms_block_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task))
+{
+    ask_task = whose;
+}
 
 struct view { /* of a block that is a task's, by the caller */
     uint64_t block;
@@ -103,8 +111,9 @@ static struct view ask(const struct pms_pool *pool)
     return (struct view){block, ask_task ? ask_task(&pool->block_task) : PMS_ANOTHERS};
 }
 
-/* REQUIRES: no lock is held, as a program that has tasks is asked. What it says is true until the caller acts: a block that is the
- * caller's is nobody else's to enter, and the number tells whether it is still the same one. */
+/* REQUIRES: no lock is held, as a program that has tasks is asked. What it says is true until
+ * the caller acts: a block that is the caller's is nobody else's to enter, and the number tells
+ * whether it is still the same one. */
 static inline struct view look(const struct pms_pool *pool)
 {
     if (atomic_load_explicit(&pool->block_task, memory_order_relaxed))
@@ -135,8 +144,9 @@ static bool is_orphan(const struct pms_pool *pool, struct view v)
 static int busy(const struct pms_pool *pool, struct pms_error *error)
 {
     bool task = pool->block_owner == me();
-    int status = pms_fail(error, PMS_E_BUSY, task ? "another task of this thread is inside a transaction block"
-                                                  : "another thread is inside a transaction block");
+    int status = pms_fail(error, PMS_E_BUSY,
+                          task ? "another task of this thread is inside a transaction block"
+                               : "another thread is inside a transaction block");
     if (error) {
         error->holder = task ? 0 : pool->block_thread; /* 0: waiting would not help */
         error->offset = pool->block_task;
@@ -146,7 +156,8 @@ static int busy(const struct pms_pool *pool, struct pms_error *error)
 
 bool pms_block_of_another_thread(const struct pms_pool *pool)
 {
-    return pool->block_owner && pool->block_owner != me() && !is_orphan(pool, (struct view){0, PMS_ANOTHERS});
+    return pool->block_owner && pool->block_owner != me() &&
+           !is_orphan(pool, (struct view){0, PMS_ANOTHERS});
 }
 
 static int end_block(struct pms_pool *pool, enum pms_how how, struct pms_error *error)
@@ -181,15 +192,17 @@ int pms_pool_enter_beside(struct pms_pool *pool, struct pms_error *error)
         return status;
     if (!pool->read_only && !pool->failed)
         return PMS_OK;
-    status = pms_fail(error, PMS_E_READONLY, pool->failed ? "an earlier failure left unknown what is durable"
-                                                          : "the store is open for reading");
+    status = pms_fail(error, PMS_E_READONLY,
+                      pool->failed ? "an earlier failure left unknown what is durable"
+                                   : "the store is open for reading");
     pms_pool_leave(pool);
     return status;
 }
 
 void pms_pool_leave(struct pms_pool *pool)
 {
-    if (pool->undo.stored) /* what is written back already, before F2 of a commit by another thread */
+    /* what is written back already, before F2 of a commit by another thread */
+    if (pool->undo.stored)
         pms_persist_hand_over(&pool->persist);
     pthread_mutex_unlock(&pool->op);
 }
@@ -207,9 +220,12 @@ static void deadline(struct timespec *t, int64_t timeout_ns)
     }
 }
 
-/* Waits until the block that is open, if one is, is the caller's. An orphan is rolled back, and *undone set. REQUIRES: the operation
- * lock, held again on return. ERRORS: PMS_E_BUSY, for another task at once: as long as this thread waits, that cannot go on. */
-static __attribute__((noinline)) int wait_for_block(struct pms_pool *pool, struct view v, int64_t timeout_ns, bool *undone, struct pms_error *error)
+/* Waits until the block that is open, if one is, is the caller's. An orphan is rolled back, and
+ * *undone set. REQUIRES: the operation lock, held again on return. ERRORS: PMS_E_BUSY, for
+ * another task at once: as long as this thread waits, that cannot go on. */
+static __attribute__((noinline)) int wait_for_block(struct pms_pool *pool, struct view v,
+                                                    int64_t timeout_ns, bool *undone,
+                                                    struct pms_error *error)
 {
     struct timespec end;
     bool late = timeout_ns == 0;
@@ -231,12 +247,15 @@ static __attribute__((noinline)) int wait_for_block(struct pms_pool *pool, struc
     return PMS_OK;
 }
 
-/* A call that is no block's waits for none, or for a moment. On an error it is left. REQUIRES: it was entered; another's block is open. */
-static int wait_a_moment(struct pms_pool *pool, struct view v, bool *undone, struct pms_error *error)
+/* A call that is no block's waits for none, or for a moment. On an error it is left. REQUIRES:
+ * it was entered; another's block is open. */
+static int wait_a_moment(struct pms_pool *pool, struct view v, bool *undone,
+                         struct pms_error *error)
 {
     int status = wait_for_block(pool, v, GRACE_NS, undone, error);
     if (!pool->block_owner)
-        pthread_cond_signal(&pool->block_left); /* whatever woke this thread was for one that enters a block */
+        /* whatever woke this thread was for one that enters a block */
+        pthread_cond_signal(&pool->block_left);
     if (status != PMS_OK)
         pms_pool_leave(pool);
     return status;
@@ -247,7 +266,9 @@ int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
     struct view v = look(pool);
     bool undone = false;
     int status = pms_pool_enter_beside(pool, error);
-    return status != PMS_OK || !pool->block_owner || is_mine(pool, v) ? status : wait_a_moment(pool, v, &undone, error);
+    return status != PMS_OK || !pool->block_owner || is_mine(pool, v)
+               ? status
+               : wait_a_moment(pool, v, &undone, error);
 }
 
 static inline void open_block(struct pms_pool *pool, uint64_t task)
@@ -266,8 +287,8 @@ static int commit_pending(struct pms_pool *pool, struct pms_error *error)
     return pms_tx_commit(pool, error);
 }
 
-int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns, struct pms_entered *entry,
-                    struct pms_error *error)
+int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns,
+                    struct pms_entered *entry, struct pms_error *error)
 {
     struct view v = look(pool);
     bool undone = false;
@@ -283,31 +304,38 @@ int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t ti
             open_block(pool, task);
         *entry = (struct pms_entered){pool->block, pool->block_depth};
     } else if (!pool->block_owner) {
-        pthread_cond_signal(&pool->block_left); /* the wake-up that brought us here is the next one's */
+        /* the wake-up that brought us here is the next one's */
+        pthread_cond_signal(&pool->block_left);
     }
     pms_pool_leave(pool);
     return status;
 }
 
-/* Somebody else than its owner wants the block committed. Whether it is an orphan, and rolled back. */
+/* Somebody else than its owner wants the block committed. Whether it is an orphan, and rolled
+ * back. */
 static bool undo_orphan(struct pms_pool *pool, struct view v)
 {
     bool undone = false;
     return wait_for_block(pool, v, GRACE_NS, &undone, NULL) == PMS_OK && undone;
 }
 
-static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct view v, enum pms_how how, struct pms_error *error)
+static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct view v,
+                 enum pms_how how, struct pms_error *error)
 {
     bool mine = pool->block_owner && is_mine(pool, v);
     if (mine && pool->block == entry->block && entry->depth == 1) /* the usual case */
         return end_block(pool, how, error);
     if (!pool->block_owner || pool->block != entry->block)
-        return pms_fail(error, PMS_E_STATE, "the transaction block was over before it was left: its outermost part was left, or nobody "
-                                            "could leave it any more, which rolls it back");
+        return pms_fail(
+            error, PMS_E_STATE,
+            "the transaction block was over before it was left: its outermost part was left, or nobody "
+            "could leave it any more, which rolls it back");
     if (!mine && how == PMS_COMMIT) {
         if (undo_orphan(pool, v))
             return pms_fail(error, PMS_E_STATE, ORPHAN);
-        int status = pms_fail(error, PMS_E_STATE, "a transaction is left by the thread that entered it, and by the same task");
+        int status = pms_fail(
+            error, PMS_E_STATE,
+            "a transaction is left by the thread that entered it, and by the same task");
         if (error)
             error->holder = pool->block_thread;
         return status;
@@ -318,7 +346,8 @@ static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct 
     return PMS_OK;
 }
 
-int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how, struct pms_error *error)
+int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how,
+                    struct pms_error *error)
 {
     struct view v = look(pool);
     int status = pms_pool_enter(pool, error);
@@ -329,7 +358,8 @@ int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum
     return status;
 }
 
-int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *entry, struct pms_error *error)
+int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *entry,
+                             struct pms_error *error)
 {
     int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
@@ -338,7 +368,8 @@ int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *en
     if (pool->block_owner && pool->block == entry->block)
         status = commit_pending(pool, error);
     else
-        status = pms_fail(error, PMS_E_STATE, "the transaction block was rolled back while it was entered");
+        status = pms_fail(error, PMS_E_STATE,
+                          "the transaction block was rolled back while it was entered");
     pms_pool_leave(pool);
     return status;
 }
@@ -393,7 +424,10 @@ int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_err
     if (status != PMS_OK || (!pool->block_owner && !undone))
         return status;
     if (!undone)
-        status = pms_fail(error, PMS_E_STATE, "%s inside a transaction block: leaving the block commits it, an exception that leaves it rolls back", what);
+        status = pms_fail(
+            error, PMS_E_STATE,
+            "%s inside a transaction block: leaving the block commits it, an exception that leaves it rolls back",
+            what);
     else /* what the caller stored into arrays meanwhile went with it, and he is told */
         status = pms_fail(error, PMS_E_STATE, ORPHAN);
     pms_pool_leave(pool);
@@ -432,9 +466,15 @@ int pms_block_depth(struct pms_pool *pool)
 
 uint64_t pms_epoch(struct pms_pool *pool)
 {
-    if (pms_pool_forked(pool)) /* the lock may be held for ever; the views are there if the parent was neither opening nor closing */
-        return atomic_load(&pool->capture.forked) && !atomic_load(&pool->capture.unreadable) && !pool->closed ? pms_pool_root(pool)->epoch : 0;
-    pthread_mutex_lock(&pool->op); /* else a close in another thread might unmap it under the read */
+    /* the lock may be held for ever; the views are there if the parent was neither opening nor
+     * closing */
+    if (pms_pool_forked(pool))
+        return atomic_load(&pool->capture.forked) && !atomic_load(&pool->capture.unreadable) &&
+                       !pool->closed
+                   ? pms_pool_root(pool)->epoch
+                   : 0;
+    /* else a close in another thread might unmap it under the read */
+    pthread_mutex_lock(&pool->op);
     uint64_t epoch = pool->closed ? 0 : pms_pool_root(pool)->epoch;
     pthread_mutex_unlock(&pool->op);
     return epoch;
@@ -444,11 +484,13 @@ uint64_t pms_rollbacks(const struct pms_pool *pool) { return pool->rollbacks; }
 
 uint64_t pms_put_backs(const struct pms_pool *pool)
 {
-    pms_full_fence(); /* what the caller has read, before the count that tells whether it may have changed */
+    /* what the caller has read, before the count that tells whether it may have changed */
+    pms_full_fence();
     return atomic_load(&pool->put_backs);
 }
 
-int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count, struct pms_error *error)
+int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
+                   struct pms_error *error)
 {
     struct pms_span span[16];
     int status = pms_pool_enter_write(pool, error);
@@ -472,8 +514,9 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
     return status;
 }
 
-/* I5 counts pages of the user's as captured whole. What their granules cost on top has to fit beside the hot ranges in the fast log; when a
- * transaction has used that up, the pages are captured instead, and the granules with them. */
+/* I5 counts pages of the user's as captured whole. What their granules cost on top has to fit
+ * beside the hot ranges in the fast log; when a transaction has used that up, the pages are
+ * captured instead, and the granules with them. */
 static int capture_scattered(struct pms_pool *pool, struct pms_span span, struct pms_error *error)
 {
     uint64_t lines = span.bytes / PMS_GRANULE + 2;
@@ -483,18 +526,21 @@ static int capture_scattered(struct pms_pool *pool, struct pms_span span, struct
     return PMS_OK;
 }
 
-int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes, struct pms_error *error)
+int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes,
+              struct pms_error *error)
 {
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
     struct pms_span span = {(uint64_t)(uintptr_t)addr - pool->info.base, bytes};
     if (!pool->map.shared) { /* one view: its pages are captured as if the user stored */
-        status = pms_capture_spans(&pool->capture, &(struct pms_span){span.off, bytes}, 1, error); /* rounds its span to pages */
+        /* rounds its span to pages */
+        status = pms_capture_spans(&pool->capture, &(struct pms_span){span.off, bytes}, 1, error);
         if (status == PMS_OK)
             pms_persist_store(&pool->persist, pool->map.user + span.off, src, bytes);
     } else if (!pms_capture_is_users(&pool->capture, span)) {
-        status = pms_fail(error, PMS_E_INVALID, "the range to write is not inside an array of this store");
+        status = pms_fail(error, PMS_E_INVALID,
+                          "the range to write is not inside an array of this store");
     } else {
         status = capture_scattered(pool, span, error);
         if (status == PMS_OK)

@@ -18,20 +18,24 @@
 static _Atomic(struct pms_capture *) store[PMS_MAX_STORES];
 static _Atomic uint32_t inside[PMS_MAX_STORES]; /* handlers that look at store[i] now */
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Whom a fault that is not ours is passed on to, the newest last: who had the signal each time when our handler was put first. One that
- * was put before ours meanwhile keeps ours as its own predecessor, so ours may be called again by the handler that it has just called:
- * then it goes on with the one below, or the two would call each other until the stack is used up. */
+/* Whom a fault that is not ours is passed on to, the newest last: who had the signal each time
+ * when our handler was put first. One that was put before ours meanwhile keeps ours as its own
+ * predecessor, so ours may be called again by the handler that it has just called: then it goes
+ * on with the one below, or the two would call each other until the stack is used up. */
 #define PREDECESSORS_MAX 8u
-static struct sigaction predecessor[PREDECESSORS_MAX]; /* written under install_lock before our handler is in place */
+/* written under install_lock before our handler is in place */
+static struct sigaction predecessor[PREDECESSORS_MAX];
 static _Atomic uint32_t predecessors;
 
-/* The fault that this thread is passing on. A new one has another context, or the same place for it on a stack that is not deeper. */
+/* The fault that this thread is passing on. A new one has another context, or the same place for
+ * it on a stack that is not deeper. */
 struct passing {
     const void *context;
     const char *frame;
     uint32_t below; /* the predecessor that has it now */
 };
-static __thread struct passing passing __attribute__((tls_model("initial-exec"))); /* no memory is allocated for it in a handler */
+/* no memory is allocated for it in a handler */
+static __thread struct passing passing __attribute__((tls_model("initial-exec")));
 static _Atomic int chained_thread; /* whose real fault we last passed on */
 
 static void say(const char *text)
@@ -62,19 +66,22 @@ static bool is_write(const siginfo_t *info, const void *context)
     return (uc->uc_mcontext.gregs[REG_ERR] & 2) != 0;
 #elif defined(__aarch64__)
     const ucontext_t *uc = context;
-    return (uintptr_t)info->si_addr != uc->uc_mcontext.pc; /* an instruction fetch is none; a read counts as one */
+    /* an instruction fetch is none; a read counts as one */
+    return (uintptr_t)info->si_addr != uc->uc_mcontext.pc;
 #else
     (void)context;
     return true;
 #endif
 }
 
-/* A thread may be kept waiting between its fault and this handler, until the store that the page belonged to has closed and made it private: its
- * store has a place now, and no handler to ask. (Linux 5.14; before, such a fault is passed on.) */
+/* A thread may be kept waiting between its fault and this handler, until the store that the page
+ * belonged to has closed and made it private: its store has a place now, and no handler to ask.
+ * (Linux 5.14; before, such a fault is passed on.) */
 static bool has_become_writable(const siginfo_t *info, const void *context)
 {
     uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(PMS_PAGE - 1);
-    return is_write(info, context) && syscall(SYS_madvise, page, (size_t)PMS_PAGE, MADV_POPULATE_WRITE) == 0;
+    return is_write(info, context) &&
+           syscall(SYS_madvise, page, (size_t)PMS_PAGE, MADV_POPULATE_WRITE) == 0;
 }
 
 /* true: the store may be tried again. aloud: else says why not. */
@@ -90,7 +97,8 @@ static bool offer(struct pms_capture *c, const siginfo_t *info, const void *cont
     }
     if (!is_write(info, context))
         return false;
-    if (!atomic_load(&c->forked) && !c->read_only && pms_capture_fault(c, pms_map_offset(c->map, addr)))
+    if (!atomic_load(&c->forked) && !c->read_only &&
+        pms_capture_fault(c, pms_map_offset(c->map, addr)))
         return true;
     if (aloud)
         explain(c);
@@ -102,7 +110,8 @@ static void die_by(int sig)
     struct sigaction dfl;
     memset(&dfl, 0, sizeof dfl);
     dfl.sa_handler = SIG_DFL;
-    sigaction(sig, &dfl, NULL); /* the instruction is tried again, and ends the process as if we had not been here */
+    /* the instruction is tried again, and ends the process as if we had not been here */
+    sigaction(sig, &dfl, NULL);
 }
 
 static bool passed_on_before(const void *context, const char *frame)
@@ -127,7 +136,8 @@ static void chain(int sig, siginfo_t *info, void *context, const char *frame)
 {
     bool sent = info->si_code <= 0; /* by raise or kill, not by the CPU */
     if (sent && atomic_load(&chained_thread) == thread_id()) {
-        die_by(sig); /* a handler like faulthandler's reported the fault and now raises it to end the process */
+        /* a handler like faulthandler's reported the fault and now raises it to end the process */
+        die_by(sig);
         raise(sig);
         return;
     }
@@ -162,10 +172,12 @@ static void on_fault(int sig, siginfo_t *info, void *context)
 
 static bool same_handler(const struct sigaction *a, const struct sigaction *b)
 {
-    return a->sa_sigaction == b->sa_sigaction && (a->sa_flags & SA_SIGINFO) == (b->sa_flags & SA_SIGINFO);
+    return a->sa_sigaction == b->sa_sigaction &&
+           (a->sa_flags & SA_SIGINFO) == (b->sa_flags & SA_SIGINFO);
 }
 
-/* One that was there before moves up. More than there is place for take the place of the newest. REQUIRES: install_lock. */
+/* One that was there before moves up. More than there is place for take the place of the newest.
+ * REQUIRES: install_lock. */
 static void remember(const struct sigaction *now)
 {
     uint32_t count = atomic_load(&predecessors), at = 0;
@@ -183,7 +195,8 @@ static void remember(const struct sigaction *now)
 void pms_handler_install(void)
 {
     struct sigaction now, ours;
-    if (sigaction(SIGSEGV, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault)
+    if (sigaction(SIGSEGV, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) &&
+        now.sa_sigaction == on_fault)
         return;
     pthread_mutex_lock(&install_lock);
     sigaction(SIGSEGV, NULL, &now);

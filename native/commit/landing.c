@@ -9,15 +9,17 @@
 #include "log/idle.h"
 #include "commit/pool_state.h"
 
-#define POLL_FIRST_NS 5000ll /* between looks at a word: as a copy takes longer, looks become rarer */
+/* between looks at a word: as a copy takes longer, looks become rarer */
+#define POLL_FIRST_NS 5000ll
 #define POLL_MOST_NS 200000ll
 #define META_MAX 64u
 
 struct flip {
     struct pms_land_flip ask;
     struct pms_block block;
-    uint64_t used;  /* whole pages of it that its array takes */
-    bool alone;     /* the block's pages are its own, and it was live at the last commit: idle, else captured */
+    uint64_t used; /* whole pages of it that its array takes */
+    /* the block's pages are its own, and it was live at the last commit: idle, else captured */
+    bool alone;
     uint64_t where; /* of the description in the heap */
     unsigned char old[META_MAX];
 };
@@ -56,8 +58,9 @@ static void drop(struct pms_landing *l)
 
 void pms_landing_free(struct pms_landing *l) { drop(l); }
 
-struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t copy_count, const struct pms_land_flip *flips,
-                                    uint64_t flip_count, int64_t timeout_ns, struct pms_error *error)
+struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t copy_count,
+                                    const struct pms_land_flip *flips, uint64_t flip_count,
+                                    int64_t timeout_ns, struct pms_error *error)
 {
     struct pms_landing *l = calloc(1, sizeof *l);
     if (l) {
@@ -127,7 +130,10 @@ void pms_landing_disarm(struct pms_pool *pool)
     struct pms_landing *l = pool->landing;
     pool->landing = NULL;
     if (l)
-        pms_landing_finish(l, pms_fail(&error, PMS_E_STATE, "the commit that mirrors were copied for did not happen"), &error);
+        pms_landing_finish(
+            l,
+            pms_fail(&error, PMS_E_STATE, "the commit that mirrors were copied for did not happen"),
+            &error);
 }
 
 int pms_landing_arm(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
@@ -166,7 +172,8 @@ int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_e
 {
     pthread_t thread;
     sigset_t all, before;
-    int status = pms_pool_enter_alone(pool, "commit()", error); /* in the caller's thread: his own block is to be told from another's */
+    /* in the caller's thread: his own block is to be told from another's */
+    int status = pms_pool_enter_alone(pool, "commit()", error);
     if (status != PMS_OK)
         return status;
     pool->refs++;
@@ -195,7 +202,8 @@ static int find_block(struct pms_pool *pool, struct flip *f, struct pms_error *e
     bool found = pms_heap_find(pool->heap, f->ask.data, b) && b->live && b->off == f->ask.data;
     if (!found || (b->kind != PMS_KIND_LARGE && b->kind != PMS_KIND_SLAB))
         return pms_fail(error, PMS_E_INVALID, "no block of an array starts there");
-    f->alone = b->kind == PMS_KIND_LARGE && !pms_heap_is_fresh(pool->heap, b->off); /* as in slot.c */
+    /* as in slot.c */
+    f->alone = b->kind == PMS_KIND_LARGE && !pms_heap_is_fresh(pool->heap, b->off);
     return PMS_OK;
 }
 
@@ -205,24 +213,29 @@ static int open_block(struct pms_pool *pool, const struct flip *f, struct pms_er
     if (!f->alone)
         return pms_capture_spans(&pool->capture, &(struct pms_span){b->off, b->bytes}, 1, error);
     if (pms_idle_is_left(&pool->undo, b->extent_off))
-        return pms_fail(error, PMS_E_STATE, "flipped in this transaction: the other slot holds the committed version");
+        return pms_fail(error, PMS_E_STATE,
+                        "flipped in this transaction: the other slot holds the committed version");
     pms_idle_open(&pool->undo, b->extent_off, b->extent_bytes);
     return PMS_OK;
 }
 
-/* How much of the block its array takes. current: the slot that the description names. It may be this one by now, if another landing that was
- * prepared with the same description has been committed meanwhile: the last commit needs what it holds (I3). */
-static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, unsigned char current, struct flip *f, struct pms_error *error)
+/* How much of the block its array takes. current: the slot that the description names. It may be
+ * this one by now, if another landing that was prepared with the same description has been
+ * committed meanwhile: the last commit needs what it holds (I3). */
+static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, unsigned char current,
+                     struct flip *f, struct pms_error *error)
 {
     struct pms_object o;
     for (int i = 0; i < 2; i++)
-        if (pms_dir_find(dirs, group, i ? "1" : "0", 1, &o, NULL) == PMS_OK && o.kind == PMS_OBJECT_ARRAY && o.data == f->ask.data &&
-            o.data_bytes > 0) {
+        if (pms_dir_find(dirs, group, i ? "1" : "0", 1, &o, NULL) == PMS_OK &&
+            o.kind == PMS_OBJECT_ARRAY && o.data == f->ask.data && o.data_bytes > 0) {
             uint64_t used = (o.data_bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
             f->used = used < f->block.extent_bytes ? used : f->block.extent_bytes;
             if (i != current)
                 return PMS_OK;
-            return pms_fail(error, PMS_E_STATE, "another commit has flipped the slots since this one was prepared: commit again");
+            return pms_fail(
+                error, PMS_E_STATE,
+                "another commit has flipped the slots since this one was prepared: commit again");
         }
     return pms_fail(error, PMS_E_INVALID, "the block is none of those slots'");
 }
@@ -235,11 +248,13 @@ static int find_description(struct pms_pool *pool, struct flip *f, struct pms_er
     int status = pms_dir_find(&dirs, dir, f->ask.name, f->ask.name_bytes, &o, error);
     if (status != PMS_OK)
         return status;
-    if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0 || o.meta_bytes != f->ask.meta_bytes || o.meta_bytes > META_MAX)
+    if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0 || o.meta_bytes != f->ask.meta_bytes ||
+        o.meta_bytes > META_MAX)
         return pms_fail(error, PMS_E_INVALID, "the slots' description is not what it was");
     f->where = (uint64_t)(o.meta - pool->map.engine);
     memcpy(f->old, o.meta, o.meta_bytes);
-    return find_used(&dirs, o.data, o.meta[o.meta_bytes - 1], f, error); /* as in slot.c: the last byte says which one is current */
+    /* as in slot.c: the last byte says which one is current */
+    return find_used(&dirs, o.data, o.meta[o.meta_bytes - 1], f, error);
 }
 
 static int await(struct pms_landing *l, const uint64_t *word, struct pms_error *error)
@@ -253,20 +268,25 @@ static int await(struct pms_landing *l, const uint64_t *word, struct pms_error *
         l->left_ns -= pause;
         pause = pause * 2 < POLL_MOST_NS ? pause * 2 : POLL_MOST_NS;
     }
-    return atomic_load(&l->failed) ? pms_fail(error, PMS_E_STATE, "a copy from the device failed") : PMS_OK;
+    return atomic_load(&l->failed) ? pms_fail(error, PMS_E_STATE, "a copy from the device failed")
+                                   : PMS_OK;
 }
 
-/* Through the engine's view, which no protection concerns. A private view is the only one: there the block has pages of its own, or
- * nothing is sealed yet. They were opened or captured under the log lock, so that no capture gives them up (pms_map_take). */
+/* Through the engine's view, which no protection concerns. A private view is the only one: there
+ * the block has pages of its own, or nothing is sealed yet. They were opened or captured under
+ * the log lock, so that no capture gives them up (pms_map_take). */
 static void copy_in(struct pms_pool *pool, const struct pms_land_copy *c)
 {
     uint64_t off = c->data + c->at, first = off & ~(uint64_t)(PMS_PAGE - 1);
     if (!pool->map.shared)
-        pms_map_unprotect_surely(&pool->map, first, ((off + c->bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1)) - first);
+        pms_map_unprotect_surely(&pool->map, first,
+                                 ((off + c->bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1)) -
+                                     first);
     pms_persist_copy(&pool->persist, pms_map_at(&pool->map, off), c->src, c->bytes);
 }
 
-static int land_one(struct pms_pool *pool, struct pms_landing *l, struct pms_land_copy *c, struct pms_error *error)
+static int land_one(struct pms_pool *pool, struct pms_landing *l, struct pms_land_copy *c,
+                    struct pms_error *error)
 {
     int status = c->landed ? await(l, c->landed, error) : PMS_OK;
     if (status == PMS_OK && c->src && c->bytes)
@@ -274,9 +294,10 @@ static int land_one(struct pms_pool *pool, struct pms_landing *l, struct pms_lan
     return status;
 }
 
-/* In a private view a small block cannot be written without opening its pages to everybody: so it is before all are sealed. */
-static int land_early(struct pms_pool *pool, struct pms_landing *l, struct pms_land_copy *c, const struct flip *into,
-                      struct pms_error *error)
+/* In a private view a small block cannot be written without opening its pages to everybody: so
+ * it is before all are sealed. */
+static int land_early(struct pms_pool *pool, struct pms_landing *l, struct pms_land_copy *c,
+                      const struct flip *into, struct pms_error *error)
 {
     if (pool->map.shared || into->block.kind == PMS_KIND_LARGE)
         return PMS_OK;
@@ -295,7 +316,8 @@ static int open_copies(struct pms_pool *pool, struct pms_landing *l, struct pms_
         if (!into || c->at > into->block.bytes || c->bytes > into->block.bytes - c->at)
             return pms_fail(error, PMS_E_INVALID, "a copy does not lie in its block");
         if (!c->src && !into->alone)
-            return pms_fail(error, PMS_E_INVALID, "only a block with pages of its own is written from outside");
+            return pms_fail(error, PMS_E_INVALID,
+                            "only a block with pages of its own is written from outside");
         int status = land_early(pool, l, c, into, error);
         if (status != PMS_OK)
             return status;
@@ -320,7 +342,8 @@ void pms_landing_capture(struct pms_pool *pool, struct pms_landing *l)
 {
     for (uint64_t i = 0; i < l->flips; i++)
         pms_undo_prepare_locked(&pool->undo, l->flip[i].where, l->flip[i].ask.meta_bytes);
-    pms_undo_fence_locked(&pool->undo); /* F1: the descriptions' pre-images, before they are stored to */
+    /* F1: the descriptions' pre-images, before they are stored to */
+    pms_undo_fence_locked(&pool->undo);
 }
 
 static void describe(struct pms_pool *pool, const struct flip *f, const void *meta)
@@ -331,7 +354,8 @@ static void describe(struct pms_pool *pool, const struct flip *f, const void *me
 int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
 {
     int status = PMS_OK;
-    pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock; hot ranges too, for it may last */
+    /* racing writers fault, and wait for the lock; hot ranges too, for it may last */
+    pms_capture_protect_all(&pool->capture);
     reach(l, PMS_LANDING_SEALED);
     for (uint64_t i = 0; status == PMS_OK && i < l->copies; i++)
         status = land_one(pool, l, &l->copy[i], error);
@@ -343,7 +367,8 @@ int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_er
     for (uint64_t i = 0; i < l->flips; i++) {
         const struct flip *f = &l->flip[i];
         if (f->alone)
-            pms_idle_publish_locked(&pool->undo, f->block.extent_off, f->block.extent_bytes, f->used);
+            pms_idle_publish_locked(&pool->undo, f->block.extent_off, f->block.extent_bytes,
+                                    f->used);
         describe(pool, f, f->ask.meta);
     }
     return PMS_OK;

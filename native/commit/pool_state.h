@@ -1,4 +1,5 @@
-/* The inside of a pool: what tx.c, pool.c, object.c, check.c and fork.c share. Not for anybody else. */
+/* The inside of a pool: what tx.c, pool.c, object.c, check.c and fork.c share. Not for anybody
+ * else. */
 #ifndef PMS_COMMIT_POOL_STATE_H
 #define PMS_COMMIT_POOL_STATE_H
 
@@ -11,44 +12,47 @@
 #include "heap/super.h"
 
 struct pms_pool {
-    pthread_mutex_t op;         /* the operation lock */
+    pthread_mutex_t op; /* the operation lock */
     pthread_cond_t block_left;
-    char *path;                 /* real path */
+    char *path; /* real path */
     int fd;
-    int lock_fd;                /* the holder's: holder.h */
-    uint64_t process;           /* pms_process_generation of its owner */
+    int lock_fd;      /* the holder's: holder.h */
+    uint64_t process; /* pms_process_generation of its owner */
     struct pms_superblock super;
     struct pms_session session;
-    bool session_unsynced;      /* its newest copy was not synced; the other one was */
+    bool session_unsynced; /* its newest copy was not synced; the other one was */
     struct pms_persist persist;
     struct pms_map map;
     struct pms_undo undo;
     struct pms_heap *heap;
     struct pms_capture capture;
     struct pms_journal *journal; /* domain file, opened for writing */
-    struct pms_run *runs;        /* domain file: of one commit; address space reserved, never moved */
+    /* domain file: of one commit; address space reserved, never moved */
+    struct pms_run *runs;
     uint64_t runs_room;
     struct pms_info info;
     enum pms_domain domain;
-    uint64_t tx;                /* last finished transaction */
-    uint64_t begun;             /* dirty ranges that the transaction began with: hot ones and the root's */
-    _Atomic uint64_t block;     /* number of the open block, or of the last one */
+    uint64_t tx; /* last finished transaction */
+    /* dirty ranges that the transaction began with: hot ones and the root's */
+    uint64_t begun;
+    _Atomic uint64_t block;      /* number of the open block, or of the last one */
     _Atomic uint64_t block_task; /* whose it is in its thread; 0: the thread's, or none is open */
-    int64_t block_owner;        /* number of its thread (gate.c); 0: none is open */
-    int64_t block_thread;       /* the kernel's id of its thread */
-    struct pms_thread *block_record; /* says whether that thread lives (gate.c); NULL: ask the kernel */
+    int64_t block_owner;         /* number of its thread (gate.c); 0: none is open */
+    int64_t block_thread;        /* the kernel's id of its thread */
+    /* says whether that thread lives (gate.c); NULL: ask the kernel */
+    struct pms_thread *block_record;
     int block_depth;
-    uint64_t refs;              /* the handle, and every pin */
+    uint64_t refs; /* the handle, and every pin */
     uint64_t commits, rollbacks;
-    _Atomic uint64_t put_backs; /* odd while a roll back stores */
+    _Atomic uint64_t put_backs;  /* odd while a roll back stores */
     struct pms_landing *landing; /* what the next commit waits for, or NULL: landing.h */
-    pthread_t populate_thread;  /* if populating: populate.c */
+    pthread_t populate_thread;   /* if populating: populate.c */
     bool populating;
     _Atomic bool populate_stop, populate_done;
     _Atomic uint64_t populated_bytes;
-    bool read_only;             /* mode r */
-    bool forced;                /* opened by force, whatever may be torn */
-    bool failed;                /* a sync failed: what is durable is unknown; no more commits */
+    bool read_only; /* mode r */
+    bool forced;    /* opened by force, whatever may be torn */
+    bool failed;    /* a sync failed: what is durable is unknown; no more commits */
     bool closed;
 };
 
@@ -60,42 +64,56 @@ void pms_tx_start(struct pms_pool *pool);
 /* True if anything was written since the last commit. */
 bool pms_tx_pending(struct pms_pool *pool);
 
-/* Everything written so far becomes the state that survives. Nothing pending: nothing happens. ERRORS (domain file): PMS_E_FULL,
- * PMS_E_OS: not committed, the transaction goes on; if the sync itself failed the pool is `failed`. */
+/* Everything written so far becomes the state that survives. Nothing pending: nothing happens.
+ * ERRORS (domain file): PMS_E_FULL, PMS_E_OS: not committed, the transaction goes on; if the
+ * sync itself failed the pool is `failed`. */
 int pms_tx_commit(struct pms_pool *pool, struct pms_error *error);
 
-/* Back to the last commit, in memory too. ERRORS: PMS_E_CORRUPT, PMS_E_OS from rebuilding the index. */
+/* Back to the last commit, in memory too. ERRORS: PMS_E_CORRUPT, PMS_E_OS from rebuilding the
+ * index. */
 int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error);
 
 /* Makes room for a block of bytes by growing the file. ERRORS: PMS_E_FULL, PMS_E_OS. */
 int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error);
 
 /* A block, the file grown if need be. ERRORS: PMS_E_FULL, PMS_E_OS. */
-int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error);
-
-/* A new block of the user's, filled (enum pms_fill); 0 if bytes is. ERRORS: PMS_E_FULL, PMS_E_OS: nothing changed. */
-int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int fill, const void *src, uint64_t src_bytes, uint64_t *data,
+int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off,
                       struct pms_error *error);
 
-/* Goes down a path (see pool.h) to its last name: *dir (0: the root) becomes the directory that has it. ERRORS: PMS_E_NOT_FOUND, PMS_E_CORRUPT. */
-int pms_object_step_down(struct pms_pool *pool, uint64_t *dir, const char **path, uint32_t *path_bytes, struct pms_error *error);
+/* A new block of the user's, filled (enum pms_fill); 0 if bytes is. ERRORS: PMS_E_FULL,
+ * PMS_E_OS: nothing changed. */
+int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int fill, const void *src,
+                      uint64_t src_bytes, uint64_t *data, struct pms_error *error);
 
-/* Pins the object's block, if it is an array that has one; pms_unpin takes it back. ERRORS: PMS_E_OS, PMS_E_INVALID. */
+/* Goes down a path (see pool.h) to its last name: *dir (0: the root) becomes the directory that
+ * has it. ERRORS: PMS_E_NOT_FOUND, PMS_E_CORRUPT. */
+int pms_object_step_down(struct pms_pool *pool, uint64_t *dir, const char **path,
+                         uint32_t *path_bytes, struct pms_error *error);
+
+/* Pins the object's block, if it is an array that has one; pms_unpin takes it back. ERRORS:
+ * PMS_E_OS, PMS_E_INVALID. */
 int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struct pms_error *error);
 
-/* Enters an operation: not closed, not a fork child. Takes the lock. ERRORS: PMS_E_CLOSED, PMS_E_FORKED. */
+/* Enters an operation: not closed, not a fork child. Takes the lock. ERRORS: PMS_E_CLOSED,
+ * PMS_E_FORKED. */
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error);
-/* As above, for what is no part of a transaction, or makes its own way with blocks. ERRORS also: PMS_E_READONLY. */
+/* As above, for what is no part of a transaction, or makes its own way with blocks. ERRORS also:
+ * PMS_E_READONLY. */
 int pms_pool_enter_beside(struct pms_pool *pool, struct pms_error *error);
 /* As above, for changes. ERRORS also: PMS_E_BUSY: a block is open that is not the caller's. */
 int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error);
-/* As pms_pool_enter_write, while no block is open. ERRORS also: PMS_E_STATE, PMS_E_BUSY. what: for the message. */
+/* As pms_pool_enter_write, while no block is open. ERRORS also: PMS_E_STATE, PMS_E_BUSY. what:
+ * for the message. */
 int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error);
 void pms_pool_leave(struct pms_pool *pool);
-void pms_pool_unref(struct pms_pool *pool); /* gives up one of pool->refs; not under the operation lock */
+/* gives up one of pool->refs; not under the operation lock */
+void pms_pool_unref(struct pms_pool *pool);
 
 /* In a fork child of the owner, whatever the owner's threads were doing at the fork. */
-static inline bool pms_pool_forked(const struct pms_pool *pool) { return pool->process != pms_process_generation(); }
+static inline bool pms_pool_forked(const struct pms_pool *pool)
+{
+    return pool->process != pms_process_generation();
+}
 
 /* Whether one is open that can be waited for. */
 bool pms_block_of_another_thread(const struct pms_pool *pool);

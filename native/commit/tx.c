@@ -1,9 +1,11 @@
-/* The life of a transaction. docs/ARCHITECTURE.md tells it with every fence; here is the order in short.
+/* The life of a transaction. docs/ARCHITECTURE.md tells it with every fence; here is the order
+ * in short.
  *
- * Byte-addressable domains:        write in place (captured)  ->  protect  ->  write back  -> F2 ->  anchor  -> F3
- * Domain file:                     write in private pages     ->  protect  ->  journal record + one fdatasync
+ * Byte-addressable domains: write in place (captured) -> protect -> write back -> F2 -> anchor -> F3
+ * Domain file:              write in private pages -> protect -> journal record + one fdatasync
  *
- * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and names together. */
+ * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and
+ * names together. */
 #include <stddef.h>
 
 #include "crash/debug.h"
@@ -15,8 +17,10 @@
 
 /* ---- beginning ---- */
 
-#define AGAIN_MAX 4u         /* a transaction that changed so few small places of the engine's */
-#define AGAIN_BYTES PMS_LINE /* (a value replaced in place) is likely to be followed by one like it */
+/* A transaction that changed so few small places of the engine's (a value replaced in place) is
+ * likely to be followed by one like it. */
+#define AGAIN_MAX 4u
+#define AGAIN_BYTES PMS_LINE
 
 struct ahead { /* what the next transaction will store to, by what the last ones did */
     struct pms_dirty hot[PMS_HOT_RANGES], again[AGAIN_MAX];
@@ -41,8 +45,8 @@ static void choose_ahead(struct pms_pool *pool, struct ahead *a)
     }
 }
 
-/* Captures under the new tag, not fenced yet: F3 of the last transaction is F1 of these entries too. Hot ranges were copied by
- * settle; who stores to them now belongs to the new transaction. */
+/* Captures under the new tag, not fenced yet: F3 of the last transaction is F1 of these entries
+ * too. Hot ranges were copied by settle; who stores to them now belongs to the new transaction. */
 static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct ahead *a)
 {
     struct pms_undo *u = &pool->undo;
@@ -75,15 +79,18 @@ bool pms_tx_pending(struct pms_pool *pool)
 
 /* ---- commit ---- */
 
-/* The number of commits is data like any other; its pre-image was captured ahead. REQUIRES: the log lock. */
+/* The number of commits is data like any other; its pre-image was captured ahead. REQUIRES: the
+ * log lock. */
 static void count_commit(struct pms_pool *pool, uint64_t by)
 {
     uint64_t epoch = pms_pool_root(pool)->epoch + by;
-    pms_undo_write_locked(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch, sizeof epoch);
+    pms_undo_write_locked(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch,
+                          sizeof epoch);
 }
 
 /* From here on what belongs to the transaction does not change. On success the log lock is held. */
-static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahead *ahead, struct pms_error *error)
+static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahead *ahead,
+                  struct pms_error *error)
 {
     int status = PMS_OK;
     pms_undo_lock(&pool->undo);
@@ -91,19 +98,24 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
     if (landing)
         pms_landing_capture(pool, landing);
     uint64_t captured = pool->undo.dirty_count;
-    pms_snapshot_keep_transaction(&pool->undo); /* gives up the lock while it waits: so before the landing's seal */
+    /* gives up the lock while it waits: so before the landing's seal */
+    pms_snapshot_keep_transaction(&pool->undo);
     if (landing)
         status = pms_landing_land(pool, landing, error);
     if (status != PMS_OK) {
-        if (!pending) /* what the landing captured is as it was: nothing to commit. But others may have stored while the lock was given up */
+        /* what the landing captured is as it was: nothing to commit. But others may have stored
+         * while the lock was given up */
+        if (!pending)
             pool->begun = captured;
         pms_undo_unlock(&pool->undo);
         return status;
     }
     count_commit(pool, 1);
     choose_ahead(pool, ahead);
-    pms_capture_protect(&pool->capture); /* racing writers fault, wait for the lock, and belong to the next transaction */
-    pms_capture_copy_hot(&pool->capture, ahead->hot, ahead->hot_count); /* into hot ranges they do not: what comes after this copy does */
+    /* racing writers fault, wait for the lock, and belong to the next transaction */
+    pms_capture_protect(&pool->capture);
+    /* into hot ranges they do not: what comes after this copy does */
+    pms_capture_copy_hot(&pool->capture, ahead->hot, ahead->hot_count);
     return PMS_OK;
 }
 
@@ -124,7 +136,8 @@ static void write_back_piece(void *ctx, size_t i)
     struct pms_persist own = {.flush = l->persist->flush};
     uint64_t from = i * (uint64_t)PIECE_BYTES, left = l->bytes - from;
     pms_persist_flush(&own, l->at + from, left < PIECE_BYTES ? left : PIECE_BYTES);
-    pms_persist_fence(&own); /* F2 of this core's write-backs: the caller's fence waits for its own core's alone */
+    /* F2 of this core's write-backs: the caller's fence waits for its own core's alone */
+    pms_persist_fence(&own);
     atomic_fetch_add_explicit(&l->lines, own.lines, memory_order_relaxed);
     atomic_fetch_add_explicit(&l->fences, own.fences, memory_order_relaxed);
 }
@@ -133,7 +146,8 @@ static void write_back_large(struct pms_persist *p, const unsigned char *at, uin
 {
     struct large l = {.at = at, .bytes = bytes, .persist = p};
     pms_parallel_for(write_back_piece, &l, (bytes + PIECE_BYTES - 1) / PIECE_BYTES);
-    pms_persist_add(p, &(struct pms_persist){.lines = atomic_load(&l.lines), .fences = atomic_load(&l.fences)});
+    pms_persist_add(
+        p, &(struct pms_persist){.lines = atomic_load(&l.lines), .fences = atomic_load(&l.fences)});
 }
 
 static void write_back(struct pms_pool *pool)
@@ -144,7 +158,8 @@ static void write_back(struct pms_pool *pool)
     for (uint64_t i = 0; i < u->dirty_count; i++) {
         const struct pms_dirty *d = &u->dirty[i];
         const unsigned char *view = d->kind == PMS_DIRTY_ENGINE ? pool->map.engine : pool->map.user;
-        if (d->kind == PMS_DIRTY_BORN) /* copied with write-back, which was handed over at the end of each call (pms_pool_leave) */
+        /* copied with write-back, which was handed over at the end of each call (pms_pool_leave) */
+        if (d->kind == PMS_DIRTY_BORN)
             continue;
         if (d->len >= PMS_UNDO_PARALLEL)
             write_back_large(&pool->persist, view + d->off, d->len);
@@ -156,23 +171,29 @@ static void write_back(struct pms_pool *pool)
 static void finish(struct pms_pool *pool)
 {
     pool->tx = pool->undo.tag;
-    pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), pms_anchor_pack(pool->tx));
+    pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR),
+                       pms_anchor_pack(pool->tx));
     pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
 }
 
-static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
+static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing,
+                           struct pms_error *error)
 {
     struct ahead ahead;
     int status = settle(pool, landing, &ahead, error);
     if (status != PMS_OK)
         return status;
     write_back(pool);
-    /* It is F1 of the copies of hot ranges, too: what was stored there since, and is on its way home, they undo. */
-    pms_persist_fence(&pool->persist); /* F2: all data of the transaction, before the anchor that makes it the state */
+    /* It is F1 of the copies of hot ranges, too: what was stored there since, and is on its way
+     * home, they undo. */
+    /* F2: all data of the transaction, before the anchor that makes it the state */
+    pms_persist_fence(&pool->persist);
     finish(pool);
-    /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */
+    /* The next transaction's first entries go to the other fast log: this transaction's log
+     * stays whole until F3. */
     capture_ahead(pool, pool->tx + 1, &ahead);
-    pms_persist_fence(&pool->persist); /* F3: the anchor, before commit returns; F1 of what was captured ahead */
+    /* F3: the anchor, before commit returns; F1 of what was captured ahead */
+    pms_persist_fence(&pool->persist);
     pms_undo_fenced(&pool->undo);
     pms_undo_unlock(&pool->undo);
     return PMS_OK;
@@ -192,7 +213,8 @@ static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
     for (uint64_t i = 0; i < n; i++) {
         struct pms_run *last = out ? &runs[out - 1] : NULL;
         struct pms_run r = runs[i];
-        if (last && r.page < last->page + last->pages) { /* overlap: the earlier run keeps its way home */
+        /* overlap: the earlier run keeps its way home */
+        if (last && r.page < last->page + last->pages) {
             uint64_t end = r.page + r.pages;
             if (end <= last->page + last->pages)
                 continue;
@@ -231,14 +253,17 @@ static uint32_t gather_runs(struct pms_pool *pool)
 }
 
 /* What the transaction commits of hot ranges. */
-static uint32_t gather_images(const struct pms_pool *pool, const struct ahead *a, struct pms_image *image)
+static uint32_t gather_images(const struct pms_pool *pool, const struct ahead *a,
+                              struct pms_image *image)
 {
     for (uint32_t i = 0; i < a->hot_count; i++)
-        image[i] = (struct pms_image){a->hot[i].off / PMS_PAGE, a->hot[i].len / PMS_PAGE, pool->undo.log + a->hot[i].log_pos};
+        image[i] = (struct pms_image){a->hot[i].off / PMS_PAGE, a->hot[i].len / PMS_PAGE,
+                                      pool->undo.log + a->hot[i].log_pos};
     return a->hot_count;
 }
 
-static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
+static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
+                          struct pms_error *error)
 {
     struct ahead ahead;
     struct pms_image image[PMS_HOT_RANGES];
@@ -246,7 +271,10 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, st
     int status = settle(pool, landing, &ahead, error);
     if (status != PMS_OK)
         return status;
-    struct pms_change change = {.tx = pool->tx + 1, .runs = pool->runs, .run_count = gather_runs(pool), .images = image,
+    struct pms_change change = {.tx = pool->tx + 1,
+                                .runs = pool->runs,
+                                .run_count = gather_runs(pool),
+                                .images = image,
                                 .image_count = gather_images(pool, &ahead, image)};
     status = pms_journal_commit(pool->journal, &change, &indeterminate, error);
     if (status == PMS_OK) {
@@ -255,7 +283,8 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing, st
         pms_undo_fence_locked(&pool->undo);
     } else {
         pms_capture_drop_hot(&pool->capture, ahead.hot, ahead.hot_count);
-        count_commit(pool, (uint64_t)-1); /* the transaction goes on, or is rolled back by the caller */
+        /* the transaction goes on, or is rolled back by the caller */
+        count_commit(pool, (uint64_t)-1);
         if (landing)
             pms_landing_unflip(pool, landing);
     }
@@ -275,7 +304,8 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
     if (status == PMS_OK && !pms_tx_pending(pool) && !(landing && pms_landing_flips(landing)))
         return PMS_OK;
     if (status == PMS_OK)
-        status = pool->journal ? commit_journal(pool, landing, error) : commit_in_place(pool, landing, error);
+        status = pool->journal ? commit_journal(pool, landing, error)
+                               : commit_in_place(pool, landing, error);
     if (status != PMS_OK)
         return status;
     pool->commits++;
@@ -285,7 +315,8 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
     return PMS_OK;
 }
 
-static int commit_landing(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
+static int commit_landing(struct pms_pool *pool, struct pms_landing *landing,
+                          struct pms_error *error)
 {
     struct pms_error own = {0};
     pool->landing = NULL;
@@ -309,20 +340,23 @@ static void roll_back_in_place(struct pms_pool *pool)
     pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
     int64_t n = pms_undo_apply(u, u->tag, pool->map.engine, &pool->super, NULL);
     PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
-    pms_persist_fence(&pool->persist); /* all pre-images back home, before the anchor gives their log up */
+    /* all pre-images back home, before the anchor gives their log up */
+    pms_persist_fence(&pool->persist);
     finish(pool);
     capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
-    pms_persist_fence(&pool->persist); /* F3: the anchor, before the log of this transaction is overwritten */
+    /* F3: the anchor, before the log of this transaction is overwritten */
+    pms_persist_fence(&pool->persist);
     pms_undo_fenced(u);
 }
 
 #define PUT_BACK_MOST 64
 
-/* Private pages have no second view: each is writable while it is put back, and a writer may slip in. Once all are protected that
- * shows, for the page is not what its entry says; then they are put back again. Who stored meanwhile waits in its next store for
- * the log lock, so each thread can slip in once. (A device that goes on storing, which no protection stops, is given up after some rounds:
- * what it stores without being declared is not seen, here as elsewhere.) The journal counts committed transactions only; tags of the log, which is in
- * memory, go on. */
+/* Private pages have no second view: each is writable while it is put back, and a writer may
+ * slip in. Once all are protected that shows, for the page is not what its entry says; then they
+ * are put back again. Who stored meanwhile waits in its next store for the log lock, so each
+ * thread can slip in once. (A device that goes on storing, which no protection stops, is given
+ * up after some rounds: what it stores without being declared is not seen, here as elsewhere.)
+ * The journal counts committed transactions only; tags of the log, which is in memory, go on. */
 static void roll_back_private(struct pms_pool *pool)
 {
     struct pms_undo *u = &pool->undo;
@@ -353,6 +387,7 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
     pms_undo_unlock(&pool->undo);
     pool->rollbacks++;
     int status = pms_heap_rebuild(pool->heap, error);
-    pool->failed = pool->failed || status != PMS_OK; /* without an index nothing can be allocated or freed safely */
+    /* without an index nothing can be allocated or freed safely */
+    pool->failed = pool->failed || status != PMS_OK;
     return status;
 }

@@ -59,9 +59,11 @@ static bool is_board(int fd)
     const char *token = secure_getenv("PMSTORE_CRASH_TOKEN");
     struct pms_debug_board found;
     struct stat st;
-    return token && strlen(token) == sizeof found.token && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-           st.st_size == (off_t)sizeof found && st.st_uid == geteuid() && pread(fd, &found, sizeof found, 0) == (ssize_t)sizeof found &&
-           memcmp(found.magic, PMS_DEBUG_MAGIC, sizeof found.magic) == 0 && memcmp(found.token, token, sizeof found.token) == 0;
+    return token && strlen(token) == sizeof found.token && fstat(fd, &st) == 0 &&
+           S_ISREG(st.st_mode) && st.st_size == (off_t)sizeof found && st.st_uid == geteuid() &&
+           pread(fd, &found, sizeof found, 0) == (ssize_t)sizeof found &&
+           memcmp(found.magic, PMS_DEBUG_MAGIC, sizeof found.magic) == 0 &&
+           memcmp(found.token, token, sizeof found.token) == 0;
 }
 
 static struct pms_debug_board *map_board(const char *path)
@@ -69,7 +71,9 @@ static struct pms_debug_board *map_board(const char *path)
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return NULL;
-    void *page = is_board(fd) ? mmap(NULL, sizeof *pms_debug_board, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    void *page = is_board(fd) ? mmap(NULL, sizeof *pms_debug_board, PROT_READ | PROT_WRITE,
+                                     MAP_SHARED, fd, 0)
+                              : MAP_FAILED;
     close(fd);
     return page == MAP_FAILED ? NULL : page;
 }

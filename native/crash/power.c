@@ -1,7 +1,8 @@
-/* A shadow of the file holds what is durable: what was written back before a fence (lines), or written before a sync (sectors). At the
- * failure each line or sector that differs from it is kept or lost, as drawn; a sector in flight may also be noise. Stores that raced
- * a fence or a sync in another thread count as durable: the model errs on the mild side. A write or copy that one overtook is durable after the
- * next. */
+/* A shadow of the file holds what is durable: what was written back before a fence (lines), or
+ * written before a sync (sectors). At the failure each line or sector that differs from it is
+ * kept or lost, as drawn; a sector in flight may also be noise. Stores that raced a fence or a
+ * sync in another thread count as durable: the model errs on the mild side. A write or copy that
+ * one overtook is durable after the next. */
 #include "crash/power.h"
 
 #include <fcntl.h>
@@ -17,7 +18,10 @@
 #define VIEWS 32u
 #define THREADS 64u
 
-struct view { uintptr_t addr; uint64_t bytes; };
+struct view {
+    uintptr_t addr;
+    uint64_t bytes;
+};
 
 static int fd = -1;
 static unsigned char *file, *shadow;
@@ -27,15 +31,19 @@ static struct view view[VIEWS];
 static uint32_t views;
 static bool by_lines; /* a byte-addressable domain */
 static uint64_t chance;
-/* Of each thread, the last write or copy it announced: the hook comes before, so that another thread's fence or sync may find nothing of it. */
-static struct { uint64_t off, bytes; } under_way[THREADS];
+/* Of each thread, the last write or copy it announced: the hook comes before, so that another
+ * thread's fence or sync may find nothing of it. */
+static struct {
+    uint64_t off, bytes;
+} under_way[THREADS];
 static uint32_t threads;
 static _Thread_local uint32_t me; /* from 1 */
 static atomic_flag busy = ATOMIC_FLAG_INIT;
 
 static void *room(uint64_t bytes)
 {
-    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1, 0);
 }
 
 static uint64_t file_bytes(void)
@@ -62,7 +70,8 @@ bool pms_power_start(int store_fd, uint64_t seed)
 bool pms_power_watches(int other)
 {
     struct stat a, b;
-    return fstat(fd, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return fstat(fd, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
 }
 
 static void mark(uint64_t off, uint64_t bytes)
@@ -165,8 +174,7 @@ static void note(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
         break;
     case PMS_PRIM_STORE:
     case PMS_PRIM_PROTECT:
-    case PMS_PRIM_ALLOCATE:
-        break;
+    case PMS_PRIM_ALLOCATE: break;
     }
 }
 
@@ -191,8 +199,9 @@ static uint64_t draw(uint64_t n)
     return (z ^ z >> 31) % n;
 }
 
-/* Written, not stored through a shared mapping: a page of one that changes while another thread writes it past the page cache makes the
- * kernel fail the next sync of whoever opens the file afterwards. */
+/* Written, not stored through a shared mapping: a page of one that changes while another thread
+ * writes it past the page cache makes the kernel fail the next sync of whoever opens the file
+ * afterwards. */
 static void put(uint64_t page, const unsigned char *bytes, uint64_t end)
 {
     ssize_t ignored = pwrite(fd, bytes, end - page < PAGE ? end - page : PAGE, (off_t)page);

@@ -7,7 +7,8 @@
 
 #include "seam/persist.h"
 
-/* From now on what is durable of the file is known; all that it holds now is. ERRORS: false: no memory. */
+/* From now on what is durable of the file is known; all that it holds now is. ERRORS: false: no
+ * memory. */
 bool pms_power_start(int fd, uint64_t seed);
 
 bool pms_power_watches(int fd); /* it is that file */
@@ -15,7 +16,8 @@ bool pms_power_watches(int fd); /* it is that file */
 /* Before each primitive. Async-signal-safe. */
 void pms_power_note(enum pms_primitive primitive, uintptr_t addr, size_t bytes);
 
-/* Puts what is durable into the file, and of everything else a part drawn from the seed. The caller dies at once. */
+/* Puts what is durable into the file, and of everything else a part drawn from the seed. The
+ * caller dies at once. */
 void pms_power_fail(void);
 
 #endif

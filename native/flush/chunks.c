@@ -9,15 +9,15 @@
 #include "commit/pool_state.h"
 #include "log/snapshot.h"
 
-#define WINDOW_PAGES 16u           /* of a page table, read at once */
+#define WINDOW_PAGES 16u /* of a page table, read at once */
 #define ALLOCATE_BYTES (16ull << 20)
 #define BOUND_SHARE 4u
 #define BOUND_MIN (4ull << 20)
 
 /* ---- snapshots of a pool ---- */
 
-int pms_snapshot_begin(struct pms_pool *pool, uint64_t bound_bytes, int64_t max_wait_ns, struct pms_snapshot **snapshot,
-                       struct pms_error *error)
+int pms_snapshot_begin(struct pms_pool *pool, uint64_t bound_bytes, int64_t max_wait_ns,
+                       struct pms_snapshot **snapshot, struct pms_error *error)
 {
     *snapshot = NULL;
     int status = pms_pool_enter(pool, error);
@@ -26,9 +26,11 @@ int pms_snapshot_begin(struct pms_pool *pool, uint64_t bound_bytes, int64_t max_
     if (!bound_bytes) {
         struct pms_heap_stats h;
         pms_heap_stats(pool->heap, &h);
-        bound_bytes = h.used_bytes / BOUND_SHARE > BOUND_MIN ? h.used_bytes / BOUND_SHARE : BOUND_MIN;
+        bound_bytes = h.used_bytes / BOUND_SHARE > BOUND_MIN ? h.used_bytes / BOUND_SHARE
+                                                             : BOUND_MIN;
     }
-    status = pms_snapshot_open(&pool->undo, &pool->super, bound_bytes, max_wait_ns, snapshot, error);
+    status = pms_snapshot_open(&pool->undo, &pool->super, bound_bytes, max_wait_ns, snapshot,
+                               error);
     if (status == PMS_OK)
         pool->refs++;
     pms_pool_leave(pool);
@@ -43,7 +45,8 @@ void pms_snapshot_end(struct pms_pool *pool, struct pms_snapshot *snapshot)
     pms_pool_unref(pool);
 }
 
-int pms_snapshot_info(struct pms_snapshot *s, struct pms_snapshot_info *info, struct pms_error *error)
+int pms_snapshot_info(struct pms_snapshot *s, struct pms_snapshot_info *info,
+                      struct pms_error *error)
 {
     unsigned char *page = malloc(PMS_PAGE);
     if (!page)
@@ -70,7 +73,7 @@ int pms_snapshot_info(struct pms_snapshot *s, struct pms_snapshot_info *info, st
 
 struct walk {
     struct pms_snapshot *s;
-    uint64_t at;            /* file page of the window's first page; 0: nothing read */
+    uint64_t at; /* file page of the window's first page; 0: nothing read */
     struct pms_pte window[WINDOW_PAGES * PMS_PAGE / sizeof(struct pms_pte)];
     uint64_t chunk_pages, count;
     uint8_t *state;
@@ -80,7 +83,8 @@ static void mark(struct walk *w, uint64_t page, uint64_t pages)
 {
     if (!pages)
         return;
-    for (uint64_t i = page / w->chunk_pages; i <= (page + pages - 1) / w->chunk_pages && i < w->count; i++)
+    for (uint64_t i = page / w->chunk_pages;
+         i <= (page + pages - 1) / w->chunk_pages && i < w->count; i++)
         w->state[i] |= PMS_CHUNK_LIVE;
 }
 
@@ -107,11 +111,13 @@ static int walk_segment(struct walk *w, const struct pms_segment *g, struct pms_
         int status = entry(w, off, &pte, error);
         if (status)
             return status;
-        uint64_t bare = pte.word & PMS_TX_MASK, pages = bare & ((1ull << 36) - 1), kind = bare >> 44;
+        uint64_t bare = pte.word & PMS_TX_MASK, pages = bare & ((1ull << 36) - 1),
+                 kind = bare >> 44;
         if (pms_check16(page, bare) != pte.word >> 48 || pages == 0 || pages > end - page) {
             if (error)
                 error->offset = off;
-            return pms_fail(error, PMS_E_CORRUPT, "page table: check bits of an extent's descriptor");
+            return pms_fail(error, PMS_E_CORRUPT,
+                            "page table: check bits of an extent's descriptor");
         }
         if (kind != PMS_KIND_FREE)
             mark(w, page, pages);
@@ -120,18 +126,21 @@ static int walk_segment(struct walk *w, const struct pms_segment *g, struct pms_
     return PMS_OK;
 }
 
-int pms_snapshot_chunks(struct pms_snapshot *s, uint64_t since, uint64_t chunk_bytes, uint8_t *state, uint64_t count,
-                        struct pms_error *error)
+int pms_snapshot_chunks(struct pms_snapshot *s, uint64_t since, uint64_t chunk_bytes,
+                        uint8_t *state, uint64_t count, struct pms_error *error)
 {
     const struct pms_superblock *super = pms_snapshot_super(s);
-    if (chunk_bytes < PMS_PAGE || chunk_bytes % PMS_PAGE || count != (super->file_bytes + chunk_bytes - 1) / chunk_bytes)
-        return pms_fail(error, PMS_E_INVALID, "chunks are whole pages, and as many as the store has");
+    if (chunk_bytes < PMS_PAGE || chunk_bytes % PMS_PAGE ||
+        count != (super->file_bytes + chunk_bytes - 1) / chunk_bytes)
+        return pms_fail(error, PMS_E_INVALID,
+                        "chunks are whole pages, and as many as the store has");
     struct walk *w = calloc(1, sizeof *w);
     uint8_t *changed = malloc(count);
     int status = w && changed ? PMS_OK : pms_fail_errno(error, "allocating memory");
     if (status == PMS_OK) {
         memset(state, 0, count);
-        *w = (struct walk){.s = s, .chunk_pages = chunk_bytes / PMS_PAGE, .count = count, .state = state};
+        *w = (struct walk){
+            .s = s, .chunk_pages = chunk_bytes / PMS_PAGE, .count = count, .state = state};
         mark(w, PMS_OFF_ROOT / PMS_PAGE, 1);
     }
     for (uint32_t i = 0; status == PMS_OK && i < super->segment_count; i++)
@@ -158,15 +167,18 @@ int pms_restore_begin(const uint8_t *raw, uint64_t *file_bytes, struct pms_error
     return pms_super_check(&super, error);
 }
 
-/* Piece by piece: tmpfs zeroes what it allocates, and lets nobody write meanwhile. reserved: somebody else does write. */
-static int make_room(int fd, uint64_t file_bytes, int *reserved, const struct pms_transfer *transfer, struct pms_error *error)
+/* Piece by piece: tmpfs zeroes what it allocates, and lets nobody write meanwhile. reserved:
+ * somebody else does write. */
+static int make_room(int fd, uint64_t file_bytes, int *reserved,
+                     const struct pms_transfer *transfer, struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     for (uint64_t at = 0; at < file_bytes; at += ALLOCATE_BYTES) {
         if (__atomic_load_n(&transfer->cancel, __ATOMIC_RELAXED))
             return pms_fail(error, PMS_E_STATE, "cancelled");
         uint64_t bytes = file_bytes - at < ALLOCATE_BYTES ? file_bytes - at : ALLOCATE_BYTES;
-        errno = reserved ? pms_persist_reserve(&p, fd, at, bytes) : pms_persist_allocate(&p, fd, at, bytes);
+        errno = reserved ? pms_persist_reserve(&p, fd, at, bytes)
+                         : pms_persist_allocate(&p, fd, at, bytes);
         if (!errno)
             continue;
         if (reserved && PMS_CANNOT_RESERVE(errno)) {
@@ -181,13 +193,15 @@ static int make_room(int fd, uint64_t file_bytes, int *reserved, const struct pm
     return PMS_OK;
 }
 
-int pms_restore_reserve(int fd, uint64_t file_bytes, int *reserved, const struct pms_transfer *transfer, struct pms_error *error)
+int pms_restore_reserve(int fd, uint64_t file_bytes, int *reserved,
+                        const struct pms_transfer *transfer, struct pms_error *error)
 {
     *reserved = 1;
     return make_room(fd, file_bytes, reserved, transfer, error);
 }
 
-int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer, struct pms_error *error)
+int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer,
+                         struct pms_error *error)
 {
     return make_room(fd, file_bytes, NULL, transfer, error);
 }

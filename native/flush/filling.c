@@ -50,16 +50,20 @@ int pms_filling_open(int fd, uint64_t bytes, struct pms_filling **out, struct pm
     f->fd = fd;
     f->bytes = bytes;
     f->raw_bytes = bytes + PMS_HUGE;
-    f->raw = mmap(NULL, f->raw_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    f->raw = mmap(NULL, f->raw_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                  0);
     if (f->raw == MAP_FAILED) {
-        int status = errno == ENOMEM ? PMS_OK : pms_fail_errno(error, "reserving address space for the restored store");
+        int status = errno == ENOMEM
+                         ? PMS_OK
+                         : pms_fail_errno(error, "reserving address space for the restored store");
         free(f);
         return status;
     }
     f->map = (unsigned char *)(((uintptr_t)f->raw + PMS_HUGE - 1) & ~(uintptr_t)(PMS_HUGE - 1));
     errno = pms_persist_truncate(&f->persist, fd, bytes);
     if (!errno)
-        errno = pms_persist_map(&f->persist, f->map, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        errno = pms_persist_map(&f->persist, f->map, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                                0);
     if (errno) {
         int status = errno == ENOMEM ? PMS_OK : pms_fail_errno(error, "mapping the restored store");
         pms_filling_close(f);
@@ -81,8 +85,9 @@ void pms_filling_close(struct pms_filling *f)
 uint64_t pms_filling_bytes(const struct pms_filling *f) { return f->bytes; }
 unsigned char *pms_filling_at(const struct pms_filling *f, uint64_t off) { return f->map + off; }
 
-/* One page of each huge page, then all of them at once: the kernel makes huge pages of what is partly there, whatever it does at faults. It
- * may have none, or not know how; the reservation after it is what counts. */
+/* One page of each huge page, then all of them at once: the kernel makes huge pages of what is
+ * partly there, whatever it does at faults. It may have none, or not know how; the reservation
+ * after it is what counts. */
 static int make_room(struct pms_filling *f, uint64_t off, uint64_t bytes, int filled)
 {
     for (uint64_t at = off; filled && at + PMS_HUGE <= off + bytes; at += PMS_HUGE)
@@ -103,9 +108,13 @@ static int room_of_block(struct pms_filling *f, uint64_t block, int filled, stru
         uint32_t seen = BARE;
         if (atomic_compare_exchange_strong(&f->state[block], &seen, AT_IT)) {
             uint64_t off = block * PMS_FILLING_BLOCK;
-            errno = make_room(f, off, f->bytes - off < PMS_FILLING_BLOCK ? f->bytes - off : PMS_FILLING_BLOCK, filled);
-            int status = errno ? pms_fail_errno(error, "making room for the restored store") : PMS_OK;
-            atomic_store(&f->state[block], status ? BARE : READY); /* whoever waits tries, and fails, itself */
+            errno = make_room(
+                f, off, f->bytes - off < PMS_FILLING_BLOCK ? f->bytes - off : PMS_FILLING_BLOCK,
+                filled);
+            int status = errno ? pms_fail_errno(error, "making room for the restored store")
+                               : PMS_OK;
+            /* whoever waits tries, and fails, itself */
+            atomic_store(&f->state[block], status ? BARE : READY);
             pms_futex_wake(&f->state[block], 64);
             return status;
         }
@@ -115,11 +124,12 @@ static int room_of_block(struct pms_filling *f, uint64_t block, int filled, stru
     }
 }
 
-int pms_filling_room(struct pms_filling *f, uint64_t off, uint64_t bytes, int filled, const struct pms_transfer *transfer,
-                     struct pms_error *error)
+int pms_filling_room(struct pms_filling *f, uint64_t off, uint64_t bytes, int filled,
+                     const struct pms_transfer *transfer, struct pms_error *error)
 {
     PMS_ASSERT(bytes > 0 && off < f->bytes && bytes <= f->bytes - off);
-    for (uint64_t block = off / PMS_FILLING_BLOCK; block <= (off + bytes - 1) / PMS_FILLING_BLOCK; block++) {
+    for (uint64_t block = off / PMS_FILLING_BLOCK; block <= (off + bytes - 1) / PMS_FILLING_BLOCK;
+         block++) {
         if (__atomic_load_n(&transfer->cancel, __ATOMIC_RELAXED))
             return pms_fail(error, PMS_E_STATE, "cancelled");
         int status = room_of_block(f, block, filled, error);

@@ -19,11 +19,12 @@
 #include "base/quiet.h"
 #include "log/snapshot.h"
 
-#define THREADS 4u               /* two copy and check while the disk has two requests to choose from */
+/* two copy and check while the disk has two requests to choose from */
+#define THREADS 4u
 #define BATCH_BYTES (4ull << 20) /* of one read or write */
 #define BATCH_LEAST (1ull << 20) /* is not worth another thread */
 #define BATCH_MOST (BATCH_BYTES / PMS_PAGE)
-#define BATCHES_A_SECOND 16u     /* at least, where the rate is limited: an even stream */
+#define BATCHES_A_SECOND 16u /* at least, where the rate is limited: an even stream */
 #define STACK_BYTES (256u << 10)
 
 static uint64_t now_ns(void)
@@ -37,7 +38,8 @@ static uint64_t now_ns(void)
 static int proceed(struct pms_transfer *t, uint64_t bytes, struct pms_error *error)
 {
     uint64_t zero = 0;
-    __atomic_compare_exchange_n(&t->started_ns, &zero, now_ns(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    __atomic_compare_exchange_n(&t->started_ns, &zero, now_ns(), false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
     uint64_t done = __atomic_add_fetch(&t->done_bytes, bytes, __ATOMIC_RELAXED);
     while (!__atomic_load_n(&t->cancel, __ATOMIC_RELAXED)) {
         uint64_t rate = __atomic_load_n(&t->bytes_per_second, __ATOMIC_RELAXED);
@@ -54,10 +56,11 @@ static int proceed(struct pms_transfer *t, uint64_t bytes, struct pms_error *err
 
 /* ---- threads that take turns ---- */
 
-/* What one call has to do. `carry` moves items i to i + n through a buffer of batch * item_bytes; `together` says how many from i on, of at
- * most `most`, can be carried at once. */
+/* What one call has to do. `carry` moves items i to i + n through a buffer of batch *
+ * item_bytes; `together` says how many from i on, of at most `most`, can be carried at once. */
 struct work {
-    int (*carry)(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error);
+    int (*carry)(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                 struct pms_error *error);
     uint64_t (*together)(const struct work *w, uint64_t i, uint64_t most);
     uint64_t count, batch, item_bytes;
     struct pms_transfer *transfer;
@@ -99,7 +102,8 @@ static void fail_work(struct work *w, int status, const struct pms_error *error)
     pms_lock_release(&w->lock);
 }
 
-/* On huge pages where the system has them: a request of a disk has room for so many pages, whatever their size. */
+/* On huge pages where the system has them: a request of a disk has room for so many pages,
+ * whatever their size. */
 static unsigned char *buffer_make(uint64_t bytes, void **raw, uint64_t *raw_bytes)
 {
     *raw_bytes = bytes + (bytes < PMS_HUGE ? 0 : PMS_HUGE);
@@ -108,7 +112,8 @@ static unsigned char *buffer_make(uint64_t bytes, void **raw, uint64_t *raw_byte
         return NULL;
     if (bytes < PMS_HUGE)
         return *raw;
-    unsigned char *aligned = (unsigned char *)(((uintptr_t)*raw + PMS_HUGE - 1) & ~(uintptr_t)(PMS_HUGE - 1));
+    unsigned char *aligned = (unsigned char *)(((uintptr_t)*raw + PMS_HUGE - 1) &
+                                               ~(uintptr_t)(PMS_HUGE - 1));
     (void)madvise(aligned, bytes, MADV_HUGEPAGE);
     return aligned;
 }
@@ -145,8 +150,10 @@ static int run_all(struct work *w, struct pms_error *error)
     sigfillset(&most);
     sigdelset(&most, SIGSEGV);
     sigdelset(&most, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &most, &before); /* inherited: no handler of the program's ever runs in them */
-    while (others + 1 < THREADS && others + 1 < batches && pthread_create(&other[others], &attr, run, w) == 0)
+    /* inherited: no handler of the program's ever runs in them */
+    pthread_sigmask(SIG_SETMASK, &most, &before);
+    while (others + 1 < THREADS && others + 1 < batches &&
+           pthread_create(&other[others], &attr, run, w) == 0)
         others++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attr);
@@ -160,7 +167,8 @@ static int run_all(struct work *w, struct pms_error *error)
 
 /* ---- out of a snapshot ---- */
 
-int pms_snapshot_take(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, int release, struct pms_error *error)
+int pms_snapshot_take(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, int release,
+                      struct pms_error *error)
 {
     int status = pms_snapshot_read(s, off, bytes, dst, error);
     if (status == PMS_OK && release)
@@ -184,19 +192,22 @@ struct outgoing {
 
 static int copy_chunk(const struct work *w, uint64_t i, unsigned char *to, struct pms_error *error)
 {
-    int status = pms_snapshot_take(w->snapshot, w->from[i] * w->item_bytes, w->item_bytes, to, 1, error);
+    int status = pms_snapshot_take(w->snapshot, w->from[i] * w->item_bytes, w->item_bytes, to, 1,
+                                   error);
     if (status == PMS_OK)
         w->crc[i] = pms_crc32c(0, to, w->item_bytes);
     return status;
 }
 
-static int gather_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct outgoing *o, struct pms_error *error)
+static int gather_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                         struct outgoing *o, struct pms_error *error)
 {
     const unsigned char *end = NULL; /* of what iov has */
     o->count = 0;
     for (uint64_t k = 0; k < n; k++) {
         const unsigned char *from;
-        o->in_place[k] = pms_snapshot_in_place(w->snapshot, w->from[i + k] * w->item_bytes, w->item_bytes, &from, &w->crc[i + k]);
+        o->in_place[k] = pms_snapshot_in_place(w->snapshot, w->from[i + k] * w->item_bytes,
+                                               w->item_bytes, &from, &w->crc[i + k]);
         if (!o->in_place[k]) {
             int status = copy_chunk(w, i + k, buffer + k * w->item_bytes, error);
             if (status != PMS_OK)
@@ -212,7 +223,8 @@ static int gather_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned 
     return PMS_OK;
 }
 
-static int put(const struct work *w, uint64_t i, uint64_t n, const unsigned char *from, struct pms_error *error)
+static int put(const struct work *w, uint64_t i, uint64_t n, const unsigned char *from,
+               struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     errno = pms_persist_pwrite(&p, w->out_fd, from, n * w->item_bytes, w->at + i * w->item_bytes);
@@ -220,8 +232,8 @@ static int put(const struct work *w, uint64_t i, uint64_t n, const unsigned char
 }
 
 /* What was written in place is as of the snapshot, or written once more, from a copy. */
-static int settle_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, const struct outgoing *o,
-                         struct pms_error *error)
+static int settle_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                         const struct outgoing *o, struct pms_error *error)
 {
     const unsigned char *at;
     int status = PMS_OK;
@@ -241,8 +253,10 @@ static int settle_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned 
     return status;
 }
 
-/* Where the kernel did not write them in place, whatever the reason: copied. An error of the file comes again. */
-static int put_copies(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, const struct outgoing *o, struct pms_error *error)
+/* Where the kernel did not write them in place, whatever the reason: copied. An error of the
+ * file comes again. */
+static int put_copies(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                      const struct outgoing *o, struct pms_error *error)
 {
     int status = PMS_OK;
     for (uint64_t k = 0; k < n && status == PMS_OK; k++)
@@ -251,8 +265,10 @@ static int put_copies(const struct work *w, uint64_t i, uint64_t n, unsigned cha
     return status == PMS_OK ? put(w, i, n, buffer, error) : status;
 }
 
-/* Chunks that nobody has written to since the snapshot go to the file from where they are: half the processor time of copying them. */
-static int put_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+/* Chunks that nobody has written to since the snapshot go to the file from where they are: half
+ * the processor time of copying them. */
+static int put_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                      struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     struct outgoing o;
@@ -266,31 +282,44 @@ static int put_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned cha
     return err ? put_copies(w, i, n, buffer, &o, error) : settle_chunks(w, i, n, buffer, &o, error);
 }
 
-static int write_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+static int write_chunks(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                        struct pms_error *error)
 {
     int status = proceed(w->transfer, n * w->item_bytes, error);
     return status == PMS_OK ? put_chunks(w, i, n, buffer, error) : status;
 }
 
-int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count, uint64_t at,
-                       uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error)
+int pms_snapshot_write(struct pms_snapshot *s, int fd, uint64_t chunk_bytes, const uint64_t *chunk,
+                       uint64_t count, uint64_t at, uint32_t *crc, struct pms_transfer *transfer,
+                       struct pms_error *error)
 {
     if (!chunk_bytes || chunk_bytes % PMS_PAGE)
         return pms_fail(error, PMS_E_INVALID, "chunks are whole pages");
     uint64_t rate = __atomic_load_n(&transfer->bytes_per_second, __ATOMIC_RELAXED);
-    uint64_t most = rate && rate / BATCHES_A_SECOND < BATCH_BYTES ? rate / BATCHES_A_SECOND : BATCH_BYTES;
+    uint64_t most = rate && rate / BATCHES_A_SECOND < BATCH_BYTES ? rate / BATCHES_A_SECOND
+                                                                  : BATCH_BYTES;
     uint64_t share = count * chunk_bytes / THREADS; /* few are dealt out to all */
     if (share < BATCH_LEAST)
         share = BATCH_LEAST;
     most = share < most ? share : most;
-    struct work w = {.carry = write_chunks, .together = all_of_them, .count = count, .batch = chunk_bytes < most ? most / chunk_bytes : 1,
-                     .item_bytes = chunk_bytes, .transfer = transfer, .snapshot = s, .out_fd = fd, .from = chunk, .at = at, .crc = crc};
+    struct work w = {.carry = write_chunks,
+                     .together = all_of_them,
+                     .count = count,
+                     .batch = chunk_bytes < most ? most / chunk_bytes : 1,
+                     .item_bytes = chunk_bytes,
+                     .transfer = transfer,
+                     .snapshot = s,
+                     .out_fd = fd,
+                     .from = chunk,
+                     .at = at,
+                     .crc = crc};
     return run_all(&w, error);
 }
 
 /* ---- from file to file ---- */
 
-static int read_all(int fd, unsigned char *to, uint64_t bytes, uint64_t off, uint64_t *got, struct pms_error *error)
+static int read_all(int fd, unsigned char *to, uint64_t bytes, uint64_t off, uint64_t *got,
+                    struct pms_error *error)
 {
     for (*got = 0; *got < bytes;) {
         ssize_t n = pread(fd, to + *got, bytes - *got, (off_t)(off + *got));
@@ -313,10 +342,13 @@ static uint64_t neighbours(const struct work *w, uint64_t i, uint64_t most)
     return n;
 }
 
-static int copy_piece(const struct work *w, uint64_t i, const unsigned char *piece, bool whole, struct pms_error *error)
+static int copy_piece(const struct work *w, uint64_t i, const unsigned char *piece, bool whole,
+                      struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    uint64_t to = w->to[i], bytes = to >= w->out_end ? 0 : w->out_end - to < w->item_bytes ? w->out_end - to : w->item_bytes;
+    uint64_t to = w->to[i], bytes = to >= w->out_end                  ? 0
+                                    : w->out_end - to < w->item_bytes ? w->out_end - to
+                                                                      : w->item_bytes;
     if (!whole)
         return pms_fail(error, PMS_E_CORRUPT, "the file of the chunk is too short");
     if (pms_crc32c(0, piece, w->item_bytes) != w->expected[i])
@@ -325,12 +357,14 @@ static int copy_piece(const struct work *w, uint64_t i, const unsigned char *pie
     return errno ? pms_fail_errno(error, "writing the restored store") : PMS_OK;
 }
 
-static int copy_pieces(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+static int copy_pieces(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                       struct pms_error *error)
 {
     uint64_t got;
     int status = read_all(w->in_fd, buffer, n * w->item_bytes, w->from[i], &got, error);
     for (uint64_t k = 0; status == PMS_OK && k < n; k++) {
-        status = copy_piece(w, i + k, buffer + k * w->item_bytes, got >= (k + 1) * w->item_bytes, error);
+        status = copy_piece(w, i + k, buffer + k * w->item_bytes, got >= (k + 1) * w->item_bytes,
+                            error);
         if (status == PMS_E_CORRUPT)
             __atomic_store_n(w->bad, i + k, __ATOMIC_RELAXED);
     }
@@ -339,11 +373,14 @@ static int copy_pieces(const struct work *w, uint64_t i, uint64_t n, unsigned ch
 
 /* ---- from a file to where it belongs in memory ---- */
 
-/* How many of n pieces lie in the new store with all their bytes, and where. Those one after another are one stretch. */
+/* How many of n pieces lie in the new store with all their bytes, and where. Those one after
+ * another are one stretch. */
 static uint64_t places(const struct work *w, uint64_t i, uint64_t n, struct iovec *iov, int *count)
 {
     uint64_t end = 0, k = 0, all = pms_filling_bytes(w->fill);
-    for (*count = 0; k < n && *count < IOV_MAX && w->to[i + k] < all && all - w->to[i + k] >= w->item_bytes; k++) {
+    for (*count = 0;
+         k < n && *count < IOV_MAX && w->to[i + k] < all && all - w->to[i + k] >= w->item_bytes;
+         k++) {
         if (k && w->to[i + k] == end)
             iov[*count - 1].iov_len += w->item_bytes;
         else
@@ -353,46 +390,66 @@ static uint64_t places(const struct work *w, uint64_t i, uint64_t n, struct iove
     return k;
 }
 
-static int check_pieces(const struct work *w, uint64_t i, uint64_t n, uint64_t got, struct pms_error *error)
+static int check_pieces(const struct work *w, uint64_t i, uint64_t n, uint64_t got,
+                        struct pms_error *error)
 {
     for (uint64_t k = 0; k < n; k++) {
         bool whole = got >= (k + 1) * w->item_bytes;
-        if (whole && pms_crc32c(0, pms_filling_at(w->fill, w->to[i + k]), w->item_bytes) == w->expected[i + k])
+        if (whole && pms_crc32c(0, pms_filling_at(w->fill, w->to[i + k]), w->item_bytes) ==
+                         w->expected[i + k])
             continue;
         __atomic_store_n(w->bad, i + k, __ATOMIC_RELAXED);
-        return pms_fail(error, PMS_E_CORRUPT, whole ? "the chunk's checksum is wrong" : "the file of the chunk is too short");
+        return pms_fail(error, PMS_E_CORRUPT,
+                        whole ? "the chunk's checksum is wrong"
+                              : "the file of the chunk is too short");
     }
     return PMS_OK;
 }
 
 /* What does not lie in it with all its bytes goes through the buffer. */
-static int land_pieces(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer, struct pms_error *error)
+static int land_pieces(const struct work *w, uint64_t i, uint64_t n, unsigned char *buffer,
+                       struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     struct iovec iov[IOV_MAX];
     int count, status = PMS_OK;
     uint64_t got, here = places(w, i, n, iov, &count);
     for (int k = 0; status == PMS_OK && k < count; k++)
-        status = pms_filling_room(w->fill, (uint64_t)((unsigned char *)iov[k].iov_base - pms_filling_at(w->fill, 0)), iov[k].iov_len,
-                                  1, w->transfer, error);
+        status = pms_filling_room(
+            w->fill, (uint64_t)((unsigned char *)iov[k].iov_base - pms_filling_at(w->fill, 0)),
+            iov[k].iov_len, 1, w->transfer, error);
     if (status != PMS_OK)
         return status;
     if (here) {
         errno = pms_persist_preadv(&p, w->in_fd, iov, count, w->from[i], &got);
-        status = errno ? pms_fail_errno(error, "reading chunks of a tier") : check_pieces(w, i, here, got, error);
+        status = errno ? pms_fail_errno(error, "reading chunks of a tier")
+                       : check_pieces(w, i, here, got, error);
     }
     if (status == PMS_OK && here)
         status = proceed(w->transfer, here * w->item_bytes, error);
-    return status == PMS_OK && here < n ? copy_pieces(w, i + here, n - here, buffer, error) : status;
+    return status == PMS_OK && here < n ? copy_pieces(w, i + here, n - here, buffer, error)
+                                        : status;
 }
 
-int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, struct pms_filling *fill, const uint64_t *to, const uint32_t *crc,
-                      uint64_t count, uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer,
+int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, struct pms_filling *fill,
+                      const uint64_t *to, const uint32_t *crc, uint64_t count, uint64_t piece_bytes,
+                      uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer,
                       struct pms_error *error)
 {
-    struct work w = {.carry = fill ? land_pieces : copy_pieces, .fill = fill, .together = neighbours, .count = count,
-                     .batch = piece_bytes < BATCH_BYTES ? BATCH_BYTES / piece_bytes : 1, .item_bytes = piece_bytes, .transfer = transfer,
-                     .in_fd = in_fd, .from = from, .out_fd = out_fd, .to = to, .expected = crc, .out_end = out_end, .bad = bad};
+    struct work w = {.carry = fill ? land_pieces : copy_pieces,
+                     .fill = fill,
+                     .together = neighbours,
+                     .count = count,
+                     .batch = piece_bytes < BATCH_BYTES ? BATCH_BYTES / piece_bytes : 1,
+                     .item_bytes = piece_bytes,
+                     .transfer = transfer,
+                     .in_fd = in_fd,
+                     .from = from,
+                     .out_fd = out_fd,
+                     .to = to,
+                     .expected = crc,
+                     .out_end = out_end,
+                     .bad = bad};
     return run_all(&w, error);
 }
 
@@ -402,7 +459,9 @@ int pms_transfer_reserve(int fd, uint64_t bytes, struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
     errno = bytes ? pms_persist_reserve(&p, fd, 0, bytes) : 0;
-    return !errno || PMS_CANNOT_RESERVE(errno) ? PMS_OK : pms_fail_errno(error, "allocating room for chunks in a tier");
+    return !errno || PMS_CANNOT_RESERVE(errno)
+               ? PMS_OK
+               : pms_fail_errno(error, "allocating room for chunks in a tier");
 }
 
 int pms_transfer_sync(int fd, struct pms_error *error)
@@ -412,4 +471,7 @@ int pms_transfer_sync(int fd, struct pms_error *error)
     return errno ? pms_fail_errno(error, "syncing a tier's file") : PMS_OK;
 }
 
-uint32_t pms_checksum(uint32_t crc, const void *data, uint64_t bytes) { return pms_crc32c(crc, data, bytes); }
+uint32_t pms_checksum(uint32_t crc, const void *data, uint64_t bytes)
+{
+    return pms_crc32c(crc, data, bytes);
+}

@@ -1,5 +1,6 @@
-/* Chunks of a snapshot into a file, and pieces of a file into another, each with its CRC-32C. Several threads take turns at batches, so that
- * copying and checksums of some go on while the disk is busy with others. */
+/* Chunks of a snapshot into a file, and pieces of a file into another, each with its CRC-32C.
+ * Several threads take turns at batches, so that copying and checksums of some go on while the
+ * disk is busy with others. */
 #ifndef PMS_FLUSH_TRANSFER_H
 #define PMS_FLUSH_TRANSFER_H
 
@@ -10,7 +11,8 @@
 struct pms_filling;
 struct pms_snapshot;
 
-/* Shared by the threads of one transfer. Written by any; read with care for nothing but progress. */
+/* Shared by the threads of one transfer. Written by any; read with care for nothing but
+ * progress. */
 struct pms_transfer {
     uint64_t done_bytes;
     uint64_t bytes_per_second; /* of all threads together; 0: no limit */
@@ -20,24 +22,32 @@ struct pms_transfer {
 };
 
 /* Copies whole pages as of the snapshot (see native/log/snapshot.h). release: and gives them up. */
-int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst, int release, struct pms_error *error);
+int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst,
+                      int release, struct pms_error *error);
 
-/* Writes chunks, as of the snapshot, one after another into fd from `at` on, and gives them up when they are written. crc[i] = CRC-32C of chunk i.
- * fd may be open with O_DIRECT. The kernel reads untouched chunks from the store itself: one that changes meanwhile is written once more, which
- * counts once in `transfer`; what it read while the store closed is anything, and the file is not to be used.
- * ERRORS: PMS_E_OS, PMS_E_FULL: of the file; PMS_E_STATE: cancelled, or given up; PMS_E_CLOSED; PMS_E_INVALID: no whole pages. */
-int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_bytes, const uint64_t *chunk, uint64_t count,
-                       uint64_t at, uint32_t *crc, struct pms_transfer *transfer, struct pms_error *error);
+/* Writes chunks, as of the snapshot, one after another into fd from `at` on, and gives them up
+ * when they are written. crc[i] = CRC-32C of chunk i. fd may be open with O_DIRECT. The kernel
+ * reads untouched chunks from the store itself: one that changes meanwhile is written once more,
+ * which counts once in `transfer`; what it read while the store closed is anything, and the file
+ * is not to be used.
+ * ERRORS: PMS_E_OS, PMS_E_FULL: of the file; PMS_E_STATE: cancelled, or given up; PMS_E_CLOSED;
+ * PMS_E_INVALID: no whole pages. */
+int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_bytes,
+                       const uint64_t *chunk, uint64_t count, uint64_t at, uint32_t *crc,
+                       struct pms_transfer *transfer, struct pms_error *error);
 
-/* Copies `count` pieces of at most piece_bytes from in_fd to out_fd, each checked against its CRC-32C (of piece_bytes in the source; the last
- * bytes may lie past out_end and are dropped). A piece that fails its check, or is not all there: PMS_E_CORRUPT, *bad = its index. Both
- * may be open with O_DIRECT, if all offsets and sizes are whole pages. fill: of out_fd (native/flush/filling.h), or NULL: pieces are read to where they
- * belong, and checked there. */
-int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, struct pms_filling *fill, const uint64_t *to, const uint32_t *crc,
-                      uint64_t count, uint64_t piece_bytes, uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer,
+/* Copies `count` pieces of at most piece_bytes from in_fd to out_fd, each checked against its
+ * CRC-32C (of piece_bytes in the source; the last bytes may lie past out_end and are dropped). A
+ * piece that fails its check, or is not all there: PMS_E_CORRUPT, *bad = its index. Both may be
+ * open with O_DIRECT, if all offsets and sizes are whole pages. fill: of out_fd
+ * (native/flush/filling.h), or NULL: pieces are read to where they belong, and checked there. */
+int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, struct pms_filling *fill,
+                      const uint64_t *to, const uint32_t *crc, uint64_t count, uint64_t piece_bytes,
+                      uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer,
                       struct pms_error *error);
 
-/* Room for a file that is about to be written: in few extents, and an error now if there is none. Nothing where the file system cannot.
+/* Room for a file that is about to be written: in few extents, and an error now if there is
+ * none. Nothing where the file system cannot.
  * ERRORS: PMS_E_OS, PMS_E_FULL. */
 int pms_transfer_reserve(int fd, uint64_t bytes, struct pms_error *error);
 int pms_transfer_sync(int fd, struct pms_error *error); /* fdatasync */

@@ -6,10 +6,13 @@
 
 #define HUGE_PAGES (PMS_HUGE / PMS_PAGE)
 #define SLAB_PAGES_MAX 64u /* of any class; tests/test_heap.c checks it */
-#define EDITS_MAX 3u       /* descriptors that one allocation stores: before it, its own, after it */
-#define GIVE_BACK_MAX 4u   /* surplus slabs given back in one operation */
-#define BORROW_MAX 4u      /* when space is short a small block may take a slot of at most so many times its class's */
-#define SMALL_STORE 64u    /* space is always short where a slab is more than this part of the store */
+/* descriptors that one allocation stores: before it, its own, after it */
+#define EDITS_MAX 3u
+#define GIVE_BACK_MAX 4u /* surplus slabs given back in one operation */
+/* when space is short a small block may take a slot of at most so many times its class's */
+#define BORROW_MAX 4u
+/* space is always short where a slab is more than this part of the store */
+#define SMALL_STORE 64u
 
 static enum pms_kind slab_kind(enum pms_owner owner)
 {
@@ -52,10 +55,11 @@ static struct pms_descriptor free_extent(uint64_t from, uint64_t to)
     return (struct pms_descriptor){.page = from, .pages = to - from, .kind = PMS_KIND_FREE};
 }
 
-/* Stores the descriptor of x, which lies in the free range, so that all descriptors still tile the segment: pages of a torn
- * FREE extent before and behind it get one of their own, as long as the range allows. */
-static void describe(struct pms_heap *h, const struct pms_extent *range, const struct pms_descriptor *x,
-                     const uint64_t *bitmap)
+/* Stores the descriptor of x, which lies in the free range, so that all descriptors still tile
+ * the segment: pages of a torn FREE extent before and behind it get one of their own, as long as
+ * the range allows. */
+static void describe(struct pms_heap *h, const struct pms_extent *range,
+                     const struct pms_descriptor *x, const uint64_t *bitmap)
 {
     struct pms_starts *st = &h->starts;
     struct edits ed = {.table = pms_heap_table_of(h, x->page), .bitmap = bitmap};
@@ -85,7 +89,8 @@ static void describe(struct pms_heap *h, const struct pms_extent *range, const s
 
 /* ---- allocating ---- */
 
-static void extent_gone(struct pms_heap *h, struct pms_extent *e) /* to the free ranges; its log is not needed any more */
+/* to the free ranges; its log is not needed any more */
+static void extent_gone(struct pms_heap *h, struct pms_extent *e)
 {
     uint64_t cost = pms_heap_log_cost(e->owner, e->pages);
     PMS_ASSERT(h->log_need >= cost);
@@ -94,7 +99,8 @@ static void extent_gone(struct pms_heap *h, struct pms_extent *e) /* to the free
     pms_index_release(&h->index, e);
 }
 
-/* An empty slab becomes free pages: at once if it was born in this transaction, else after the commit (I6). */
+/* An empty slab becomes free pages: at once if it was born in this transaction, else after the
+ * commit (I6). */
 static void slab_give_back(struct pms_heap *h, struct pms_extent *e)
 {
     PMS_ASSERT(e->state == PMS_EXTENT_SLAB && e->used == 0 && e->pins == 0);
@@ -118,11 +124,14 @@ static void give_back_surplus(struct pms_heap *h)
     for (unsigned i = 0; i < 2 * PMS_CLASSES / 64 && budget; i++) {
         unsigned owner = i / (PMS_CLASSES / 64), w = i % (PMS_CLASSES / 64);
         for (; ix->surplus[owner][w] && budget; budget--)
-            slab_give_back(h, ix->slabs[owner][w * 64 + (unsigned)__builtin_ctzll(ix->surplus[owner][w])].bucket[0]);
+            slab_give_back(
+                h, ix->slabs[owner][w * 64 + (unsigned)__builtin_ctzll(ix->surplus[owner][w])]
+                       .bucket[0]);
     }
 }
 
-static void give_back_all(struct pms_heap *h) /* space is short: the empty ones that are kept, too */
+/* space is short: the empty ones that are kept, too */
+static void give_back_all(struct pms_heap *h)
 {
     for (unsigned owner = 0; owner < 2; owner++)
         for (unsigned cls = 0; cls < pms_class_count(); cls++)
@@ -141,21 +150,25 @@ static int no_room(struct pms_error *error, const char *what, uint64_t needed, u
 }
 
 /* Finds room for an extent: space, log (I5) and memory for the index. Changes nothing. */
-static int find_room(struct pms_heap *h, uint64_t pages, enum pms_owner owner, struct pms_extent **range, uint64_t *page,
-                     struct pms_error *error)
+static int find_room(struct pms_heap *h, uint64_t pages, enum pms_owner owner,
+                     struct pms_extent **range, uint64_t *page, struct pms_error *error)
 {
-    uint64_t need = h->log_need + pms_heap_log_cost(owner, pages), capacity = pms_undo_capacity(h->undo);
+    uint64_t need = h->log_need + pms_heap_log_cost(owner, pages),
+             capacity = pms_undo_capacity(h->undo);
     if (need > capacity)
         return no_room(error, "the log has no room for the new block", need, capacity);
     *range = pms_index_best(&h->index, pages, pages >= HUGE_PAGES ? HUGE_PAGES : 1, page);
     if (!*range)
-        return no_room(error, "no free range is large enough", pages * PMS_PAGE, pms_index_largest(&h->index) * PMS_PAGE);
-    return pms_index_reserve(&h->index) ? pms_fail(error, PMS_E_OS, "no memory for the heap's index") : PMS_OK;
+        return no_room(error, "no free range is large enough", pages * PMS_PAGE,
+                       pms_index_largest(&h->index) * PMS_PAGE);
+    return pms_index_reserve(&h->index)
+               ? pms_fail(error, PMS_E_OS, "no memory for the heap's index")
+               : PMS_OK;
 }
 
 /* Makes the extent x (whose page is still open). bitmap: of a slab. */
-static int extent_new(struct pms_heap *h, struct pms_descriptor *x, const uint64_t *bitmap, struct pms_extent **out,
-                      struct pms_error *error)
+static int extent_new(struct pms_heap *h, struct pms_descriptor *x, const uint64_t *bitmap,
+                      struct pms_extent **out, struct pms_error *error)
 {
     struct pms_extent *range = NULL;
     enum pms_owner owner = pms_kind_owner(x->kind);
@@ -174,12 +187,14 @@ static int extent_new(struct pms_heap *h, struct pms_descriptor *x, const uint64
     return PMS_OK;
 }
 
-static int large_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error)
+static int large_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off,
+                       struct pms_error *error)
 {
     uint64_t pages = (bytes - 1) / PMS_PAGE + 1;
     struct pms_extent *e;
     if (pages > PMS_EXTENT_PAGES_MAX)
-        return no_room(error, "no free range is large enough", bytes, pms_index_largest(&h->index) * PMS_PAGE);
+        return no_room(error, "no free range is large enough", bytes,
+                       pms_index_largest(&h->index) * PMS_PAGE);
     struct pms_descriptor x = {.pages = pages, .aux = bytes, .kind = large_kind(owner)};
     int status = extent_new(h, &x, NULL, &e, error);
     if (status)
@@ -191,7 +206,8 @@ static int large_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner,
     return PMS_OK;
 }
 
-static void born_round(const struct pms_heap *h, struct pms_extent *e) /* born and dead bits of this transaction */
+/* born and dead bits of this transaction */
+static void born_round(const struct pms_heap *h, struct pms_extent *e)
 {
     if (e->bits_round == h->round)
         return;
@@ -199,7 +215,8 @@ static void born_round(const struct pms_heap *h, struct pms_extent *e) /* born a
     e->bits_round = h->round;
 }
 
-static uint64_t slot_taken(struct pms_heap *h, struct pms_extent *e, uint32_t slot) /* its block's offset */
+/* its block's offset */
+static uint64_t slot_taken(struct pms_heap *h, struct pms_extent *e, uint32_t slot)
 {
     uint64_t bytes = pms_class_bytes(e->cls);
     born_round(h, e);
@@ -211,7 +228,8 @@ static uint64_t slot_taken(struct pms_heap *h, struct pms_extent *e, uint32_t sl
 }
 
 /* A new slab with its first slot taken: descriptor and whole bitmap in one store. */
-static int slab_new(struct pms_heap *h, unsigned cls, enum pms_owner owner, uint64_t *off, struct pms_error *error)
+static int slab_new(struct pms_heap *h, unsigned cls, enum pms_owner owner, uint64_t *off,
+                    struct pms_error *error)
 {
     uint64_t *bits = pms_slab_bits_new(cls), bitmap[SLAB_PAGES_MAX * 2] = {1};
     struct pms_extent *e;
@@ -237,15 +255,18 @@ static uint64_t slot_alloc(struct pms_heap *h, struct pms_extent *e)
 {
     const struct pms_table *t = pms_heap_table_of(h, e->page);
     uint32_t slot = pms_slab_take(&h->index, e);
-    uint64_t at = pms_table_bitmap(t, e->page, slot / 64), word = pms_table_load(h->map, at), bit = 1ull << (slot % 64);
+    uint64_t at = pms_table_bitmap(t, e->page, slot / 64), word = pms_table_load(h->map, at),
+             bit = 1ull << (slot % 64);
     PMS_ASSERT(!(word & bit)); /* not busy in the index, so free on the medium */
     word |= bit;
     pms_undo_store(h->undo, at, &word, sizeof word);
     return slot_taken(h, e, slot);
 }
 
-/* The first slab with a free slot among the class of bytes and those whose slots are at most BORROW_MAX times as large. */
-static struct pms_extent *borrowed_slab(const struct pms_heap *h, uint64_t bytes, enum pms_owner owner)
+/* The first slab with a free slot among the class of bytes and those whose slots are at most
+ * BORROW_MAX times as large. */
+static struct pms_extent *borrowed_slab(const struct pms_heap *h, uint64_t bytes,
+                                        enum pms_owner owner)
 {
     unsigned cls = pms_class_of(bytes);
     uint32_t most = pms_class_bytes(cls) * BORROW_MAX;
@@ -257,7 +278,8 @@ static struct pms_extent *borrowed_slab(const struct pms_heap *h, uint64_t bytes
     return NULL;
 }
 
-static int small_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error)
+static int small_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off,
+                       struct pms_error *error)
 {
     unsigned cls = pms_class_of(bytes);
     struct pms_extent *e = pms_slab_fullest(&h->index, owner, cls);
@@ -270,8 +292,8 @@ static int small_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner,
 }
 
 /* Space is short: a slab after all, or a free slot of a larger class, or else pages of its own. */
-static int small_alloc_short(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off,
-                             struct pms_error *error)
+static int small_alloc_short(struct pms_heap *h, uint64_t bytes, enum pms_owner owner,
+                             uint64_t *off, struct pms_error *error)
 {
     int status = small_alloc(h, bytes, owner, off, error);
     if (status != PMS_E_FULL)
@@ -283,22 +305,26 @@ static int small_alloc_short(struct pms_heap *h, uint64_t bytes, enum pms_owner 
     return PMS_OK;
 }
 
-int pms_heap_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error)
+int pms_heap_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off,
+                   struct pms_error *error)
 {
     if (bytes == 0)
         return pms_fail(error, PMS_E_INVALID, "a block of no bytes");
     give_back_surplus(h);
     bool small = bytes <= PMS_SMALL_MAX;
-    int status = small ? small_alloc(h, bytes, owner, off, error) : large_alloc(h, bytes, owner, off, error);
+    int status = small ? small_alloc(h, bytes, owner, off, error)
+                       : large_alloc(h, bytes, owner, off, error);
     if (status != PMS_E_FULL)
         return status;
     give_back_all(h);
-    return small ? small_alloc_short(h, bytes, owner, off, error) : large_alloc(h, bytes, owner, off, error);
+    return small ? small_alloc_short(h, bytes, owner, off, error)
+                 : large_alloc(h, bytes, owner, off, error);
 }
 
 /* ---- freeing ---- */
 
-static void slot_gone(struct pms_heap *h, struct pms_extent *e, uint32_t slot) /* may be taken again */
+/* may be taken again */
+static void slot_gone(struct pms_heap *h, struct pms_extent *e, uint32_t slot)
 {
     pms_slab_give(&h->index, e, slot);
     h->slot_room += pms_class_bytes(e->cls);
@@ -306,7 +332,8 @@ static void slot_gone(struct pms_heap *h, struct pms_extent *e, uint32_t slot) /
 
 static void slot_free(struct pms_heap *h, struct pms_extent *e, uint32_t slot, bool pinned)
 {
-    uint64_t at = pms_table_bitmap(pms_heap_table_of(h, e->page), e->page, slot / 64), bit = 1ull << (slot % 64);
+    uint64_t at = pms_table_bitmap(pms_heap_table_of(h, e->page), e->page, slot / 64),
+             bit = 1ull << (slot % 64);
     uint64_t word = pms_table_load(h->map, at) & ~bit;
     pms_undo_store(h->undo, at, &word, sizeof word);
     h->live_blocks--;
@@ -353,7 +380,8 @@ int pms_heap_free(struct pms_heap *h, uint64_t off, struct pms_error *error)
         pms_undo_part_block(h->undo, off);
         large_free(h, e, pinned);
     } else {
-        PMS_ASSERT(pms_bit(pms_slab_busy(e), pms_heap_slot_at(e, off))); /* live on the medium, so busy in the index */
+        /* live on the medium, so busy in the index */
+        PMS_ASSERT(pms_bit(pms_slab_busy(e), pms_heap_slot_at(e, off)));
         slot_free(h, e, pms_heap_slot_at(e, off), pinned);
     }
     give_back_surplus(h);
@@ -435,7 +463,8 @@ void pms_heap_unpin(struct pms_heap *h, uint64_t off)
         extent_gone(h, e);
 }
 
-void pms_heap_each_pin(struct pms_heap *h, void (*fn)(void *ctx, uint64_t off, uint64_t bytes), void *ctx)
+void pms_heap_each_pin(struct pms_heap *h, void (*fn)(void *ctx, uint64_t off, uint64_t bytes),
+                       void *ctx)
 {
     for (uint64_t i = 0; i < h->index.pin_room; i++)
         if (h->index.pin[i].off)

@@ -17,7 +17,8 @@ int pms_starts_open(struct pms_starts *s, uint64_t pages)
     } while (n > 1 && s->levels < PMS_STARTS_LEVELS);
     PMS_ASSERT(n <= 1);
     s->memory_bytes = (size_t)sum * sizeof(uint64_t);
-    s->memory = mmap(NULL, s->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    s->memory = mmap(NULL, s->memory_bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (s->memory == MAP_FAILED) {
         s->memory = NULL;
         return -1;
@@ -35,7 +36,10 @@ void pms_starts_close(struct pms_starts *s)
     *s = (struct pms_starts){0};
 }
 
-static uint64_t load(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_acquire); }
+static uint64_t load(const _Atomic uint64_t *word)
+{
+    return atomic_load_explicit(word, memory_order_acquire);
+}
 
 void pms_starts_set(struct pms_starts *s, uint64_t page)
 {
@@ -205,8 +209,12 @@ void pms_index_reset(struct pms_index *ix)
     uint64_t room = ix->hash_room;
     struct pms_pin *pin = ix->pin;
     uint64_t pin_room = ix->pin_room, pin_used = ix->pin_used;
-    *ix = (struct pms_index){.chunks = chunks, .hash = hash, .hash_room = room,
-                             .pin = pin, .pin_room = pin_room, .pin_used = pin_used};
+    *ix = (struct pms_index){.chunks = chunks,
+                             .hash = hash,
+                             .hash_room = room,
+                             .pin = pin,
+                             .pin_room = pin_room,
+                             .pin_used = pin_used};
     if (hash)
         memset(hash, 0, room * sizeof(struct pms_extent *));
 }
@@ -225,7 +233,10 @@ void pms_index_close(struct pms_index *ix)
 
 /* ---- extents by first page: open addressing, at most half full, no tombstones ---- */
 
-static uint64_t slot_of(uint64_t key, uint64_t room) { return key * 0x9e3779b97f4a7c15ull >> 20 & (room - 1); }
+static uint64_t slot_of(uint64_t key, uint64_t room)
+{
+    return key * 0x9e3779b97f4a7c15ull >> 20 & (room - 1);
+}
 
 static void hash_put(struct pms_extent **hash, uint64_t room, struct pms_extent *e)
 {
@@ -334,7 +345,8 @@ static void bin_remove(struct pms_index *ix, struct pms_extent *e)
     ix->free_pages -= e->pages;
 }
 
-static unsigned bin_next(const struct pms_index *ix, unsigned from) /* first bin >= from that is not empty, or PMS_BINS */
+/* first bin >= from that is not empty, or PMS_BINS */
+static unsigned bin_next(const struct pms_index *ix, unsigned from)
 {
     for (unsigned w = from / 64; w < sizeof ix->bin_map / sizeof *ix->bin_map; w++) {
         uint64_t map = ix->bin_map[w] & (w == from / 64 ? ~0ull << (from % 64) : ~0ull);
@@ -359,10 +371,11 @@ static bool fit(const struct pms_extent *e, uint64_t pages, uint64_t align, uint
 
 #define SCAN_LIMIT 64u /* ranges looked at in one bin */
 
-static struct pms_extent *best_within(const struct pms_index *ix, uint64_t pages, uint64_t align, uint64_t *page,
-                                      unsigned limit)
+static struct pms_extent *best_within(const struct pms_index *ix, uint64_t pages, uint64_t align,
+                                      uint64_t *page, unsigned limit)
 {
-    for (unsigned b = bin_next(ix, bin_of(pages)); b < PMS_BINS; b = b + 1 < PMS_BINS ? bin_next(ix, b + 1) : PMS_BINS) {
+    for (unsigned b = bin_next(ix, bin_of(pages)); b < PMS_BINS;
+         b = b + 1 < PMS_BINS ? bin_next(ix, b + 1) : PMS_BINS) {
         struct pms_extent *best = NULL;
         unsigned seen = 0;
         for (struct pms_extent *e = ix->bin[b]; e && seen < limit; e = e->list_next, seen++) {
@@ -380,7 +393,8 @@ static struct pms_extent *best_within(const struct pms_index *ix, uint64_t pages
     return NULL;
 }
 
-struct pms_extent *pms_index_best(const struct pms_index *ix, uint64_t pages, uint64_t align, uint64_t *page)
+struct pms_extent *pms_index_best(const struct pms_index *ix, uint64_t pages, uint64_t align,
+                                  uint64_t *page)
 {
     if (pages > ix->free_pages)
         return NULL;
@@ -404,11 +418,13 @@ uint64_t pms_index_largest(const struct pms_index *ix)
 
 /* ---- extents come and go ---- */
 
-struct pms_extent *pms_index_append(struct pms_index *ix, uint64_t page, uint64_t pages, enum pms_extent_state state)
+struct pms_extent *pms_index_append(struct pms_index *ix, uint64_t page, uint64_t pages,
+                                    enum pms_extent_state state)
 {
     struct pms_extent *last = ix->last;
     PMS_ASSERT(!last || last->page + last->pages <= page);
-    if (state == PMS_EXTENT_FREE && last && last->state == PMS_EXTENT_FREE && last->page + last->pages == page) {
+    if (state == PMS_EXTENT_FREE && last && last->state == PMS_EXTENT_FREE &&
+        last->page + last->pages == page) {
         bin_remove(ix, last);
         last->pages += pages;
         bin_add(ix, last);
@@ -424,7 +440,8 @@ struct pms_extent *pms_index_append(struct pms_index *ix, uint64_t page, uint64_
     return e;
 }
 
-struct pms_extent *pms_index_carve(struct pms_index *ix, struct pms_extent *range, uint64_t page, uint64_t pages)
+struct pms_extent *pms_index_carve(struct pms_index *ix, struct pms_extent *range, uint64_t page,
+                                   uint64_t pages)
 {
     uint64_t end = range->page + range->pages;
     PMS_ASSERT(pages && page >= range->page && page + pages <= end);
@@ -436,8 +453,12 @@ struct pms_extent *pms_index_carve(struct pms_index *ix, struct pms_extent *rang
         e = extent_new(ix, page, pages);
         extent_link_after(ix, e, range);
     }
-    *e = (struct pms_extent){.page = page, .pages = pages, .prev = e->prev, .next = e->next,
-                             .state = PMS_EXTENT_DEAD, .bucket = -1};
+    *e = (struct pms_extent){.page = page,
+                             .pages = pages,
+                             .prev = e->prev,
+                             .next = e->next,
+                             .state = PMS_EXTENT_DEAD,
+                             .bucket = -1};
     if (page + pages < end) {
         struct pms_extent *rest = extent_new(ix, page + pages, end - page - pages);
         extent_link_after(ix, rest, e);
@@ -595,7 +616,8 @@ struct pms_pin *pms_pin_find(const struct pms_index *ix, uint64_t off)
 {
     if (!ix->pin_used)
         return NULL;
-    for (uint64_t i = slot_of(off / PMS_LINE, ix->pin_room); ix->pin[i].off; i = (i + 1) & (ix->pin_room - 1))
+    for (uint64_t i = slot_of(off / PMS_LINE, ix->pin_room); ix->pin[i].off;
+         i = (i + 1) & (ix->pin_room - 1))
         if (ix->pin[i].off == off)
             return &ix->pin[i];
     return NULL;

@@ -1,8 +1,8 @@
-/* The heap's volatile index: which page ranges are free, which slabs have free slots, which blocks are pinned. Nothing here
- * stores to the medium; heap.c keeps the two in step.
+/* The heap's volatile index: which page ranges are free, which slabs have free slots, which
+ * blocks are pinned. Nothing here stores to the medium; heap.c keeps the two in step.
  *
- * An extent of the index is a range of data pages: FREE ranges are merged and hang in a bin by size; the others are found
- * by their first page. All of them form one list in order of address. */
+ * An extent of the index is a range of data pages: FREE ranges are merged and hang in a bin by
+ * size; the others are found by their first page. All of them form one list in order of address. */
 #ifndef PMS_HEAP_INDEX_H
 #define PMS_HEAP_INDEX_H
 
@@ -14,11 +14,13 @@
 
 #define PMS_NO_PAGE UINT64_MAX
 
-/* ---- where descriptors start: a bitmap of pages with summaries. One writer; readers need no lock: what lies between the
- * start of a live extent and its end is never written, so a search from there finds its start whatever goes on elsewhere. */
+/* ---- where descriptors start: a bitmap of pages with summaries. One writer; readers need no
+ * lock: what lies between the start of a live extent and its end is never written, so a search
+ * from there finds its start whatever goes on elsewhere. */
 #define PMS_STARTS_LEVELS 7u
 struct pms_starts {
-    _Atomic uint64_t *level[PMS_STARTS_LEVELS]; /* a bit of level n+1: a word of level n that is not zero */
+    /* a bit of level n+1: a word of level n that is not zero */
+    _Atomic uint64_t *level[PMS_STARTS_LEVELS];
     unsigned levels;
     uint64_t pages;
     void *memory;
@@ -30,15 +32,17 @@ void pms_starts_close(struct pms_starts *s);
 void pms_starts_set(struct pms_starts *s, uint64_t page);
 void pms_starts_clear(struct pms_starts *s, uint64_t from, uint64_t to); /* all in [from, to) */
 bool pms_starts_has(const struct pms_starts *s, uint64_t page);
-uint64_t pms_starts_before(const struct pms_starts *s, uint64_t page); /* last at or before page. Async-signal-safe */
-uint64_t pms_starts_after(const struct pms_starts *s, uint64_t page);  /* first at or after page */
+/* last at or before page. Async-signal-safe */
+uint64_t pms_starts_before(const struct pms_starts *s, uint64_t page);
+uint64_t pms_starts_after(const struct pms_starts *s, uint64_t page); /* first at or after page */
 
 /* ---- extents ---- */
 enum pms_extent_state {
     PMS_EXTENT_FREE = 1,  /* in a bin */
     PMS_EXTENT_LARGE = 2, /* one live block */
     PMS_EXTENT_SLAB = 3,
-    PMS_EXTENT_DEAD = 4,  /* free on the medium, kept out of the bins by a pin or until the commit */
+    /* free on the medium, kept out of the bins by a pin or until the commit */
+    PMS_EXTENT_DEAD = 4,
 };
 
 struct pms_extent {
@@ -46,21 +50,22 @@ struct pms_extent {
     struct pms_extent *prev, *next;           /* by address */
     struct pms_extent *list_prev, *list_next; /* bin of FREE, bucket of SLAB */
     struct pms_extent *deferred_prev, *deferred_next;
-    uint64_t round;      /* in which it was born */
-    uint64_t *bits;      /* SLAB: busy, born, dead: slots not to be had, born in bits_round, freed in bits_round */
+    uint64_t round; /* in which it was born */
+    /* SLAB: busy, born, dead: slots not to be had, born in bits_round, freed in bits_round */
+    uint64_t *bits;
     uint64_t bits_round;
-    uint32_t used;       /* SLAB: busy slots */
-    uint32_t pins;       /* pinned blocks in it */
-    uint8_t state;       /* enum pms_extent_state */
-    uint8_t owner;       /* enum pms_owner */
+    uint32_t used; /* SLAB: busy slots */
+    uint32_t pins; /* pinned blocks in it */
+    uint8_t state; /* enum pms_extent_state */
+    uint8_t owner; /* enum pms_owner */
     uint8_t cls;
-    uint8_t hint;        /* SLAB: no free slot in the words before it */
-    int8_t bucket;       /* SLAB: which list it is in, -1 = none */
-    bool deferred;       /* waits for the commit, with all of itself or with slots */
+    uint8_t hint;  /* SLAB: no free slot in the words before it */
+    int8_t bucket; /* SLAB: which list it is in, -1 = none */
+    bool deferred; /* waits for the commit, with all of itself or with slots */
 };
 
 #define PMS_BINS (16u + 33u * 16u)
-#define PMS_BUCKETS 5u    /* of slabs, by how full they are; 0 = empty */
+#define PMS_BUCKETS 5u /* of slabs, by how full they are; 0 = empty */
 #define PMS_CLASSES 128u
 
 struct pms_slab_lists { /* of one class and owner */
@@ -69,7 +74,7 @@ struct pms_slab_lists { /* of one class and owner */
 };
 
 struct pms_pin {
-    uint64_t off, bytes; /* of the block; off 0 = no pin */
+    uint64_t off, bytes;  /* of the block; off 0 = no pin */
     uint64_t page, pages; /* of its extent when it was pinned */
     uint32_t count;
 };
@@ -88,21 +93,24 @@ struct pms_index {
     struct pms_slab_lists slabs[2][PMS_CLASSES];
     uint64_t surplus[2][PMS_CLASSES / 64]; /* classes with more than one empty slab */
     struct pms_extent *deferred;
-    struct pms_pin *pin;      /* hash by off */
+    struct pms_pin *pin; /* hash by off */
     uint64_t pin_room, pin_used;
 };
 
 void pms_index_close(struct pms_index *ix);
 void pms_index_reset(struct pms_index *ix); /* forgets all but the pins; keeps its memory */
 
-/* Memory for what one allocation, or one append, may add: afterwards nothing in it fails. 0 or -1. */
+/* Memory for what one allocation, or one append, may add: afterwards nothing in it fails. 0 or
+ * -1. */
 int pms_index_reserve(struct pms_index *ix);
 
 /* Adds a range after all others. FREE is merged with what is before it. REQUIRES: reserved. */
-struct pms_extent *pms_index_append(struct pms_index *ix, uint64_t page, uint64_t pages, enum pms_extent_state state);
+struct pms_extent *pms_index_append(struct pms_index *ix, uint64_t page, uint64_t pages,
+                                    enum pms_extent_state state);
 
 /* Cuts [page, page+pages) out of a FREE range; state becomes DEAD. REQUIRES: reserved. */
-struct pms_extent *pms_index_carve(struct pms_index *ix, struct pms_extent *range, uint64_t page, uint64_t pages);
+struct pms_extent *pms_index_carve(struct pms_index *ix, struct pms_extent *range, uint64_t page,
+                                   uint64_t pages);
 
 /* Back to the free ranges, merged with its neighbours. Takes no memory. */
 void pms_index_release(struct pms_index *ix, struct pms_extent *e);
@@ -110,8 +118,10 @@ void pms_index_release(struct pms_index *ix, struct pms_extent *e);
 /* The extent that starts at page and is not FREE, or NULL. */
 struct pms_extent *pms_index_at(const struct pms_index *ix, uint64_t page);
 
-/* The smallest free range that holds pages at a multiple of align (power of two, pages), and where in it. NULL: none. */
-struct pms_extent *pms_index_best(const struct pms_index *ix, uint64_t pages, uint64_t align, uint64_t *page);
+/* The smallest free range that holds pages at a multiple of align (power of two, pages), and
+ * where in it. NULL: none. */
+struct pms_extent *pms_index_best(const struct pms_index *ix, uint64_t pages, uint64_t align,
+                                  uint64_t *page);
 uint64_t pms_index_largest(const struct pms_index *ix); /* pages */
 
 void pms_index_defer(struct pms_index *ix, struct pms_extent *e);
@@ -120,22 +130,38 @@ void pms_index_undefer(struct pms_index *ix, struct pms_extent *e);
 /* ---- slabs ---- */
 static inline uint32_t pms_slab_words(unsigned cls) { return (pms_class_slots(cls) + 63) / 64; }
 static inline uint64_t *pms_slab_busy(const struct pms_extent *e) { return e->bits; }
-static inline uint64_t *pms_slab_born(const struct pms_extent *e) { return e->bits + pms_slab_words(e->cls); }
-static inline uint64_t *pms_slab_dead(const struct pms_extent *e) { return e->bits + 2 * pms_slab_words(e->cls); }
-static inline bool pms_bit(const uint64_t *bits, uint32_t i) { return bits[i / 64] >> (i % 64) & 1; }
+static inline uint64_t *pms_slab_born(const struct pms_extent *e)
+{
+    return e->bits + pms_slab_words(e->cls);
+}
+static inline uint64_t *pms_slab_dead(const struct pms_extent *e)
+{
+    return e->bits + 2 * pms_slab_words(e->cls);
+}
+static inline bool pms_bit(const uint64_t *bits, uint32_t i)
+{
+    return bits[i / 64] >> (i % 64) & 1;
+}
 static inline void pms_bit_set(uint64_t *bits, uint32_t i) { bits[i / 64] |= 1ull << (i % 64); }
-static inline void pms_bit_clear(uint64_t *bits, uint32_t i) { bits[i / 64] &= ~(1ull << (i % 64)); }
+static inline void pms_bit_clear(uint64_t *bits, uint32_t i)
+{
+    bits[i / 64] &= ~(1ull << (i % 64));
+}
 
-uint64_t *pms_slab_bits_new(unsigned cls); /* no slot busy, but those past the end; NULL: no memory */
-void pms_slab_list(struct pms_index *ix, struct pms_extent *e); /* into the bucket it belongs to now */
+/* no slot busy, but those past the end; NULL: no memory */
+uint64_t *pms_slab_bits_new(unsigned cls);
+/* into the bucket it belongs to now */
+void pms_slab_list(struct pms_index *ix, struct pms_extent *e);
 void pms_slab_unlist(struct pms_index *ix, struct pms_extent *e);
-struct pms_extent *pms_slab_fullest(const struct pms_index *ix, unsigned owner, unsigned cls); /* with a free slot, or NULL */
-uint32_t pms_slab_take(struct pms_index *ix, struct pms_extent *e); /* its first free slot becomes busy */
+/* with a free slot, or NULL */
+struct pms_extent *pms_slab_fullest(const struct pms_index *ix, unsigned owner, unsigned cls);
+/* its first free slot becomes busy */
+uint32_t pms_slab_take(struct pms_index *ix, struct pms_extent *e);
 void pms_slab_give(struct pms_index *ix, struct pms_extent *e, uint32_t slot);
 
 /* ---- pins ---- */
 struct pms_pin *pms_pin_find(const struct pms_index *ix, uint64_t off); /* or NULL */
-int pms_pin_add(struct pms_index *ix, const struct pms_pin *pin); /* 0 or -1: no memory */
+int pms_pin_add(struct pms_index *ix, const struct pms_pin *pin);       /* 0 or -1: no memory */
 void pms_pin_drop(struct pms_index *ix, struct pms_pin *pin);
 
 #endif

@@ -9,9 +9,11 @@
 static bool segment_sound(const struct pms_heap *h, const struct pms_segment *s, uint64_t after)
 {
     uint64_t bytes = h->map->bytes;
-    if (s->table_off % PMS_PAGE || s->data_off % PMS_PAGE || s->data_off > bytes || s->table_off > bytes)
+    if (s->table_off % PMS_PAGE || s->data_off % PMS_PAGE || s->data_off > bytes ||
+        s->table_off > bytes)
         return false;
-    if (s->data_pages < 1 || s->data_pages > PMS_EXTENT_PAGES_MAX || s->data_pages > (bytes - s->data_off) / PMS_PAGE)
+    if (s->data_pages < 1 || s->data_pages > PMS_EXTENT_PAGES_MAX ||
+        s->data_pages > (bytes - s->data_off) / PMS_PAGE)
         return false;
     if (s->table_off < PMS_OFF_SEGMENTS || s->table_off < after || s->data_off < s->table_off)
         return false;
@@ -32,7 +34,8 @@ static int add_table(struct pms_heap *h, struct pms_error *error)
 
 /* ---- building the index ---- */
 
-static struct pms_extent *index_slab(struct pms_heap *h, const struct pms_table *t, const struct pms_descriptor *x)
+static struct pms_extent *index_slab(struct pms_heap *h, const struct pms_table *t,
+                                     const struct pms_descriptor *x)
 {
     uint64_t *bits = pms_slab_bits_new(x->cls);
     if (!bits)
@@ -52,7 +55,8 @@ static struct pms_extent *index_slab(struct pms_heap *h, const struct pms_table 
     return e;
 }
 
-static int index_extent(void *ctx, const struct pms_table *t, const struct pms_descriptor *x, struct pms_error *error)
+static int index_extent(void *ctx, const struct pms_table *t, const struct pms_descriptor *x,
+                        struct pms_error *error)
 {
     struct pms_heap *h = ctx;
     if (pms_index_reserve(&h->index))
@@ -87,12 +91,13 @@ static int index_table(struct pms_heap *h, const struct pms_table *t, struct pms
 
 static int pin_order(const void *a, const void *b)
 {
-    const struct pms_pin *p = *(const struct pms_pin *const *)a, *q = *(const struct pms_pin *const *)b;
+    const struct pms_pin *p = *(const struct pms_pin *const *)a,
+                         *q = *(const struct pms_pin *const *)b;
     return p->page < q->page ? -1 : p->page > q->page;
 }
 
-/* A pin found again: in a live extent, or in pages that the roll back made free, which stay out of the bins (I6).
- * range: the first extent that ends behind the pin's first page. */
+/* A pin found again: in a live extent, or in pages that the roll back made free, which stay out
+ * of the bins (I6). range: the first extent that ends behind the pin's first page. */
 static bool restore_pin(struct pms_heap *h, const struct pms_pin *pin, struct pms_extent *range)
 {
     struct pms_extent *e = range;
@@ -135,7 +140,8 @@ static int restore_pins(struct pms_heap *h, struct pms_error *error)
         if (pms_index_reserve(ix))
             status = pms_fail(error, PMS_E_OS, "no memory for the heap's index");
         else if (!e || !restore_pin(h, pins[i], e))
-            status = pms_fail(error, PMS_E_CORRUPT, "page table: the extent of a block in use has changed");
+            status = pms_fail(error, PMS_E_CORRUPT,
+                              "page table: the extent of a block in use has changed");
         else
             e = pms_index_at(ix, pins[i]->page);
     }
@@ -177,12 +183,15 @@ static int fill(struct pms_heap *h, struct pms_error *error)
             return status;
     }
     int status = pms_heap_rebuild(h, error);
-    if (status == PMS_OK && h->log_need > pms_undo_capacity(h->undo)) /* no store of ours: an allocation checks it (I5) */
-        status = pms_fail(error, PMS_E_CORRUPT, "page table: more is allocated than the log has room for");
+    /* no store of ours: an allocation checks it (I5) */
+    if (status == PMS_OK && h->log_need > pms_undo_capacity(h->undo))
+        status = pms_fail(error, PMS_E_CORRUPT,
+                          "page table: more is allocated than the log has room for");
     return status;
 }
 
-int pms_heap_open(struct pms_heap **heap, struct pms_undo *undo, const struct pms_superblock *super, struct pms_error *error)
+int pms_heap_open(struct pms_heap **heap, struct pms_undo *undo, const struct pms_superblock *super,
+                  struct pms_error *error)
 {
     PMS_ASSERT(pms_class_count() <= PMS_CLASSES);
     struct pms_heap *h = calloc(1, sizeof *h);

@@ -26,10 +26,15 @@ bool pms_heap_find(const struct pms_heap *h, uint64_t off, struct pms_block *blo
     uint64_t page = off / PMS_PAGE;
     const struct pms_table *t = pms_heap_table_of(h, page);
     uint64_t start = t ? pms_starts_before(&h->starts, page) : PMS_NO_PAGE;
-    if (start == PMS_NO_PAGE || start < t->first || pms_table_decode(h->map, t, start, &x) || page - start >= x.pages)
+    if (start == PMS_NO_PAGE || start < t->first || pms_table_decode(h->map, t, start, &x) ||
+        page - start >= x.pages)
         return false;
-    *block = (struct pms_block){.off = start * PMS_PAGE, .bytes = x.pages * PMS_PAGE, .extent_off = start * PMS_PAGE,
-                                .extent_bytes = x.pages * PMS_PAGE, .kind = x.kind, .live = pms_kind_is_large(x.kind)};
+    *block = (struct pms_block){.off = start * PMS_PAGE,
+                                .bytes = x.pages * PMS_PAGE,
+                                .extent_off = start * PMS_PAGE,
+                                .extent_bytes = x.pages * PMS_PAGE,
+                                .kind = x.kind,
+                                .live = pms_kind_is_large(x.kind)};
     if (!pms_kind_is_slab(x.kind))
         return block->live;
     uint32_t slot = (uint32_t)(off - block->off) / pms_class_bytes(x.cls);
@@ -43,14 +48,20 @@ bool pms_heap_find(const struct pms_heap *h, uint64_t off, struct pms_block *blo
 
 bool pms_heap_next_used(const struct pms_heap *h, uint64_t page, struct pms_block *extent)
 {
-    static const enum pms_kind kinds[2][2] = {{PMS_KIND_LARGE, PMS_KIND_SLAB}, {PMS_KIND_META_LARGE, PMS_KIND_META_SLAB}};
-    for (uint64_t start = page; (start = pms_starts_after(&h->starts, start)) != PMS_NO_PAGE; start++) {
+    static const enum pms_kind kinds[2][2] = {{PMS_KIND_LARGE, PMS_KIND_SLAB},
+                                              {PMS_KIND_META_LARGE, PMS_KIND_META_SLAB}};
+    for (uint64_t start = page; (start = pms_starts_after(&h->starts, start)) != PMS_NO_PAGE;
+         start++) {
         const struct pms_extent *e = pms_index_at(&h->index, start);
         if (!e || (e->state != PMS_EXTENT_LARGE && e->state != PMS_EXTENT_SLAB))
             continue;
-        *extent = (struct pms_block){.off = e->page * PMS_PAGE, .bytes = e->pages * PMS_PAGE, .live = true,
-                                     .extent_off = e->page * PMS_PAGE, .extent_bytes = e->pages * PMS_PAGE,
-                                     .kind = kinds[e->owner == PMS_OWNER_ENGINE][e->state == PMS_EXTENT_SLAB]};
+        *extent = (struct pms_block){
+            .off = e->page * PMS_PAGE,
+            .bytes = e->pages * PMS_PAGE,
+            .live = true,
+            .extent_off = e->page * PMS_PAGE,
+            .extent_bytes = e->pages * PMS_PAGE,
+            .kind = kinds[e->owner == PMS_OWNER_ENGINE][e->state == PMS_EXTENT_SLAB]};
         return true;
     }
     return false;
@@ -62,15 +73,18 @@ bool pms_heap_is_fresh(const struct pms_heap *h, uint64_t off)
     if (!e || e->state != PMS_EXTENT_SLAB)
         return e && pms_heap_born_now(h, e);
     uint32_t slot = pms_heap_slot_at(e, off);
-    return e->bits_round == h->round && slot < pms_class_slots(e->cls) && pms_bit(pms_slab_born(e), slot);
+    return e->bits_round == h->round && slot < pms_class_slots(e->cls) &&
+           pms_bit(pms_slab_born(e), slot);
 }
 
 void pms_heap_stats(const struct pms_heap *h, struct pms_heap_stats *st)
 {
-    *st = (struct pms_heap_stats){.data_bytes = h->data_pages * PMS_PAGE, .used_bytes = h->live_bytes,
+    *st = (struct pms_heap_stats){.data_bytes = h->data_pages * PMS_PAGE,
+                                  .used_bytes = h->live_bytes,
                                   .free_bytes = h->index.free_pages * PMS_PAGE + h->slot_room,
                                   .largest_free = pms_index_largest(&h->index) * PMS_PAGE,
-                                  .blocks = h->live_blocks, .log_need = h->log_need};
+                                  .blocks = h->live_blocks,
+                                  .log_need = h->log_need};
     for (uint64_t i = 0; i < h->index.pin_room; i++) {
         const struct pms_pin *pin = &h->index.pin[i];
         if (pin->off && !pms_heap_live_block(h, pin->off))
@@ -84,17 +98,23 @@ struct walk {
     void *ctx;
 };
 
-static int walk_extent(void *ctx, const struct pms_table *t, const struct pms_descriptor *x, struct pms_error *error)
+static int walk_extent(void *ctx, const struct pms_table *t, const struct pms_descriptor *x,
+                       struct pms_error *error)
 {
     (void)error;
     const struct walk *w = ctx;
-    struct pms_block b = {.off = x->page * PMS_PAGE, .bytes = x->pages * PMS_PAGE, .extent_off = x->page * PMS_PAGE,
-                          .extent_bytes = x->pages * PMS_PAGE, .kind = x->kind, .live = true};
+    struct pms_block b = {.off = x->page * PMS_PAGE,
+                          .bytes = x->pages * PMS_PAGE,
+                          .extent_off = x->page * PMS_PAGE,
+                          .extent_bytes = x->pages * PMS_PAGE,
+                          .kind = x->kind,
+                          .live = true};
     if (!pms_kind_is_slab(x->kind))
         return pms_kind_is_large(x->kind) ? w->fn(w->ctx, &b) : 0;
     b.bytes = pms_class_bytes(x->cls);
     for (uint32_t i = 0; i < pms_slab_words(x->cls); i++)
-        for (uint64_t live = pms_table_load(w->heap->map, pms_table_bitmap(t, x->page, i)); live; live &= live - 1) {
+        for (uint64_t live = pms_table_load(w->heap->map, pms_table_bitmap(t, x->page, i)); live;
+             live &= live - 1) {
             b.off = b.extent_off + (i * 64 + (uint64_t)__builtin_ctzll(live)) * b.bytes;
             int stop = w->fn(w->ctx, &b);
             if (stop)
@@ -103,8 +123,8 @@ static int walk_extent(void *ctx, const struct pms_table *t, const struct pms_de
     return 0;
 }
 
-int pms_heap_walk(const struct pms_heap *h, int (*fn)(void *ctx, const struct pms_block *block), void *ctx,
-                  struct pms_error *error)
+int pms_heap_walk(const struct pms_heap *h, int (*fn)(void *ctx, const struct pms_block *block),
+                  void *ctx, struct pms_error *error)
 {
     struct walk w = {h, fn, ctx};
     for (uint32_t i = 0; i < pms_heap_table_count(h); i++) {

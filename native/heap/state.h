@@ -1,4 +1,5 @@
-/* The heap itself, for heap.c (allocating and freeing), heap/open.c (building the index) and heap/query.c (asking). */
+/* The heap itself, for heap.c (allocating and freeing), heap/open.c (building the index) and
+ * heap/query.c (asking). */
 #ifndef PMS_HEAP_STATE_H
 #define PMS_HEAP_STATE_H
 
@@ -13,11 +14,12 @@ struct pms_heap {
     _Atomic uint32_t table_count;
     struct pms_starts starts; /* of descriptors, as the medium has them now */
     struct pms_index index;
-    uint64_t round;           /* +1 whenever a transaction ends: what was born before is not new any more */
+    /* +1 whenever a transaction ends: what was born before is not new any more */
+    uint64_t round;
     uint64_t data_pages;
     uint64_t live_bytes, live_blocks;
-    uint64_t slot_room;       /* bytes of free slots */
-    uint64_t log_need;        /* I5 */
+    uint64_t slot_room; /* bytes of free slots */
+    uint64_t log_need;  /* I5 */
 };
 
 static inline uint32_t pms_heap_table_count(const struct pms_heap *h)
@@ -25,7 +27,8 @@ static inline uint32_t pms_heap_table_count(const struct pms_heap *h)
     return atomic_load_explicit(&h->table_count, memory_order_acquire);
 }
 
-static inline const struct pms_table *pms_heap_table_of(const struct pms_heap *h, uint64_t page) /* or NULL */
+/* or NULL */
+static inline const struct pms_table *pms_heap_table_of(const struct pms_heap *h, uint64_t page)
 {
     for (uint32_t i = pms_heap_table_count(h); i-- > 0;)
         if (page >= h->table[i].first)
@@ -33,20 +36,25 @@ static inline const struct pms_table *pms_heap_table_of(const struct pms_heap *h
     return NULL;
 }
 
-/* I5: what capture of every byte of an extent puts into the log: whole pages, or 32-byte granules of one line each. */
+/* I5: what capture of every byte of an extent puts into the log: whole pages, or 32-byte
+ * granules of one line each. */
 static inline uint64_t pms_heap_log_cost(enum pms_owner owner, uint64_t pages)
 {
     return owner == PMS_OWNER_ENGINE ? pages * 2 * PMS_PAGE : pages * (PMS_PAGE + PMS_LINE);
 }
 
-static inline bool pms_heap_born_now(const struct pms_heap *h, const struct pms_extent *e) { return e->round == h->round; }
+static inline bool pms_heap_born_now(const struct pms_heap *h, const struct pms_extent *e)
+{
+    return e->round == h->round;
+}
 
 static inline uint32_t pms_heap_slot_at(const struct pms_extent *e, uint64_t off)
 {
     return (uint32_t)(off - e->page * PMS_PAGE) / pms_class_bytes(e->cls);
 }
 
-static inline bool pms_heap_slot_live(const struct pms_heap *h, const struct pms_extent *e, uint32_t slot)
+static inline bool pms_heap_slot_live(const struct pms_heap *h, const struct pms_extent *e,
+                                      uint32_t slot)
 {
     return pms_table_slot(h->map, pms_heap_table_of(h, e->page), e->page, slot);
 }

@@ -13,19 +13,25 @@
 #include "heap/heap.h"
 
 #define ANCHOR_SALT 0x726f68636e61ull
-#define LOG_SLACK_PAGES 8u          /* what may stay unused at an extent's end, and a little */
-#define HUGE_SEGMENT (32ull << 20)  /* from here on data starts at a PMS_HUGE boundary */
-#define GROWTH_SHARE 4u             /* a growth step is at least this part of the file */
-#define FILE_MAX (1ull << 46)       /* bytes: no sum of sizes below overflows */
+#define LOG_SLACK_PAGES 8u         /* what may stay unused at an extent's end, and a little */
+#define HUGE_SEGMENT (32ull << 20) /* from here on data starts at a PMS_HUGE boundary */
+#define GROWTH_SHARE 4u            /* a growth step is at least this part of the file */
+#define FILE_MAX (1ull << 46)      /* bytes: no sum of sizes below overflows */
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
-static uint64_t table_bytes(uint64_t data_pages) { return round_up(data_pages * sizeof(struct pms_pte), PMS_PAGE); }
+static uint64_t table_bytes(uint64_t data_pages)
+{
+    return round_up(data_pages * sizeof(struct pms_pte), PMS_PAGE);
+}
 
-/* I5: every data page captured whole (a page and a header line), the table granule by granule (a line for each), and slack. */
+/* I5: every data page captured whole (a page and a header line), the table granule by granule (a
+ * line for each), and slack. */
 static uint64_t log_bytes(uint64_t data_pages)
 {
-    return round_up(data_pages * (PMS_PAGE + PMS_LINE) + 2 * table_bytes(data_pages) + LOG_SLACK_PAGES * PMS_PAGE, PMS_PAGE);
+    return round_up(data_pages * (PMS_PAGE + PMS_LINE) + 2 * table_bytes(data_pages) +
+                        LOG_SLACK_PAGES * PMS_PAGE,
+                    PMS_PAGE);
 }
 
 static void place(struct pms_segment *s, uint64_t off, uint64_t data_pages)
@@ -43,7 +49,10 @@ static void place(struct pms_segment *s, uint64_t off, uint64_t data_pages)
     }
 }
 
-static uint64_t end_of(const struct pms_segment *s) { return s->data_off + s->data_pages * PMS_PAGE; }
+static uint64_t end_of(const struct pms_segment *s)
+{
+    return s->data_off + s->data_pages * PMS_PAGE;
+}
 
 /* The largest segment that starts at off and ends by `end`. */
 static void fit(struct pms_segment *s, uint64_t off, uint64_t end)
@@ -60,8 +69,8 @@ static void fit(struct pms_segment *s, uint64_t off, uint64_t end)
     place(s, off, lo);
 }
 
-int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes, enum pms_domain domain,
-                   struct pms_error *error)
+int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes,
+                   enum pms_domain domain, struct pms_error *error)
 {
     memset(super, 0, sizeof *super);
     if (file_bytes < (1ull << 20)) {
@@ -90,7 +99,8 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
     return PMS_OK;
 }
 
-int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes, struct pms_error *error)
+int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes,
+                          struct pms_error *error)
 {
     uint64_t most = super->max_bytes && super->max_bytes < FILE_MAX ? super->max_bytes : FILE_MAX;
     uint64_t asked = data_bytes < FILE_MAX ? data_bytes : FILE_MAX;
@@ -101,8 +111,9 @@ int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes, str
     if (end_of(&s) > most) { /* the rest up to the limit, if that is enough */
         fit(&s, super->file_bytes, most);
         if (s.data_pages * PMS_PAGE < data_bytes) {
-            int status = pms_fail(error, PMS_E_FULL, most == FILE_MAX ? "a store has at most 64 TiB"
-                                                                      : "the store may not grow beyond max_size");
+            int status = pms_fail(error, PMS_E_FULL,
+                                  most == FILE_MAX ? "a store has at most 64 TiB"
+                                                   : "the store may not grow beyond max_size");
             if (error) {
                 error->needed = data_bytes;
                 error->available = s.data_pages * PMS_PAGE;
@@ -111,7 +122,8 @@ int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes, str
         }
     }
     if (super->segment_count == PMS_MAX_SEGMENTS)
-        return pms_fail(error, PMS_E_FULL, "the store has grown %u times: export and import it into a larger one",
+        return pms_fail(error, PMS_E_FULL,
+                        "the store has grown %u times: export and import it into a larger one",
                         PMS_MAX_SEGMENTS);
     super->segment[super->segment_count++] = s;
     super->file_bytes = end_of(&s);
@@ -124,15 +136,17 @@ static uint64_t free_word(uint64_t page, uint64_t pages)
     return word | (uint64_t)pms_check16(page, word) << 48;
 }
 
-int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_superblock *super, uint32_t first,
-                              struct pms_error *error)
+int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                              uint32_t first, struct pms_error *error)
 {
     uint64_t from = first ? end_of(&super->segment[first - 1]) : 0;
     off_t before = lseek(fd, 0, SEEK_END);
     errno = pms_persist_allocate(p, fd, from, super->file_bytes - from);
     if (errno) {
         int status = pms_fail_errno(error, "allocating the store's space on the disk");
-        if (before >= 0) /* a file system may keep what it found before it was full: give the disk's last bytes back */
+        /* a file system may keep what it found before it was full: give the disk's last bytes
+         * back */
+        if (before >= 0)
             (void)pms_persist_truncate(p, fd, (uint64_t)before);
         if (error)
             error->needed = super->file_bytes - from;
@@ -140,7 +154,8 @@ int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_su
     }
     for (uint32_t i = first; i < super->segment_count; i++) {
         const struct pms_segment *s = &super->segment[i];
-        /* The rest of the table is never read before it is written; stale bytes past an old end are harmless too. */
+        /* The rest of the table is never read before it is written; stale bytes past an old end
+         * are harmless too. */
         struct pms_pte all_free = {free_word(s->data_off / PMS_PAGE, s->data_pages), 0};
         errno = pms_persist_pwrite(p, fd, &all_free, sizeof all_free, s->table_off);
         if (errno)
@@ -151,7 +166,8 @@ int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_su
 }
 
 /* Anchor, session record and superblock of a new file. */
-static int write_head(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error)
+static int write_head(int fd, struct pms_persist *p, struct pms_superblock *super,
+                      struct pms_error *error)
 {
     int status = PMS_OK;
     uint64_t anchor = pms_anchor_pack(0);
@@ -166,7 +182,8 @@ static int write_head(int fd, struct pms_persist *p, struct pms_superblock *supe
     return status;
 }
 
-int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error)
+int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super,
+                     struct pms_error *error)
 {
     int status = pms_super_format_segments(fd, p, super, 0, error);
     return status ? status : write_head(fd, p, super, error);
@@ -189,7 +206,8 @@ static bool segments_sane(const struct pms_superblock *s)
         if (g->data_pages == 0 || g->data_pages > (1ull << 34) || g->log_bytes > FILE_MAX)
             return false;
         if (g->table_off != end || g->log_off != end + table_bytes(g->data_pages) ||
-            g->log_bytes < log_bytes(g->data_pages) || g->log_bytes % PMS_PAGE || g->data_off != g->log_off + g->log_bytes)
+            g->log_bytes < log_bytes(g->data_pages) || g->log_bytes % PMS_PAGE ||
+            g->data_off != g->log_off + g->log_bytes)
             return false;
         end = end_of(g);
     }
@@ -201,13 +219,15 @@ int pms_super_check(const struct pms_superblock *s, struct pms_error *error)
     if (memcmp(s->magic, PMS_MAGIC, sizeof s->magic) != 0)
         return pms_fail(error, PMS_E_NOT_A_STORE, "not a pmstore file (no magic)");
     if (s->version != PMS_VERSION || s->features_incompat != 0) {
-        int status = pms_fail(error, PMS_E_VERSION, "made by another version of pmstore (format %u, features %llx)",
+        int status = pms_fail(error, PMS_E_VERSION,
+                              "made by another version of pmstore (format %u, features %llx)",
                               s->version, (unsigned long long)s->features_incompat);
         if (error)
             error->needed = s->version;
         return status;
     }
-    if (s->crc != super_crc(s) || s->page_bytes != PMS_PAGE || s->domain > PMS_DOMAIN_EMULATED || !segments_sane(s))
+    if (s->crc != super_crc(s) || s->page_bytes != PMS_PAGE || s->domain > PMS_DOMAIN_EMULATED ||
+        !segments_sane(s))
         return pms_fail(error, PMS_E_CORRUPT, "the superblock is damaged");
     return PMS_OK;
 }
@@ -228,7 +248,8 @@ static int read_copy(int fd, uint64_t copy, struct pms_superblock *s, struct pms
 
 int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error)
 {
-    int worst = PMS_E_NOT_A_STORE; /* of the copies; a damaged copy beside a good one is no reason to refuse */
+    /* of the copies; a damaged copy beside a good one is no reason to refuse */
+    int worst = PMS_E_NOT_A_STORE;
     bool found = false;
     for (uint64_t copy = 0; copy < 2; copy++) {
         struct pms_superblock s;
@@ -258,17 +279,20 @@ uint32_t pms_super_sound_copies(int fd)
     return sound;
 }
 
-int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error)
+int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super,
+                    struct pms_error *error)
 {
     super->generation++;
     super->crc = super_crc(super);
     errno = pms_persist_pwrite(p, fd, super, sizeof *super, PMS_OFF_SUPER(super->generation & 1));
     if (!errno)
-        errno = pms_persist_sync(p, fd); /* this copy, before anything relies on it or the other one is rewritten */
+        /* this copy, before anything relies on it or the other one is rewritten */
+        errno = pms_persist_sync(p, fd);
     return errno ? pms_fail_errno(error, "writing the superblock") : PMS_OK;
 }
 
-int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super, enum pms_domain domain, struct pms_error *error)
+int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super,
+                    enum pms_domain domain, struct pms_error *error)
 {
     int status = pms_super_check(super, error);
     if (status)
@@ -276,7 +300,8 @@ int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super,
     super->domain = (uint32_t)domain;
     if (getrandom(super->uuid, sizeof super->uuid, 0) != sizeof super->uuid)
         return pms_fail_errno(error, "reading randomness");
-    errno = pms_persist_sync(p, fd); /* page tables and data, before the superblock that refers to them */
+    /* page tables and data, before the superblock that refers to them */
+    errno = pms_persist_sync(p, fd);
     if (errno)
         return pms_fail_errno(error, "syncing the store");
     return write_head(fd, p, super, error);
@@ -297,37 +322,49 @@ int pms_session_read(int fd, struct pms_session *session, struct pms_error *erro
         ssize_t n = pread(fd, &s, sizeof s, (off_t)(PMS_OFF_SESSION(copy)));
         if (n < 0)
             return pms_fail_errno(error, "reading the session record");
-        bool sane = n == (ssize_t)sizeof s && s.crc == session_crc(&s) && (s.generation & 1) == copy &&
-                    (s.state == PMS_SESSION_CLEAN || s.state == PMS_SESSION_DIRTY) && s.domain >= PMS_DOMAIN_DAX &&
-                    s.domain <= PMS_DOMAIN_EMULATED;
+        bool sane = n == (ssize_t)sizeof s && s.crc == session_crc(&s) &&
+                    (s.generation & 1) == copy &&
+                    (s.state == PMS_SESSION_CLEAN || s.state == PMS_SESSION_DIRTY) &&
+                    s.domain >= PMS_DOMAIN_DAX && s.domain <= PMS_DOMAIN_EMULATED;
         if (sane && (!found || s.generation > session->generation)) {
             *session = s;
             found = true;
         }
     }
-    return found ? PMS_OK : pms_fail(error, PMS_E_CORRUPT, "both copies of the session record are damaged");
+    return found ? PMS_OK
+                 : pms_fail(error, PMS_E_CORRUPT, "both copies of the session record are damaged");
 }
 
-int pms_session_write_unsynced(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error)
+int pms_session_write_unsynced(int fd, struct pms_persist *p, struct pms_session *session,
+                               struct pms_error *error)
 {
     session->crc = session_crc(session);
-    errno = pms_persist_pwrite(p, fd, session, sizeof *session, PMS_OFF_SESSION(session->generation & 1));
+    errno = pms_persist_pwrite(p, fd, session, sizeof *session,
+                               PMS_OFF_SESSION(session->generation & 1));
     return errno ? pms_fail_errno(error, "writing the session record") : PMS_OK;
 }
 
-int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error)
+int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session,
+                      struct pms_error *error)
 {
     session->generation++;
     int status = pms_session_write_unsynced(fd, p, session, error);
     if (status != PMS_OK)
         return status;
-    errno = pms_persist_sync(p, fd); /* the record, before what it announces (first store) or after what it sums up */
+    /* the record, before what it announces (first store) or after what it sums up */
+    errno = pms_persist_sync(p, fd);
     return errno ? pms_fail_errno(error, "syncing the session record") : PMS_OK;
 }
 
-uint32_t pms_session_seed(const struct pms_session *session) { return pms_crc32c(0, &session->nonce, sizeof session->nonce); }
+uint32_t pms_session_seed(const struct pms_session *session)
+{
+    return pms_crc32c(0, &session->nonce, sizeof session->nonce);
+}
 
-static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
 
 void pms_boot_id(uint8_t id[16])
 {

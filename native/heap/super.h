@@ -1,5 +1,5 @@
-/* Superblock, segments and session record: what lies outside transactions. All of it goes through pwrite and fdatasync, which
- * are coherent with every kind of mapping. */
+/* Superblock, segments and session record: what lies outside transactions. All of it goes
+ * through pwrite and fdatasync, which are coherent with every kind of mapping. */
 #ifndef PMS_HEAP_SUPER_H
 #define PMS_HEAP_SUPER_H
 
@@ -9,20 +9,25 @@
 #include "seam/persist.h"
 #include "base/status.h"
 
-/* Fills super for a new file of about file_bytes. ERRORS: PMS_E_INVALID: smaller than PMS_MIN_SIZE; PMS_E_OS: no randomness. */
-int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes, enum pms_domain domain,
-                   struct pms_error *error);
+/* Fills super for a new file of about file_bytes. ERRORS: PMS_E_INVALID: smaller than
+ * PMS_MIN_SIZE; PMS_E_OS: no randomness. */
+int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes,
+                   enum pms_domain domain, struct pms_error *error);
 
-/* Adds a segment of at least data_bytes of room behind the file's end. ERRORS: PMS_E_FULL: max_bytes, or too many segments. */
-int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes, struct pms_error *error);
+/* Adds a segment of at least data_bytes of room behind the file's end. ERRORS: PMS_E_FULL:
+ * max_bytes, or too many segments. */
+int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes,
+                          struct pms_error *error);
 
-/* Allocates the space of segments from `first` on and writes their empty page tables. Nothing refers to them yet.
+/* Allocates the space of segments from `first` on and writes their empty page tables. Nothing
+ * refers to them yet.
  * ERRORS: PMS_E_FULL (the disk), PMS_E_OS; the file may be longer than before. */
-int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_superblock *super, uint32_t first,
-                              struct pms_error *error);
+int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                              uint32_t first, struct pms_error *error);
 
 /* Everything a new file needs, the superblock last. ERRORS: as above. */
-int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error);
+int pms_super_format(int fd, struct pms_persist *p, struct pms_superblock *super,
+                     struct pms_error *error);
 
 /* The valid copy with the higher generation, checked: segments in order, disjoint, inside the file.
  * ERRORS: PMS_E_NOT_A_STORE, PMS_E_VERSION, PMS_E_CORRUPT, PMS_E_OS. */
@@ -32,22 +37,28 @@ int pms_super_read(int fd, struct pms_superblock *super, struct pms_error *error
 uint32_t pms_super_sound_copies(int fd);
 
 /* Generation + 1, into the other copy, durable on return.  CRASH: the old or the new one holds. */
-int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super, struct pms_error *error);
+int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super,
+                    struct pms_error *error);
 
-/* Makes a file whose page tables and data are in place a store of its own: a new uuid, empty logs, the superblock last. super: as
- * it was; checked.  ERRORS: PMS_E_CORRUPT, PMS_E_VERSION, PMS_E_OS. */
-int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super, enum pms_domain domain, struct pms_error *error);
+/* Makes a file whose page tables and data are in place a store of its own: a new uuid, empty
+ * logs, the superblock last. super: as it was; checked.  ERRORS: PMS_E_CORRUPT, PMS_E_VERSION,
+ * PMS_E_OS. */
+int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super,
+                    enum pms_domain domain, struct pms_error *error);
 int pms_super_check(const struct pms_superblock *super, struct pms_error *error);
 
 int pms_session_read(int fd, struct pms_session *session, struct pms_error *error);
 /* Generation + 1, into the other copy, durable on return.  CRASH: the old or the new one holds. */
-int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error);
+int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session,
+                      struct pms_error *error);
 /* Into the copy that session->generation names; survives the process alone.
  * REQUIRES: the other copy is durable.  CRASH: the copy may be torn; then the other one holds. */
-int pms_session_write_unsynced(int fd, struct pms_persist *p, struct pms_session *session, struct pms_error *error);
+int pms_session_write_unsynced(int fd, struct pms_persist *p, struct pms_session *session,
+                               struct pms_error *error);
 
-/* What checksums of log entries and journal records start from. What is no longer in force in a log is pre-images and images, the user's bytes,
- * and those may be entries and records themselves: of another store, of a copy of this one, or an enemy's. */
+/* What checksums of log entries and journal records start from. What is no longer in force in a
+ * log is pre-images and images, the user's bytes, and those may be entries and records
+ * themselves: of another store, of a copy of this one, or an enemy's. */
 uint32_t pms_session_seed(const struct pms_session *session);
 
 /* This run of the machine. Zeros where the system does not say. */

@@ -15,9 +15,11 @@ struct pms_pte pms_table_encode(const struct pms_descriptor *x)
     return (struct pms_pte){word | (uint64_t)pms_check16(x->page, word) << CHECK_SHIFT, x->aux};
 }
 
-const char *pms_table_decode(const struct pms_map *map, const struct pms_table *t, uint64_t page, struct pms_descriptor *x)
+const char *pms_table_decode(const struct pms_map *map, const struct pms_table *t, uint64_t page,
+                             struct pms_descriptor *x)
 {
-    uint64_t off = pms_table_entry(t, page), word = pms_table_load(map, off), bare = word & ((1ull << CHECK_SHIFT) - 1);
+    uint64_t off = pms_table_entry(t, page), word = pms_table_load(map, off),
+             bare = word & ((1ull << CHECK_SHIFT) - 1);
     *x = (struct pms_descriptor){.page = page,
                                  .pages = bare & PMS_EXTENT_PAGES_MAX,
                                  .aux = pms_table_load(map, off + offsetof(struct pms_pte, aux)),
@@ -29,14 +31,17 @@ const char *pms_table_decode(const struct pms_map *map, const struct pms_table *
         return "kind of an extent";
     if (x->pages < 1 || x->pages > t->first + t->pages - page)
         return "extents tile their segment";
-    if (pms_kind_is_slab(x->kind) ? x->cls >= pms_class_count() || x->pages != pms_class_pages(x->cls) : x->cls != 0)
+    if (pms_kind_is_slab(x->kind)
+            ? x->cls >= pms_class_count() || x->pages != pms_class_pages(x->cls)
+            : x->cls != 0)
         return "size class of an extent";
     if (pms_kind_is_large(x->kind) ? x->aux < 1 || x->aux > x->pages * PMS_PAGE : x->aux != 0)
         return "bytes of an extent";
     return NULL;
 }
 
-static const char *check_bitmap(const struct pms_map *map, const struct pms_table *t, const struct pms_descriptor *x)
+static const char *check_bitmap(const struct pms_map *map, const struct pms_table *t,
+                                const struct pms_descriptor *x)
 {
     uint32_t slots = pms_class_slots(x->cls), words = 2 * (uint32_t)(x->pages - 1);
     for (uint32_t w = slots / 64; w < words; w++) {
@@ -47,7 +52,8 @@ static const char *check_bitmap(const struct pms_map *map, const struct pms_tabl
     return NULL;
 }
 
-int pms_table_each(const struct pms_map *map, const struct pms_table *t, pms_table_fn fn, void *ctx, struct pms_error *error)
+int pms_table_each(const struct pms_map *map, const struct pms_table *t, pms_table_fn fn, void *ctx,
+                   struct pms_error *error)
 {
     struct pms_descriptor x;
     for (uint64_t page = t->first, end = t->first + t->pages; page < end; page += x.pages) {

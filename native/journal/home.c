@@ -1,8 +1,9 @@
 /* Domain file: the thread that writes committed images home.
  *
- * Wait for half a ring, a caller in need of room, or quiet; take all records that are durable; write their images home; sync;
- * move the anchor; sync; only then is their space free. It reads the images back from the file, never from the user's memory,
- * which may hold uncommitted bytes by now. Crash anywhere before the anchor is durable: recovery replays the same records. */
+ * Wait for half a ring, a caller in need of room, or quiet; take all records that are durable;
+ * write their images home; sync; move the anchor; sync; only then is their space free. It reads
+ * the images back from the file, never from the user's memory, which may hold uncommitted bytes
+ * by now. Crash anywhere before the anchor is durable: recovery replays the same records. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* pthread_setname_np */
 #endif
@@ -15,15 +16,17 @@
 
 struct batch {
     struct pms_journal *journal;
-    uint64_t from, upto;   /* positions */
-    uint64_t homed, last;  /* transactions before and at the end */
-    uint64_t bytes;        /* written home */
-    uint64_t record_end, loaded, loaded_bytes; /* positions: end of the record at hand; what the chunk holds of it */
-    uint32_t crc;          /* of its images up to there */
+    uint64_t from, upto;  /* positions */
+    uint64_t homed, last; /* transactions before and at the end */
+    uint64_t bytes;       /* written home */
+    /* positions: end of the record at hand; what the chunk holds of it */
+    uint64_t record_end, loaded, loaded_bytes;
+    uint32_t crc; /* of its images up to there */
     struct pms_janchor anchor;
 };
 
-/* An image is left out only if a newer one of the same batch follows: a newer one beyond it may yet turn out damaged. */
+/* An image is left out only if a newer one of the same batch follows: a newer one beyond it may
+ * yet turn out damaged. */
 static bool wanted(const struct batch *b, uint64_t page, uint64_t tx)
 {
     uint64_t newest = atomic_load_explicit(&b->journal->marks[page], memory_order_relaxed) >> 1;
@@ -33,7 +36,9 @@ static bool wanted(const struct batch *b, uint64_t page, uint64_t tx)
 
 static int damaged(uint64_t tx, struct pms_error *error)
 {
-    return pms_fail(error, PMS_E_CORRUPT, "journal record of transaction %llu was damaged after its commit", (unsigned long long)tx);
+    return pms_fail(error, PMS_E_CORRUPT,
+                    "journal record of transaction %llu was damaged after its commit",
+                    (unsigned long long)tx);
 }
 
 static int load_next(struct batch *b, struct pms_error *error)
@@ -51,8 +56,10 @@ static int load_next(struct batch *b, struct pms_error *error)
     return PMS_OK;
 }
 
-/* The images from a position on, as many as the chunk at hand holds: they lie end to end, so that one read serves many runs. Positions ascend. */
-static int load(struct batch *b, uint64_t position, const unsigned char **images, uint64_t *bytes, struct pms_error *error)
+/* The images from a position on, as many as the chunk at hand holds: they lie end to end, so
+ * that one read serves many runs. Positions ascend. */
+static int load(struct batch *b, uint64_t position, const unsigned char **images, uint64_t *bytes,
+                struct pms_error *error)
 {
     PMS_ASSERT(position >= b->loaded && position < b->record_end);
     while (position >= b->loaded + b->loaded_bytes) {
@@ -65,8 +72,9 @@ static int load(struct batch *b, uint64_t position, const unsigned char **images
     return PMS_OK;
 }
 
-/* What was written home came from the medium, not from memory. A record that is not what was committed is not given up: it may be read better at
- * the next attempt, or by recovery, which replays it. */
+/* What was written home came from the medium, not from memory. A record that is not what was
+ * committed is not given up: it may be read better at the next attempt, or by recovery, which
+ * replays it. */
 static int check_images(struct batch *b, const struct pms_record *record, struct pms_error *error)
 {
     if (!b->loaded_bytes) /* nothing of it was wanted */
@@ -79,7 +87,8 @@ static int check_images(struct batch *b, const struct pms_record *record, struct
     return b->crc == record->images_crc ? PMS_OK : damaged(record->tx, error);
 }
 
-static int home_pages(struct batch *b, uint64_t page, uint64_t pages, uint64_t image, struct pms_error *error)
+static int home_pages(struct batch *b, uint64_t page, uint64_t pages, uint64_t image,
+                      struct pms_error *error)
 {
     struct pms_journal *j = b->journal;
     int fd = pms_journal_fd_of(j, pages, j->home_fd);
@@ -92,7 +101,8 @@ static int home_pages(struct batch *b, uint64_t page, uint64_t pages, uint64_t i
         if (status)
             return status;
         n = n / PMS_PAGE < pages - done ? n / PMS_PAGE : pages - done;
-        int failed = pms_persist_pwrite(&j->home_persist, fd, images, n * PMS_PAGE, (page + done) * PMS_PAGE);
+        int failed = pms_persist_pwrite(&j->home_persist, fd, images, n * PMS_PAGE,
+                                        (page + done) * PMS_PAGE);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "writing journaled pages home");
@@ -103,7 +113,8 @@ static int home_pages(struct batch *b, uint64_t page, uint64_t pages, uint64_t i
 }
 
 /* Writes those of the run's pages home that are wanted, in as few calls as possible. */
-static int home_run(struct batch *b, const struct pms_run *run, uint64_t image, uint64_t tx, struct pms_error *error)
+static int home_run(struct batch *b, const struct pms_run *run, uint64_t image, uint64_t tx,
+                    struct pms_error *error)
 {
     for (uint64_t i = 0, n; i < run->pages; i += n) {
         bool write = wanted(b, run->page + i, tx);
@@ -116,7 +127,8 @@ static int home_run(struct batch *b, const struct pms_run *run, uint64_t image, 
     return PMS_OK;
 }
 
-static int home_record(struct batch *b, uint64_t position, uint64_t tx, uint64_t *bytes, struct pms_error *error)
+static int home_record(struct batch *b, uint64_t position, uint64_t tx, uint64_t *bytes,
+                       struct pms_error *error)
 {
     struct pms_ring *ring = &b->journal->ring;
     struct pms_record record;
@@ -160,7 +172,7 @@ static int home_batch(struct batch *b, struct pms_error *error)
     return pms_anchor_advance(b->journal->home_fd, &b->journal->home_persist, &b->anchor, error);
 }
 
-/* ---- the thread --------------------------------------------------------------------------------------------------- */
+/* ---- the thread ---- */
 
 /* Waits on `work` for at most the idle time. True: it passed. REQUIRES: mutex held. */
 static bool wait_idle(struct pms_journal *j)
@@ -184,7 +196,8 @@ static bool wait_for_work(struct pms_journal *j)
             continue;
         }
         uint64_t tail = j->tail;
-        if (j->wanted || j->tail - j->head > j->ring.window / 2 || (wait_idle(j) && tail == j->tail && !j->stop))
+        if (j->wanted || j->tail - j->head > j->ring.window / 2 ||
+            (wait_idle(j) && tail == j->tail && !j->stop))
             return true;
     }
 }
@@ -192,7 +205,12 @@ static bool wait_for_work(struct pms_journal *j)
 /* Under the mutex before and after; not while it works. */
 static void run_batch(struct pms_journal *j)
 {
-    struct batch b = {.journal = j, .from = j->head, .upto = j->tail, .homed = j->homed, .last = j->last, .anchor = j->anchor};
+    struct batch b = {.journal = j,
+                      .from = j->head,
+                      .upto = j->tail,
+                      .homed = j->homed,
+                      .last = j->last,
+                      .anchor = j->anchor};
     struct pms_error error = {0};
     b.anchor.tx = j->last;
     b.anchor.head = j->tail;

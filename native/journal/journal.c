@@ -1,7 +1,8 @@
 /* Domain file: commits.
  *
- * Format: struct pms_record in layout.h. Validity: I1 in journal.h. Order of one commit: straight-home pages and the record in any
- * order, then one fdatasync, then it counts. So a record may be written in pieces, header last. */
+ * Format: struct pms_record in layout.h. Validity: I1 in journal.h. Order of one commit:
+ * straight-home pages and the record in any order, then one fdatasync, then it counts. So a
+ * record may be written in pieces, header last. */
 #include "journal/journal.h"
 
 #include <errno.h>
@@ -21,7 +22,7 @@
 
 #define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 
-/* ---- building the record ------------------------------------------------------------------------------------------ */
+/* ---- building the record ---- */
 
 struct plan {
     struct pms_journal *journal;
@@ -29,8 +30,9 @@ struct plan {
     uint64_t image_bytes, straight_bytes;
 };
 
-/* A page must not be written straight home while an image waits for it (the older image would land on top), nor if the last
- * record wrote it straight home (until the new record is durable, the last one's checksum of it must still hold). */
+/* A page must not be written straight home while an image waits for it (the older image would
+ * land on top), nor if the last record wrote it straight home (until the new record is durable,
+ * the last one's checksum of it must still hold). */
 static bool blocked(const struct plan *plan, uint64_t page)
 {
     uint64_t mark = atomic_load_explicit(&plan->journal->marks[page], memory_order_relaxed);
@@ -41,12 +43,13 @@ static bool blocked(const struct plan *plan, uint64_t page)
 static void add_run(struct plan *plan, uint64_t page, uint64_t pages, bool home)
 {
     struct pms_record *record = plan->journal->record;
-    pms_journal_runs(plan->journal)[record->run_count++] =
-        (struct pms_run){.page = page, .pages = (uint32_t)pages, .home = home};
+    pms_journal_runs(plan->journal)[record->run_count++] = (struct pms_run){
+        .page = page, .pages = (uint32_t)pages, .home = home};
     *(home ? &plan->straight_bytes : &plan->image_bytes) += pages * PMS_PAGE;
 }
 
-/* Splits a run at the pages that may not be written straight home; clears the caller's mark if there are any. */
+/* Splits a run at the pages that may not be written straight home; clears the caller's mark if
+ * there are any. */
 static void add_home_run(struct plan *plan, struct pms_run *run)
 {
     uint64_t end = run->page + run->pages;
@@ -76,10 +79,10 @@ static void build(struct plan *plan, struct pms_run *runs, uint32_t run_count)
     }
 }
 
-/* ---- writing it --------------------------------------------------------------------------------------------------- */
+/* ---- writing it ---- */
 
-/* A batch of images on their way: at most one chunk of bytes, so that what was checksummed is still in the cache when the
- * kernel copies it. */
+/* A batch of images on their way: at most one chunk of bytes, so that what was checksummed is
+ * still in the cache when the kernel copies it. */
 struct sink {
     struct pms_journal *journal;
     const struct pms_change *change;
@@ -92,22 +95,25 @@ struct sink {
 };
 
 /* Lays over a copy of pages what is committed of those that others may be storing to. */
-static void lay_images(const struct pms_change *change, uint64_t page, uint64_t pages, unsigned char *copy)
+static void lay_images(const struct pms_change *change, uint64_t page, uint64_t pages,
+                       unsigned char *copy)
 {
     for (uint32_t i = 0; i < change->image_count; i++) {
         const struct pms_image *m = &change->images[i];
         uint64_t from = m->page > page ? m->page : page;
         uint64_t end = m->page + m->pages < page + pages ? m->page + m->pages : page + pages;
         if (from < end)
-            memcpy(copy + (from - page) * PMS_PAGE, m->bytes + (from - m->page) * PMS_PAGE, (end - from) * PMS_PAGE);
+            memcpy(copy + (from - page) * PMS_PAGE, m->bytes + (from - m->page) * PMS_PAGE,
+                   (end - from) * PMS_PAGE);
     }
 }
 
-/* Pages as they are to be written: a copy, which is what is checksummed. A store between the checksum and the kernel's own look, by a
- * thread into hot pages or by a device into pages that it was given before they were protected, would make this record, and every
- * later one, worthless. The copy is in the cache when it is checksummed, so it costs little beside that. */
-static const unsigned char *stable(struct pms_journal *j, const struct pms_change *change, uint64_t page, uint64_t pages,
-                                   size_t *bounced)
+/* Pages as they are to be written: a copy, which is what is checksummed. A store between the
+ * checksum and the kernel's own look, by a thread into hot pages or by a device into pages that
+ * it was given before they were protected, would make this record, and every later one,
+ * worthless. The copy is in the cache when it is checksummed, so it costs little beside that. */
+static const unsigned char *stable(struct pms_journal *j, const struct pms_change *change,
+                                   uint64_t page, uint64_t pages, size_t *bounced)
 {
     unsigned char *copy = j->bounce + *bounced;
     PMS_ASSERT(*bounced + pages * PMS_PAGE <= PMS_JOURNAL_CHUNK);
@@ -120,7 +126,8 @@ static const unsigned char *stable(struct pms_journal *j, const struct pms_chang
 static int sink_flush(struct sink *sink, struct pms_error *error)
 {
     struct pms_journal *j = sink->journal;
-    int status = pms_ring_write(&j->ring, j->map->persist, sink->position, sink->iov + 1, sink->count, error);
+    int status = pms_ring_write(&j->ring, j->map->persist, sink->position, sink->iov + 1,
+                                sink->count, error);
     sink->position += sink->bytes;
     sink->sent = true;
     sink->count = 0;
@@ -139,7 +146,8 @@ static int sink_run(struct sink *sink, const struct pms_run *run, struct pms_err
         uint64_t n = (PMS_JOURNAL_CHUNK - sink->bytes) / PMS_PAGE;
         if (n > run->pages - done)
             n = run->pages - done;
-        const unsigned char *from = stable(sink->journal, sink->change, run->page + done, n, &sink->bounced);
+        const unsigned char *from = stable(sink->journal, sink->change, run->page + done, n,
+                                           &sink->bounced);
         sink->crc = pms_crc32c(sink->crc, from, n * PMS_PAGE);
         sink->iov[1 + sink->count++] = (struct iovec){(void *)(uintptr_t)from, n * PMS_PAGE};
         sink->bytes += n * PMS_PAGE;
@@ -149,7 +157,8 @@ static int sink_run(struct sink *sink, const struct pms_run *run, struct pms_err
 }
 
 /* Images, then the header; a small record in one call. */
-static int write_record(struct pms_journal *j, const struct pms_change *change, struct pms_error *error)
+static int write_record(struct pms_journal *j, const struct pms_change *change,
+                        struct pms_error *error)
 {
     struct pms_record *record = j->record;
     uint64_t head = pms_record_head(record->run_count);
@@ -172,7 +181,8 @@ static int write_record(struct pms_journal *j, const struct pms_change *change, 
     return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
 }
 
-static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run, struct pms_error *error)
+static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run,
+                      struct pms_error *error)
 {
     uint32_t crc = 0;
     int status = pms_readers_keep(&j->readers, j->map, run->page, run->pages, error);
@@ -186,7 +196,8 @@ static int write_home(struct pms_journal *j, const struct pms_change *change, st
         const unsigned char *from = stable(j, change, run->page + done, n, &bounced);
         crc = pms_crc32c(crc, from, n * PMS_PAGE);
         int fd = pms_journal_fd_of(j, run->pages, j->map->fd);
-        int failed = pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE, (run->page + done) * PMS_PAGE);
+        int failed = pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE,
+                                        (run->page + done) * PMS_PAGE);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "writing fresh pages home");
@@ -197,9 +208,11 @@ static int write_home(struct pms_journal *j, const struct pms_change *change, st
     return PMS_OK;
 }
 
-static int write_homes(struct pms_journal *j, const struct pms_change *change, struct pms_error *error)
+static int write_homes(struct pms_journal *j, const struct pms_change *change,
+                       struct pms_error *error)
 {
-    pms_footer_raise(j->map, change->tx - 1); /* straight home goes what the transactions before freed, or may have */
+    /* straight home goes what the transactions before freed, or may have */
+    pms_footer_raise(j->map, change->tx - 1);
     for (uint32_t i = 0; i < j->record->run_count; i++) {
         struct pms_run *run = &pms_journal_runs(j)[i];
         int status = run->home ? write_home(j, change, run, error) : PMS_OK;
@@ -209,7 +222,7 @@ static int write_homes(struct pms_journal *j, const struct pms_change *change, s
     return PMS_OK;
 }
 
-/* ---- room --------------------------------------------------------------------------------------------------------- */
+/* ---- room ---- */
 
 /* Returns an error that the writer left, once. REQUIRES: mutex held. */
 static int kept_error(struct pms_journal *j, struct pms_error *error)
@@ -219,7 +232,8 @@ static int kept_error(struct pms_journal *j, struct pms_error *error)
     j->failed = false;
     if (error)
         *error = j->error;
-    pthread_cond_signal(&j->work); /* the journal still holds all: the writer tries again when there is need */
+    /* the journal still holds all: the writer tries again when there is need */
+    pthread_cond_signal(&j->work);
     return j->error.status;
 }
 
@@ -234,8 +248,9 @@ static int wait_for_writer(struct pms_journal *j, uint64_t most, struct pms_erro
     return kept_error(j, error);
 }
 
-/* Starts a new chain, with a ring of `window` bytes, on an empty journal. On an error the new anchor may be on the medium or not,
- * so nothing may be committed before another attempt succeeds. */
+/* Starts a new chain, with a ring of `window` bytes, on an empty journal. On an error the new
+ * anchor may be on the medium or not, so nothing may be committed before another attempt
+ * succeeds. */
 static int reset(struct pms_journal *j, uint64_t window, struct pms_error *error)
 {
     PMS_ASSERT(j->head == j->tail && j->homed == j->last && window <= j->ring.bytes);
@@ -267,7 +282,8 @@ static int no_room(const struct pms_journal *j, uint64_t bytes, struct pms_error
     return status;
 }
 
-/* After it, `bytes` more fit behind the tail. A ring of eight records goes home by fours, and what all four hold once. */
+/* After it, `bytes` more fit behind the tail. A ring of eight records goes home by fours, and
+ * what all four hold once. */
 static int make_room(struct pms_journal *j, uint64_t bytes, struct pms_error *error)
 {
     uint64_t window = j->ring.window;
@@ -288,14 +304,15 @@ static int make_room(struct pms_journal *j, uint64_t bytes, struct pms_error *er
     return !status && change ? reset(j, window, error) : status;
 }
 
-/* ---- commit ------------------------------------------------------------------------------------------------------- */
+/* ---- commit ---- */
 
 static void mark_pages(struct pms_journal *j)
 {
     for (uint32_t i = 0; i < j->record->run_count; i++) {
         const struct pms_run *run = &pms_journal_runs(j)[i];
         for (uint64_t page = run->page; page < run->page + run->pages; page++)
-            atomic_store_explicit(&j->marks[page], j->record->tx << 1 | run->home, memory_order_relaxed);
+            atomic_store_explicit(&j->marks[page], j->record->tx << 1 | run->home,
+                                  memory_order_relaxed);
     }
 }
 
@@ -331,7 +348,8 @@ static int begin(struct plan *plan, struct pms_error *error)
     return status;
 }
 
-int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, bool *indeterminate, struct pms_error *error)
+int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, bool *indeterminate,
+                       struct pms_error *error)
 {
     struct plan plan = {.journal = j};
     *indeterminate = false;
@@ -344,8 +362,12 @@ int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, b
     status = make_room(j, bytes, error);
     if (status)
         return status;
-    *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC, .tx = change->tx, .bytes = bytes, .image_bytes = plan.image_bytes,
-                                     .run_count = j->record->run_count, .chain = j->chain};
+    *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC,
+                                     .tx = change->tx,
+                                     .bytes = bytes,
+                                     .image_bytes = plan.image_bytes,
+                                     .run_count = j->record->run_count,
+                                     .chain = j->chain};
     status = write_homes(j, change, error);
     if (!status)
         status = write_record(j, change, error);
@@ -353,7 +375,8 @@ int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, b
         j->rechain = true; /* part of a record lies there that must never count */
         return status;
     }
-    /* orders: straight-home pages and the record, before the commit is acknowledged and any page it names changes at home */
+    /* orders: straight-home pages and the record, before the commit is acknowledged and any page
+     * it names changes at home */
     int failed = pms_persist_sync(j->map->persist, j->map->fd);
     if (!failed) {
         publish(j, &plan);
@@ -397,11 +420,12 @@ void pms_journal_stats(struct pms_journal *j, struct pms_journal_stats *stats)
     pthread_mutex_unlock(&j->mutex);
 }
 
-/* ---- open and close ----------------------------------------------------------------------------------------------- */
+/* ---- open and close ---- */
 
 static void *reserve(size_t bytes)
 {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 
@@ -421,24 +445,23 @@ static void release(struct pms_journal *j)
     free(j);
 }
 
-/* A descriptor that passes the page cache by. File systems differ in what they allow: it is tried with a page of the ring, which is empty, read and
- * written back as it was. Without one the journal is written as any file. */
+/* A descriptor that passes the page cache by. File systems differ in what they allow: it is
+ * tried with a page of the ring, which is empty, read and written back as it was. Without one
+ * the journal is written as any file. */
 static int open_direct(struct pms_journal *j, const char *path, uint64_t offset)
 {
     int fd = pms_process_open(path, O_RDWR | O_DIRECT, 0);
-    if (fd >= 0 && pread(fd, j->chunk, PMS_PAGE, (off_t)offset) == (ssize_t)PMS_PAGE
-        && pms_persist_pwrite(j->map->persist, fd, j->chunk, PMS_PAGE, offset) == 0)
+    if (fd >= 0 && pread(fd, j->chunk, PMS_PAGE, (off_t)offset) == (ssize_t)PMS_PAGE &&
+        pms_persist_pwrite(j->map->persist, fd, j->chunk, PMS_PAGE, offset) == 0)
         return fd;
     pms_process_close(fd);
     return -1;
 }
 
-static void *chunk_of_pages(void)
-{
-    return aligned_alloc(PMS_PAGE, PMS_JOURNAL_CHUNK);
-}
+static void *chunk_of_pages(void) { return aligned_alloc(PMS_PAGE, PMS_JOURNAL_CHUNK); }
 
-static int acquire(struct pms_journal *j, const struct pms_superblock *super, struct pms_error *error)
+static int acquire(struct pms_journal *j, const struct pms_superblock *super,
+                   struct pms_error *error)
 {
     char path[40];
     uint64_t pages = j->map->reserve / PMS_PAGE;
@@ -458,7 +481,8 @@ static int acquire(struct pms_journal *j, const struct pms_superblock *super, st
     return PMS_OK;
 }
 
-static int load_anchor(struct pms_journal *j, const struct pms_superblock *super, uint64_t tx, struct pms_error *error)
+static int load_anchor(struct pms_journal *j, const struct pms_superblock *super, uint64_t tx,
+                       struct pms_error *error)
 {
     bool twins;
     pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
@@ -467,9 +491,11 @@ static int load_anchor(struct pms_journal *j, const struct pms_superblock *super
     if (status)
         return status;
     if (j->anchor.tx != tx)
-        return pms_fail(error, PMS_E_CORRUPT, "the journal's anchor is at transaction %llu, the store at %llu",
+        return pms_fail(error, PMS_E_CORRUPT,
+                        "the journal's anchor is at transaction %llu, the store at %llu",
                         (unsigned long long)j->anchor.tx, (unsigned long long)tx);
-    for (uint32_t i = 0; i < j->ring.count; i++) /* what formatting wrote and recovery read: every commit would have to */
+    /* what formatting wrote and recovery read: every commit would have to */
+    for (uint32_t i = 0; i < j->ring.count; i++)
         pms_persist_forget(j->map->fd, j->ring.piece[i].off, j->ring.piece[i].bytes);
     j->head = j->tail = j->anchor.head;
     j->homed = j->last = tx;
@@ -498,8 +524,8 @@ static int start(struct pms_journal *j, struct pms_error *error)
     return pms_fail_errno(error, "starting the journal's thread");
 }
 
-int pms_journal_open(struct pms_journal **journal, struct pms_map *map, const struct pms_superblock *super, uint64_t tx,
-                     struct pms_error *error)
+int pms_journal_open(struct pms_journal **journal, struct pms_map *map,
+                     const struct pms_superblock *super, uint64_t tx, struct pms_error *error)
 {
     struct pms_journal *j = calloc(1, sizeof *j);
     *journal = NULL;

@@ -1,14 +1,18 @@
 /* Domain file: the redo journal.
  *
- * A commit appends one record (header, page runs, page images) and calls fdatasync once: that is the commit point. Extents that
- * were dead at the last commit may be written straight home before that same sync; the record carries their checksums.
- * A thread of its own writes committed images home, syncs, moves the anchor (two checksummed copies in separate sectors),
+ * A commit appends one record (header, page runs, page images) and calls fdatasync once: that is
+ * the commit point. Extents that were dead at the last commit may be written straight home
+ * before that same sync; the record carries their checksums. A thread of its own writes
+ * committed images home, syncs, moves the anchor (two checksummed copies in separate sectors),
  * syncs, and only then gives journal space back.
  *
- * I1 a record is valid iff tx = last + 1, chain = crc of the one before, and its checksums hold; the last record's home runs
- *    must match their checksums too (an earlier one's need not: a later transaction may have changed them since).
- * I3 home pages change only after the record that holds their new content is durable.
- * A page whose image waits in the journal is never written straight home (it would be overwritten by the older image). */
+ * I1 a record is valid iff tx = last + 1, chain = crc of the one before, and its checksums hold;
+ * the last record's home runs
+ *    must match their checksums too (an earlier one's need not: a later transaction may have
+ *    changed them since).
+ * I3 home pages change only after the record that holds their new content is durable. A page
+ * whose image waits in the journal is never written straight home (it would be overwritten by
+ * the older image). */
 #ifndef PMS_JOURNAL_JOURNAL_H
 #define PMS_JOURNAL_JOURNAL_H
 
@@ -26,40 +30,52 @@ struct pms_journal_recovery {
     bool torn;        /* an incomplete record followed */
 };
 
-/* Formats anchors (tx = 0) and zero-fills the first PMS_JOURNAL_INITIAL bytes of the log, so that first commits need no
- * block allocation. Durable on return. Also used when a store changes over from a byte-addressable domain: tx = its anchor. */
+/* Formats anchors (tx = 0) and zero-fills the first PMS_JOURNAL_INITIAL bytes of the log, so
+ * that first commits need no block allocation. Durable on return. Also used when a store changes
+ * over from a byte-addressable domain: tx = its anchor. */
 #define PMS_JOURNAL_INITIAL (8u << 20)
-int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superblock *super, uint64_t tx,
-                       struct pms_error *error);
+int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                       uint64_t tx, struct pms_error *error);
 
-/* Replays the journal. into = NULL: writes images home through fd, syncs, resets the anchors: the file is whole and the
- * journal empty. into != NULL: copies the images to into + offset instead and changes nothing in the file (mode r).
- * The last record, if not whole, is dropped (torn); one that is damaged although a later commit is there is an error. into must be writable.
- * Checks every length and offset. ERRORS: PMS_E_CORRUPT (no valid anchor, a damaged record in the middle, a run outside the
- * file's engine and data pages), PMS_E_OS.
- * closed: the session record says that the last writer closed the store. All its commits are home then: if the anchors say so too, nothing
- * is looked for behind them (8 MiB to read, which is most of a cold open). */
-int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super, bool closed, unsigned char *into,
-                        struct pms_journal_recovery *result, struct pms_error *error);
+/* Replays the journal. into = NULL: writes images home through fd, syncs, resets the anchors:
+ * the file is whole and the journal empty. into != NULL: copies the images to into + offset
+ * instead and changes nothing in the file (mode r). The last record, if not whole, is dropped
+ * (torn); one that is damaged although a later commit is there is an error. into must be
+ * writable. Checks every length and offset. ERRORS: PMS_E_CORRUPT (no valid anchor, a damaged
+ * record in the middle, a run outside the file's engine and data pages), PMS_E_OS. closed: the
+ * session record says that the last writer closed the store. All its commits are home then: if
+ * the anchors say so too, nothing is looked for behind them (8 MiB to read, which is most of a
+ * cold open). */
+int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                        bool closed, unsigned char *into, struct pms_journal_recovery *result,
+                        struct pms_error *error);
 
-/* Starts the writer thread, which opens the file once more through /proc/self/fd. The journal is empty at tx (pms_journal_recover has run). */
-int pms_journal_open(struct pms_journal **journal, struct pms_map *map, const struct pms_superblock *super, uint64_t tx,
-                     struct pms_error *error);
+/* Starts the writer thread, which opens the file once more through /proc/self/fd. The journal is
+ * empty at tx (pms_journal_recover has run). */
+int pms_journal_open(struct pms_journal **journal, struct pms_map *map,
+                     const struct pms_superblock *super, uint64_t tx, struct pms_error *error);
 
-/* Makes transaction tx durable: runs of pages, ascending, disjoint, whose content is read from map->user, but for those of which there is an image. Runs with home = 1 on entry
- * are candidates for writing straight home (the journal clears the mark where an image still waits for such a page).
- * One fdatasync, unless there is no room and older images must be written home first.
- * ERRORS: PMS_E_OS, PMS_E_FULL: not committed for sure only if *indeterminate is false; if true the sync itself failed and the
- * store must become read-only. */
-struct pms_image { uint64_t page, pages; const unsigned char *bytes; };
+/* Makes transaction tx durable: runs of pages, ascending, disjoint, whose content is read from
+ * map->user, but for those of which there is an image. Runs with home = 1 on entry are
+ * candidates for writing straight home (the journal clears the mark where an image still waits
+ * for such a page). One fdatasync, unless there is no room and older images must be written home
+ * first.
+ * ERRORS: PMS_E_OS, PMS_E_FULL: not committed for sure only if *indeterminate is false; if true
+ * the sync itself failed and the store must become read-only. */
+struct pms_image {
+    uint64_t page, pages;
+    const unsigned char *bytes;
+};
 struct pms_change {
     uint64_t tx;
     struct pms_run *runs;
     uint32_t run_count;
-    const struct pms_image *images; /* of pages that others may be storing to: what is committed of them */
+    /* of pages that others may be storing to: what is committed of them */
+    const struct pms_image *images;
     uint32_t image_count;
 };
-int pms_journal_commit(struct pms_journal *journal, const struct pms_change *change, bool *indeterminate, struct pms_error *error);
+int pms_journal_commit(struct pms_journal *journal, const struct pms_change *change,
+                       bool *indeterminate, struct pms_error *error);
 
 /* Everything home, synced, journal empty. */
 int pms_journal_drain(struct pms_journal *journal, struct pms_error *error);
@@ -67,10 +83,13 @@ int pms_journal_drain(struct pms_journal *journal, struct pms_error *error);
 /* Call before growth changes the superblock's segments (drain first), then set the new one. */
 void pms_journal_set_super(struct pms_journal *journal, const struct pms_superblock *super);
 
-struct pms_journal_stats { uint64_t commits, commit_syncs, home_syncs, journal_bytes, home_bytes, straight_bytes, waits; };
+struct pms_journal_stats {
+    uint64_t commits, commit_syncs, home_syncs, journal_bytes, home_bytes, straight_bytes, waits;
+};
 void pms_journal_stats(struct pms_journal *journal, struct pms_journal_stats *stats);
 
-struct pms_readers *pms_journal_readers(struct pms_journal *journal); /* fork children, from which later home writes are hidden */
+/* fork children, from which later home writes are hidden */
+struct pms_readers *pms_journal_readers(struct pms_journal *journal);
 
 /* Drains, stops the thread, frees. After a fork in the child: only frees (pass in_child = true). */
 int pms_journal_close(struct pms_journal *journal, bool in_child, struct pms_error *error);

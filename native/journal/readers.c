@@ -8,8 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ANSWER_MS 30000  /* a child hands its memory over before it does anything else */
-#define ENTRIES 512u     /* of the page map, read at once */
+#define ANSWER_MS 30000 /* a child hands its memory over before it does anything else */
+#define ENTRIES 512u    /* of the page map, read at once */
 #define IN_MEMORY (1ull << 63)
 #define SWAPPED (1ull << 62)
 #define OF_A_FILE (1ull << 61)
@@ -61,7 +61,8 @@ void pms_readers_close(struct pms_readers *r)
 
 /* ---- a fork ---- */
 
-/* Waits for what the child hands over. 1: it is there; 0: there is no child, or it will not read; -1 with errno. */
+/* Waits for what the child hands over. 1: it is there; 0: there is no child, or it will not
+ * read; -1 with errno. */
 static int hear(struct pms_reader *c, int timeout_ms)
 {
     struct pollfd waiting = {.fd = c->channel, .events = POLLIN};
@@ -78,7 +79,10 @@ static int hear(struct pms_reader *c, int timeout_ms)
     char byte;
     union rights rights = {0};
     struct iovec iov = {&byte, 1};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = rights.room, .msg_controllen = sizeof rights.room};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = rights.room,
+                             .msg_controllen = sizeof rights.room};
     ssize_t got = recvmsg(c->channel, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     const struct cmsghdr *header = got == 1 ? CMSG_FIRSTHDR(&message) : NULL;
     if (!header || header->cmsg_len != CMSG_LEN(2 * sizeof(int)))
@@ -120,7 +124,12 @@ void pms_readers_before_fork(struct pms_readers *r, const struct pms_map *map)
         free(c);
         return; /* a child finds no channel, and does not read */
     }
-    *c = (struct pms_reader){.next = r->first, .channel = ends[0], .child_end = ends[1], .mem = -1, .page_map = -1, .bytes = map->bytes};
+    *c = (struct pms_reader){.next = r->first,
+                             .channel = ends[0],
+                             .child_end = ends[1],
+                             .mem = -1,
+                             .page_map = -1,
+                             .bytes = map->bytes};
     r->first = c;
     atomic_fetch_add(&r->count, 1);
 }
@@ -128,7 +137,8 @@ void pms_readers_before_fork(struct pms_readers *r, const struct pms_map *map)
 void pms_readers_after_fork(struct pms_readers *r)
 {
     if (r->first && r->first->child_end >= 0) {
-        close(r->first->child_end); /* now the child has the only one: its death, or a fork that failed, is the channel's end */
+        /* now the child has the only one: its death, or a fork that failed, is the channel's end */
+        close(r->first->child_end);
         r->first->child_end = -1;
     }
     pthread_mutex_unlock(&r->lock);
@@ -141,7 +151,8 @@ static uint64_t entry_of(int page_map, const unsigned char *at)
     return entry;
 }
 
-/* 1: the page at the address is private from now on; 0: it is not there, or nobody is; -1: it cannot be made. */
+/* 1: the page at the address is private from now on; 0: it is not there, or nobody is; -1: it
+ * cannot be made. */
 static int take_page(int mem, const unsigned char *at)
 {
     char byte;
@@ -151,12 +162,15 @@ static int take_page(int mem, const unsigned char *at)
     return n == 1 ? 1 : n == 0 ? 0 : -1;
 }
 
-/* Whether this system does what is counted on: with the first two pages, which are the superblock's and never captured. */
+/* Whether this system does what is counted on: with the first two pages, which are the
+ * superblock's and never captured. */
 static bool works(int mem, int page_map, const struct pms_map *map)
 {
     (void)*(volatile unsigned char *)(map->user + PMS_PAGE);
-    return take_page(mem, map->user) == 1 && (entry_of(page_map, map->user) & (IN_MEMORY | OF_A_FILE)) == IN_MEMORY &&
-           (entry_of(page_map, map->user + PMS_PAGE) & (IN_MEMORY | OF_A_FILE)) == (IN_MEMORY | OF_A_FILE);
+    return take_page(mem, map->user) == 1 &&
+           (entry_of(page_map, map->user) & (IN_MEMORY | OF_A_FILE)) == IN_MEMORY &&
+           (entry_of(page_map, map->user + PMS_PAGE) & (IN_MEMORY | OF_A_FILE)) ==
+               (IN_MEMORY | OF_A_FILE);
 }
 
 static bool hand_over(int channel, int mem, int page_map)
@@ -165,7 +179,10 @@ static bool hand_over(int channel, int mem, int page_map)
     char byte = 0;
     union rights rights = {0};
     struct iovec iov = {&byte, 1};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = rights.room, .msg_controllen = sizeof rights.room};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = rights.room,
+                             .msg_controllen = sizeof rights.room};
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
@@ -180,8 +197,10 @@ bool pms_readers_in_child(struct pms_readers *r, const struct pms_map *map)
     int channel = r->first ? r->first->child_end : -1;
     bool ok = false;
     if (channel >= 0) {
-        int mem = open("/proc/self/mem", O_RDWR | O_CLOEXEC), page_map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-        ok = mem >= 0 && page_map >= 0 && works(mem, page_map, map) && hand_over(channel, mem, page_map);
+        int mem = open("/proc/self/mem", O_RDWR | O_CLOEXEC),
+            page_map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+        ok = mem >= 0 && page_map >= 0 && works(mem, page_map, map) &&
+             hand_over(channel, mem, page_map);
         if (mem >= 0)
             close(mem);
         if (page_map >= 0)
@@ -197,13 +216,15 @@ bool pms_readers_in_child(struct pms_readers *r, const struct pms_map *map)
 
 enum kept { KEPT, GONE, FAILED };
 
-static enum kept keep_pages(const struct pms_reader *c, const struct pms_map *map, uint64_t page, uint64_t end)
+static enum kept keep_pages(const struct pms_reader *c, const struct pms_map *map, uint64_t page,
+                            uint64_t end)
 {
     uint64_t entry[ENTRIES];
     uint64_t first = (uintptr_t)map->user / PMS_PAGE;
     for (uint64_t n; page < end; page += n) {
         n = end - page < ENTRIES ? end - page : ENTRIES;
-        ssize_t got = pread(c->page_map, entry, n * sizeof *entry, (off_t)((first + page) * sizeof *entry));
+        ssize_t got = pread(c->page_map, entry, n * sizeof *entry,
+                            (off_t)((first + page) * sizeof *entry));
         if (got == 0)
             return GONE;
         if (got != (ssize_t)(n * sizeof *entry))
@@ -217,14 +238,16 @@ static enum kept keep_pages(const struct pms_reader *c, const struct pms_map *ma
     return KEPT;
 }
 
-static enum kept keep(struct pms_reader *c, const struct pms_map *map, uint64_t page, uint64_t pages)
+static enum kept keep(struct pms_reader *c, const struct pms_map *map, uint64_t page,
+                      uint64_t pages)
 {
     uint64_t limit = c->bytes / PMS_PAGE, end = page + pages < limit ? page + pages : limit;
     int heard = hear(c, ANSWER_MS);
     return heard < 0 ? FAILED : heard == 0 ? GONE : keep_pages(c, map, page, end);
 }
 
-int pms_readers_keep(struct pms_readers *r, const struct pms_map *map, uint64_t page, uint64_t pages, struct pms_error *error)
+int pms_readers_keep(struct pms_readers *r, const struct pms_map *map, uint64_t page,
+                     uint64_t pages, struct pms_error *error)
 {
     int status = PMS_OK;
     if (atomic_load(&r->count) == 0)

@@ -1,8 +1,9 @@
 /* Domain file: formatting the journal, and replaying it.
  *
- * Recovery reads the chain twice: first to learn which record is the last whole one, then to replay. It holds one chunk of
- * memory whatever the file says. Crash anywhere: the anchors change only after all images are home and synced, so the next
- * recovery finds the same chain and does the same. */
+ * Recovery reads the chain twice: first to learn which record is the last whole one, then to
+ * replay. It holds one chunk of memory whatever the file says. Crash anywhere: the anchors
+ * change only after all images are home and synced, so the next recovery finds the same chain
+ * and does the same. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@ struct recovery {
     struct pms_journal_recovery *result;
 };
 
-/* ---- rules of runs ------------------------------------------------------------------------------------------------ */
+/* ---- rules of runs ---- */
 
 /* How many of the pages [page, ...) lie in one region that transactions may change; 0: none. */
 static uint64_t region_pages(const struct pms_superblock *super, uint64_t page)
@@ -45,10 +46,11 @@ static uint64_t region_pages(const struct pms_superblock *super, uint64_t page)
     return 0;
 }
 
-static bool run_allowed(const struct pms_superblock *super, const struct pms_run *run, uint64_t from)
+static bool run_allowed(const struct pms_superblock *super, const struct pms_run *run,
+                        uint64_t from)
 {
-    if (run->pages == 0 || run->page < from || run->page >= super->file_bytes / PMS_PAGE
-        || run->pages > super->file_bytes / PMS_PAGE - run->page)
+    if (run->pages == 0 || run->page < from || run->page >= super->file_bytes / PMS_PAGE ||
+        run->pages > super->file_bytes / PMS_PAGE - run->page)
         return false;
     if (run->home > 1 || run->reserved != 0 || (!run->home && run->home_crc != 0))
         return false;
@@ -63,15 +65,18 @@ static bool run_allowed(const struct pms_superblock *super, const struct pms_run
 
 static int bad_run(uint64_t tx, const struct pms_run *run, struct pms_error *error)
 {
-    int status = pms_fail(error, PMS_E_CORRUPT, "journal record of transaction %llu: run of %u pages breaks the rules",
+    int status = pms_fail(error, PMS_E_CORRUPT,
+                          "journal record of transaction %llu: run of %u pages breaks the rules",
                           (unsigned long long)tx, run->pages);
     if (error)
         error->offset = run->page * PMS_PAGE;
     return status;
 }
 
-/* A header whose checksum holds, and its runs: anything against the rules is damage or malice, not a torn write. */
-static int check_runs(struct recovery *r, uint64_t position, const struct pms_record *record, struct pms_error *error)
+/* A header whose checksum holds, and its runs: anything against the rules is damage or malice,
+ * not a torn write. */
+static int check_runs(struct recovery *r, uint64_t position, const struct pms_record *record,
+                      struct pms_error *error)
 {
     struct pms_run_reader reader;
     uint64_t from = 0, images = 0;
@@ -86,18 +91,20 @@ static int check_runs(struct recovery *r, uint64_t position, const struct pms_re
             return bad_run(record->tx, &run, error);
         from = run.page + run.pages;
         if (!run.home)
-            images += (uint64_t)run.pages * PMS_PAGE; /* at most 2^32 runs of 2^44 bytes, ascending in the file: no overflow */
+            /* at most 2^32 runs of 2^44 bytes, ascending in the file: no overflow */
+            images += (uint64_t)run.pages * PMS_PAGE;
     }
     if (images == record->image_bytes)
         return PMS_OK;
-    return pms_fail(error, PMS_E_CORRUPT, "journal record of transaction %llu: its runs do not add up",
+    return pms_fail(error, PMS_E_CORRUPT,
+                    "journal record of transaction %llu: its runs do not add up",
                     (unsigned long long)record->tx);
 }
 
-/* ---- scan --------------------------------------------------------------------------------------------------------- */
+/* ---- scan ---- */
 
-static int images_match(struct recovery *r, uint64_t position, const struct pms_record *record, bool *match,
-                        struct pms_error *error)
+static int images_match(struct recovery *r, uint64_t position, const struct pms_record *record,
+                        bool *match, struct pms_error *error)
 {
     uint64_t at = position + pms_record_head(record->run_count);
     uint32_t crc = 0;
@@ -114,7 +121,8 @@ static int images_match(struct recovery *r, uint64_t position, const struct pms_
     return PMS_OK;
 }
 
-static int run_matches(struct recovery *r, const struct pms_run *run, bool *match, struct pms_error *error)
+static int run_matches(struct recovery *r, const struct pms_run *run, bool *match,
+                       struct pms_error *error)
 {
     uint64_t off = run->page * PMS_PAGE;
     uint32_t crc = 0;
@@ -131,8 +139,8 @@ static int run_matches(struct recovery *r, const struct pms_run *run, bool *matc
     return PMS_OK;
 }
 
-static int homes_match(struct recovery *r, uint64_t position, const struct pms_record *record, bool *match,
-                       struct pms_error *error)
+static int homes_match(struct recovery *r, uint64_t position, const struct pms_record *record,
+                       bool *match, struct pms_error *error)
 {
     struct pms_run_reader reader;
     *match = true;
@@ -155,11 +163,12 @@ static uint64_t ring_left(const struct recovery *r, uint64_t position)
 }
 
 /* The record of transaction tx at a position, up to its images. */
-static int look(struct recovery *r, uint64_t position, uint64_t tx, uint32_t chain, struct pms_record *record,
-                enum pms_verdict *verdict, struct pms_error *error)
+static int look(struct recovery *r, uint64_t position, uint64_t tx, uint32_t chain,
+                struct pms_record *record, enum pms_verdict *verdict, struct pms_error *error)
 {
     bool match;
-    int status = pms_record_load(&r->ring, position, ring_left(r, position), tx, chain, record, verdict, error);
+    int status = pms_record_load(&r->ring, position, ring_left(r, position), tx, chain, record,
+                                 verdict, error);
     if (status || *verdict != PMS_RECORD_WHOLE)
         return status;
     status = check_runs(r, position, record, error);
@@ -170,8 +179,9 @@ static int look(struct recovery *r, uint64_t position, uint64_t tx, uint32_t cha
     return status;
 }
 
-/* A commit begins only after the one before is durable. So a record of a later transaction beyond one that is not whole
- * means that an acknowledged commit was damaged: better an error than a silent loss. Looks a bounded way ahead. */
+/* A commit begins only after the one before is durable. So a record of a later transaction
+ * beyond one that is not whole means that an acknowledged commit was damaged: better an error
+ * than a silent loss. Looks a bounded way ahead. */
 static int check_nothing_after(struct recovery *r, struct pms_error *error)
 {
     uint64_t left = ring_left(r, r->end);
@@ -181,18 +191,21 @@ static int check_nothing_after(struct recovery *r, struct pms_error *error)
         struct pms_record record;
         bool whole;
         uint64_t room = ring_left(r, r->end + done);
-        int status = pms_record_probe(&r->ring, r->end + done, room, PMS_JOURNAL_CHUNK, &record, &whole, error);
+        int status = pms_record_probe(&r->ring, r->end + done, room, PMS_JOURNAL_CHUNK, &record,
+                                      &whole, error);
         if (status)
             return status;
         if (whole && record.tx > r->tx + 1)
-            return pms_fail(error, PMS_E_CORRUPT,
-                            "journal record of transaction %llu is damaged: that of %llu, committed later, is there",
-                            (unsigned long long)r->tx + 1, (unsigned long long)record.tx);
+            return pms_fail(
+                error, PMS_E_CORRUPT,
+                "journal record of transaction %llu is damaged: that of %llu, committed later, is there",
+                (unsigned long long)r->tx + 1, (unsigned long long)record.tx);
     }
     return PMS_OK;
 }
 
-/* Finds the last whole record. Only its home runs must match: those of one before may have been written again since. */
+/* Finds the last whole record. Only its home runs must match: those of one before may have been
+ * written again since. */
 static int scan(struct recovery *r, struct pms_error *error)
 {
     struct pms_record last, next;
@@ -229,9 +242,10 @@ static int scan(struct recovery *r, struct pms_error *error)
     return all_home ? PMS_OK : check_nothing_after(r, error);
 }
 
-/* ---- replay ------------------------------------------------------------------------------------------------------- */
+/* ---- replay ---- */
 
-static int replay_run(struct recovery *r, const struct pms_run *run, uint64_t image, struct pms_error *error)
+static int replay_run(struct recovery *r, const struct pms_run *run, uint64_t image,
+                      struct pms_error *error)
 {
     uint64_t off = run->page * PMS_PAGE;
     for (uint64_t left = (uint64_t)run->pages * PMS_PAGE; left > 0;) {
@@ -280,8 +294,8 @@ static int replay(struct recovery *r, struct pms_error *error)
     return PMS_OK;
 }
 
-/* The journal is empty from here on, and nothing that lies in the ring can be valid again: not a record dropped as torn
- * either, should a later write complete it by accident. */
+/* The journal is empty from here on, and nothing that lies in the ring can be valid again: not a
+ * record dropped as torn either, should a later write complete it by accident. */
 static int reset(struct recovery *r, struct pms_error *error)
 {
     r->anchor.tx = r->tx;
@@ -299,8 +313,9 @@ static int reset(struct recovery *r, struct pms_error *error)
     return pms_fail_errno(error, "syncing the journal's anchor");
 }
 
-int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super, bool closed, unsigned char *into,
-                        struct pms_journal_recovery *result, struct pms_error *error)
+int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                        bool closed, unsigned char *into, struct pms_journal_recovery *result,
+                        struct pms_error *error)
 {
     struct recovery r = {.super = super, .persist = p, .into = into, .result = result};
     bool twins;
@@ -325,7 +340,7 @@ int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblo
     return status;
 }
 
-/* ---- format ------------------------------------------------------------------------------------------------------- */
+/* ---- format ---- */
 
 static int zero_ring(const struct pms_ring *ring, struct pms_persist *p, struct pms_error *error)
 {
@@ -342,8 +357,8 @@ static int zero_ring(const struct pms_ring *ring, struct pms_persist *p, struct 
     return status;
 }
 
-int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superblock *super, uint64_t tx,
-                       struct pms_error *error)
+int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                       uint64_t tx, struct pms_error *error)
 {
     struct recovery r = {.super = super, .persist = p, .tx = tx};
     bool twins;

@@ -6,7 +6,7 @@
 
 #include "base/checksum.h"
 
-/* ---- positions ---------------------------------------------------------------------------------------------------- */
+/* ---- positions ---- */
 
 void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super, uint32_t seed)
 {
@@ -44,7 +44,8 @@ int pms_ring_read_home(int fd, uint64_t offset, void *to, size_t n, struct pms_e
         if (got < 0)
             return pms_fail_errno(error, "reading the journal or a page it names");
         if (got == 0) {
-            int status = pms_fail(error, PMS_E_CORRUPT, "the file ends inside the journal or a page it names");
+            int status = pms_fail(error, PMS_E_CORRUPT,
+                                  "the file ends inside the journal or a page it names");
             if (error)
                 error->offset = offset + done;
             return status;
@@ -54,7 +55,8 @@ int pms_ring_read_home(int fd, uint64_t offset, void *to, size_t n, struct pms_e
     return PMS_OK;
 }
 
-int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size_t n, struct pms_error *error)
+int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size_t n,
+                  struct pms_error *error)
 {
     for (size_t done = 0; done < n;) {
         uint64_t room;
@@ -62,7 +64,8 @@ int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size
         size_t step = n - done < room ? n - done : (size_t)room;
         unsigned char *at = (unsigned char *)to + done;
         bool whole = (offset | step | (uintptr_t)at) % PMS_PAGE == 0;
-        int status = pms_ring_read_home(whole && ring->direct >= 0 ? ring->direct : ring->fd, offset, at, step, error);
+        int status = pms_ring_read_home(whole && ring->direct >= 0 ? ring->direct : ring->fd,
+                                        offset, at, step, error);
         if (status)
             return status;
         done += step;
@@ -70,8 +73,8 @@ int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size
     return PMS_OK;
 }
 
-int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t position, struct iovec *iov, int count,
-                   struct pms_error *error)
+int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t position,
+                   struct iovec *iov, int count, struct pms_error *error)
 {
     while (count > 0) {
         uint64_t room;
@@ -86,7 +89,8 @@ int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t 
             rest = (struct iovec){(unsigned char *)iov[n].iov_base + part, iov[n].iov_len - part};
             iov[n].iov_len = part;
         }
-        int failed = pms_persist_pwritev(p, ring->direct >= 0 ? ring->direct : ring->fd, iov, n + (rest.iov_len > 0), offset);
+        int failed = pms_persist_pwritev(p, ring->direct >= 0 ? ring->direct : ring->fd, iov,
+                                         n + (rest.iov_len > 0), offset);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "writing the journal");
@@ -102,35 +106,40 @@ int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t 
     return PMS_OK;
 }
 
-/* ---- anchors ------------------------------------------------------------------------------------------------------ */
+/* ---- anchors ---- */
 
 static uint32_t anchor_crc(const struct pms_janchor *anchor)
 {
     return pms_crc32c(0, anchor, offsetof(struct pms_janchor, crc));
 }
 
-static bool anchor_valid(const struct pms_ring *ring, const struct pms_janchor *anchor, unsigned copy)
+static bool anchor_valid(const struct pms_ring *ring, const struct pms_janchor *anchor,
+                         unsigned copy)
 {
-    return anchor->crc == anchor_crc(anchor) && anchor->generation > 0 && (anchor->generation & 1) == copy
-           && anchor->generation < UINT64_MAX / 2 && anchor->tx < UINT64_MAX / 4 && anchor->head < UINT64_MAX / 4
-           && anchor->head % PMS_PAGE == 0 && anchor->window > 0 && anchor->window % PMS_PAGE == 0
-           && anchor->window <= ring->bytes;
+    return anchor->crc == anchor_crc(anchor) && anchor->generation > 0 &&
+           (anchor->generation & 1) == copy && anchor->generation < UINT64_MAX / 2 &&
+           anchor->tx < UINT64_MAX / 4 && anchor->head < UINT64_MAX / 4 &&
+           anchor->head % PMS_PAGE == 0 && anchor->window > 0 && anchor->window % PMS_PAGE == 0 &&
+           anchor->window <= ring->bytes;
 }
 
-int pms_anchor_read(struct pms_ring *ring, struct pms_janchor *anchor, bool *twins, struct pms_error *error)
+int pms_anchor_read(struct pms_ring *ring, struct pms_janchor *anchor, bool *twins,
+                    struct pms_error *error)
 {
     struct pms_janchor copy[2];
     bool valid[2];
     for (unsigned i = 0; i < 2; i++) {
-        int status = pms_ring_read_home(ring->fd, PMS_OFF_JANCHOR(i), &copy[i], sizeof copy[i], error);
+        int status = pms_ring_read_home(ring->fd, PMS_OFF_JANCHOR(i), &copy[i], sizeof copy[i],
+                                        error);
         if (status)
             return status;
         valid[i] = anchor_valid(ring, &copy[i], i);
     }
-    *twins = valid[0] && valid[1] && copy[0].tx == copy[1].tx && copy[0].head == copy[1].head
-             && copy[0].window == copy[1].window && copy[0].chain == copy[1].chain;
+    *twins = valid[0] && valid[1] && copy[0].tx == copy[1].tx && copy[0].head == copy[1].head &&
+             copy[0].window == copy[1].window && copy[0].chain == copy[1].chain;
     if (!valid[0] && !valid[1]) {
-        int status = pms_fail(error, PMS_E_CORRUPT, "neither copy of the journal's anchor is valid");
+        int status = pms_fail(error, PMS_E_CORRUPT,
+                              "neither copy of the journal's anchor is valid");
         if (error)
             error->offset = PMS_OFF_JANCHOR(0);
         return status;
@@ -146,23 +155,27 @@ static int anchor_write(int fd, struct pms_persist *p, struct pms_janchor *ancho
     struct pms_janchor next = *anchor;
     next.generation++;
     next.crc = anchor_crc(&next);
-    *anchor = next; /* also if this fails: the sector may hold either, and no later anchor may have a lower generation */
+    *anchor = next; /* also if this fails: the sector may hold either, and no later anchor may have
+                       a lower generation */
     return pms_persist_pwrite(p, fd, &next, sizeof next, PMS_OFF_JANCHOR(next.generation & 1));
 }
 
-int pms_anchor_advance(int fd, struct pms_persist *p, struct pms_janchor *anchor, struct pms_error *error)
+int pms_anchor_advance(int fd, struct pms_persist *p, struct pms_janchor *anchor,
+                       struct pms_error *error)
 {
-    /* orders: pages written home, and the twin of the last anchor, before the anchor that relies on both */
+    /* orders: pages written home, and the twin of the last anchor, before the anchor that relies
+     * on both */
     int failed = pms_persist_sync(p, fd);
     if (!failed)
         failed = anchor_write(fd, p, anchor);
-    if (!failed) { /* orders: the anchor before its twin, and before the ring's space is used again */
+    /* orders: the anchor before its twin, and before the ring's space is used again */
+    if (!failed) {
         failed = pms_persist_sync(p, fd);
         if (!failed && anchor_write(fd, p, anchor) == 0)
             return PMS_OK;
     }
-    /* Whichever copy failed or was not synced may be bad now; the other is durable. An odd step makes the next attempt write
-     * the bad one again. */
+    /* Whichever copy failed or was not synced may be bad now; the other is durable. An odd step
+     * makes the next attempt write the bad one again. */
     anchor->generation++;
     if (!failed) /* only the twin did: the anchor itself holds */
         return PMS_OK;
@@ -179,17 +192,18 @@ void pms_anchor_rechain(struct pms_janchor *anchor)
         anchor->chain++;
 }
 
-/* ---- records ------------------------------------------------------------------------------------------------------ */
+/* ---- records ---- */
 
 static bool record_shape(const struct pms_record *record, uint64_t room)
 {
-    return record->bytes <= room && record->image_bytes % PMS_PAGE == 0 && record->image_bytes <= record->bytes
-           && record->bytes - record->image_bytes == pms_record_head(record->run_count);
+    return record->bytes <= room && record->image_bytes % PMS_PAGE == 0 &&
+           record->image_bytes <= record->bytes &&
+           record->bytes - record->image_bytes == pms_record_head(record->run_count);
 }
 
 /* The checksum of the header and of the runs. REQUIRES: record_shape, which bounds run_count. */
-static int record_crc(const struct pms_ring *ring, uint64_t position, const struct pms_record *record, uint32_t *crc,
-                      struct pms_error *error)
+static int record_crc(const struct pms_ring *ring, uint64_t position,
+                      const struct pms_record *record, uint32_t *crc, struct pms_error *error)
 {
     struct pms_record header = *record;
     struct pms_run_reader reader;
@@ -207,22 +221,24 @@ static int record_crc(const struct pms_ring *ring, uint64_t position, const stru
     return PMS_OK;
 }
 
-int pms_record_probe(const struct pms_ring *ring, uint64_t position, uint64_t room, uint64_t head_most,
-                     struct pms_record *record, bool *whole, struct pms_error *error)
+int pms_record_probe(const struct pms_ring *ring, uint64_t position, uint64_t room,
+                     uint64_t head_most, struct pms_record *record, bool *whole,
+                     struct pms_error *error)
 {
     uint32_t crc;
     *whole = false;
     int status = pms_ring_read(ring, position, record, sizeof *record, error);
-    if (status || record->magic != PMS_RECORD_MAGIC || !record_shape(record, room)
-        || pms_record_head(record->run_count) > head_most)
+    if (status || record->magic != PMS_RECORD_MAGIC || !record_shape(record, room) ||
+        pms_record_head(record->run_count) > head_most)
         return status;
     status = record_crc(ring, position, record, &crc, error);
     *whole = !status && crc == record->crc;
     return status;
 }
 
-int pms_record_load(const struct pms_ring *ring, uint64_t position, uint64_t room, uint64_t tx, uint32_t chain,
-                    struct pms_record *record, enum pms_verdict *verdict, struct pms_error *error)
+int pms_record_load(const struct pms_ring *ring, uint64_t position, uint64_t room, uint64_t tx,
+                    uint32_t chain, struct pms_record *record, enum pms_verdict *verdict,
+                    struct pms_error *error)
 {
     bool whole;
     *verdict = PMS_RECORD_ABSENT;
@@ -246,7 +262,8 @@ void pms_runs_start(struct pms_run_reader *reader, const struct pms_ring *ring, 
     reader->have = reader->next = 0;
 }
 
-int pms_runs_next(struct pms_run_reader *reader, struct pms_run *run, uint64_t *image, struct pms_error *error)
+int pms_runs_next(struct pms_run_reader *reader, struct pms_run *run, uint64_t *image,
+                  struct pms_error *error)
 {
     const uint32_t most = sizeof reader->buffer / sizeof reader->buffer[0];
     PMS_ASSERT(reader->left > 0);

@@ -1,7 +1,8 @@
-/* What the journal's commit, writer and recovery share: where a position lies, the anchors, and records as read back.
+/* What the journal's commit, writer and recovery share: where a position lies, the anchors, and
+ * records as read back.
  *
- * The logs of all segments, in order, are one linear space; its first `window` bytes are the ring. A record may wrap, and
- * cross from one segment's log into the next, at any page. */
+ * The logs of all segments, in order, are one linear space; its first `window` bytes are the
+ * ring. A record may wrap, and cross from one segment's log into the next, at any page. */
 #ifndef PMS_JOURNAL_RING_H
 #define PMS_JOURNAL_RING_H
 
@@ -14,11 +15,13 @@
 #include "seam/persist.h"
 #include "base/status.h"
 
-#define PMS_JOURNAL_CHUNK (1u << 20) /* images are streamed in pieces of at most this many bytes */
+#define PMS_JOURNAL_CHUNK                                                  \
+    (1u << 20) /* images are streamed in pieces of at most this many bytes \
+                */
 
 struct pms_ring {
     int fd;
-    int direct;      /* the file opened once more with O_DIRECT, or -1: see pms_ring_read */
+    int direct; /* the file opened once more with O_DIRECT, or -1: see pms_ring_read */
     uint32_t count;
     uint32_t seed;   /* of the records' checksums: pms_session_seed */
     uint64_t bytes;  /* of the linear space */
@@ -31,33 +34,43 @@ struct pms_ring {
 };
 
 /* Fills the map of the linear space; the window starts as all of it. */
-void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super, uint32_t seed);
+void pms_ring_init(struct pms_ring *ring, int fd, const struct pms_superblock *super,
+                   uint32_t seed);
 
-/* The offset in the file of a position; *room = bytes that follow it without a break, in the file and in the ring. */
+/* The offset in the file of a position; *room = bytes that follow it without a break, in the
+ * file and in the ring. */
 uint64_t pms_ring_place(const struct pms_ring *ring, uint64_t position, uint64_t *room);
 
-/* Whole pages at page-aligned addresses pass the page cache by, where the ring has a descriptor for it: what a commit writes is read once, soon,
- * by the writer, and its place not again before the ring has come round. In the page cache it would need new memory all the time.
+/* Whole pages at page-aligned addresses pass the page cache by, where the ring has a descriptor
+ * for it: what a commit writes is read once, soon, by the writer, and its place not again before
+ * the ring has come round. In the page cache it would need new memory all the time.
  * ERRORS: PMS_E_OS; PMS_E_CORRUPT when the file ends before. */
-int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size_t n, struct pms_error *error);
+int pms_ring_read(const struct pms_ring *ring, uint64_t position, void *to, size_t n,
+                  struct pms_error *error);
 int pms_ring_read_home(int fd, uint64_t offset, void *to, size_t n, struct pms_error *error);
 
-/* Writes the vector at a position; changes iov. Not durable. REQUIRES: where the ring has `direct`, whole pages at page-aligned addresses.
+/* Writes the vector at a position; changes iov. Not durable. REQUIRES: where the ring has
+ * `direct`, whole pages at page-aligned addresses.
  * ERRORS: PMS_E_OS. */
-int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t position, struct iovec *iov, int count,
-                   struct pms_error *error);
+int pms_ring_write(const struct pms_ring *ring, struct pms_persist *p, uint64_t position,
+                   struct iovec *iov, int count, struct pms_error *error);
 
-/* Reads the valid anchor with the higher generation and sets ring->window from it. *twins: the other copy says the same.
+/* Reads the valid anchor with the higher generation and sets ring->window from it. *twins: the
+ * other copy says the same.
  * ERRORS: PMS_E_OS; PMS_E_CORRUPT when neither copy is valid. */
-int pms_anchor_read(struct pms_ring *ring, struct pms_janchor *anchor, bool *twins, struct pms_error *error);
+int pms_anchor_read(struct pms_ring *ring, struct pms_janchor *anchor, bool *twins,
+                    struct pms_error *error);
 
-/* Makes everything written through fd durable, then the anchor (generation + 1, in the other copy), then overwrites the
- * copy before with the same again, so that at rest the loss of either copy loses nothing. That twin is not yet durable on return, and
- * need not be. On an error the anchor in force is the one before or the new one, and stands.
+/* Makes everything written through fd durable, then the anchor (generation + 1, in the other
+ * copy), then overwrites the copy before with the same again, so that at rest the loss of either
+ * copy loses nothing. That twin is not yet durable on return, and need not be. On an error the
+ * anchor in force is the one before or the new one, and stands.
  * CRASH: one copy is always valid: each is overwritten only after the other is durable. */
-int pms_anchor_advance(int fd, struct pms_persist *p, struct pms_janchor *anchor, struct pms_error *error);
+int pms_anchor_advance(int fd, struct pms_persist *p, struct pms_janchor *anchor,
+                       struct pms_error *error);
 
-/* A new start of the chain, which no record written before carries. Call before pms_anchor_advance. */
+/* A new start of the chain, which no record written before carries. Call before
+ * pms_anchor_advance. */
 void pms_anchor_rechain(struct pms_janchor *anchor);
 
 static inline uint64_t pms_record_head(uint64_t run_count) /* bytes of header and runs, padded */
@@ -72,15 +85,19 @@ enum pms_verdict {
     PMS_RECORD_WHOLE,  /* so far as was looked */
 };
 
-/* Reads the header at a position and checks it and the runs' checksum: the record must end within room bytes, and be of
- * transaction tx with this chain. Images and run rules are not looked at. */
-int pms_record_load(const struct pms_ring *ring, uint64_t position, uint64_t room, uint64_t tx, uint32_t chain,
-                    struct pms_record *record, enum pms_verdict *verdict, struct pms_error *error);
+/* Reads the header at a position and checks it and the runs' checksum: the record must end
+ * within room bytes, and be of transaction tx with this chain. Images and run rules are not
+ * looked at. */
+int pms_record_load(const struct pms_ring *ring, uint64_t position, uint64_t room, uint64_t tx,
+                    uint32_t chain, struct pms_record *record, enum pms_verdict *verdict,
+                    struct pms_error *error);
 
-/* The same without a transaction to look for: *whole when any header that passes lies here, and it and its runs take at
- * most head_most bytes (a bound on the work that a hostile file can ask for). */
-int pms_record_probe(const struct pms_ring *ring, uint64_t position, uint64_t room, uint64_t head_most,
-                     struct pms_record *record, bool *whole, struct pms_error *error);
+/* The same without a transaction to look for: *whole when any header that passes lies here, and
+ * it and its runs take at most head_most bytes (a bound on the work that a hostile file can ask
+ * for). */
+int pms_record_probe(const struct pms_ring *ring, uint64_t position, uint64_t room,
+                     uint64_t head_most, struct pms_record *record, bool *whole,
+                     struct pms_error *error);
 
 /* Walks the runs of a record; `left` is how many are still to come. */
 struct pms_run_reader {
@@ -94,7 +111,9 @@ struct pms_run_reader {
 void pms_runs_start(struct pms_run_reader *reader, const struct pms_ring *ring, uint64_t position,
                     const struct pms_record *record);
 
-/* REQUIRES: left > 0. *image = position of the run's image (meaningless when run->home). ERRORS: as pms_ring_read. */
-int pms_runs_next(struct pms_run_reader *reader, struct pms_run *run, uint64_t *image, struct pms_error *error);
+/* REQUIRES: left > 0. *image = position of the run's image (meaningless when run->home). ERRORS:
+ * as pms_ring_read. */
+int pms_runs_next(struct pms_run_reader *reader, struct pms_run *run, uint64_t *image,
+                  struct pms_error *error);
 
 #endif

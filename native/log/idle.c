@@ -4,19 +4,23 @@
 
 bool pms_idle_is(const struct pms_undo *u, uint64_t off)
 {
-    return pms_undo_block_tag(u, off) == PMS_TAG_IDLE; /* of the block: a page of it may have been captured alone */
+    /* of the block: a page of it may have been captured alone */
+    return pms_undo_block_tag(u, off) == PMS_TAG_IDLE;
 }
 
 void pms_idle_leave(struct pms_undo *u, uint64_t off) { u->whole[off / PMS_PAGE].left = u->tag; }
 
-bool pms_idle_is_left(const struct pms_undo *u, uint64_t off) { return u->whole[off / PMS_PAGE].left == u->tag; }
+bool pms_idle_is_left(const struct pms_undo *u, uint64_t off)
+{
+    return u->whole[off / PMS_PAGE].left == u->tag;
+}
 
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     PMS_ASSERT(!pms_idle_is_left(u, off));
     if (pms_idle_is(u, off) && pms_map_all_writable(u->map, off, len))
         return;
-    pms_snapshot_keep(u, off, len); /* I6 */
+    pms_snapshot_keep(u, off, len);          /* I6 */
     if (!u->whole[off / PMS_PAGE].tag.pages) /* the first time */
         pms_map_set_apart(u->map, off, len);
     pms_undo_lock(u);
@@ -36,7 +40,9 @@ void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uin
 
 void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
 {
-    if (!pms_idle_is(u, off)) /* never opened: it is the version before, which open snapshots may need, and is stored to from now on (I6) */
+    /* never opened: it is the version before, which open snapshots may need, and is stored to
+     * from now on (I6) */
+    if (!pms_idle_is(u, off))
         pms_snapshot_keep(u, off, len);
     pms_undo_lock(u);
     pms_idle_publish_locked(u, off, len, used);
@@ -52,6 +58,7 @@ void pms_idle_close(struct pms_undo *u, uint64_t off, uint64_t len)
     if (err)
         err = pms_map_protect(u->map, 0, u->map->bytes); /* one mapping of all: can not run out */
     PMS_ASSERT(err == 0);
-    pms_undo_tag_block(u, off, len, 0); /* after the protection: a page that needs a pre-image is never writable */
+    /* after the protection: a page that needs a pre-image is never writable */
+    pms_undo_tag_block(u, off, len, 0);
     pms_undo_unlock(u);
 }

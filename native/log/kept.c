@@ -1,4 +1,5 @@
-/* What open snapshots need of pages that change: kept as they were when the running transaction began. */
+/* What open snapshots need of pages that change: kept as they were when the running transaction
+ * began. */
 #include <time.h>
 
 #include "base/quiet.h"
@@ -17,7 +18,8 @@ static uint64_t now_ns(void)
 
 static bool needs(const struct pms_snapshot *s, uint64_t page)
 {
-    if (s->lost || page >= s->pages || atomic_load_explicit(&s->slot[page], memory_order_relaxed) != 0)
+    if (s->lost || page >= s->pages ||
+        atomic_load_explicit(&s->slot[page], memory_order_relaxed) != 0)
         return false;
     return !s->live || (page / s->live_pages < s->live_count && s->live[page / s->live_pages]);
 }
@@ -49,7 +51,8 @@ static uint32_t take_number(struct pms_snapshots *all) /* 0: the bound is reache
     return all->free_count ? all->free[--all->free_count] : (uint32_t)++all->made;
 }
 
-/* ---- keeping pages as they were when the running transaction began ---- REQUIRES: the log lock ---- */
+/* ---- keeping pages as they were when the running transaction began ---- REQUIRES: the log lock
+ * ---- */
 
 /* A kept page is made: all snapshots that need it refer to it. */
 static void publish(struct pms_snapshots *all, uint64_t page, uint32_t number)
@@ -64,7 +67,8 @@ static void publish(struct pms_snapshots *all, uint64_t page, uint32_t number)
     PMS_ASSERT(all->refs[number] > 0);
 }
 
-/* Lays the entries from the first one on over the pages being made, newest first: the oldest pre-image of a byte is the true one. */
+/* Lays the entries from the first one on over the pages being made, newest first: the oldest
+ * pre-image of a byte is the true one. */
 static void finish_batch(struct pms_undo *u, uint64_t first)
 {
     struct pms_snapshots *all = u->snapshots;
@@ -73,9 +77,11 @@ static void finish_batch(struct pms_undo *u, uint64_t first)
         uint64_t target = t->target, image = t->image, end = target + t->len;
         all->looks++;
         for (uint64_t at = target; at < end;) {
-            uint64_t page = at / PMS_PAGE, to = (page + 1) * PMS_PAGE < end ? (page + 1) * PMS_PAGE : end;
+            uint64_t page = at / PMS_PAGE,
+                     to = (page + 1) * PMS_PAGE < end ? (page + 1) * PMS_PAGE : end;
             if (all->building[page])
-                pms_quiet_copy(pms_snapshot_kept(all, all->building[page]) + at % PMS_PAGE, u->log + image + (at - target), to - at);
+                pms_quiet_copy(pms_snapshot_kept(all, all->building[page]) + at % PMS_PAGE,
+                               u->log + image + (at - target), to - at);
             at = to;
         }
     }
@@ -87,8 +93,10 @@ static void finish_batch(struct pms_undo *u, uint64_t first)
     all->batch_count = 0;
 }
 
-/* Keeps a page whose content is at `at`; in parts: entries still have to be laid over it (finish_batch). false: no room. */
-static bool keep_page(struct pms_snapshots *all, uint64_t page, const unsigned char *at, bool in_parts)
+/* Keeps a page whose content is at `at`; in parts: entries still have to be laid over it
+ * (finish_batch). false: no room. */
+static bool keep_page(struct pms_snapshots *all, uint64_t page, const unsigned char *at,
+                      bool in_parts)
 {
     if (all->building[page] || !any_needs(all, page))
         return true;
@@ -118,9 +126,12 @@ void pms_snapshot_lose(struct pms_snapshots *all, struct pms_snapshot *s)
     }
 }
 
-struct wait { uint64_t began, now; }; /* of one writer; 0: it has not waited yet */
+struct wait {
+    uint64_t began, now;
+}; /* of one writer; 0: it has not waited yet */
 
-/* Waits until something was released; gives up snapshots whose time is over. REQUIRES: the log lock, given up meanwhile. */
+/* Waits until something was released; gives up snapshots whose time is over. REQUIRES: the log
+ * lock, given up meanwhile. */
 static void wait_for_room(struct pms_undo *u, struct wait *w)
 {
     struct pms_snapshots *all = u->snapshots;
@@ -146,22 +157,24 @@ static void wait_for_room(struct pms_undo *u, struct wait *w)
     all->writers--;
 }
 
-/* The pages of an entry above which all are kept. One that it has whole is what the log has: an older entry would have had it kept. */
+/* The pages of an entry above which all are kept. One that it has whole is what the log has: an
+ * older entry would have had it kept. */
 static bool keep_entry(struct pms_undo *u, const struct pms_taken *t)
 {
     uint64_t from = t->target, to = from + t->len;
     for (uint64_t page = from / PMS_PAGE; page * PMS_PAGE < to; page++) {
         uint64_t at = page * PMS_PAGE;
         bool whole = at >= from && at + PMS_PAGE <= to;
-        const unsigned char *image = whole ? u->log + t->image + (at - from) : pms_map_at(u->map, at);
+        const unsigned char *image = whole ? u->log + t->image + (at - from)
+                                           : pms_map_at(u->map, at);
         if (!keep_page(u->snapshots, page, image, !whole))
             return false;
     }
     return true;
 }
 
-/* Keeps what the entries of the running transaction have pre-images of, each entry once: what was kept is not needed again, until
- * another snapshot is opened. false: no room for all. */
+/* Keeps what the entries of the running transaction have pre-images of, each entry once: what
+ * was kept is not needed again, until another snapshot is opened. false: no room for all. */
 static bool keep_entries(struct pms_undo *u)
 {
     struct pms_snapshots *all = u->snapshots;
@@ -174,11 +187,13 @@ static bool keep_entries(struct pms_undo *u)
     return i == n;
 }
 
-/* A page that this transaction has not changed yet is what the store has. Of one that it has, entries may tell otherwise: those of all
- * pages are kept then, as the commit would do it. To look for this one's alone took as long, for every block that is made. */
+/* A page that this transaction has not changed yet is what the store has. Of one that it has,
+ * entries may tell otherwise: those of all pages are kept then, as the commit would do it. To
+ * look for this one's alone took as long, for every block that is made. */
 static bool keep_span(struct pms_undo *u, uint64_t off, uint64_t bytes)
 {
-    for (uint64_t page = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE; page <= last; page++) {
+    for (uint64_t page = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE; page <= last;
+         page++) {
         if (!any_needs(u->snapshots, page))
             continue;
         if (pms_undo_page_changed(u, page) == u->tag && !keep_entries(u))

@@ -8,12 +8,14 @@
 #include "log/snapshot_state.h"
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
-#define STRETCH 512u            /* pages of one optimistic copy: 2 MiB */
-#define STRETCH_LOCKED 32u      /* when writers are too fast for that: copied under the log lock */
+#define STRETCH 512u       /* pages of one optimistic copy: 2 MiB */
+#define STRETCH_LOCKED 32u /* when writers are too fast for that: copied under the log lock */
 #define TRIES 4
-#define LOOK_MOST 4096u         /* entries that are looked through twice */
-#define STRETCH_FREED 1024u     /* pages given back at once: 4 MiB */
-#define SLACK 8u                /* memory for kept pages is this much of it larger than asked for: the next snapshot's bound may be */
+#define LOOK_MOST 4096u     /* entries that are looked through twice */
+#define STRETCH_FREED 1024u /* pages given back at once: 4 MiB */
+/* memory for kept pages is this much of it larger than asked for: the next snapshot's bound may
+ * be */
+#define SLACK 8u
 
 static void *reserve(uint64_t bytes)
 {
@@ -69,8 +71,9 @@ static struct pms_snapshots *shared_new(const struct pms_undo *u, uint64_t bound
     return NULL;
 }
 
-/* What the next snapshot of the store uses: a commit that keeps pages in memory which was never touched waits for the system to make
- * it. Puts a smaller one to be freed into *all. REQUIRES: the log lock; no snapshot is open. */
+/* What the next snapshot of the store uses: a commit that keeps pages in memory which was never
+ * touched waits for the system to make it. Puts a smaller one to be freed into *all. REQUIRES:
+ * the log lock; no snapshot is open. */
 static struct pms_snapshots *shared_choose(struct pms_undo *u, struct pms_snapshots **all)
 {
     struct pms_snapshots *spare = u->spare_snapshots, *made = *all;
@@ -81,7 +84,8 @@ static struct pms_snapshots *shared_choose(struct pms_undo *u, struct pms_snapsh
     PMS_ASSERT(!spare->first && !spare->used && !spare->batch_count);
     *all = made;
     spare->room = made->room;
-    spare->peak = spare->free_count = spare->made = 0; /* pages that were used before are used first */
+    /* pages that were used before are used first */
+    spare->peak = spare->free_count = spare->made = 0;
     return spare;
 }
 
@@ -103,8 +107,8 @@ static void snapshot_free(struct pms_snapshot *s)
     free(s);
 }
 
-int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, uint64_t bound_bytes, int64_t max_wait_ns,
-                      struct pms_snapshot **out, struct pms_error *error)
+int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, uint64_t bound_bytes,
+                      int64_t max_wait_ns, struct pms_snapshot **out, struct pms_error *error)
 {
     struct pms_snapshot *s = calloc(1, sizeof *s);
     struct pms_snapshots *all = shared_new(u, bound_bytes);
@@ -128,7 +132,8 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
         pms_undo_unlock(u);
         shared_free(all);
         snapshot_free(s);
-        return pms_fail(error, PMS_E_STATE, "the running transaction has too many pieces for a snapshot: commit first");
+        return pms_fail(error, PMS_E_STATE,
+                        "the running transaction has too many pieces for a snapshot: commit first");
     }
     if (!u->snapshots || (!u->snapshots->first && !u->snapshots->writers)) {
         struct pms_snapshots *empty = u->snapshots; /* writers had waited in it */
@@ -187,7 +192,8 @@ static struct pms_snapshots *unlist(struct pms_undo *u, struct pms_snapshot *s)
     pms_snapshot_lose(all, s);
     wake_writers(all);
     if (all->first || all->writers)
-        return NULL; /* with writers in it, it stays, empty, for the next snapshot or until the store closes */
+        /* with writers in it, it stays, empty, for the next snapshot or until the store closes */
+        return NULL;
     u->snapshots = NULL;
     return shared_spare(u, all);
 }
@@ -200,8 +206,9 @@ static bool is_detached(struct pms_snapshot *s)
     return detached;
 }
 
-/* A snapshot that is about to be closed, if it is the only one: the system may take the memory of kept pages back from now on, and until it
- * does they cost nothing to use again. A stretch at a time, for faults wait for the log lock (8 ms for 112 MB on small pages). */
+/* A snapshot that is about to be closed, if it is the only one: the system may take the memory
+ * of kept pages back from now on, and until it does they cost nothing to use again. A stretch at
+ * a time, for faults wait for the log lock (8 ms for 112 MB on small pages). */
 static void let_memory_go(struct pms_snapshot *s)
 {
     struct pms_undo *u = s->undo;
@@ -213,9 +220,12 @@ static void let_memory_go(struct pms_snapshot *s)
             pms_snapshot_lose(all, s);
             wake_writers(all);
         }
-        more = s->listed && all->first == s && !s->next && !all->writers && !all->used && at < all->made;
+        more = s->listed && all->first == s && !s->next && !all->writers && !all->used &&
+               at < all->made;
         if (more) {
-            uint64_t pages = STRETCH_FREED - (uintptr_t)(all->page + at * PMS_PAGE) / PMS_PAGE % STRETCH_FREED; /* whole huge pages */
+            /* whole huge pages */
+            uint64_t pages = STRETCH_FREED -
+                             (uintptr_t)(all->page + at * PMS_PAGE) / PMS_PAGE % STRETCH_FREED;
             pages = pages < all->made - at ? pages : all->made - at;
             (void)madvise(all->page + at * PMS_PAGE, pages * PMS_PAGE, MADV_FREE);
             at += pages;
@@ -224,8 +234,8 @@ static void let_memory_go(struct pms_snapshot *s)
     }
 }
 
-/* The store may be closing in another thread. What that one has not picked from the list before it is off the list it never sees; what it
- * has picked stays until it lets go. */
+/* The store may be closing in another thread. What that one has not picked from the list before
+ * it is off the list it never sees; what it has picked stays until it lets go. */
 void pms_snapshot_close(struct pms_snapshot *s)
 {
     if (enter(s)) {
@@ -251,7 +261,8 @@ void pms_snapshot_detach_all(struct pms_undo *u)
             s->detached = true;
             pms_lock_release(&s->gate);
         }
-        struct pms_snapshots *rest = s ? NULL : u->snapshots, *spare = s ? NULL : u->spare_snapshots;
+        struct pms_snapshots *rest = s ? NULL : u->snapshots,
+                             *spare = s ? NULL : u->spare_snapshots;
         u->snapshots = s ? u->snapshots : NULL;
         u->spare_snapshots = s ? u->spare_snapshots : NULL;
         pms_undo_unlock(u);
@@ -273,7 +284,8 @@ void pms_snapshot_detach_all(struct pms_undo *u)
         struct pms_snapshots *last = unlist(u, s);
         pms_undo_unlock(u);
         shared_free(last);
-        atomic_store(&s->let_go, 1); /* from here on it may be gone: the kernel looks at the address alone */
+        /* from here on it may be gone: the kernel looks at the address alone */
+        atomic_store(&s->let_go, 1);
         pms_futex_wake(&s->let_go, 1);
     }
 }
@@ -287,7 +299,8 @@ static bool is_state(const struct pms_superblock *super, uint64_t page)
         return true;
     for (uint32_t i = 0; i < super->segment_count; i++) {
         const struct pms_segment *g = &super->segment[i];
-        if ((off >= g->table_off && off < g->log_off) || (off >= g->data_off && off < g->data_off + g->data_pages * PMS_PAGE))
+        if ((off >= g->table_off && off < g->log_off) ||
+            (off >= g->data_off && off < g->data_off + g->data_pages * PMS_PAGE))
             return true;
     }
     return false;
@@ -309,15 +322,18 @@ static bool copy_kept(struct stretch *x, uint64_t i)
     if (number == 0)
         return false;
     if (number == PMS_SNAPSHOT_DONE)
-        memset(x->dst + i * PMS_PAGE, 0, PMS_PAGE); /* released, or lost: the caller is told or does not care */
+        /* released, or lost: the caller is told or does not care */
+        memset(x->dst + i * PMS_PAGE, 0, PMS_PAGE);
     else
         pms_quiet_copy(x->dst + i * PMS_PAGE, pms_snapshot_kept(all, number), PMS_PAGE);
     x->source[i] = FROM_KEPT;
     return true;
 }
 
-/* The part of entry e that concerns the stretch: [*at, *end) of the store, from *image on in the log. false: none. */
-static bool part_of(const struct stretch *x, uint64_t e, uint64_t *at, uint64_t *end, uint64_t *image)
+/* The part of entry e that concerns the stretch: [*at, *end) of the store, from *image on in the
+ * log. false: none. */
+static bool part_of(const struct stretch *x, uint64_t e, uint64_t *at, uint64_t *end,
+                    uint64_t *image)
 {
     const struct pms_taken *t = &x->s->undo->taken[e];
     uint64_t from = x->first * PMS_PAGE, to = from + x->count * PMS_PAGE;
@@ -330,7 +346,8 @@ static bool part_of(const struct stretch *x, uint64_t e, uint64_t *at, uint64_t 
     return target < to && *at < *end;
 }
 
-/* Which pages one of the n entries of the running transaction has whole, and none before it a part of. */
+/* Which pages one of the n entries of the running transaction has whole, and none before it a
+ * part of. */
 static void look_in_log(struct stretch *x, uint64_t n, uint64_t log_end)
 {
     uint64_t at, end, image;
@@ -339,7 +356,8 @@ static void look_in_log(struct stretch *x, uint64_t n, uint64_t log_end)
         if (!part_of(x, e, &at, &end, &image))
             continue;
         if (image + (end - at) > log_end)
-            return; /* parts of two entries: the transaction ended meanwhile, and the caller will notice */
+            /* parts of two entries: the transaction ended meanwhile, and the caller will notice */
+            return;
         for (uint64_t next; at < end; image += next - at, at = next) {
             next = (at / PMS_PAGE + 1) * PMS_PAGE < end ? (at / PMS_PAGE + 1) * PMS_PAGE : end;
             x->image[at / PMS_PAGE - x->first] = next - at == PMS_PAGE ? image : 0;
@@ -347,7 +365,8 @@ static void look_in_log(struct stretch *x, uint64_t n, uint64_t log_end)
     }
 }
 
-/* What the log has whole is taken from there: in the store somebody is writing to it now, on another core, and it would be laid over anyway. */
+/* What the log has whole is taken from there: in the store somebody is writing to it now, on
+ * another core, and it would be laid over anyway. */
 static void copy_now(struct stretch *x)
 {
     const struct pms_undo *u = x->s->undo;
@@ -364,7 +383,8 @@ static void copy_now(struct stretch *x)
     }
 }
 
-/* Pages of the store become what they were when the transaction of the first n entries began. log_end: of the log's last extent. */
+/* Pages of the store become what they were when the transaction of the first n entries began.
+ * log_end: of the log's last extent. */
 static void lay_over(struct stretch *x, uint64_t n, uint64_t log_end)
 {
     uint64_t at, end, image;
@@ -379,7 +399,8 @@ static void lay_over(struct stretch *x, uint64_t n, uint64_t log_end)
         for (uint64_t next; at < end; image += next - at, at = next) {
             next = (at / PMS_PAGE + 1) * PMS_PAGE < end ? (at / PMS_PAGE + 1) * PMS_PAGE : end;
             if (x->source[at / PMS_PAGE - x->first] == FROM_STORE)
-                pms_quiet_copy(x->dst + (at - x->first * PMS_PAGE), x->s->undo->log + image, next - at);
+                pms_quiet_copy(x->dst + (at - x->first * PMS_PAGE), x->s->undo->log + image,
+                               next - at);
         }
     }
 }
@@ -391,7 +412,8 @@ static uint64_t log_end(const struct pms_undo *u)
     return last->off + last->bytes;
 }
 
-/* Entries are immutable while their transaction runs: laid over without the lock, and thrown away if it ended meanwhile. */
+/* Entries are immutable while their transaction runs: laid over without the lock, and thrown
+ * away if it ended meanwhile. */
 static bool try_stretch(struct stretch *x)
 {
     struct pms_undo *u = x->s->undo;
@@ -443,10 +465,13 @@ static int lost(struct pms_snapshot *s, struct pms_error *error)
     pms_undo_unlock(s->undo);
     if (!gone)
         return PMS_OK;
-    return pms_fail(error, PMS_E_STATE, "the snapshot was given up: a commit waited too long for room to keep pages for it");
+    return pms_fail(
+        error, PMS_E_STATE,
+        "the snapshot was given up: a commit waited too long for room to keep pages for it");
 }
 
-int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst, struct pms_error *error)
+int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void *dst,
+                      struct pms_error *error)
 {
     if (off % PMS_PAGE || bytes % PMS_PAGE || off > (1ull << 50) || bytes > (1ull << 50))
         return pms_fail(error, PMS_E_INVALID, "a snapshot is read in whole pages");
@@ -459,28 +484,34 @@ int pms_snapshot_read(struct pms_snapshot *s, uint64_t off, uint64_t bytes, void
         x.first += x.count;
         x.dst += x.count * PMS_PAGE;
     }
-    int status = lost(s, error); /* afterwards: what was copied is whole unless it was lost before */
+    /* afterwards: what was copied is whole unless it was lost before */
+    int status = lost(s, error);
     leave(s);
     return status;
 }
 
-/* A transaction marks a page as changed before it makes it writable. Without such a mark only idle slots are written to: those opened since
- * were kept first (I6), unless the snapshot was lost; the others are told by their tag. */
+/* A transaction marks a page as changed before it makes it writable. Without such a mark only
+ * idle slots are written to: those opened since were kept first (I6), unless the snapshot was
+ * lost; the others are told by their tag. */
 static bool is_untouched(const struct pms_snapshot *s, uint64_t page)
 {
     const struct pms_undo *u = s->undo;
-    return page < s->pages && is_state(&s->super, page) && atomic_load_explicit(&s->slot[page], memory_order_acquire) == 0 &&
+    return page < s->pages && is_state(&s->super, page) &&
+           atomic_load_explicit(&s->slot[page], memory_order_acquire) == 0 &&
            pms_undo_page_changed(u, page) < s->tag && pms_undo_page_tag(u, page) != PMS_TAG_IDLE;
 }
 
-bool pms_snapshot_in_place(struct pms_snapshot *s, uint64_t off, uint64_t bytes, const unsigned char **at, uint32_t *crc)
+bool pms_snapshot_in_place(struct pms_snapshot *s, uint64_t off, uint64_t bytes,
+                           const unsigned char **at, uint32_t *crc)
 {
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0);
     if (!enter(s))
         return false;
     uint64_t page = off / PMS_PAGE, end = page + bytes / PMS_PAGE;
-    pms_full_fence(); /* what the caller has read, before the marks that tell whether it may have changed */
-    /* A store that the caller has seen was made under the lock after its mark, or faulted and took it: the mark is seen from here on. */
+    /* what the caller has read, before the marks that tell whether it may have changed */
+    pms_full_fence();
+    /* A store that the caller has seen was made under the lock after its mark, or faulted and
+     * took it: the mark is seen from here on. */
     pms_undo_lock(s->undo);
     bool untouched = !s->lost;
     pms_undo_unlock(s->undo);
@@ -502,7 +533,8 @@ void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)
         return;
     struct pms_snapshots *all = s->undo->snapshots;
     pms_undo_lock(s->undo);
-    for (uint64_t p = off / PMS_PAGE, end = (off + bytes) / PMS_PAGE; p < end && p < s->pages; p++) {
+    for (uint64_t p = off / PMS_PAGE, end = (off + bytes) / PMS_PAGE; p < end && p < s->pages;
+         p++) {
         uint32_t number = atomic_load_explicit(&s->slot[p], memory_order_relaxed);
         atomic_store_explicit(&s->slot[p], PMS_SNAPSHOT_DONE, memory_order_relaxed);
         if (number && number != PMS_SNAPSHOT_DONE)
@@ -513,7 +545,8 @@ void pms_snapshot_release(struct pms_snapshot *s, uint64_t off, uint64_t bytes)
     leave(s);
 }
 
-int pms_snapshot_only(struct pms_snapshot *s, uint64_t chunk_bytes, const uint8_t *live, uint64_t chunks, struct pms_error *error)
+int pms_snapshot_only(struct pms_snapshot *s, uint64_t chunk_bytes, const uint8_t *live,
+                      uint64_t chunks, struct pms_error *error)
 {
     PMS_ASSERT(chunk_bytes >= PMS_PAGE && chunk_bytes % PMS_PAGE == 0 && !s->live);
     uint8_t *copy = malloc(chunks ? chunks : 1);
@@ -536,7 +569,8 @@ int pms_snapshot_only(struct pms_snapshot *s, uint64_t chunk_bytes, const uint8_
 
 /* ---- asking ---- */
 
-void pms_snapshot_changed(const struct pms_snapshot *s, uint64_t since, uint64_t chunk_bytes, uint8_t *changed, uint64_t chunks)
+void pms_snapshot_changed(const struct pms_snapshot *s, uint64_t since, uint64_t chunk_bytes,
+                          uint8_t *changed, uint64_t chunks)
 {
     uint64_t pages = chunk_bytes / PMS_PAGE;
     if (!enter((struct pms_snapshot *)(uintptr_t)s)) {
@@ -562,8 +596,11 @@ void pms_snapshot_get_stats(struct pms_snapshot *s, struct pms_snapshot_stats *s
         return;
     pms_undo_lock(s->undo);
     const struct pms_snapshots *all = s->undo->snapshots;
-    *stats = (struct pms_snapshot_stats){.kept_bytes = all->used * PMS_PAGE, .peak_bytes = all->peak * PMS_PAGE,
-                                         .bound_bytes = all->room * PMS_PAGE, .waits = s->waits, .wait_ns = s->wait_ns};
+    *stats = (struct pms_snapshot_stats){.kept_bytes = all->used * PMS_PAGE,
+                                         .peak_bytes = all->peak * PMS_PAGE,
+                                         .bound_bytes = all->room * PMS_PAGE,
+                                         .waits = s->waits,
+                                         .wait_ns = s->wait_ns};
     pms_undo_unlock(s->undo);
     leave(s);
 }

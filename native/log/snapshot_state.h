@@ -1,4 +1,5 @@
-/* Open snapshots themselves, for snapshot.c (opening, reading) and kept.c (what they need of pages that change). */
+/* Open snapshots themselves, for snapshot.c (opening, reading) and kept.c (what they need of
+ * pages that change). */
 #ifndef PMS_LOG_SNAPSHOT_STATE_H
 #define PMS_LOG_SNAPSHOT_STATE_H
 
@@ -6,19 +7,22 @@
 
 #define PMS_SNAPSHOT_DONE UINT32_MAX /* in a slot: released */
 
-/* What all open snapshots of a store share. Kept pages are numbered from 1; 0 in a slot: nothing kept, still needed. */
+/* What all open snapshots of a store share. Kept pages are numbered from 1; 0 in a slot: nothing
+ * kept, still needed. */
 struct pms_snapshots {
     struct pms_snapshot *first;
-    unsigned char *page;       /* kept pages */
-    uint32_t *refs;            /* of each: snapshots that need it */
-    uint32_t *free;            /* stack of numbers given back */
-    uint32_t *building;        /* by page of the store: number of a kept page that is being made */
-    uint64_t *batch;           /* pages being made */
-    uint64_t *page_of;         /* of each kept page: which page of the store it is */
+    unsigned char *page; /* kept pages */
+    uint32_t *refs;      /* of each: snapshots that need it */
+    uint32_t *free;      /* stack of numbers given back */
+    uint32_t *building;  /* by page of the store: number of a kept page that is being made */
+    uint64_t *batch;     /* pages being made */
+    uint64_t *page_of;   /* of each kept page: which page of the store it is */
     uint64_t batch_count;
-    uint64_t done_tag, done;   /* of this transaction the first `done` entries have nothing (more) that any of the snapshots needs */
-    uint64_t looks;            /* entries looked at so far, to keep their pages */
-    uint64_t capacity;         /* pages that the arrays have a place for */
+    /* of this transaction the first `done` entries have nothing (more) that any of the snapshots
+     * needs */
+    uint64_t done_tag, done;
+    uint64_t looks;                              /* entries looked at so far, to keep their pages */
+    uint64_t capacity;                           /* pages that the arrays have a place for */
     uint64_t room, used, peak, free_count, made; /* pages */
     uint64_t store_pages;
     uint32_t writers;          /* that wait */
@@ -29,20 +33,21 @@ struct pms_snapshot {
     struct pms_undo *undo;
     struct pms_snapshot *next;
     struct pms_superblock super;
-    uint64_t tag;              /* transaction that ran when it was opened: the first whose writes do not belong to it */
-    uint64_t pages;            /* of the store then */
-    _Atomic uint32_t *slot;    /* by page */
-    uint8_t *live;             /* by chunk, or NULL: what will be read at all */
+    /* transaction that ran when it was opened: the first whose writes do not belong to it */
+    uint64_t tag;
+    uint64_t pages;                  /* of the store then */
+    _Atomic uint32_t *slot;          /* by page */
+    uint8_t *live;                   /* by chunk, or NULL: what will be read at all */
     uint64_t live_pages, live_count; /* pages a chunk; chunks */
     int64_t max_wait_ns;
     uint64_t waits, wait_ns;
-    bool lost;                 /* a writer waited too long: under the log lock */
-    bool listed;               /* under the log lock */
-    struct pms_lock gate;      /* protects the next two, and outlives the store */
+    bool lost;            /* a writer waited too long: under the log lock */
+    bool listed;          /* under the log lock */
+    struct pms_lock gate; /* protects the next two, and outlives the store */
     bool detached;
     uint32_t inside;
-    _Atomic uint32_t left;     /* +1 when a reader leaves */
-    _Atomic uint32_t let_go;   /* 1: who detached it will not look at it again */
+    _Atomic uint32_t left;   /* +1 when a reader leaves */
+    _Atomic uint32_t let_go; /* 1: who detached it will not look at it again */
 };
 
 /* All of these: REQUIRES the log lock. */

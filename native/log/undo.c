@@ -9,17 +9,21 @@
 #include "base/quiet.h"
 #include "log/snapshot.h"
 
-#define ENTRY_INLINE 32u              /* a pre-image of at most this size shares its header's line */
-#define ENTRY_MAX (2u << 20)          /* bytes of pre-image in one entry */
-#define PARALLEL_PIECES 512u          /* entries of one parallel batch */
-#define SMALL_RANGE (64u << 10)       /* PMS_HOT_RANGE_MAX */
-#define DIRTY_SPACING PMS_LINE        /* ranges are merged, and blocks are a line at least */
-#define DIRTY_ROOM_MAX (1ull << 27)   /* ranges; address space only, memory as they come */
+/* a pre-image of at most this size shares its header's line */
+#define ENTRY_INLINE 32u
+#define ENTRY_MAX (2u << 20)        /* bytes of pre-image in one entry */
+#define PARALLEL_PIECES 512u        /* entries of one parallel batch */
+#define SMALL_RANGE (64u << 10)     /* PMS_HOT_RANGE_MAX */
+#define DIRTY_SPACING PMS_LINE      /* ranges are merged, and blocks are a line at least */
+#define DIRTY_ROOM_MAX (1ull << 27) /* ranges; address space only, memory as they come */
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
 
-static uint64_t image_offset(uint32_t len) { return len <= ENTRY_INLINE ? sizeof(struct pms_entry) : PMS_LINE; }
+static uint64_t image_offset(uint32_t len)
+{
+    return len <= ENTRY_INLINE ? sizeof(struct pms_entry) : PMS_LINE;
+}
 
 static uint64_t entry_bytes(uint64_t len)
 {
@@ -38,7 +42,8 @@ static void unreserve(void *p, uint64_t bytes)
         munmap(p, (size_t)bytes);
 }
 
-int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, struct pms_error *error)
+int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log,
+                  struct pms_error *error)
 {
     memset(u, 0, sizeof *u);
     u->map = map;
@@ -46,7 +51,8 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->volatile_log = volatile_log;
     u->log_persist = volatile_log ? &u->volatile_persist : map->persist;
     uint64_t pages = map->reserve / PMS_PAGE;
-    u->dirty_room = map->reserve / DIRTY_SPACING < DIRTY_ROOM_MAX ? map->reserve / DIRTY_SPACING : DIRTY_ROOM_MAX;
+    u->dirty_room = map->reserve / DIRTY_SPACING < DIRTY_ROOM_MAX ? map->reserve / DIRTY_SPACING
+                                                                  : DIRTY_ROOM_MAX;
     u->page_tag = reserve(pages * sizeof *u->page_tag);
     u->granule = reserve(pages * sizeof *u->granule);
     u->born = reserve(pages * sizeof *u->born);
@@ -57,7 +63,8 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool volatile_log, st
     u->changed = reserve(pages * sizeof *u->changed);
     u->whole = reserve(pages * sizeof *u->whole);
     u->log = volatile_log ? reserve(map->reserve) : map->engine;
-    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->steady || !u->taken || !u->changed || !u->whole || !u->log) {
+    if (!u->page_tag || !u->granule || !u->born || !u->dirty || !u->steady || !u->taken ||
+        !u->changed || !u->whole || !u->log) {
         int status = pms_fail_errno(error, "reserving memory for the undo log");
         pms_undo_close(u);
         return status;
@@ -83,7 +90,8 @@ void pms_undo_close(struct pms_undo *u)
     memset(u, 0, sizeof *u);
 }
 
-/* A log in memory: beyond its first part, which is all that small transactions use, it lies on huge pages, cheaper by far to touch first. */
+/* A log in memory: beyond its first part, which is all that small transactions use, it lies on
+ * huge pages, cheaper by far to touch first. */
 static void prefer_huge(struct pms_undo *u, const struct pms_log_extent *extent)
 {
     uint64_t from = round_up(extent->off + PMS_HUGE, PMS_HUGE), to = extent->off + extent->bytes;
@@ -94,7 +102,8 @@ static void prefer_huge(struct pms_undo *u, const struct pms_log_extent *extent)
 void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super)
 {
     for (uint32_t i = 0; i < super->segment_count; i++) {
-        u->extent[i + 1] = (struct pms_log_extent){super->segment[i].log_off, super->segment[i].log_bytes};
+        u->extent[i + 1] = (struct pms_log_extent){super->segment[i].log_off,
+                                                   super->segment[i].log_bytes};
         prefer_huge(u, &u->extent[i + 1]);
     }
     u->extent_count = super->segment_count + 1;
@@ -102,7 +111,8 @@ void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super
 
 uint64_t pms_undo_capacity(const struct pms_undo *u)
 {
-    uint64_t sum = 0; /* the fast log is a bonus; at an extent's end at most one page and a header stay unused */
+    /* the fast log is a bonus; at an extent's end at most one page and a header stay unused */
+    uint64_t sum = 0;
     for (uint32_t i = 1; i < u->extent_count; i++)
         sum += u->extent[i].bytes > 2 * PMS_PAGE ? u->extent[i].bytes - 2 * PMS_PAGE : 0;
     return sum;
@@ -171,10 +181,11 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
     return p;
 }
 
-/* Runs on any thread and in the fault handler. What is checksummed is the copy: the source is read once, since what no page protection stops
- * (a device, a read into pinned pages that is still under way) may store to it meanwhile. steady: this thread's, for a block at a time. */
-static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e, const unsigned char *src,
-                        void *steady)
+/* Runs on any thread and in the fault handler. What is checksummed is the copy: the source is
+ * read once, since what no page protection stops (a device, a read into pinned pages that is
+ * still under way) may store to it meanwhile. steady: this thread's, for a block at a time. */
+static void write_entry(const struct pms_undo *u, struct pms_persist *p, const struct piece *e,
+                        const unsigned char *src, void *steady)
 {
     unsigned char *dst = u->log + e->pos;
     struct {
@@ -202,7 +213,8 @@ struct batch {
 static void write_piece_by(struct batch *b, size_t i, void *steady)
 {
     write_entry(b->u, &b->counters[i], &b->piece[i], b->u->map->user + b->piece[i].target, steady);
-    /* This core's copies before whatever the caller lets happen next: an sfence orders one core's stores only. */
+    /* This core's copies before whatever the caller lets happen next: an sfence orders one
+     * core's stores only. */
     pms_persist_fence(&b->counters[i]);
 }
 
@@ -221,11 +233,13 @@ static void write_piece(void *ctx, size_t i)
         write_piece_by_worker(b, i);
 }
 
-/* Too large for the handler's stack. Two stores may capture at once: the lock is held from gather to gathered. */
+/* Too large for the handler's stack. Two stores may capture at once: the lock is held from
+ * gather to gathered. */
 static struct batch batch;
 static struct pms_lock parallel_lock;
 
-void pms_undo_after_fork_in_child(void) { atomic_store(&parallel_lock.word, 0); } /* who held it did not come with us */
+/* who held it did not come with us */
+void pms_undo_after_fork_in_child(void) { atomic_store(&parallel_lock.word, 0); }
 
 static void copy_batch(struct pms_undo *u)
 {
@@ -263,12 +277,14 @@ static void gather_entry(struct pms_undo *u, const struct piece *p)
 
 #define FILL_MIN 64u /* words */
 
-/* Thousands of pages are marked at once where a large block changes: as fast as the memory takes it. Each word is whole at any time. */
+/* Thousands of pages are marked at once where a large block changes: as fast as the memory takes
+ * it. Each word is whole at any time. */
 static void fill(_Atomic uint64_t *word, uint64_t count, uint64_t value)
 {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
     if (count >= FILL_MIN) {
-        __asm__ volatile("rep stosq" : "+D"(word), "+c"(count) : "a"(value) : "memory"); /* what follows it is seen after it */
+        /* what follows it is seen after it */
+        __asm__ volatile("rep stosq" : "+D"(word), "+c"(count) : "a"(value) : "memory");
         return;
     }
 #endif
@@ -285,9 +301,15 @@ static uint64_t look(const _Atomic uint64_t *word, const struct pms_undo *u, boo
     return atomic_load_explicit(tag ? &w->tag.value : &w->changed.value, memory_order_acquire);
 }
 
-uint64_t pms_undo_page_tag(const struct pms_undo *u, uint64_t page) { return look(&u->page_tag[page], u, true); }
+uint64_t pms_undo_page_tag(const struct pms_undo *u, uint64_t page)
+{
+    return look(&u->page_tag[page], u, true);
+}
 
-uint64_t pms_undo_page_changed(const struct pms_undo *u, uint64_t page) { return look(&u->changed[page], u, false); }
+uint64_t pms_undo_page_changed(const struct pms_undo *u, uint64_t page)
+{
+    return look(&u->changed[page], u, false);
+}
 
 /* The pages leave the marks of their blocks, where those have one. */
 static void set_pages(struct pms_undo *u, bool tag, uint64_t off, uint64_t len, uint64_t value)
@@ -306,9 +328,11 @@ static void set_pages(struct pms_undo *u, bool tag, uint64_t off, uint64_t len, 
     fill(&marks[first], last - first + 1, value);
 }
 
-static void set_block(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t off, uint64_t len, uint64_t value)
+static void set_block(_Atomic uint64_t *marks, struct pms_mark *m, uint64_t off, uint64_t len,
+                      uint64_t value)
 {
-    PMS_ASSERT(off % PMS_PAGE == 0 && len % PMS_PAGE == 0 && len > 0 && (m->pages == 0 || m->pages == len / PMS_PAGE));
+    PMS_ASSERT(off % PMS_PAGE == 0 && len % PMS_PAGE == 0 && len > 0 &&
+               (m->pages == 0 || m->pages == len / PMS_PAGE));
     atomic_store_explicit(&m->value, value, memory_order_release);
     if (!m->all)
         fill(&marks[off / PMS_PAGE], len / PMS_PAGE, PMS_MARK_WHOLE | off / PMS_PAGE);
@@ -337,14 +361,18 @@ void pms_undo_part_block(struct pms_undo *u, uint64_t off)
     struct pms_whole *w = &u->whole[off / PMS_PAGE];
     pms_undo_lock(u); /* the fault handler marks pages too */
     PMS_ASSERT(pms_undo_block_tag(u, off) != PMS_TAG_IDLE);
-    if (pms_undo_block_tag(u, off) == u->tag) /* published just now: without the mark nobody knows that all of it is to be protected */
+    /* published just now: without the mark nobody knows that all of it is to be protected */
+    if (pms_undo_block_tag(u, off) == u->tag)
         pms_undo_note(u, PMS_DIRTY_FRESH, off, w->tag.pages * PMS_PAGE, 0);
     part(u->page_tag, &w->tag, off / PMS_PAGE);
     part(u->changed, &w->changed, off / PMS_PAGE);
     pms_undo_unlock(u);
 }
 
-void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len) { set_pages(u, false, off, len, u->tag); }
+void pms_undo_set_changed(struct pms_undo *u, uint64_t off, uint64_t len)
+{
+    set_pages(u, false, off, len, u->tag);
+}
 
 void pms_undo_tag_block(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t tag)
 {
@@ -380,7 +408,8 @@ void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
 uint64_t pms_undo_copy_ahead(struct pms_undo *u, struct pms_ahead *next, uint64_t off, uint64_t len)
 {
     PMS_ASSERT(len <= SMALL_RANGE && next->at + entry_bytes(len) <= PMS_FASTLOG_BYTES);
-    struct piece p = {u->tag + 1, PMS_OFF_FASTLOG((u->tag + 1) & 1) + next->at, off, (uint32_t)len, next->seq++};
+    struct piece p = {u->tag + 1, PMS_OFF_FASTLOG((u->tag + 1) & 1) + next->at, off, (uint32_t)len,
+                      next->seq++};
     next->at += entry_bytes(len);
     write_entry(u, u->log_persist, &p, u->map->user + off, u->steady);
     return p.pos + image_offset(p.len);
@@ -389,15 +418,18 @@ uint64_t pms_undo_copy_ahead(struct pms_undo *u, struct pms_ahead *next, uint64_
 void pms_undo_take_ahead(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     struct piece p = take_place(u, off, len);
-    PMS_ASSERT(p.len == len && u->at_extent == 0); /* where it was written: both count from the log's beginning */
+    /* where it was written: both count from the log's beginning */
+    PMS_ASSERT(p.len == len && u->at_extent == 0);
     pms_undo_set_changed(u, off, len);
     u->captured_bytes += len;
 }
 
 void pms_undo_drop_ahead(struct pms_undo *u, uint64_t image, uint64_t len)
 {
-    PMS_ASSERT(u->volatile_log); /* nothing to make durable; in the other domains a commit does not fail once it copied */
-    pms_persist_zero(u->log_persist, u->log + image - image_offset((uint32_t)len), sizeof(struct pms_entry));
+    /* nothing to make durable; in the other domains a commit does not fail once it copied */
+    PMS_ASSERT(u->volatile_log);
+    pms_persist_zero(u->log_persist, u->log + image - image_offset((uint32_t)len),
+                     sizeof(struct pms_entry));
 }
 
 void pms_undo_fenced(struct pms_undo *u)
@@ -412,13 +444,15 @@ void pms_undo_fence_locked(struct pms_undo *u)
     PMS_ASSERT(!u->gathering);
     if (!u->unfenced)
         return;
-    pms_persist_fence(u->log_persist); /* F1: entries appended so far, before any store to their targets (I2) */
+    /* F1: entries appended so far, before any store to their targets (I2) */
+    pms_persist_fence(u->log_persist);
     pms_undo_fenced(u);
 }
 
 /* ---- what this transaction touched ---- */
 
-/* Neighbours become one range: a shorter list. But a small user's range stays one that can become hot. */
+/* Neighbours become one range: a shorter list. But a small user's range stays one that can
+ * become hot. */
 static bool mergeable(enum pms_dirty_kind kind, uint64_t a, uint64_t b)
 {
     if (kind == PMS_DIRTY_HOT)
@@ -426,7 +460,8 @@ static bool mergeable(enum pms_dirty_kind kind, uint64_t a, uint64_t b)
     return kind != PMS_DIRTY_USER || a + b <= SMALL_RANGE || (a >= SMALL_RANGE && b >= SMALL_RANGE);
 }
 
-void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len, uint64_t log_pos)
+void pms_undo_note(struct pms_undo *u, enum pms_dirty_kind kind, uint64_t off, uint64_t len,
+                   uint64_t log_pos)
 {
     struct pms_dirty *last = &u->dirty[u->dirty_count - (u->dirty_count > 0)];
     if (u->dirty_count && last->kind == (uint32_t)kind && mergeable(kind, last->len, len)) {
@@ -462,7 +497,10 @@ static bool granule_get(uint64_t (*bits)[2], uint64_t g)
     return bits[g / PAGE_GRANULES][g % PAGE_GRANULES / 64] >> (g % 64) & 1;
 }
 
-static void granule_set(uint64_t (*bits)[2], uint64_t g) { bits[g / PAGE_GRANULES][g % PAGE_GRANULES / 64] |= 1ull << (g % 64); }
+static void granule_set(uint64_t (*bits)[2], uint64_t g)
+{
+    bits[g / PAGE_GRANULES][g % PAGE_GRANULES / 64] |= 1ull << (g % 64);
+}
 
 static bool granule_prepared(const struct pms_undo *u, uint64_t g)
 {
@@ -485,7 +523,8 @@ void pms_undo_prepare_locked(struct pms_undo *u, uint64_t off, uint64_t len)
     }
 }
 
-/* In private views engine and user share their pages: those the engine stores to stay writable once they are. */
+/* In private views engine and user share their pages: those the engine stores to stay writable
+ * once they are. */
 void pms_undo_make_writable(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     uint64_t first = off & ~(uint64_t)(PMS_PAGE - 1), end = round_up(off + len, PMS_PAGE);
@@ -523,7 +562,8 @@ void pms_undo_store_all(struct pms_undo *u, const struct pms_store *s, uint32_t 
     pms_undo_lock(u);
     for (uint32_t i = 0; i < count; i++)
         pms_undo_prepare_locked(u, s[i].off, s[i].len);
-    pms_undo_fence_locked(u); /* F1: the entries of all ranges, before the first store to one (I2) */
+    /* F1: the entries of all ranges, before the first store to one (I2) */
+    pms_undo_fence_locked(u);
     for (uint32_t i = 0; i < count; i++)
         store_locked(u, s[i].off, s[i].src, s[i].len);
     pms_undo_unlock(u);
@@ -538,7 +578,8 @@ void pms_undo_store(struct pms_undo *u, uint64_t off, const void *src, uint64_t 
 static bool mark_born(struct pms_undo *u, uint64_t off, uint64_t len)
 {
     bool any = false;
-    for (uint64_t g = off / PMS_GRANULE, end = (off + len + PMS_GRANULE - 1) / PMS_GRANULE; g < end;) {
+    for (uint64_t g = off / PMS_GRANULE, end = (off + len + PMS_GRANULE - 1) / PMS_GRANULE;
+         g < end;) {
         uint64_t *word = u->born[g / PAGE_GRANULES], *prepared = u->granule[g / PAGE_GRANULES];
         if (g % PAGE_GRANULES == 0 && end - g >= PAGE_GRANULES) { /* whole pages at once */
             any |= (word[0] & word[1]) != ~0ull;
@@ -559,7 +600,8 @@ void pms_undo_note_born(struct pms_undo *u, uint64_t off, uint64_t len)
     pms_undo_lock(u);
     u->stored = true;
     pms_undo_set_changed(u, off, len);
-    if (mark_born(u, off, len)) /* else it is on the list: a block that comes and goes must not make it longer for ever */
+    /* else it is on the list: a block that comes and goes must not make it longer for ever */
+    if (mark_born(u, off, len))
         pms_undo_note(u, PMS_DIRTY_BORN, off, len, 0);
     pms_undo_make_writable(u, off, len);
     pms_undo_unlock(u);
@@ -570,7 +612,8 @@ void pms_undo_store_fresh(struct pms_undo *u, uint64_t off, const void *src, uin
     if (!len)
         return;
     pms_undo_note_born(u, off, len);
-    /* Not under the lock: a large copy would keep faulting threads waiting, and nobody else knows this block yet. */
+    /* Not under the lock: a large copy would keep faulting threads waiting, and nobody else
+     * knows this block yet. */
     struct pms_persist own = {.flush = u->persist->flush};
     if (src)
         pms_persist_copy(&own, pms_map_at(u->map, off), src, len);
@@ -609,14 +652,15 @@ void pms_undo_mark_fresh(struct pms_undo *u, uint64_t off, uint64_t len)
 
 /* ---- reading the log back ---- */
 
-static bool entry_valid(const struct pms_undo *u, const struct pms_log_extent *x, uint64_t at, uint64_t tag, uint32_t seq,
-                        struct pms_entry *out)
+static bool entry_valid(const struct pms_undo *u, const struct pms_log_extent *x, uint64_t at,
+                        uint64_t tag, uint32_t seq, struct pms_entry *out)
 {
     if (at + PMS_LINE > x->bytes)
         return false;
     const unsigned char *p = u->log + x->off + at;
     memcpy(out, p, sizeof *out);
-    if (out->tag != tag || out->seq != seq || out->len == 0 || out->len > ENTRY_MAX || out->reserved != 0)
+    if (out->tag != tag || out->seq != seq || out->len == 0 || out->len > ENTRY_MAX ||
+        out->reserved != 0)
         return false;
     if (at + entry_bytes(out->len) > x->bytes)
         return false;
@@ -653,8 +697,10 @@ static bool target_allowed(const struct pms_superblock *super, uint64_t off, uin
         return true;
     for (uint32_t i = 0; i < super->segment_count; i++) {
         const struct pms_segment *s = &super->segment[i];
-        uint64_t table_bytes = s->data_pages * sizeof(struct pms_pte); /* the last granule may hold one entry alone */
-        if (off >= s->table_off && off + len <= s->table_off + (table_bytes + PMS_GRANULE - 1) / PMS_GRANULE * PMS_GRANULE)
+        /* the last granule may hold one entry alone */
+        uint64_t table_bytes = s->data_pages * sizeof(struct pms_pte);
+        if (off >= s->table_off &&
+            off + len <= s->table_off + (table_bytes + PMS_GRANULE - 1) / PMS_GRANULE * PMS_GRANULE)
             return true;
         if (off >= s->data_off && off + len <= s->data_off + s->data_pages * PMS_PAGE)
             return true;
@@ -667,8 +713,8 @@ struct apply {
     const struct pms_superblock *super;
     uint64_t seen, from; /* entries walked over; the first one that is wanted */
     uint64_t count, bytes, room;
-    bool fixed;             /* room is all there is */
-    uint64_t *pos;          /* of each entry's image, from u->log */
+    bool fixed;              /* room is all there is */
+    uint64_t *pos;           /* of each entry's image, from u->log */
     struct pms_entry *entry; /* anonymous memory, grown by doubling, unless fixed */
 };
 enum { APPLY_BAD_TARGET = -1, APPLY_NO_MEMORY = -2, APPLY_ENOUGH = -3 };
@@ -717,15 +763,17 @@ static int count_only(void *ctx, const struct pms_entry *entry, const void *imag
 
 static void put_back(struct pms_undo *u, const struct apply *a, unsigned char *dst_base)
 {
-    for (uint64_t i = a->count; i-- > 0;) { /* newest first: the oldest pre-image of a byte is the true one */
+    /* newest first: the oldest pre-image of a byte is the true one */
+    for (uint64_t i = a->count; i-- > 0;) {
         pms_undo_make_writable(u, a->entry[i].target, a->entry[i].len);
-        pms_persist_copy(u->persist, dst_base + a->entry[i].target, u->log + a->pos[i], a->entry[i].len);
+        pms_persist_copy(u->persist, dst_base + a->entry[i].target, u->log + a->pos[i],
+                         a->entry[i].len);
     }
 }
 
 /* A roll back may not fail for want of memory: walks the log again for each handful of entries. */
-static int64_t apply_by_handfuls(struct pms_undo *u, uint64_t tag, unsigned char *dst_base, const struct pms_superblock *super,
-                                 uint64_t *bytes)
+static int64_t apply_by_handfuls(struct pms_undo *u, uint64_t tag, unsigned char *dst_base,
+                                 const struct pms_superblock *super, uint64_t *bytes)
 {
     struct pms_entry entry[256];
     uint64_t pos[256];
@@ -734,7 +782,8 @@ static int64_t apply_by_handfuls(struct pms_undo *u, uint64_t tag, unsigned char
     if (pms_undo_scan(u, tag, count_only, &all))
         return -1;
     for (uint64_t end = all.seen; end > 0;) {
-        struct apply a = {.u = u, .super = super, .room = 256, .fixed = true, .entry = entry, .pos = pos};
+        struct apply a = {
+            .u = u, .super = super, .room = 256, .fixed = true, .entry = entry, .pos = pos};
         a.from = end > a.room ? end - a.room : 0;
         a.room = end - a.from;
         pms_undo_scan(u, tag, collect, &a);
@@ -745,8 +794,8 @@ static int64_t apply_by_handfuls(struct pms_undo *u, uint64_t tag, unsigned char
     return (int64_t)all.seen;
 }
 
-int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base, const struct pms_superblock *super,
-                       uint64_t *bytes)
+int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base,
+                       const struct pms_superblock *super, uint64_t *bytes)
 {
     struct apply a = {.u = u, .super = super};
     uint64_t put = 0;
@@ -770,4 +819,7 @@ static int compare(void *ctx, const struct pms_entry *entry, const void *image)
     return pages && memcmp(map->user + entry->target, image, entry->len) != 0;
 }
 
-bool pms_undo_is_applied(const struct pms_undo *u) { return pms_undo_scan(u, u->tag, compare, u->map) == 0; }
+bool pms_undo_is_applied(const struct pms_undo *u)
+{
+    return pms_undo_scan(u, u->tag, compare, u->map) == 0;
+}

@@ -1,5 +1,6 @@
-/* Every operation first reads and checks all it is going to touch, then takes the new blocks it needs, and only then
- * changes what is live, with one fence. So PMS_E_FULL leaves everything as it was. */
+/* Every operation first reads and checks all it is going to touch, then takes the new blocks it
+ * needs, and only then changes what is live, with one fence. So PMS_E_FULL leaves everything as
+ * it was. */
 #include "names/directory.h"
 
 #include <stddef.h>
@@ -37,7 +38,8 @@ static int edit_run(const struct pms_dir_ctx *ctx, const struct edit *e, struct 
 {
     pms_undo_store_all(ctx->undo, e->store, e->stores);
     for (uint32_t i = 0; i < e->deaths; i++)
-        if (pms_heap_free(ctx->heap, e->dead[i], error) != PMS_OK) /* live a moment ago: freed twice in this loop */
+        /* live a moment ago: freed twice in this loop */
+        if (pms_heap_free(ctx->heap, e->dead[i], error) != PMS_OK)
             return pms_dir_corrupt(error, e->dead[i], "a block belongs to two owners");
     return PMS_OK;
 }
@@ -47,12 +49,14 @@ static void edit_header(struct edit *e, const struct pms_dir_view *v)
     edit_store(e, v->dir, &v->h, offsetof(struct pms_dir_header, reserved));
 }
 
-static void edit_slot(struct edit *e, const struct pms_dir_view *v, uint64_t index, const struct pms_dir_slot *slot)
+static void edit_slot(struct edit *e, const struct pms_dir_view *v, uint64_t index,
+                      const struct pms_dir_slot *slot)
 {
     edit_store(e, v->h.table + index * sizeof *slot, slot, sizeof *slot);
 }
 
-/* What a removed or replaced object owned. A group's directory has to be empty: its table goes with its header. A list too. */
+/* What a removed or replaced object owned. A group's directory has to be empty: its table goes
+ * with its header. A list too. */
 static int edit_free_data(const struct pms_dir_ctx *ctx, struct edit *e, const struct pms_object *o,
                           struct pms_error *error)
 {
@@ -80,7 +84,8 @@ static int edit_free_data(const struct pms_dir_ctx *ctx, struct edit *e, const s
 /* ---- the list in order of insertion ---- */
 
 /* The node and both neighbours agree on who follows whom. */
-static int check_links(const struct pms_dir_ctx *ctx, const struct pms_dir_view *v, uint64_t off, struct pms_error *error)
+static int check_links(const struct pms_dir_ctx *ctx, const struct pms_dir_view *v, uint64_t off,
+                       struct pms_error *error)
 {
     const struct pms_node *n, *prev = NULL, *next = NULL;
     int status = pms_dir_node(ctx, off, &n, error);
@@ -95,9 +100,10 @@ static int check_links(const struct pms_dir_ctx *ctx, const struct pms_dir_view 
     return PMS_OK;
 }
 
-/* Points both sides at the given nodes. The sources live in *before and *after until the edit has run. */
-static void edit_links(struct edit *e, struct pms_dir_view *v, const struct pms_node *n, const uint64_t *before,
-                       const uint64_t *after)
+/* Points both sides at the given nodes. The sources live in *before and *after until the edit
+ * has run. */
+static void edit_links(struct edit *e, struct pms_dir_view *v, const struct pms_node *n,
+                       const uint64_t *before, const uint64_t *after)
 {
     if (n->prev)
         edit_store(e, n->prev + offsetof(struct pms_node, next), after, sizeof *after);
@@ -119,31 +125,37 @@ struct binding { /* arguments of a put */
     uint32_t kind;
 };
 
-static int check_binding(const struct pms_dir_ctx *ctx, const struct binding *b, struct pms_error *error)
+static int check_binding(const struct pms_dir_ctx *ctx, const struct binding *b,
+                         struct pms_error *error)
 {
     struct pms_block block;
     if (!pms_dir_name_valid(b->name, b->name_bytes))
-        return pms_fail(error, PMS_E_INVALID, "a name is 1 to %u bytes of UTF-8 without NUL and '/'", PMS_NAME_MAX);
+        return pms_fail(error, PMS_E_INVALID,
+                        "a name is 1 to %u bytes of UTF-8 without NUL and '/'", PMS_NAME_MAX);
     if (b->kind < PMS_OBJECT_VALUE || b->kind > PMS_OBJECT_LIST)
         return pms_fail(error, PMS_E_INVALID, "unknown kind of object");
-    bool container = b->kind == PMS_OBJECT_GROUP || b->kind == PMS_OBJECT_LIST; /* either has a header of a line */
+    /* either has a header of a line */
+    bool container = b->kind == PMS_OBJECT_GROUP || b->kind == PMS_OBJECT_LIST;
     bool fits = b->data == 0 ? b->data_bytes == 0 && !container
-                : container  ? pms_dir_block(ctx, b->data, PMS_LINE, PMS_OWNER_ENGINE, &block)
-                             : b->kind == PMS_OBJECT_ARRAY &&
+                : container
+                    ? pms_dir_block(ctx, b->data, PMS_LINE, PMS_OWNER_ENGINE, &block)
+                    : b->kind == PMS_OBJECT_ARRAY &&
                           pms_dir_block(ctx, b->data, b->data_bytes, PMS_OWNER_USER, &block);
-    return fits ? PMS_OK : pms_fail(error, PMS_E_INVALID, "the data is no live block of this kind and size");
+    return fits ? PMS_OK
+                : pms_fail(error, PMS_E_INVALID, "the data is no live block of this kind and size");
 }
 
 /* A node nothing refers to yet; prev and next are set, the neighbours are not. */
-static int new_node(const struct pms_dir_ctx *ctx, const struct binding *b, uint64_t hash, uint64_t prev, uint64_t next,
-                    uint64_t *off, struct pms_error *error)
+static int new_node(const struct pms_dir_ctx *ctx, const struct binding *b, uint64_t hash,
+                    uint64_t prev, uint64_t next, uint64_t *off, struct pms_error *error)
 {
     uint64_t fixed = sizeof(struct pms_node) + b->name_bytes;
     int status = pms_heap_alloc(ctx->heap, fixed + b->meta_bytes, PMS_OWNER_ENGINE, off, error);
     if (status != PMS_OK)
         return status;
     struct pms_block block;
-    PMS_ASSERT(pms_heap_find(ctx->heap, *off, &block) && block.off == *off && block.bytes >= fixed + b->meta_bytes);
+    PMS_ASSERT(pms_heap_find(ctx->heap, *off, &block) && block.off == *off &&
+               block.bytes >= fixed + b->meta_bytes);
     uint64_t room = block.bytes - fixed;
     struct pms_node n = {
         .hash = hash,
@@ -175,11 +187,12 @@ static void edit_meta(struct edit *e, const struct pms_object *old, const struct
     if (end == old->meta_bytes)
         end = common;
     if (end > from) /* meta may be NULL */
-        edit_store(e, old->node + sizeof(struct pms_node) + old->name_bytes + from, meta + from, end - from);
+        edit_store(e, old->node + sizeof(struct pms_node) + old->name_bytes + from, meta + from,
+                   end - from);
 }
 
-static int update_node(const struct pms_dir_ctx *ctx, const struct pms_object *old, const struct binding *b, struct edit *e,
-                       struct pms_error *error)
+static int update_node(const struct pms_dir_ctx *ctx, const struct pms_object *old,
+                       const struct binding *b, struct edit *e, struct pms_error *error)
 {
     struct pms_node n;
     memcpy(&n, pms_map_at(ctx->undo->map, old->node), sizeof n);
@@ -187,15 +200,18 @@ static int update_node(const struct pms_dir_ctx *ctx, const struct pms_object *o
     n.data_bytes = b->data_bytes;
     n.kind = b->kind;
     n.meta_bytes = b->meta_bytes;
-    const uint64_t from = offsetof(struct pms_node, data), end = offsetof(struct pms_node, name_bytes);
-    if (memcmp((const char *)&n + from, (const char *)pms_map_at(ctx->undo->map, old->node) + from, end - from) != 0)
+    const uint64_t from = offsetof(struct pms_node, data),
+                   end = offsetof(struct pms_node, name_bytes);
+    if (memcmp((const char *)&n + from, (const char *)pms_map_at(ctx->undo->map, old->node) + from,
+               end - from) != 0)
         edit_store(e, old->node + from, (const char *)&n + from, end - from);
     edit_meta(e, old, b);
     return edit_run(ctx, e, error);
 }
 
-static int replace_node(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint64_t index, const struct pms_object *old,
-                        const struct binding *b, struct edit *e, struct pms_error *error)
+static int replace_node(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint64_t index,
+                        const struct pms_object *old, const struct binding *b, struct edit *e,
+                        struct pms_error *error)
 {
     int status = check_links(ctx, v, old->node, error);
     if (status != PMS_OK)
@@ -213,14 +229,17 @@ static int replace_node(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, u
     return edit_run(ctx, e, error);
 }
 
-static int put_old(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, const struct pms_dir_place *place,
-                   const struct binding *b, struct pms_error *error)
+static int put_old(const struct pms_dir_ctx *ctx, struct pms_dir_view *v,
+                   const struct pms_dir_place *place, const struct binding *b,
+                   struct pms_error *error)
 {
     struct pms_object old;
     struct edit e = {0};
     int status = pms_dir_object(ctx, place->node, &old, error);
-    if (status == PMS_OK && old.data != b->data && (old.kind == PMS_OBJECT_GROUP || old.kind == PMS_OBJECT_LIST))
-        return pms_fail(error, PMS_E_EXISTS, "the name is in use, for a group or a list"); /* what it holds would be nobody's */
+    if (status == PMS_OK && old.data != b->data &&
+        (old.kind == PMS_OBJECT_GROUP || old.kind == PMS_OBJECT_LIST))
+        /* what it holds would be nobody's */
+        return pms_fail(error, PMS_E_EXISTS, "the name is in use, for a group or a list");
     if (status == PMS_OK && old.data != b->data)
         status = edit_free_data(ctx, &e, &old, error);
     if (status != PMS_OK)
@@ -234,12 +253,13 @@ static int put_old(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, const 
 /* ---- new names ---- */
 
 /* A slot for a name that is not there: in *v, whose table may be a new one afterwards. */
-static int make_room(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint64_t hash, const struct binding *b,
-                     struct pms_dir_place *place, struct pms_error *error)
+static int make_room(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint64_t hash,
+                     const struct binding *b, struct pms_dir_place *place, struct pms_error *error)
 {
     if (place->deleted) {
         if (v->h.used == v->h.count)
-            return pms_dir_corrupt(error, v->dir, "the table has more deleted slots than the header says");
+            return pms_dir_corrupt(error, v->dir,
+                                   "the table has more deleted slots than the header says");
         return PMS_OK;
     }
     if (v->h.used + 1 > pms_dir_used_max(v->h.slots)) {
@@ -254,8 +274,8 @@ static int make_room(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint
     return PMS_OK;
 }
 
-static int put_new(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint64_t hash, struct pms_dir_place *place,
-                   const struct binding *b, struct pms_error *error)
+static int put_new(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint64_t hash,
+                   struct pms_dir_place *place, const struct binding *b, struct pms_error *error)
 {
     uint64_t last = v->h.last, table = v->h.table;
     const struct pms_node *tail = NULL;
@@ -269,7 +289,8 @@ static int put_new(const struct pms_dir_ctx *ctx, struct pms_dir_view *v, uint64
         return status;
     status = make_room(ctx, v, hash, b, place, error);
     if (status != PMS_OK) {
-        int freed = pms_heap_free(ctx->heap, slot.node, NULL); /* error says what went wrong before */
+        /* error says what went wrong before */
+        int freed = pms_heap_free(ctx->heap, slot.node, NULL);
         PMS_ASSERT(freed == PMS_OK);
         return status;
     }
@@ -307,12 +328,14 @@ int pms_dir_create(const struct pms_dir_ctx *ctx, uint64_t *dir, struct pms_erro
     return PMS_OK;
 }
 
-static int locate(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes,
-                  struct pms_dir_view *v, struct pms_dir_place *place, struct pms_error *error)
+static int locate(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name,
+                  uint32_t name_bytes, struct pms_dir_view *v, struct pms_dir_place *place,
+                  struct pms_error *error)
 {
     int status = pms_dir_load(ctx, dir, v, error);
     if (status == PMS_OK)
-        status = pms_dir_probe(ctx, v, pms_hash(ctx->hash_seed, name, name_bytes), name, name_bytes, place, error);
+        status = pms_dir_probe(ctx, v, pms_hash(ctx->hash_seed, name, name_bytes), name, name_bytes,
+                               place, error);
     if (status == PMS_OK && place->node == 0)
         status = pms_fail(error, PMS_E_NOT_FOUND, "looking up a name");
     return status;
@@ -327,8 +350,9 @@ int pms_dir_find(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, 
     return status == PMS_OK ? pms_dir_object(ctx, place.node, object, error) : status;
 }
 
-int pms_dir_put(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes, uint32_t kind,
-                const void *meta, uint32_t meta_bytes, uint64_t data, uint64_t data_bytes, struct pms_error *error)
+int pms_dir_put(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes,
+                uint32_t kind, const void *meta, uint32_t meta_bytes, uint64_t data,
+                uint64_t data_bytes, struct pms_error *error)
 {
     const struct binding b = {name, meta, data, data_bytes, name_bytes, meta_bytes, kind};
     struct pms_dir_view v;
@@ -342,14 +366,17 @@ int pms_dir_put(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, u
     status = pms_dir_probe(ctx, &v, hash, name, name_bytes, &place, error);
     if (status != PMS_OK)
         return status;
-    return place.node ? put_old(ctx, &v, &place, &b, error) : put_new(ctx, &v, hash, &place, &b, error);
+    return place.node ? put_old(ctx, &v, &place, &b, error)
+                      : put_new(ctx, &v, hash, &place, &b, error);
 }
 
-/* Empties the slot, and the deleted ones just before it, if no probe has to go on behind it; else marks it as deleted.
- * Either value is static: it outlives the edit. */
-static int edit_slot_away(struct edit *e, struct pms_dir_view *v, uint64_t index, struct pms_error *error)
+/* Empties the slot, and the deleted ones just before it, if no probe has to go on behind it;
+ * else marks it as deleted. Either value is static: it outlives the edit. */
+static int edit_slot_away(struct edit *e, struct pms_dir_view *v, uint64_t index,
+                          struct pms_error *error)
 {
-    static const struct pms_dir_slot empty[CLEAN_MAX], deleted = {.hash = 0, .node = PMS_DIR_DELETED};
+    static const struct pms_dir_slot empty[CLEAN_MAX],
+        deleted = {.hash = 0, .node = PMS_DIR_DELETED};
     if (v->slot[(index + 1) & (v->h.slots - 1)].node != 0) {
         edit_slot(e, v, index, &deleted);
         return PMS_OK;
@@ -358,14 +385,15 @@ static int edit_slot_away(struct edit *e, struct pms_dir_view *v, uint64_t index
     while (first > 0 && index - first + 1 < CLEAN_MAX && v->slot[first - 1].node == PMS_DIR_DELETED)
         first--;
     if (index - first > v->h.used - v->h.count)
-        return pms_dir_corrupt(error, v->dir, "the table has more deleted slots than the header says");
+        return pms_dir_corrupt(error, v->dir,
+                               "the table has more deleted slots than the header says");
     v->h.used -= index - first + 1;
     edit_store(e, v->h.table + first * sizeof *empty, empty, (index - first + 1) * sizeof *empty);
     return PMS_OK;
 }
 
-int pms_dir_remove(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name, uint32_t name_bytes,
-                   struct pms_error *error)
+int pms_dir_remove(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name,
+                   uint32_t name_bytes, struct pms_error *error)
 {
     struct pms_dir_view v;
     struct pms_dir_place place;
@@ -393,10 +421,11 @@ int pms_dir_remove(const struct pms_dir_ctx *ctx, uint64_t dir, const void *name
     return edit_run(ctx, &e, error);
 }
 
-/* Ends on any file: a node comes next only if it names the one before, so no node comes twice. And what it hands out is
- * found by its name: a program that walks, and then reads by names, meets a damaged name here and nowhere else. */
-int pms_dir_next(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *node, struct pms_object *object,
-                 struct pms_error *error)
+/* Ends on any file: a node comes next only if it names the one before, so no node comes twice.
+ * And what it hands out is found by its name: a program that walks, and then reads by names,
+ * meets a damaged name here and nowhere else. */
+int pms_dir_next(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *node,
+                 struct pms_object *object, struct pms_error *error)
 {
     struct pms_dir_view v;
     const struct pms_node *n = NULL;
@@ -425,7 +454,8 @@ int pms_dir_next(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *node, st
     return status;
 }
 
-int pms_dir_count(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *count, struct pms_error *error)
+int pms_dir_count(const struct pms_dir_ctx *ctx, uint64_t dir, uint64_t *count,
+                  struct pms_error *error)
 {
     struct pms_dir_view v;
     int status = pms_dir_load(ctx, dir, &v, error);

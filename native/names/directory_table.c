@@ -4,7 +4,8 @@
 
 #include "base/checksum.h"
 
-#define RUN_MAX 512u    /* names of one run of slots sorted at once; chance does not make runs as long (load <= 3/4) */
+/* names of one run of slots sorted at once; chance does not make runs as long (load <= 3/4) */
+#define RUN_MAX 512u
 #define BUFFER_SLOTS 256u
 
 int pms_dir_corrupt(struct pms_error *error, uint64_t off, const char *rule)
@@ -35,34 +36,40 @@ bool pms_dir_name_valid(const unsigned char *name, uint64_t bytes)
         unsigned tail = utf8_tail(lead);
         if (lead == 0 || lead == '/' || tail > bytes - i)
             return false;
-        for (unsigned t = 0; t < tail; t++) /* a tail of 4 ends here at the latest: the lead itself was no lead */
+        /* a tail of 4 ends here at the latest: the lead itself was no lead */
+        for (unsigned t = 0; t < tail; t++)
             if (tail == 4 || (name[i + t] & 0xc0) != 0x80)
                 return false;
-        if ((lead == 0xe0 && name[i] < 0xa0) || (lead == 0xed && name[i] > 0x9f) || /* overlong; surrogate */
-            (lead == 0xf0 && name[i] < 0x90) || (lead == 0xf4 && name[i] > 0x8f))   /* overlong; past U+10FFFF */
+        /* overlong; surrogate */
+        if ((lead == 0xe0 && name[i] < 0xa0) || (lead == 0xed && name[i] > 0x9f) ||
+            (lead == 0xf0 && name[i] < 0x90) ||
+            (lead == 0xf4 && name[i] > 0x8f)) /* overlong; past U+10FFFF */
             return false;
         i += tail;
     }
     return true;
 }
 
-bool pms_dir_block(const struct pms_dir_ctx *ctx, uint64_t off, uint64_t bytes, enum pms_owner owner,
-                   struct pms_block *block)
+bool pms_dir_block(const struct pms_dir_ctx *ctx, uint64_t off, uint64_t bytes,
+                   enum pms_owner owner, struct pms_block *block)
 {
     if (off % PMS_LINE != 0 || !pms_heap_find(ctx->heap, off, block))
         return false;
     bool engine = block->kind == PMS_KIND_META_LARGE || block->kind == PMS_KIND_META_SLAB;
-    return block->live && block->off == off && block->bytes >= bytes && engine == (owner == PMS_OWNER_ENGINE);
+    return block->live && block->off == off && block->bytes >= bytes &&
+           engine == (owner == PMS_OWNER_ENGINE);
 }
 
 static bool header_sane(const struct pms_dir_header *h)
 {
     bool empty = h->count == 0;
-    return h->slots >= PMS_DIR_SLOTS_MIN && (h->slots & (h->slots - 1)) == 0 && h->used <= pms_dir_used_max(h->slots) &&
-           h->count <= h->used && (h->first == 0) == empty && (h->last == 0) == empty;
+    return h->slots >= PMS_DIR_SLOTS_MIN && (h->slots & (h->slots - 1)) == 0 &&
+           h->used <= pms_dir_used_max(h->slots) && h->count <= h->used &&
+           (h->first == 0) == empty && (h->last == 0) == empty;
 }
 
-int pms_dir_load(const struct pms_dir_ctx *ctx, uint64_t dir, struct pms_dir_view *view, struct pms_error *error)
+int pms_dir_load(const struct pms_dir_ctx *ctx, uint64_t dir, struct pms_dir_view *view,
+                 struct pms_error *error)
 {
     struct pms_block block;
     if (!pms_dir_block(ctx, dir, sizeof view->h, PMS_OWNER_ENGINE, &block))
@@ -81,11 +88,12 @@ int pms_dir_load(const struct pms_dir_ctx *ctx, uint64_t dir, struct pms_dir_vie
 static bool node_sane(const struct pms_node *n, uint64_t room)
 {
     return n->name_bytes > 0 && n->name_bytes <= PMS_NAME_MAX && n->meta_bytes <= n->meta_room &&
-           sizeof *n + n->name_bytes + (uint64_t)n->meta_room <= room && n->kind >= PMS_OBJECT_VALUE &&
-           n->kind <= PMS_OBJECT_LIST;
+           sizeof *n + n->name_bytes + (uint64_t)n->meta_room <= room &&
+           n->kind >= PMS_OBJECT_VALUE && n->kind <= PMS_OBJECT_LIST;
 }
 
-int pms_dir_node(const struct pms_dir_ctx *ctx, uint64_t off, const struct pms_node **node, struct pms_error *error)
+int pms_dir_node(const struct pms_dir_ctx *ctx, uint64_t off, const struct pms_node **node,
+                 struct pms_error *error)
 {
     struct pms_block block;
     if (!pms_dir_block(ctx, off, sizeof **node, PMS_OWNER_ENGINE, &block))
@@ -103,20 +111,24 @@ static bool data_sane(const struct pms_dir_ctx *ctx, const struct pms_node *n)
     if (n->kind == PMS_OBJECT_GROUP)
         return pms_dir_block(ctx, n->data, sizeof(struct pms_dir_header), PMS_OWNER_ENGINE, &block);
     if (n->kind == PMS_OBJECT_LIST)
-        return pms_dir_block(ctx, n->data, sizeof(struct pms_list_header), PMS_OWNER_ENGINE, &block);
+        return pms_dir_block(ctx, n->data, sizeof(struct pms_list_header), PMS_OWNER_ENGINE,
+                             &block);
     if (n->data == 0)
         return n->data_bytes == 0;
-    return n->kind == PMS_OBJECT_ARRAY && pms_dir_block(ctx, n->data, n->data_bytes, PMS_OWNER_USER, &block);
+    return n->kind == PMS_OBJECT_ARRAY &&
+           pms_dir_block(ctx, n->data, n->data_bytes, PMS_OWNER_USER, &block);
 }
 
-int pms_dir_object(const struct pms_dir_ctx *ctx, uint64_t off, struct pms_object *object, struct pms_error *error)
+int pms_dir_object(const struct pms_dir_ctx *ctx, uint64_t off, struct pms_object *object,
+                   struct pms_error *error)
 {
     const struct pms_node *n;
     int status = pms_dir_node(ctx, off, &n, error);
     if (status != PMS_OK)
         return status;
     if (!data_sane(ctx, n))
-        return pms_dir_corrupt(error, off, "an object's data is no live block of its kind and size");
+        return pms_dir_corrupt(error, off,
+                               "an object's data is no live block of its kind and size");
     *object = (struct pms_object){
         .node = off,
         .data = n->data,
@@ -132,8 +144,9 @@ int pms_dir_object(const struct pms_dir_ctx *ctx, uint64_t off, struct pms_objec
 
 /* ---- probing ---- */
 
-int pms_dir_probe(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view, uint64_t hash, const void *name,
-                  uint32_t name_bytes, struct pms_dir_place *place, struct pms_error *error)
+int pms_dir_probe(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view, uint64_t hash,
+                  const void *name, uint32_t name_bytes, struct pms_dir_place *place,
+                  struct pms_error *error)
 {
     uint64_t mask = view->h.slots - 1, i = pms_dir_home(hash, view->h.slots);
     *place = (struct pms_dir_place){0};
@@ -183,14 +196,15 @@ static int wrong_name(struct pms_error *error, const struct pms_object *o, const
         *to++ = digit[c & 15];
     }
     *to = '\0';
-    int status = pms_fail(error, PMS_E_CORRUPT, "directory: the name '%s'%s %s", shown, o->name_bytes > SHOWN ? "..." : "", rule);
+    int status = pms_fail(error, PMS_E_CORRUPT, "directory: the name '%s'%s %s", shown,
+                          o->name_bytes > SHOWN ? "..." : "", rule);
     if (error)
         error->offset = o->node;
     return status;
 }
 
-int pms_dir_named(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view, const struct pms_object *object,
-                  struct pms_error *error)
+int pms_dir_named(const struct pms_dir_ctx *ctx, const struct pms_dir_view *view,
+                  const struct pms_object *object, struct pms_error *error)
 {
     const struct pms_node *n = pms_map_at(ctx->undo->map, object->node);
     struct pms_dir_place place;
@@ -219,7 +233,8 @@ static void push(struct builder *b, struct pms_dir_slot slot)
     b->buffer[b->buffered++] = slot;
     if (b->buffered < BUFFER_SLOTS && b->written + b->buffered < b->slots)
         return;
-    pms_undo_store_fresh(b->ctx->undo, b->table + b->written * sizeof slot, b->buffer, b->buffered * sizeof slot);
+    pms_undo_store_fresh(b->ctx->undo, b->table + b->written * sizeof slot, b->buffer,
+                         b->buffered * sizeof slot);
     b->written += b->buffered;
     b->buffered = 0;
 }
@@ -230,7 +245,8 @@ static void push_empty_until(struct builder *b, uint64_t end)
         push(b, (struct pms_dir_slot){0, 0});
 }
 
-/* The run of slots in use that starts at from; its end. It stops at the table's end: wrapping is the caller's affair. */
+/* The run of slots in use that starts at from; its end. It stops at the table's end: wrapping is
+ * the caller's affair. */
 static uint64_t run_end(const struct pms_dir_view *v, uint64_t from)
 {
     while (from < v->h.slots && v->slot[from].node != 0)
@@ -238,8 +254,10 @@ static uint64_t run_end(const struct pms_dir_view *v, uint64_t from)
     return from;
 }
 
-/* Copies the live slots of a run, in order of hash. Returns their number, or RUN_MAX + 1: too many. */
-static uint32_t sorted_run(const struct pms_dir_view *v, uint64_t from, uint64_t end, struct pms_dir_slot *out)
+/* Copies the live slots of a run, in order of hash. Returns their number, or RUN_MAX + 1: too
+ * many. */
+static uint32_t sorted_run(const struct pms_dir_view *v, uint64_t from, uint64_t end,
+                           struct pms_dir_slot *out)
 {
     uint32_t n = 0;
     for (uint64_t i = from; i < end; i++) {
@@ -256,8 +274,9 @@ static uint32_t sorted_run(const struct pms_dir_view *v, uint64_t from, uint64_t
     return n;
 }
 
-/* Front to back: homes of later runs lie behind those of earlier ones. Returns the first slot of the old table whose run was
- * not written whole; also not written are the run at the table's start (it may belong to the one at its end) and long ones. */
+/* Front to back: homes of later runs lie behind those of earlier ones. Returns the first slot of
+ * the old table whose run was not written whole; also not written are the run at the table's
+ * start (it may belong to the one at its end) and long ones. */
 static uint64_t write_runs(struct builder *b, const struct pms_dir_view *old)
 {
     struct pms_dir_slot run[RUN_MAX];
@@ -312,17 +331,20 @@ static bool counts_hold(const struct pms_dir_view *v)
     return live == v->h.count && live + deleted == v->h.used;
 }
 
-int pms_dir_rebuild(const struct pms_dir_ctx *ctx, struct pms_dir_view *view, struct pms_error *error)
+int pms_dir_rebuild(const struct pms_dir_ctx *ctx, struct pms_dir_view *view,
+                    struct pms_error *error)
 {
     if (!counts_hold(view))
-        return pms_dir_corrupt(error, view->dir, "the table has more or fewer names than the header says");
-    /* Half full at most, so that at least a quarter of the slots is taken before the next time. Many deleted slots and few
-     * names: the same size, or less. */
+        return pms_dir_corrupt(error, view->dir,
+                               "the table has more or fewer names than the header says");
+    /* Half full at most, so that at least a quarter of the slots is taken before the next time.
+     * Many deleted slots and few names: the same size, or less. */
     uint64_t slots = PMS_DIR_SLOTS_MIN;
     while (slots < 2 * (view->h.count + 1))
         slots *= 2;
     struct builder b = {.ctx = ctx, .slots = slots};
-    int status = pms_heap_alloc(ctx->heap, slots * sizeof *view->slot, PMS_OWNER_ENGINE, &b.table, error);
+    int status = pms_heap_alloc(ctx->heap, slots * sizeof *view->slot, PMS_OWNER_ENGINE, &b.table,
+                                error);
     if (status != PMS_OK)
         return status;
     insert_rest(&b, view, write_runs(&b, view));

@@ -24,14 +24,18 @@ static int check_item(const struct walk *w, uint64_t off)
     return status;
 }
 
-/* *count = items found below. Depth is bounded by the level. The block's owner is told of every node and item, so what is there twice is
- * found out; a tree cannot make the walk endless, since each node on the way down is of a lower level, and `left` bounds the nodes. */
-static int check_node(const struct walk *w, uint64_t off, unsigned level, uint64_t *count, uint64_t *left)
+/* *count = items found below. Depth is bounded by the level. The block's owner is told of every
+ * node and item, so what is there twice is found out; a tree cannot make the walk endless, since
+ * each node on the way down is of a lower level, and `left` bounds the nodes. */
+static int check_node(const struct walk *w, uint64_t off, unsigned level, uint64_t *count,
+                      uint64_t *left)
 {
     const struct pms_list_node *node;
     int status = pms_list_node(w->ctx, off, level, &node, w->error);
     if (status == PMS_OK && (node->zero != 0 || *left == 0))
-        status = pms_list_corrupt(w->error, off, node->zero ? "reserved bytes of a node are not zero" : "the tree has too many nodes");
+        status = pms_list_corrupt(w->error, off,
+                                  node->zero ? "reserved bytes of a node are not zero"
+                                             : "the tree has too many nodes");
     if (status != PMS_OK)
         return status;
     --*left;
@@ -45,19 +49,22 @@ static int check_node(const struct walk *w, uint64_t off, unsigned level, uint64
         }
         status = check_node(w, node->child[i].node, level - 1, &below, left);
         if (status == PMS_OK && below != node->child[i].count)
-            status = pms_list_corrupt(w->error, off, "a node counts other items than there are below it");
+            status = pms_list_corrupt(w->error, off,
+                                      "a node counts other items than there are below it");
         *count += below;
     }
     return status;
 }
 
-int pms_list_check(const struct pms_dir_ctx *ctx, uint64_t list, int (*fn)(void *arg, uint64_t off, const struct pms_object *object),
-                   void *arg, struct pms_error *error)
+int pms_list_check(const struct pms_dir_ctx *ctx, uint64_t list,
+                   int (*fn)(void *arg, uint64_t off, const struct pms_object *object), void *arg,
+                   struct pms_error *error)
 {
     const struct walk w = {ctx, fn, arg, error};
     struct pms_list_header h;
     int status = pms_list_load(ctx, list, &h, error);
-    if (status == PMS_OK && (h.zero | h.reserved[0] | h.reserved[1] | h.reserved[2] | h.reserved[3]) != 0)
+    if (status == PMS_OK &&
+        (h.zero | h.reserved[0] | h.reserved[1] | h.reserved[2] | h.reserved[3]) != 0)
         status = pms_list_corrupt(error, list, "reserved bytes of the header are not zero");
     if (status == PMS_OK)
         status = fn(arg, list, NULL);
@@ -68,6 +75,7 @@ int pms_list_check(const struct pms_dir_ctx *ctx, uint64_t list, int (*fn)(void 
     uint64_t count = 0, nodes = stats.blocks; /* no tree has more */
     status = check_node(&w, h.root, h.level, &count, &nodes);
     if (status == PMS_OK && count != h.count)
-        status = pms_list_corrupt(error, list, "the tree's items do not number what the header says");
+        status = pms_list_corrupt(error, list,
+                                  "the tree's items do not number what the header says");
     return status;
 }

@@ -1,5 +1,6 @@
-/* As in directory.c: every operation first reads and checks all it is going to touch, then takes the blocks it needs, and only then
- * changes what is live, with one fence. At each level at most one node that was live stays and changes. */
+/* As in directory.c: every operation first reads and checks all it is going to touch, then takes
+ * the blocks it needs, and only then changes what is live, with one fence. At each level at most
+ * one node that was live stays and changes. */
 #include <stddef.h>
 #include <string.h>
 
@@ -17,7 +18,8 @@ struct edit {
     uint32_t deaths;
 };
 
-static void edit_begin(struct edit *e, const struct pms_dir_ctx *ctx, uint64_t list, const struct pms_list_header *header)
+static void edit_begin(struct edit *e, const struct pms_dir_ctx *ctx, uint64_t list,
+                       const struct pms_list_header *header)
 {
     e->ctx = ctx;
     e->list = list;
@@ -28,10 +30,12 @@ static void edit_begin(struct edit *e, const struct pms_dir_ctx *ctx, uint64_t l
 
 static uint64_t bytes_used(const struct pms_list_node *n)
 {
-    return offsetof(struct pms_list_node, item) + n->used * (n->level ? sizeof n->child[0] : sizeof n->item[0]);
+    return offsetof(struct pms_list_node, item) +
+           n->used * (n->level ? sizeof n->child[0] : sizeof n->item[0]);
 }
 
-static struct pms_list_node *edit_node(struct edit *e, unsigned level, uint64_t off, const struct pms_list_node *node)
+static struct pms_list_node *edit_node(struct edit *e, unsigned level, uint64_t off,
+                                       const struct pms_list_node *node)
 {
     memcpy(&e->node[level], node, bytes_used(node));
     e->off[level] = off;
@@ -53,7 +57,8 @@ struct changes {
 };
 
 /* The words in [from, end) of the image that the medium does not have. */
-static void difference(struct changes *c, uint64_t off, const void *image, const void *medium, uint64_t from, uint64_t end)
+static void difference(struct changes *c, uint64_t off, const void *image, const void *medium,
+                       uint64_t from, uint64_t end)
 {
     const unsigned char *now = image, *was = medium;
     while (from < end && memcmp(now + from, was + from, 8) == 0)
@@ -74,7 +79,8 @@ static int edit_run(struct edit *e, struct pms_error *error)
             continue;
         const void *medium = pms_map_at(undo->map, e->off[level]);
         difference(&c, e->off[level], &e->node[level], medium, 0, entries);
-        difference(&c, e->off[level], &e->node[level], medium, entries, bytes_used(&e->node[level]));
+        difference(&c, e->off[level], &e->node[level], medium, entries,
+                   bytes_used(&e->node[level]));
     }
     difference(&c, e->list, &e->now, &e->was, 0, sizeof e->now);
     pms_undo_store_all(undo, c.store, c.count);
@@ -96,9 +102,15 @@ static uint64_t items_below(const struct pms_list_node *n)
     return total;
 }
 
-static size_t entry_bytes(const struct pms_list_node *n) { return n->level ? sizeof n->child[0] : sizeof n->item[0]; }
+static size_t entry_bytes(const struct pms_list_node *n)
+{
+    return n->level ? sizeof n->child[0] : sizeof n->item[0];
+}
 
-static unsigned char *entry(struct pms_list_node *n, uint32_t i) { return (unsigned char *)n->item + i * entry_bytes(n); }
+static unsigned char *entry(struct pms_list_node *n, uint32_t i)
+{
+    return (unsigned char *)n->item + i * entry_bytes(n);
+}
 
 static void entry_insert(struct pms_list_node *n, uint32_t at, const void *value)
 {
@@ -116,7 +128,8 @@ static void entry_remove(struct pms_list_node *n, uint32_t at)
 /* Appends n's entries from `from` on. */
 static void entries_append(struct pms_list_node *to, const struct pms_list_node *n, uint32_t from)
 {
-    memcpy(entry(to, to->used), (const unsigned char *)n->item + from * entry_bytes(n), (n->used - from) * entry_bytes(n));
+    memcpy(entry(to, to->used), (const unsigned char *)n->item + from * entry_bytes(n),
+           (n->used - from) * entry_bytes(n));
     to->used = (uint16_t)(to->used + n->used - from);
 }
 
@@ -127,9 +140,11 @@ static void new_node(struct pms_list_node *n, unsigned level)
     n->level = (uint16_t)level;
 }
 
-static void store_new_node(const struct pms_dir_ctx *ctx, uint64_t off, const struct pms_list_node *n)
+static void store_new_node(const struct pms_dir_ctx *ctx, uint64_t off,
+                           const struct pms_list_node *n)
 {
-    pms_undo_store_fresh(ctx->undo, off, n, sizeof *n); /* all of it is born: what comes later in this transaction is not logged */
+    /* all of it is born: what comes later in this transaction is not logged */
+    pms_undo_store_fresh(ctx->undo, off, n, sizeof *n);
 }
 
 /* ---- insert ---- */
@@ -148,8 +163,8 @@ static void fresh_free(const struct pms_dir_ctx *ctx, struct fresh *f)
 }
 
 /* A block for each node that splits, and for a new root. */
-static int fresh_take(const struct pms_dir_ctx *ctx, const struct pms_list_header *h, const struct pms_list_place *place,
-                      struct fresh *f, struct pms_error *error)
+static int fresh_take(const struct pms_dir_ctx *ctx, const struct pms_list_header *h,
+                      const struct pms_list_place *place, struct fresh *f, struct pms_error *error)
 {
     uint32_t need = 0, level = 0;
     f->count = f->used = 0;
@@ -163,7 +178,8 @@ static int fresh_take(const struct pms_dir_ctx *ctx, const struct pms_list_heade
             return pms_list_corrupt(error, h->root, "the tree is higher than it can be");
     }
     while (f->count < need) {
-        int status = pms_heap_alloc(ctx->heap, sizeof(struct pms_list_node), PMS_OWNER_ENGINE, &f->off[f->count], error);
+        int status = pms_heap_alloc(ctx->heap, sizeof(struct pms_list_node), PMS_OWNER_ENGINE,
+                                    &f->off[f->count], error);
         if (status != PMS_OK) {
             fresh_free(ctx, f);
             return status;
@@ -173,10 +189,11 @@ static int fresh_take(const struct pms_dir_ctx *ctx, const struct pms_list_heade
     return PMS_OK;
 }
 
-/* Puts the entry into the full node, which splits: `left` keeps the lower part, and the upper one goes to a new node. At the list's
- * end all stays on the left, so that appending fills nodes. */
-static struct pms_list_child split(struct edit *e, struct fresh *f, struct pms_list_node *left, uint32_t at, const void *value,
-                                   bool end)
+/* Puts the entry into the full node, which splits: `left` keeps the lower part, and the upper
+ * one goes to a new node. At the list's end all stays on the left, so that appending fills
+ * nodes. */
+static struct pms_list_child split(struct edit *e, struct fresh *f, struct pms_list_node *left,
+                                   uint32_t at, const void *value, bool end)
 {
     struct pms_list_node right;
     uint32_t keep = end ? left->used : left->used / 2u;
@@ -192,7 +209,8 @@ static struct pms_list_child split(struct edit *e, struct fresh *f, struct pms_l
     return (struct pms_list_child){off, items_below(&right)};
 }
 
-static void new_root(struct edit *e, struct fresh *f, struct pms_list_child left, struct pms_list_child right)
+static void new_root(struct edit *e, struct fresh *f, struct pms_list_child left,
+                     struct pms_list_child right)
 {
     struct pms_list_node root;
     new_node(&root, e->now.level + 1);
@@ -215,13 +233,15 @@ static void first_item(struct edit *e, struct fresh *f, uint64_t item)
     store_new_node(e->ctx, e->now.root, &leaf);
 }
 
-static void insert(struct edit *e, struct fresh *f, const struct pms_list_place *place, uint64_t item, bool end)
+static void insert(struct edit *e, struct fresh *f, const struct pms_list_place *place,
+                   uint64_t item, bool end)
 {
     struct pms_list_child up = {0}; /* a new node, to be told to the parent */
     struct pms_list_child told;
     const void *value = &item;
     for (unsigned level = 0; level <= e->was.level; level++) {
-        struct pms_list_node *n = edit_node(e, level, place->step[level].off, place->step[level].node);
+        struct pms_list_node *n = edit_node(e, level, place->step[level].off,
+                                            place->step[level].node);
         uint32_t at = place->step[level].at;
         if (level > 0) {
             n->child[at].count += 1 - up.count;
@@ -241,7 +261,8 @@ static void insert(struct edit *e, struct fresh *f, const struct pms_list_place 
         new_root(e, f, (struct pms_list_child){e->was.root, e->was.count + 1 - up.count}, up);
 }
 
-int pms_list_insert(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index, uint64_t item, struct pms_error *error)
+int pms_list_insert(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index, uint64_t item,
+                    struct pms_error *error)
 {
     struct pms_list_header header;
     struct pms_list_place place;
@@ -268,19 +289,20 @@ int pms_list_insert(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index
 
 /* ---- replace ---- */
 
-static int locate_item(const struct pms_dir_ctx *ctx, const struct pms_list_header *header, uint64_t index,
-                       struct pms_list_place *place, struct pms_error *error)
+static int locate_item(const struct pms_dir_ctx *ctx, const struct pms_list_header *header,
+                       uint64_t index, struct pms_list_place *place, struct pms_error *error)
 {
     if (index >= header->count)
         return pms_fail(error, PMS_E_NOT_FOUND, "the index is past the end of the list");
     int status = pms_list_locate(ctx, header, index, place, error);
     if (status == PMS_OK && place->step[0].at == place->step[0].node->used)
-        status = pms_list_corrupt(error, place->step[0].off, "a leaf has fewer items than its parent says");
+        status = pms_list_corrupt(error, place->step[0].off,
+                                  "a leaf has fewer items than its parent says");
     return status;
 }
 
-int pms_list_replace(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index, uint64_t item, uint64_t *old,
-                     struct pms_error *error)
+int pms_list_replace(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index, uint64_t item,
+                     uint64_t *old, struct pms_error *error)
 {
     struct pms_list_header header;
     struct pms_list_place place;
@@ -291,24 +313,30 @@ int pms_list_replace(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t inde
         return status;
     uint32_t at = place.step[0].at;
     *old = place.step[0].node->item[at];
-    pms_undo_store(ctx->undo, place.step[0].off + offsetof(struct pms_list_node, item) + at * sizeof item, &item, sizeof item);
+    pms_undo_store(ctx->undo,
+                   place.step[0].off + offsetof(struct pms_list_node, item) + at * sizeof item,
+                   &item, sizeof item);
     return PMS_OK;
 }
 
 /* ---- remove ---- */
 
-/* Whether the two nodes become one: then neighbours keep holding more than half a node between them. */
+/* Whether the two nodes become one: then neighbours keep holding more than half a node between
+ * them. */
 static bool joins(const struct pms_list_node *a, const struct pms_list_node *b)
 {
     return a->used + b->used <= pms_list_room(a->level) / 2;
 }
 
-/* node[level] has lost an entry. Joins it with a neighbour, or drops it if it is empty, and tells its parent's image. */
-static int settle(struct edit *e, unsigned level, struct pms_list_node *parent, uint32_t at, struct pms_error *error)
+/* node[level] has lost an entry. Joins it with a neighbour, or drops it if it is empty, and
+ * tells its parent's image. */
+static int settle(struct edit *e, unsigned level, struct pms_list_node *parent, uint32_t at,
+                  struct pms_error *error)
 {
     const struct pms_list_node *left = NULL, *right = NULL;
     struct pms_list_node *n = &e->node[level];
-    int status = at > 0 ? pms_list_node(e->ctx, parent->child[at - 1].node, level, &left, error) : PMS_OK;
+    int status = at > 0 ? pms_list_node(e->ctx, parent->child[at - 1].node, level, &left, error)
+                        : PMS_OK;
     if (status == PMS_OK && at + 1u < parent->used)
         status = pms_list_node(e->ctx, parent->child[at + 1].node, level, &right, error);
     if (status != PMS_OK)
@@ -356,7 +384,8 @@ static int lower_root(struct edit *e, struct pms_error *error)
     return PMS_OK;
 }
 
-int pms_list_remove(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index, uint64_t *old, struct pms_error *error)
+int pms_list_remove(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index, uint64_t *old,
+                    struct pms_error *error)
 {
     struct pms_list_header header;
     struct pms_list_place place;
@@ -372,7 +401,8 @@ int pms_list_remove(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index
     *old = n->item[place.step[0].at];
     entry_remove(n, place.step[0].at);
     for (unsigned level = 1; status == PMS_OK && level <= header.level; level++) {
-        struct pms_list_node *parent = edit_node(&e, level, place.step[level].off, place.step[level].node);
+        struct pms_list_node *parent = edit_node(&e, level, place.step[level].off,
+                                                 place.step[level].node);
         parent->child[place.step[level].at].count--;
         status = settle(&e, level - 1, parent, place.step[level].at, error);
     }
@@ -386,7 +416,8 @@ int pms_list_remove(const struct pms_dir_ctx *ctx, uint64_t list, uint64_t index
 /* ---- clear ---- */
 
 /* Depth is bounded by the level, which goes down by one at each step. */
-static int free_below(const struct pms_dir_ctx *ctx, uint64_t off, unsigned level, struct pms_error *error)
+static int free_below(const struct pms_dir_ctx *ctx, uint64_t off, unsigned level,
+                      struct pms_error *error)
 {
     const struct pms_list_node *node;
     int status = pms_list_node(ctx, off, level, &node, error);

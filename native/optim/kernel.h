@@ -1,5 +1,6 @@
-/* The inner loops, inlined once for each instruction set (see optim.c). Whole blocks of elements go through arrays in the first-level cache,
- * so that loads, arithmetic and stores can each be what suits them: bfloat16 or float32, in place or past the caches. */
+/* The inner loops, inlined once for each instruction set (see optim.c). Whole blocks of elements
+ * go through arrays in the first-level cache, so that loads, arithmetic and stores can each be
+ * what suits them: bfloat16 or float32, in place or past the caches. */
 #ifndef PMS_OPTIM_KERNEL_H
 #define PMS_OPTIM_KERNEL_H
 
@@ -8,14 +9,16 @@
 
 #include "optim/optim.h"
 
-#define PMS_OPTIM_BLOCK 64u /* small: the sources' streams stay close together, which the prefetchers like */
+/* small: the sources' streams stay close together, which the prefetchers like */
+#define PMS_OPTIM_BLOCK 64u
 #define INLINE static inline __attribute__((always_inline))
 
 struct pms_optim_block { /* of one tensor, as float32 */
     float param[PMS_OPTIM_BLOCK], grad[PMS_OPTIM_BLOCK], state[2][PMS_OPTIM_BLOCK];
 } __attribute__((aligned(64)));
 
-struct pms_optim_numbers { /* what all elements of a tensor share, rounded once as torch rounds it */
+/* what all elements of a tensor share, rounded once as torch rounds it */
+struct pms_optim_numbers {
     float sign, decay, keep, lerp, lerp_base, beta2, grad_sq, correction, eps, step_size;
     float momentum, damped;
     bool first; /* SGD: the buffer begins with the gradient */
@@ -48,7 +51,8 @@ INLINE float pms_optim_lerp(float from, float to, float weight) /* as torch: fro
     return weight < 0.5f ? fmaf(weight, to - from, from) : fmaf(weight - 1, to - from, to);
 }
 
-INLINE void pms_optim_adam(struct pms_optim_block *restrict b, uint64_t count, const struct pms_optim_numbers n, bool decoupled)
+INLINE void pms_optim_adam(struct pms_optim_block *restrict b, uint64_t count,
+                           const struct pms_optim_numbers n, bool decoupled)
 {
     for (uint64_t i = 0; i < count; i++) {
         float param = b->param[i], grad = b->grad[i] * n.sign;
@@ -64,8 +68,8 @@ INLINE void pms_optim_adam(struct pms_optim_block *restrict b, uint64_t count, c
     }
 }
 
-INLINE void pms_optim_sgd(struct pms_optim_block *restrict b, uint64_t count, const struct pms_optim_numbers n, bool momentum,
-                          bool nesterov)
+INLINE void pms_optim_sgd(struct pms_optim_block *restrict b, uint64_t count,
+                          const struct pms_optim_numbers n, bool momentum, bool nesterov)
 {
     for (uint64_t i = 0; i < count; i++) {
         float grad = b->grad[i] * n.sign;
@@ -87,7 +91,8 @@ INLINE void pms_optim_widen(float *restrict out, const uint16_t *restrict in, ui
     }
 }
 
-INLINE void pms_optim_narrow(uint16_t *restrict out, const float *restrict in, uint64_t count) /* to nearest, ties to even */
+/* to nearest, ties to even */
+INLINE void pms_optim_narrow(uint16_t *restrict out, const float *restrict in, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++) {
         uint32_t bits;
@@ -97,7 +102,8 @@ INLINE void pms_optim_narrow(uint16_t *restrict out, const float *restrict in, u
     }
 }
 
-INLINE void pms_optim_load(float *restrict out, const void *in, uint64_t at, uint64_t count, bool bfloat16)
+INLINE void pms_optim_load(float *restrict out, const void *in, uint64_t at, uint64_t count,
+                           bool bfloat16)
 {
     if (bfloat16)
         pms_optim_widen(out, (const uint16_t *)in + at, count);
@@ -108,8 +114,9 @@ INLINE void pms_optim_load(float *restrict out, const void *in, uint64_t at, uin
 typedef void pms_optim_store(void *out, const void *in, uint64_t bytes);
 
 /* Up to a block of elements from `at`. */
-INLINE void pms_optim_one(const struct pms_optim_tensor *t, const struct pms_optim_hyper *h, const struct pms_optim_numbers n,
-                          uint64_t at, uint64_t count, pms_optim_store *store)
+INLINE void pms_optim_one(const struct pms_optim_tensor *t, const struct pms_optim_hyper *h,
+                          const struct pms_optim_numbers n, uint64_t at, uint64_t count,
+                          pms_optim_store *store)
 {
     struct pms_optim_block b;
     uint16_t narrow[PMS_OPTIM_BLOCK] __attribute__((aligned(64)));
@@ -135,13 +142,14 @@ INLINE void pms_optim_one(const struct pms_optim_tensor *t, const struct pms_opt
 }
 
 /* Elements [at, at + count) of one tensor. */
-INLINE void pms_optim_range(const struct pms_optim_tensor *t, const struct pms_optim_hyper *h, uint64_t at, uint64_t count,
-                            pms_optim_store *store)
+INLINE void pms_optim_range(const struct pms_optim_tensor *t, const struct pms_optim_hyper *h,
+                            uint64_t at, uint64_t count, pms_optim_store *store)
 {
     const struct pms_optim_numbers n = pms_optim_prepare(h, (double)*t->step + 1);
     uint64_t end = at + count;
     for (; at + PMS_OPTIM_BLOCK <= end; at += PMS_OPTIM_BLOCK)
-        pms_optim_one(t, h, n, at, PMS_OPTIM_BLOCK, store); /* a constant number: loops without a rest */
+        /* a constant number: loops without a rest */
+        pms_optim_one(t, h, n, at, PMS_OPTIM_BLOCK, store);
     if (at < end)
         pms_optim_one(t, h, n, at, end - at, store);
 }

@@ -7,7 +7,8 @@
 
 #define MAGIC 0x746f6f66736d70ull /* "pmsfoot" */
 
-/* Not through the seam, as nothing here: no state lies in this page, and an image that a crash test makes has none. */
+/* Not through the seam, as nothing here: no state lies in this page, and an image that a crash
+ * test makes has none. */
 int pms_footer_reserve(int fd, uint64_t file_bytes, struct pms_error *error)
 {
     do
@@ -53,7 +54,8 @@ bool pms_footer_allows(int fd, uint64_t file_bytes, uint64_t tx, uint64_t entrie
         return true;
     if (n != (ssize_t)sizeof f || f.magic != MAGIC)
         return false;
-    /* Transactions are told apart by their low bits: a copy takes less time than it takes to come to the same ones again. */
+    /* Transactions are told apart by their low bits: a copy takes less time than it takes to
+     * come to the same ones again. */
     int64_t later = (int64_t)(f.word - pms_footer_pack(tx, 0)) >> PMS_FOOTER_ENTRY_BITS;
     return later < 0 || (later == 0 && (f.word & PMS_FOOTER_ALL) <= entries);
 }

@@ -39,7 +39,8 @@ static void *run(void *arg)
     (void)arg;
     pthread_setname_np(pthread_self(), "pms-lock");
     pthread_mutex_lock(&mutex);
-    own_table = syscall(SYS_close_range, 0u, ~0u, UNSHARE) == 0; /* an empty one: nothing of the program's is kept open in it */
+    /* an empty one: nothing of the program's is kept open in it */
+    own_table = syscall(SYS_close_range, 0u, ~0u, UNSHARE) == 0;
     for (;;) {
         while (!pending)
             pthread_cond_wait(&asked, &mutex);
@@ -90,7 +91,8 @@ static int ask(struct call *call)
 
 static void do_open(struct call *c)
 {
-    c->result = own_table ? open(c->path, c->flags | O_CLOEXEC) : pms_process_open(c->path, c->flags, 0);
+    c->result = own_table ? open(c->path, c->flags | O_CLOEXEC)
+                          : pms_process_open(c->path, c->flags, 0);
 }
 
 static void do_close(struct call *c)
@@ -105,9 +107,18 @@ static void do_close(struct call *c)
 static void do_stat(struct call *c) { c->result = fstat(c->fd, c->st); }
 static void do_lock(struct call *c) { c->result = flock(c->fd, c->flags | LOCK_NB); }
 
-int pms_holder_open(const char *path, int flags) { return ask(&(struct call){.fn = do_open, .path = path, .flags = flags}); }
-int pms_holder_stat(int fd, struct stat *st) { return ask(&(struct call){.fn = do_stat, .fd = fd, .st = st}); }
-int pms_holder_lock(int fd, int how) { return ask(&(struct call){.fn = do_lock, .fd = fd, .flags = how}); }
+int pms_holder_open(const char *path, int flags)
+{
+    return ask(&(struct call){.fn = do_open, .path = path, .flags = flags});
+}
+int pms_holder_stat(int fd, struct stat *st)
+{
+    return ask(&(struct call){.fn = do_stat, .fd = fd, .st = st});
+}
+int pms_holder_lock(int fd, int how)
+{
+    return ask(&(struct call){.fn = do_lock, .fd = fd, .flags = how});
+}
 
 void pms_holder_close(int fd)
 {
@@ -117,7 +128,8 @@ void pms_holder_close(int fd)
 
 void pms_holder_after_fork_in_child(void)
 {
-    pthread_mutex_init(&mutex, NULL); /* other threads may have held it, and the holder did not come with us */
+    /* other threads may have held it, and the holder did not come with us */
+    pthread_mutex_init(&mutex, NULL);
     pthread_cond_init(&asked, NULL);
     pthread_cond_init(&answered, NULL);
     pending = NULL;

@@ -1,9 +1,12 @@
 /* A thread that holds the descriptors of locks, in a table of its own.
  *
- * A lock by flock lives as long as any copy of its descriptor, and a fork copies all descriptors of the thread that forks: a trainer that was
- * killed just after it had forked would keep its store locked until its child, which closes its copy, is given a processor. So no other thread of the process has the descriptor: no fork, no vfork and
- * no clone copies it, and the lock is given up with the process, before waitpid tells of its death.
- * Where the system does not allow such a table (before Linux 5.9, or forbidden) the descriptor is the process's, and fork children close it. */
+ * A lock by flock lives as long as any copy of its descriptor, and a fork copies all descriptors
+ * of the thread that forks: a trainer that was killed just after it had forked would keep its
+ * store locked until its child, which closes its copy, is given a processor. So no other thread
+ * of the process has the descriptor: no fork, no vfork and no clone copies it, and the lock is
+ * given up with the process, before waitpid tells of its death. Where the system does not allow
+ * such a table (before Linux 5.9, or forbidden) the descriptor is the process's, and fork
+ * children close it. */
 #ifndef PMS_SEAM_HOLDER_H
 #define PMS_SEAM_HOLDER_H
 

@@ -22,14 +22,15 @@
 #define MADV_COLLAPSE 25
 #endif
 
-#define APART_MAX 1024u /* of the 65,530 mappings that a process may have */
-#define PARTED_APART 2  /* mappings that one of them makes */
+#define APART_MAX 1024u         /* of the 65,530 mappings that a process may have */
+#define PARTED_APART 2          /* mappings that one of them makes */
 #define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
 #define COPY_PIECE (1u << 20)   /* of one core */
 
 #define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
-/* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file is aligned in memory. */
+/* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file
+ * is aligned in memory. */
 static unsigned char *reserve_aligned(uint64_t bytes)
 {
     size_t total = (size_t)bytes + PMS_HUGE;
@@ -43,15 +44,18 @@ static unsigned char *reserve_aligned(uint64_t bytes)
     return raw + lead;
 }
 
-static int map_range(struct pms_map *m, unsigned char *base, uint64_t from, uint64_t to, int prot, int flags)
+static int map_range(struct pms_map *m, unsigned char *base, uint64_t from, uint64_t to, int prot,
+                     int flags)
 {
     return pms_persist_map(m->persist, base + from, (size_t)(to - from), prot, flags, m->fd, from);
 }
 
-/* Private views. The kernel joins mappings only if their own pages are of one origin (its anon_vma), which a mapping gets at the first
- * store into it, and its parts inherit. Parts that were stored to one by one would stay mappings of their own for ever, whatever their
- * protection. So the first store, of what is there, is made before there are parts. Where that may not be, nothing is lost but mappings.
- * Returns errno if the view could not be protected again: then it is of no use. */
+/* Private views. The kernel joins mappings only if their own pages are of one origin (its
+ * anon_vma), which a mapping gets at the first store into it, and its parts inherit. Parts that
+ * were stored to one by one would stay mappings of their own for ever, whatever their
+ * protection. So the first store, of what is there, is made before there are parts. Where that
+ * may not be, nothing is lost but mappings. Returns errno if the view could not be protected
+ * again: then it is of no use. */
 static int make_one_origin(struct pms_map *m, uint64_t from, uint64_t to)
 {
     volatile unsigned char *first = m->user + from;
@@ -64,7 +68,9 @@ static int make_one_origin(struct pms_map *m, uint64_t from, uint64_t to)
 
 static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
 {
-    int flags = m->sync ? MAP_SHARED_VALIDATE | MAP_SYNC : m->shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
+    int flags = m->sync     ? MAP_SHARED_VALIDATE | MAP_SYNC
+                : m->shared ? MAP_SHARED
+                            : MAP_PRIVATE | MAP_NORESERVE;
     int err = map_range(m, m->user, from, to, PROT_READ, flags);
     if (!err && m->shared)
         err = map_range(m, m->engine, from, to, PROT_READ | PROT_WRITE, flags);
@@ -73,7 +79,8 @@ static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
     return err;
 }
 
-static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAGE / 8); } /* of PMS_HUGE: a word */
+/* of PMS_HUGE: a word */
+static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAGE / 8); }
 
 /* Tries the reservation asked for, then halves of it, down to what must be mapped. */
 static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
@@ -85,7 +92,8 @@ static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
         m->engine = m->shared && m->user ? reserve_aligned(reserve) : m->user;
         void *bits = MAP_FAILED;
         if (m->engine)
-            bits = mmap(NULL, 2 * bitmap_bytes(reserve), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1, 0);
+            bits = mmap(NULL, 2 * bitmap_bytes(reserve), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1,
+                        0);
         if (bits != MAP_FAILED) {
             m->writable = bits;
             m->own = (void *)((char *)bits + bitmap_bytes(reserve));
@@ -123,7 +131,8 @@ int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, en
         pms_map_close(m);
         errno = err;
         if (how == PMS_MAP_SYNC && (err == EOPNOTSUPP || err == EINVAL))
-            return pms_fail(error, PMS_E_UNSUPPORTED, "the file system has no MAP_SYNC (domain dax needs fsdax)");
+            return pms_fail(error, PMS_E_UNSUPPORTED,
+                            "the file system has no MAP_SYNC (domain dax needs fsdax)");
         return pms_fail_errno(error, "mapping the store");
     }
     m->bytes = bytes;
@@ -136,7 +145,9 @@ int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error)
     if (bytes <= m->bytes) /* mapped by an attempt that failed later */
         return PMS_OK;
     if (bytes > m->reserve) {
-        int status = pms_fail(error, PMS_E_FULL, "the address space set aside at open is used up: close and open again");
+        int status = pms_fail(
+            error, PMS_E_FULL,
+            "the address space set aside at open is used up: close and open again");
         if (error) {
             error->needed = bytes;
             error->available = m->reserve;
@@ -195,11 +206,13 @@ static bool is_writable(const struct pms_map *m, uint64_t page)
            (atomic_load_explicit(&m->writable[page / 64], memory_order_relaxed) >> (page % 64) & 1);
 }
 
-/* Counts the mappings that begin in a range or right behind it, as its pages become writable or protected: then none begins inside. */
+/* Counts the mappings that begin in a range or right behind it, as its pages become writable or
+ * protected: then none begins inside. */
 static void count_parts(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
 {
     uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
-    bool left = first > 0 && is_writable(m, first - 1), right = is_writable(m, last + 1), before = left;
+    bool left = first > 0 && is_writable(m, first - 1), right = is_writable(m, last + 1),
+         before = left;
     int64_t parts = (left != on) + (right != on) - (right != is_writable(m, last));
     for (uint64_t w = first / 64; w <= last / 64; w++) {
         uint64_t word = atomic_load_explicit(&m->writable[w], memory_order_relaxed);
@@ -210,11 +223,12 @@ static void count_parts(struct pms_map *m, uint64_t off, uint64_t bytes, bool on
     pms_mappings_add(parts);
 }
 
-/* A bit of `writable` is on only while its page is writable for sure: set after the system call, cleared before it. One of `own` is off
- * only as long as its page never was: set before. */
+/* A bit of `writable` is on only while its page is writable for sure: set after the system call,
+ * cleared before it. One of `own` is off only as long as its page never was: set before. */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
-    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 &&
+               off + bytes <= m->bytes);
     if (!m->shared)
         set_bits(m->own, off, bytes, true);
     int err = pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ | PROT_WRITE);
@@ -227,7 +241,8 @@ int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
 
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
-    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 && off + bytes <= m->bytes);
+    PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 &&
+               off + bytes <= m->bytes);
     count_parts(m, off, bytes, false);
     set_bits(m->writable, off, bytes, false);
     return pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ);
@@ -259,12 +274,15 @@ bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
 
 /* ---- pages of the file become the process's ----
  *
- * The first store into a page of a private view has the kernel put a copy in its place. Where the page was read before, other cores may
- * still know the old one: each that runs a thread of this process is interrupted, once a page. The first training step after an open,
- * which writes everything, spent most of its time on that: of 1 GB, on two cores of a virtual machine, 4 s. So what a range shows of the
- * file is given up first, all at once, and its pages are copied where none is. */
+ * The first store into a page of a private view has the kernel put a copy in its place. Where
+ * the page was read before, other cores may still know the old one: each that runs a thread of
+ * this process is interrupted, once a page. The first training step after an open, which writes
+ * everything, spent most of its time on that: of 1 GB, on two cores of a virtual machine, 4 s.
+ * So what a range shows of the file is given up first, all at once, and its pages are copied
+ * where none is. */
 
-/* The first page from `page` on, below `end`, whose bit of `own` is as asked; `end` if there is none. */
+/* The first page from `page` on, below `end`, whose bit of `own` is as asked; `end` if there is
+ * none. */
 static uint64_t next_page(const struct pms_map *m, uint64_t page, uint64_t end, bool own)
 {
     while (page < end) {
@@ -286,7 +304,9 @@ bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
     for (uint64_t page = off / PMS_PAGE; !m->shared && bytes >= TAKE_LEAST && page < end;) {
         uint64_t from = next_page(m, page, end, false), to = next_page(m, from, end, true);
         if (to > from) /* nobody can have stored there: nothing is lost */
-            any = madvise(m->user + from * PMS_PAGE, (size_t)((to - from) * PMS_PAGE), MADV_DONTNEED) == 0 || any;
+            any = madvise(m->user + from * PMS_PAGE, (size_t)((to - from) * PMS_PAGE),
+                          MADV_DONTNEED) == 0 ||
+                  any;
         page = to;
     }
     pms_map_unprotect_surely(m, off, bytes);
@@ -301,7 +321,8 @@ struct range {
 static void copy_piece(void *ctx, size_t i)
 {
     const struct range *r = ctx;
-    uint64_t from = i * (uint64_t)COPY_PIECE, n = r->bytes - from < COPY_PIECE ? r->bytes - from : COPY_PIECE;
+    uint64_t from = i * (uint64_t)COPY_PIECE,
+             n = r->bytes - from < COPY_PIECE ? r->bytes - from : COPY_PIECE;
     (void)madvise(r->at + from, (size_t)n, MADV_POPULATE_WRITE); /* else the stores do it */
 }
 
@@ -313,14 +334,16 @@ void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes)
 
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
-    uint64_t from = (off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1), to = (off + bytes) & ~(uint64_t)(PMS_HUGE - 1);
+    uint64_t from = (off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1),
+             to = (off + bytes) & ~(uint64_t)(PMS_HUGE - 1);
     if (m->shared && to > from)
         (void)madvise(m->user + from, to - from, MADV_COLLAPSE);
 }
 
-/* Mappings are joined if they differ in nothing. Blocks of one size side by side differ in the parity of their number, and either way from
- * what nobody set apart. Neither advice changes what is stored or read: whether a dump of the process's memory has the pages (by default
- * it has none of a shared file's), and whether a page that is not in memory is read alone. */
+/* Mappings are joined if they differ in nothing. Blocks of one size side by side differ in the
+ * parity of their number, and either way from what nobody set apart. Neither advice changes what
+ * is stored or read: whether a dump of the process's memory has the pages (by default it has
+ * none of a shared file's), and whether a page that is not in memory is read alone. */
 void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     bool odd = off / bytes % 2;
@@ -328,7 +351,8 @@ void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes)
         return;
     m->apart++;
     pms_mappings_add(PARTED_APART);
-    (void)madvise(m->user + off, bytes, odd ? MADV_DODUMP : MADV_NORMAL); /* what lay here before may have had the other one */
+    /* what lay here before may have had the other one */
+    (void)madvise(m->user + off, bytes, odd ? MADV_DODUMP : MADV_NORMAL);
     (void)madvise(m->user + off, bytes, odd ? MADV_RANDOM : MADV_DONTDUMP);
 }
 

@@ -1,8 +1,10 @@
 /* The file and its views in memory.
  *
  * user:   the addresses that arrays have. Pages are read-only between captures; they never move.
- * engine: where the engine itself reads and writes. In the byte-addressable domains a second, always writable mapping of
- *         the same file, so that metadata, logs and rollback never touch the user's protections; in private views (domain
+ * engine: where the engine itself reads and writes. In the byte-addressable domains a second,
+ * always writable mapping of
+ *         the same file, so that metadata, logs and rollback never touch the user's protections;
+ *         in private views (domain
  *         file, mode r) the same as user, and the engine unprotects the pages it writes. */
 #ifndef PMS_SEAM_MAP_H
 #define PMS_SEAM_MAP_H
@@ -18,18 +20,21 @@
 struct pms_footer;
 
 struct pms_map {
-    int fd;                  /* of the mapped file */
-    bool shared;             /* engine is an alias; stores reach the file */
-    bool sync;               /* MAP_SYNC is in force */
-    uint64_t bytes;          /* mapped, a multiple of PMS_PAGE */
-    uint64_t reserve;        /* address space set aside for growth: user never moves */
+    int fd;           /* of the mapped file */
+    bool shared;      /* engine is an alias; stores reach the file */
+    bool sync;        /* MAP_SYNC is in force */
+    uint64_t bytes;   /* mapped, a multiple of PMS_PAGE */
+    uint64_t reserve; /* address space set aside for growth: user never moves */
     unsigned char *user;
     unsigned char *engine;
-    _Atomic uint64_t *writable; /* one bit for each page of the reserve: page of user is PROT_WRITE */
-    _Atomic uint64_t *own;      /* likewise: it has been, some time. Private views: all others are the file's */
+    /* one bit for each page of the reserve: page of user is PROT_WRITE */
+    _Atomic uint64_t *writable;
+    /* likewise: it has been, some time. Private views: all others are the file's */
+    _Atomic uint64_t *own;
     struct pms_footer *footer; /* the page behind `bytes`, where it is kept: footer.h */
-    uint32_t apart;          /* ranges set apart so far */
-    int64_t parted;          /* mappings that changes of protection have made: under the log lock, as these are */
+    uint32_t apart;            /* ranges set apart so far */
+    /* mappings that changes of protection have made: under the log lock, as these are */
+    int64_t parted;
     struct pms_persist *persist;
 };
 
@@ -40,47 +45,54 @@ enum pms_map_how { PMS_MAP_SHARED, PMS_MAP_SYNC, PMS_MAP_PRIVATE };
 int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, enum pms_map_how how,
                  struct pms_persist *persist, struct pms_error *error);
 
-/* Extends both views to bytes, if they are smaller. Nothing moves. ERRORS: PMS_E_OS, PMS_E_FULL (beyond the reserve). */
+/* Extends both views to bytes, if they are smaller. Nothing moves. ERRORS: PMS_E_OS, PMS_E_FULL
+ * (beyond the reserve). */
 int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error);
 
 void pms_map_close(struct pms_map *m); /* unmaps everything */
 
-/* Changes protection of whole pages of the user's view and the bits that say so. Async-signal-safe. Returns 0 or errno
- * (ENOMEM: too many mappings). */
+/* Changes protection of whole pages of the user's view and the bits that say so.
+ * Async-signal-safe. Returns 0 or errno (ENOMEM: too many mappings). */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes);
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* Unprotects a range, whatever the mappings: when they run out (mappings.h), everything is protected first, which makes one mapping of all
- * that is not set apart, and pages that were writable fault again. */
+/* Unprotects a range, whatever the mappings: when they run out (mappings.h), everything is
+ * protected first, which makes one mapping of all that is not set apart, and pages that were
+ * writable fault again. */
 void pms_map_unprotect_surely(struct pms_map *m, uint64_t off, uint64_t bytes);
 bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* The same, of a range that was captured and will be stored to all over. true: some of its pages were the file's (private views), and are
- * better copied by pms_map_copy_ahead than one by one by first stores: see map.c. Both are async-signal-safe; the second one changes nothing that can be read.
- * REQUIRES: the log lock (the first), as all changes of protection do but those of pages that nobody else stores to. */
+/* The same, of a range that was captured and will be stored to all over. true: some of its pages
+ * were the file's (private views), and are better copied by pms_map_copy_ahead than one by one
+ * by first stores: see map.c. Both are async-signal-safe; the second one changes nothing that
+ * can be read.
+ * REQUIRES: the log lock (the first), as all changes of protection do but those of pages that
+ * nobody else stores to. */
 bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes);
 void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* Asks for huge pages behind the whole ones in a range (tmpfs, Linux 6.1): protection changes cost 512 times less, and fewer address translations miss. Advice:
- * where the system has none to give nothing happens. */
+/* Asks for huge pages behind the whole ones in a range (tmpfs, Linux 6.1): protection changes
+ * cost 512 times less, and fewer address translations miss. Advice: where the system has none to
+ * give nothing happens. */
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* The range will change its protection as a whole, twice in every transaction. The kernel joins it with its neighbours whenever they are
- * protected alike, and parts them again, which costs more than the change itself (5 us to 2.5 for 6 MiB on huge pages); from here on it
- * keeps it a mapping of its own. For few ranges: each is one or two of the mappings that a process may have. */
+/* The range will change its protection as a whole, twice in every transaction. The kernel joins
+ * it with its neighbours whenever they are protected alike, and parts them again, which costs
+ * more than the change itself (5 us to 2.5 for 6 MiB on huge pages); from here on it keeps it a
+ * mapping of its own. For few ranges: each is one or two of the mappings that a process may
+ * have. */
 void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* Whether a fault on a page that is not in memory reads its neighbours too: the system reads up to megabytes around it, and the fault
- * waits. Advice, as above. */
+/* Whether a fault on a page that is not in memory reads its neighbours too: the system reads up
+ * to megabytes around it, and the fault waits. Advice, as above. */
 void pms_map_read_around(struct pms_map *m, bool on);
 
-static inline void *pms_map_at(const struct pms_map *m, uint64_t off) /* the engine's address of a byte */
-{
-    return m->engine + off;
-}
+/* the engine's address of a byte */
+static inline void *pms_map_at(const struct pms_map *m, uint64_t off) { return m->engine + off; }
 static inline bool pms_map_contains(const struct pms_map *m, const void *addr)
 {
-    return (const unsigned char *)addr >= m->user && (const unsigned char *)addr < m->user + m->bytes;
+    return (const unsigned char *)addr >= m->user &&
+           (const unsigned char *)addr < m->user + m->bytes;
 }
 static inline uint64_t pms_map_offset(const struct pms_map *m, const void *addr)
 {

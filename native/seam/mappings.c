@@ -8,7 +8,8 @@
 #define USUAL_LIMIT 65530
 #define REACH_FIRST (64ull << 10) /* doubled as often as: */
 #define REACH_DOUBLED 6
-#define SHARE_LEAST 192 /* times the stores that a process may have open: still less than the last quarter */
+/* times the stores that a process may have open: still less than the last quarter */
+#define SHARE_LEAST 192
 
 static _Atomic int64_t used;
 static _Atomic int64_t limit = USUAL_LIMIT;
@@ -45,7 +46,8 @@ int64_t pms_mappings_used(void) { return atomic_load_explicit(&used, memory_orde
 
 uint64_t pms_mappings_reach(void)
 {
-    int64_t most = atomic_load_explicit(&limit, memory_order_relaxed), over = pms_mappings_used() - most / 2;
+    int64_t most = atomic_load_explicit(&limit, memory_order_relaxed),
+            over = pms_mappings_used() - most / 2;
     if (over < 0)
         return 0;
     int64_t doubled = over * REACH_DOUBLED / (most / 4 + 1);
@@ -54,5 +56,6 @@ uint64_t pms_mappings_reach(void)
 
 bool pms_mappings_spent(int64_t own)
 {
-    return own >= SHARE_LEAST && pms_mappings_used() >= atomic_load_explicit(&limit, memory_order_relaxed) / 4 * 3;
+    return own >= SHARE_LEAST &&
+           pms_mappings_used() >= atomic_load_explicit(&limit, memory_order_relaxed) / 4 * 3;
 }

@@ -1,5 +1,5 @@
-/* Worker threads for large copies. They sleep on a futex and do nothing else: no memory, no locks, no signals but faults, so that even the
- * fault handler may put them to work. */
+/* Worker threads for large copies. They sleep on a futex and do nothing else: no memory, no
+ * locks, no signals but faults, so that even the fault handler may put them to work. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -15,11 +15,12 @@
 
 #define CLOSED UINT32_MAX
 
-/* One job at a time; its number and the next index to take are one word, so that a worker that wakes up late takes nothing of a job that it
- * has not looked at. The caller waits for indices that were taken, not for workers: those may never get a core on a busy machine. */
-static _Atomic uint64_t claim;       /* number of the job << 32 | next index, or CLOSED */
-static _Atomic uint32_t round_word;  /* number of the job: what workers wait for */
-static _Atomic uint32_t done_word;   /* indices done: what the caller waits for */
+/* One job at a time; its number and the next index to take are one word, so that a worker that
+ * wakes up late takes nothing of a job that it has not looked at. The caller waits for indices
+ * that were taken, not for workers: those may never get a core on a busy machine. */
+static _Atomic uint64_t claim;      /* number of the job << 32 | next index, or CLOSED */
+static _Atomic uint32_t round_word; /* number of the job: what workers wait for */
+static _Atomic uint32_t done_word;  /* indices done: what the caller waits for */
 static _Atomic uint32_t busy;
 static _Atomic int workers;
 static void (*_Atomic job)(void *ctx, size_t i);
@@ -36,8 +37,10 @@ static void take_indices(uint32_t round)
         uint32_t n = atomic_load_explicit(&job_count, memory_order_relaxed), i = (uint32_t)taken;
         if (taken >> 32 != round || i >= n)
             return;
-        /* If the word is still the same, what was read after it belongs to it: it is closed before the job changes. */
-        if (!atomic_compare_exchange_weak_explicit(&claim, &taken, taken + 1, memory_order_acq_rel, memory_order_relaxed))
+        /* If the word is still the same, what was read after it belongs to it: it is closed
+         * before the job changes. */
+        if (!atomic_compare_exchange_weak_explicit(&claim, &taken, taken + 1, memory_order_acq_rel,
+                                                   memory_order_relaxed))
             continue;
         fn(ctx, i);
         if (atomic_fetch_add_explicit(&done_word, 1, memory_order_acq_rel) + 1 == n)
@@ -69,7 +72,8 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* All but what a worker's own stores raise: those into the store are captured, and a thread that blocks them would be killed. */
+/* All but what a worker's own stores raise: those into the store are captured, and a thread that
+ * blocks them would be killed. */
 static void signals_of_workers(sigset_t *set)
 {
     sigfillset(set);
@@ -86,7 +90,8 @@ static void start(void)
     pthread_attr_setstacksize(&attr, STACK_BYTES);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     signals_of_workers(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: Python's handlers never run on a worker */
+    /* inherited: Python's handlers never run on a worker */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (long i = 1; i < cores && i <= WORKERS_MAX; i++) {
         pthread_t thread;
         if (pthread_create(&thread, &attr, work, (void *)(uintptr_t)atomic_load(&round_word)) != 0)
@@ -102,12 +107,14 @@ void pms_parallel_start(void) { pthread_once(&once, start); }
 static bool enter(void)
 {
     uint32_t free = 0;
-    return atomic_compare_exchange_strong_explicit(&busy, &free, 1, memory_order_acquire, memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(&busy, &free, 1, memory_order_acquire,
+                                                   memory_order_relaxed);
 }
 
 void pms_parallel_for(void (*fn)(void *ctx, size_t i), void *ctx, size_t n)
 {
-    /* Busy: another thread's job, or the one that this call is part of (a worker's store was captured). */
+    /* Busy: another thread's job, or the one that this call is part of (a worker's store was
+     * captured). */
     if (atomic_load(&workers) == 0 || n < 2 || n >= CLOSED || !enter()) {
         for (size_t i = 0; i < n; i++)
             fn(ctx, i);

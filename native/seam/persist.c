@@ -1,4 +1,5 @@
-/* The seam's memory half: stores, write-back, fences. Files are in persist_file.c, the worker threads in parallel.c. */
+/* The seam's memory half: stores, write-back, fences. Files are in persist_file.c, the worker
+ * threads in parallel.c. */
 #include "seam/persist.h"
 
 #include <string.h>
@@ -15,7 +16,8 @@
 #endif
 
 #define LINE 64u
-/* With write-back, whole lines are better off as non-temporal stores: no read for ownership of a line that was flushed before. */
+/* With write-back, whole lines are better off as non-temporal stores: no read for ownership of a
+ * line that was flushed before. */
 #define NT_MIN_FLUSH LINE
 /* Without write-back a copy that fits the caches is better off in them. */
 #define NT_MIN_PLAIN (256u << 10)
@@ -51,7 +53,8 @@ enum pms_flush pms_persist_best_flush(void)
 #if defined(__x86_64__)
     return has_clwb ? PMS_FLUSH_CLWB : has_clflushopt ? PMS_FLUSH_CLFLUSHOPT : PMS_FLUSH_CLFLUSH;
 #elif defined(__aarch64__)
-    return getauxval(AT_HWCAP) & HWCAP_DCPOP ? PMS_FLUSH_CVAP : PMS_FLUSH_CVAC; /* as the kernel chooses for itself */
+    /* as the kernel chooses for itself */
+    return getauxval(AT_HWCAP) & HWCAP_DCPOP ? PMS_FLUSH_CVAP : PMS_FLUSH_CVAC;
 #else
     return PMS_FLUSH_NONE;
 #endif
@@ -59,7 +62,8 @@ enum pms_flush pms_persist_best_flush(void)
 
 const char *pms_persist_flush_name(enum pms_flush flush)
 {
-    static const char *const name[] = {"none", "clflush", "clflushopt", "clwb", "dc cvap", "dc cvac"};
+    static const char *const name[] = {"none", "clflush", "clflushopt",
+                                       "clwb", "dc cvap", "dc cvac"};
     return (unsigned)flush < sizeof name / sizeof name[0] ? name[flush] : "?";
 }
 
@@ -75,7 +79,8 @@ static inline void flush_line(enum pms_flush flush, const void *line)
         _mm_clflush(line);
 #elif defined(__aarch64__)
     if (flush == PMS_FLUSH_CVAP)
-        __asm__ volatile("sys #3, C7, C12, #1, %0" : : "r"(line) : "memory"); /* dc cvap: older assemblers do not know the name */
+        /* dc cvap: older assemblers do not know the name */
+        __asm__ volatile("sys #3, C7, C12, #1, %0" : : "r"(line) : "memory");
     else
         __asm__ volatile("dc cvac, %0" : : "r"(line) : "memory");
 #else
@@ -127,7 +132,8 @@ void pms_persist_fence(struct pms_persist *p)
     p->fences++;
     if (p->flush != PMS_FLUSH_NONE)
         order_stores();
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* without write-back program order is enough: stores survive their process */
+    /* without write-back program order is enough: stores survive their process */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
 void pms_persist_hand_over(struct pms_persist *p)
@@ -144,16 +150,19 @@ void pms_persist_hand_over(struct pms_persist *p)
 /* ---- non-temporal copies: dst aligned to a line, n a multiple of it ---- */
 
 #if defined(__x86_64__)
-__attribute__((target("avx512f"))) PMS_NO_TSAN static void nt_copy_512(void *dst, const void *src, size_t n)
+__attribute__((target("avx512f"))) PMS_NO_TSAN static void nt_copy_512(void *dst, const void *src,
+                                                                       size_t n)
 {
     for (size_t i = 0; i < n; i += LINE)
-        _mm512_stream_si512((__m512i *)((char *)dst + i), _mm512_loadu_si512((const char *)src + i));
+        _mm512_stream_si512((__m512i *)((char *)dst + i),
+                            _mm512_loadu_si512((const char *)src + i));
 }
 
 PMS_NO_TSAN static void nt_copy_128(void *dst, const void *src, size_t n)
 {
     for (size_t i = 0; i < n; i += 16)
-        _mm_stream_si128((__m128i *)((char *)dst + i), _mm_loadu_si128((const __m128i *)((const char *)src + i)));
+        _mm_stream_si128((__m128i *)((char *)dst + i),
+                         _mm_loadu_si128((const __m128i *)((const char *)src + i)));
 }
 
 static void nt_copy(void *dst, const void *src, size_t n)
@@ -177,7 +186,9 @@ static void nt_zero(void *dst, size_t n) { memset(dst, 0, n); }
 #endif
 
 /* Splits [dst, dst+n) into a head up to the first line, whole lines, and a tail. */
-struct parts { size_t head, body, tail; };
+struct parts {
+    size_t head, body, tail;
+};
 
 static struct parts split(const void *dst, size_t n)
 {
@@ -230,7 +241,8 @@ void pms_persist_copy(struct pms_persist *p, void *dst, const void *src, size_t 
     after_nt(p);
 }
 
-uint32_t pms_persist_copy_crc(struct pms_persist *p, void *dst, const void *src, size_t n, uint32_t crc, void *steady)
+uint32_t pms_persist_copy_crc(struct pms_persist *p, void *dst, const void *src, size_t n,
+                              uint32_t crc, void *steady)
 {
     bool nt = use_nt(p, n);
     hook(nt ? PMS_PRIM_COPY : PMS_PRIM_STORE, dst, n);

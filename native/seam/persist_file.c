@@ -40,7 +40,8 @@ static void advance(struct iovec **iov, int *count, size_t done)
     }
 }
 
-int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset)
+int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int count,
+                        uint64_t offset)
 {
     (void)p;
     size_t total = 0;
@@ -64,8 +65,10 @@ int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int co
     return 0;
 }
 
-/* Where a read ends between pages is the end of the file: with O_DIRECT nothing can be read from there. */
-int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset, uint64_t *done)
+/* Where a read ends between pages is the end of the file: with O_DIRECT nothing can be read from
+ * there. */
+int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset,
+                       uint64_t *done)
 {
     (void)p;
     size_t total = 0;
@@ -133,7 +136,10 @@ int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes)
     return 0;
 }
 
-void pms_persist_forget(int fd, uint64_t offset, uint64_t bytes) { (void)posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED); }
+void pms_persist_forget(int fd, uint64_t offset, uint64_t bytes)
+{
+    (void)posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
+}
 
 /* In the fault handler: must not be failed by a hook that means files. */
 int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot)
@@ -145,7 +151,8 @@ int pms_persist_protect(struct pms_persist *p, void *addr, size_t n, int prot)
     return mprotect(addr, n, prot) == 0 ? 0 : errno;
 }
 
-int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int flags, int fd, uint64_t offset)
+int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int flags, int fd,
+                    uint64_t offset)
 {
     (void)p;
     int err = hook(PMS_PRIM_MAP, fd, (uintptr_t)addr, n);

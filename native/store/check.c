@@ -1,5 +1,6 @@
-/* pms_check: walks everything and changes nothing. Every live block has to belong to exactly one owner, and every owner's block has
- * to be live: no leak, no double ownership, no overlap (the page table tiles, so blocks cannot overlap unless it is damaged). */
+/* pms_check: walks everything and changes nothing. Every live block has to belong to exactly one
+ * owner, and every owner's block has to be live: no leak, no double ownership, no overlap (the
+ * page table tiles, so blocks cannot overlap unless it is damaged). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,9 @@
 #include "names/list.h"
 #include "commit/pool_state.h"
 
-struct owned { uint64_t off, seen; }; /* a live block, and how many owners it has */
+struct owned {
+    uint64_t off, seen;
+}; /* a live block, and how many owners it has */
 
 struct container { /* a group's directory, or a list */
     uint64_t header;
@@ -26,7 +29,8 @@ struct checker {
     bool out_of_memory;
 };
 
-static void __attribute__((format(printf, 2, 3))) problem(struct checker *c, const char *format, ...)
+static void __attribute__((format(printf, 2, 3))) problem(struct checker *c, const char *format,
+                                                          ...)
 {
     struct pms_check_report *r = c->report;
     if (r->problem_count < PMS_CHECK_PROBLEMS) {
@@ -81,7 +85,8 @@ static void own(struct checker *c, uint64_t off, const char *who)
     if (!b)
         problem(c, "%s at offset %llu is not a live block", who, (unsigned long long)off);
     else if (b->seen++)
-        problem(c, "the block at offset %llu has more than one owner (%s)", (unsigned long long)off, who);
+        problem(c, "the block at offset %llu has more than one owner (%s)", (unsigned long long)off,
+                who);
 }
 
 /* A group's or a list's data is its header, which the check of that directory or list owns. */
@@ -104,13 +109,19 @@ static int visit(void *ctx, uint64_t off, const struct pms_object *object)
     struct checker *c = ctx;
     bool named = object && off == object->node && object->name_bytes;
     c->report->names += named;
-    if (object && (object->kind == PMS_OBJECT_GROUP || object->kind == PMS_OBJECT_LIST) && !remember_container(c, object))
+    if (object && (object->kind == PMS_OBJECT_GROUP || object->kind == PMS_OBJECT_LIST) &&
+        !remember_container(c, object))
         return PMS_E_OS;
-    own(c, off, !object ? "a container's block" : named ? "a name" : off == object->node ? "a list's item" : "an object's data");
+    own(c, off,
+        !object               ? "a container's block"
+        : named               ? "a name"
+        : off == object->node ? "a list's item"
+                              : "an object's data");
     return 0;
 }
 
-/* A second owner of a container is a problem, and looking through all of it again would take as many times as long as it has owners. */
+/* A second owner of a container is a problem, and looking through all of it again would take as
+ * many times as long as it has owners. */
 static bool seen_before(struct checker *c, uint64_t header)
 {
     const struct owned *b = find(c, header);
@@ -130,15 +141,18 @@ static void check_containers(struct checker *c)
         int status = PMS_OK;
         c->depth = next.depth;
         if (next.depth > PMS_GROUPS_MAX)
-            problem(c, "the group at offset %llu is in more than %u others", (unsigned long long)next.header,
-                    PMS_GROUPS_MAX - 1);
+            problem(c, "the group at offset %llu is in more than %u others",
+                    (unsigned long long)next.header, PMS_GROUPS_MAX - 1);
         else if (!seen_before(c, next.header))
-            status = is_list ? pms_list_check(&dirs, next.header, visit, c, &e) : pms_dir_check(&dirs, next.header, visit, c, &e);
+            status = is_list ? pms_list_check(&dirs, next.header, visit, c, &e)
+                             : pms_dir_check(&dirs, next.header, visit, c, &e);
         c->report->groups += !is_list;
         c->report->lists += is_list;
         if (status != PMS_OK && !c->out_of_memory)
-            problem(c, "%s at offset %llu: %s", is_list ? "list" : "directory", (unsigned long long)next.header, e.what);
-        if (c->containers == 0 || seen > c->count) /* more containers than blocks: they contain each other */
+            problem(c, "%s at offset %llu: %s", is_list ? "list" : "directory",
+                    (unsigned long long)next.header, e.what);
+        /* more containers than blocks: they contain each other */
+        if (c->containers == 0 || seen > c->count)
             return;
         next = c->container[--c->containers];
     }
@@ -149,9 +163,11 @@ static void check_leaks(struct checker *c)
     for (uint64_t i = 0; i < c->count; i++)
         if (c->block[i].seen == 0) {
             struct pms_block b;
-            problem(c, "the block at offset %llu is allocated and belongs to nobody", (unsigned long long)c->block[i].off);
+            problem(c, "the block at offset %llu is allocated and belongs to nobody",
+                    (unsigned long long)c->block[i].off);
             c->report->leaks++;
-            c->report->leaked_bytes += pms_heap_find(c->pool->heap, c->block[i].off, &b) ? b.bytes : 0;
+            c->report->leaked_bytes += pms_heap_find(c->pool->heap, c->block[i].off, &b) ? b.bytes
+                                                                                         : 0;
         }
 }
 
@@ -165,8 +181,8 @@ static void check_log(struct checker *c)
     if (!pms_anchor_unpack(word, &tx))
         problem(c, "the anchor's check bits are wrong");
     else if (tx != pool->tx || pool->undo.tag != tx + 1)
-        problem(c, "the anchor is at transaction %llu, the store at %llu (I1)", (unsigned long long)tx,
-                (unsigned long long)pool->tx);
+        problem(c, "the anchor is at transaction %llu, the store at %llu (I1)",
+                (unsigned long long)tx, (unsigned long long)pool->tx);
 }
 
 static void check_copies(struct checker *c)
@@ -199,7 +215,9 @@ static int examine(struct checker *c, struct pms_error *error)
     check_log(c);
     check_copies(c);
     free(c->container);
-    return walked == PMS_E_OS || c->out_of_memory ? pms_fail(error, PMS_E_OS, "no memory for the check") : PMS_OK;
+    return walked == PMS_E_OS || c->out_of_memory
+               ? pms_fail(error, PMS_E_OS, "no memory for the check")
+               : PMS_OK;
 }
 
 int pms_check(struct pms_pool *pool, struct pms_check_report *report, struct pms_error *error)
@@ -222,7 +240,8 @@ int pms_free_leaks(struct pms_pool *pool, struct pms_check_report *report, struc
         return status;
     status = examine(&c, error);
     if (status == PMS_OK && report->problem_count > report->leaks)
-        status = pms_fail(error, PMS_E_CORRUPT, "the store has other problems than blocks that belong to nobody");
+        status = pms_fail(error, PMS_E_CORRUPT,
+                          "the store has other problems than blocks that belong to nobody");
     for (uint64_t i = 0; i < c.count && status == PMS_OK; i++)
         if (c.block[i].seen == 0)
             status = pms_heap_free(pool->heap, c.block[i].off, error);

@@ -38,14 +38,18 @@ static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *er
         if (errno != EWOULDBLOCK && errno != EINTR)
             return pms_fail_errno(error, "locking the store");
         if (timeout_ns >= 0 && now_ns() >= end)
-            return pms_fail(error, PMS_E_LOCKED, "the store is open in another process, or twice in this one");
+            return pms_fail(error, PMS_E_LOCKED,
+                            "the store is open in another process, or twice in this one");
         struct timespec pause = {0, POLL_NS};
         nanosleep(&pause, NULL);
     }
     return PMS_OK;
 }
 
-static bool same(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
+static bool same(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
 
 static bool same_file(int fd, const char *path)
 {
@@ -114,11 +118,13 @@ static bool is_temp_name(const char *name, const char *base)
     long pid;
     unsigned salt;
     int end = 0;
-    return strncmp(name, prefix, (size_t)n) == 0 && sscanf(name + n, "%ld.%8x.new%n", &pid, &salt, &end) == 2 && end > 0 &&
+    return strncmp(name, prefix, (size_t)n) == 0 &&
+           sscanf(name + n, "%ld.%8x.new%n", &pid, &salt, &end) == 2 && end > 0 &&
            name[n + end] == '\0' && pid > 0;
 }
 
-/* What a creator that died left: a file of its name, nobody's lock, and empty or a store (or not yet one: zeros where its magic will be). */
+/* What a creator that died left: a file of its name, nobody's lock, and empty or a store (or not
+ * yet one: zeros where its magic will be). */
 static void remove_if_left(const char *path)
 {
     char magic[8] = {0};
@@ -127,9 +133,11 @@ static void remove_if_left(const char *path)
     int fd = pms_process_open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0)
         return;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0 && same_file(fd, path)) {
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+        flock(fd, LOCK_EX | LOCK_NB) == 0 && same_file(fd, path)) {
         ssize_t n = pread(fd, magic, sizeof magic, 0);
-        if (n == 0 || (n == (ssize_t)sizeof magic && (memcmp(magic, PMS_MAGIC, sizeof magic) == 0 || memcmp(magic, none, sizeof none) == 0)))
+        if (n == 0 || (n == (ssize_t)sizeof magic && (memcmp(magic, PMS_MAGIC, sizeof magic) == 0 ||
+                                                      memcmp(magic, none, sizeof none) == 0)))
             unlink(path);
     }
     pms_process_close(fd);
@@ -144,15 +152,17 @@ static void remove_leftovers(const struct pms_files *f)
     for (const struct dirent *entry; dir && (entry = readdir(dir));) {
         if (!is_temp_name(entry->d_name, slash + 1))
             continue;
-        if (snprintf(path, sizeof path, "%.*s/%s", (int)(slash - f->path), f->path, entry->d_name) < (int)sizeof path)
+        if (snprintf(path, sizeof path, "%.*s/%s", (int)(slash - f->path), f->path, entry->d_name) <
+            (int)sizeof path)
             remove_if_left(path);
     }
     if (dir)
         closedir(dir);
 }
 
-/* A new file beside the path, locked before anybody can know its name: it becomes the store by one rename. *retry: somebody who creates the
- * same store found it before it was locked, and removed it. */
+/* A new file beside the path, locked before anybody can know its name: it becomes the store by
+ * one rename. *retry: somebody who creates the same store found it before it was locked, and
+ * removed it. */
 static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct pms_error *error)
 {
     uint32_t salt = 0;
@@ -163,8 +173,8 @@ static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct
     f->temp_path = malloc(room);
     if (!f->temp_path)
         return pms_fail_errno(error, "allocating memory");
-    snprintf(f->temp_path, room, "%.*s/.%.200s.%ld.%08x.new", (int)(slash - f->path), f->path, slash + 1, (long)getpid(),
-             (unsigned)salt);
+    snprintf(f->temp_path, room, "%.*s/.%.200s.%ld.%08x.new", (int)(slash - f->path), f->path,
+             slash + 1, (long)getpid(), (unsigned)salt);
     f->fd = pms_process_open(f->temp_path, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (f->fd < 0) {
         free(f->temp_path);
@@ -177,7 +187,8 @@ static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct
     f->lock_fd = pms_holder_open(f->temp_path, O_RDWR | O_NOFOLLOW);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");
-    int status = lock_within(f->lock_fd, LOCK_EX, -1, error); /* held for a moment by who looks at it */
+    /* held for a moment by who looks at it */
+    int status = lock_within(f->lock_fd, LOCK_EX, -1, error);
     *retry = status == PMS_OK && !lock_is_of(f->lock_fd, f->temp_path);
     return status;
 }
@@ -196,8 +207,10 @@ static int create_temp(struct pms_files *f, mode_t mode, struct pms_error *error
         f->created = false;
         status = try_create_temp(f, mode, &retry, error);
     }
-    return status == PMS_OK && retry ? pms_fail(error, PMS_E_STATE, "the new store's file is removed again and again by somebody else")
-                                     : status;
+    return status == PMS_OK && retry
+               ? pms_fail(error, PMS_E_STATE,
+                          "the new store's file is removed again and again by somebody else")
+               : status;
 }
 
 static int rename_new(const char *from, const char *to)
@@ -223,7 +236,8 @@ int pms_files_publish(struct pms_files *f, struct pms_error *error)
     f->temp_path = NULL;
     f->created = false;
     if (f->old_lock_fd >= 0)
-        pms_holder_close(f->old_lock_fd); /* who waited for it finds that the path names another file now */
+        /* who waited for it finds that the path names another file now */
+        pms_holder_close(f->old_lock_fd);
     f->old_lock_fd = -1;
     int dir = directory_fd(f->path);
     int err = dir < 0 || fsync(dir) != 0 ? errno : 0; /* the name, before open returns */
@@ -241,19 +255,25 @@ static int check_regular(const struct stat *st, struct pms_error *error)
         errno = EISDIR;
         return pms_fail_errno(error, "opening the store");
     }
-    if (S_ISCHR(st->st_mode)) /* devdax is one: it has no length, no directory to rename in, and no writes to format it with */
-        return pms_fail(error, PMS_E_INVALID, "a device, not a file: give persistent memory a DAX file system "
-                                              "(ndctl create-namespace --mode=fsdax, mount -o dax)");
+    /* devdax is one: it has no length, no directory to rename in, and no writes to format it
+     * with */
+    if (S_ISCHR(st->st_mode))
+        return pms_fail(error, PMS_E_INVALID,
+                        "a device, not a file: give persistent memory a DAX file system "
+                        "(ndctl create-namespace --mode=fsdax, mount -o dax)");
     if (!S_ISREG(st->st_mode))
         return pms_fail(error, PMS_E_INVALID, "not a regular file");
     return PMS_OK;
 }
 
-/* Locks what is at the path and makes sure that it still is there. *retry: it was swapped meanwhile. */
-static int open_locked(struct pms_files *f, const struct pms_options *o, bool *retry, struct pms_error *error)
+/* Locks what is at the path and makes sure that it still is there. *retry: it was swapped
+ * meanwhile. */
+static int open_locked(struct pms_files *f, const struct pms_options *o, bool *retry,
+                       struct pms_error *error)
 {
     bool reading = o->mode == PMS_MODE_READ;
-    int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK | O_NOFOLLOW; /* links were followed when the path was resolved */
+    /* links were followed when the path was resolved */
+    int flags = (reading ? O_RDONLY : O_RDWR) | O_NONBLOCK | O_NOFOLLOW;
     struct stat locked, data;
     *retry = false;
     f->lock_fd = pms_holder_open(f->path, flags);
@@ -269,7 +289,8 @@ static int open_locked(struct pms_files *f, const struct pms_options *o, bool *r
     f->fd = pms_process_open(f->path, flags, 0);
     if (f->fd < 0 && errno != ENOENT)
         return pms_fail_errno(error, "opening the store");
-    *retry = f->fd < 0 || !lock_is_of(f->lock_fd, f->path) || fstat(f->fd, &data) != 0 || !same(&data, &locked);
+    *retry = f->fd < 0 || !lock_is_of(f->lock_fd, f->path) || fstat(f->fd, &data) != 0 ||
+             !same(&data, &locked);
     return PMS_OK;
 }
 
@@ -291,7 +312,8 @@ static void drop(struct pms_files *f)
     f->fd = f->lock_fd = f->old_lock_fd = -1;
 }
 
-static int try_open(struct pms_files *f, const struct pms_options *o, bool *retry, struct pms_error *error)
+static int try_open(struct pms_files *f, const struct pms_options *o, bool *retry,
+                    struct pms_error *error)
 {
     struct stat st;
     bool there = stat(f->path, &st) == 0;
@@ -317,7 +339,8 @@ static int try_open(struct pms_files *f, const struct pms_options *o, bool *retr
     return PMS_OK;
 }
 
-int pms_files_open(struct pms_files *f, const char *path, const struct pms_options *options, struct pms_error *error)
+int pms_files_open(struct pms_files *f, const char *path, const struct pms_options *options,
+                   struct pms_error *error)
 {
     *f = (struct pms_files){.fd = -1, .lock_fd = -1, .old_lock_fd = -1};
     f->path = resolve(path);
@@ -330,7 +353,8 @@ int pms_files_open(struct pms_files *f, const char *path, const struct pms_optio
             return status;
         drop(f);
     }
-    return pms_fail(error, PMS_E_STATE, "the store's file is replaced again and again by somebody else");
+    return pms_fail(error, PMS_E_STATE,
+                    "the store's file is replaced again and again by somebody else");
 }
 
 void pms_files_close(struct pms_files *f)

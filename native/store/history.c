@@ -1,4 +1,5 @@
-/* The history record: lies in the session record, so it is double-buffered, checksummed and outside transactions (I7). */
+/* The history record: lies in the session record, so it is double-buffered, checksummed and
+ * outside transactions (I7). */
 #include "commit/pool_state.h"
 
 #include <string.h>
@@ -13,23 +14,27 @@ int pms_history_read(struct pms_pool *pool, void *out, struct pms_error *error)
     return PMS_OK;
 }
 
-/* dax, file: synced, each time into the other copy. process, emulated: a sync would write the whole store to the disk, so there is
- * none; all such writes go to one copy, and the one synced at open stays whole whatever happens to the machine. */
+/* dax, file: synced, each time into the other copy. process, emulated: a sync would write the
+ * whole store to the disk, so there is none; all such writes go to one copy, and the one synced
+ * at open stays whole whatever happens to the machine. */
 static int write_session(struct pms_pool *pool, struct pms_session *next, struct pms_error *error)
 {
     if (pool->domain == PMS_DOMAIN_DAX || pool->domain == PMS_DOMAIN_FILE) {
         int status = pms_session_write(pool->fd, &pool->persist, next, error);
-        pool->failed = pool->failed || status != PMS_OK; /* the kernel reports a lost write once: perhaps it was a commit's */
+        /* the kernel reports a lost write once: perhaps it was a commit's */
+        pool->failed = pool->failed || status != PMS_OK;
         return status;
     }
     next->generation += pool->session_unsynced ? 2 : 1;
     return pms_session_write_unsynced(pool->fd, &pool->persist, next, error);
 }
 
-int pms_history_write(struct pms_pool *pool, const void *data, uint32_t bytes, struct pms_error *error)
+int pms_history_write(struct pms_pool *pool, const void *data, uint32_t bytes,
+                      struct pms_error *error)
 {
     if (bytes > PMS_HISTORY_BYTES)
-        return pms_fail(error, PMS_E_INVALID, "a history record has at most %u bytes", PMS_HISTORY_BYTES);
+        return pms_fail(error, PMS_E_INVALID, "a history record has at most %u bytes",
+                        PMS_HISTORY_BYTES);
     int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;

@@ -1,4 +1,5 @@
-/* Objects of a store: names, values, arrays, groups. Each function is one step that commits, rolls back and recovers whole. */
+/* Objects of a store: names, values, arrays, groups. Each function is one step that commits,
+ * rolls back and recovers whole. */
 #include <stddef.h>
 #include <string.h>
 
@@ -7,7 +8,10 @@
 
 #define MORE_FOR_NAMES (1u << 20) /* growth step when a directory finds no room */
 
-static uint64_t directory_of(struct pms_pool *pool, uint64_t dir) { return dir ? dir : pms_pool_root(pool)->directory; }
+static uint64_t directory_of(struct pms_pool *pool, uint64_t dir)
+{
+    return dir ? dir : pms_pool_root(pool)->directory;
+}
 
 /* ---- paths ---- */
 
@@ -19,7 +23,8 @@ static bool split(const char *path, uint32_t path_bytes, uint32_t *first_bytes)
     return end != NULL;
 }
 
-int pms_object_step_down(struct pms_pool *pool, uint64_t *dir, const char **path, uint32_t *path_bytes, struct pms_error *error)
+int pms_object_step_down(struct pms_pool *pool, uint64_t *dir, const char **path,
+                         uint32_t *path_bytes, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object o;
@@ -41,8 +46,8 @@ int pms_object_step_down(struct pms_pool *pool, uint64_t *dir, const char **path
 /* ---- reading ---- */
 
 /* REQUIRES: the operation lock. */
-static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
-                struct pms_error *error)
+static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                struct pms_object *object, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     int status = pms_object_step_down(pool, &dir, &path, &path_bytes, error);
@@ -59,8 +64,8 @@ int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struc
     return status;
 }
 
-int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
-                    struct pms_error *error)
+int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                    struct pms_object *object, struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
@@ -70,8 +75,8 @@ int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint3
     return status;
 }
 
-int pms_object_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_object *object,
-                   struct pms_error *error)
+int pms_object_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                   struct pms_object *object, struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
@@ -83,7 +88,8 @@ int pms_object_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32
     return status;
 }
 
-int pms_object_next(struct pms_pool *pool, uint64_t dir, uint64_t *node, struct pms_object *object, struct pms_error *error)
+int pms_object_next(struct pms_pool *pool, uint64_t dir, uint64_t *node, struct pms_object *object,
+                    struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
@@ -107,7 +113,8 @@ int pms_object_count(struct pms_pool *pool, uint64_t dir, uint64_t *count, struc
 
 /* ---- room ---- */
 
-int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off, struct pms_error *error)
+int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off,
+                      struct pms_error *error)
 {
     int status = pms_heap_alloc(pool->heap, bytes, owner, off, error);
     if (status != PMS_E_FULL)
@@ -122,19 +129,23 @@ int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owne
 }
 
 /* Puts, the file grown if need be. A put that finds no room has changed nothing. */
-static int put(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, uint32_t kind, const void *meta,
-               uint32_t meta_bytes, uint64_t data, uint64_t data_bytes, struct pms_error *error)
+static int put(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+               uint32_t kind, const void *meta, uint32_t meta_bytes, uint64_t data,
+               uint64_t data_bytes, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
-    int status = pms_dir_put(&dirs, dir, name, name_bytes, kind, meta, meta_bytes, data, data_bytes, error);
+    int status = pms_dir_put(&dirs, dir, name, name_bytes, kind, meta, meta_bytes, data, data_bytes,
+                             error);
     for (uint64_t room = MORE_FOR_NAMES + 2ull * meta_bytes; status == PMS_E_FULL; room *= 4) {
-        struct pms_error grown; /* the table of a large directory doubles: that may take more than one step */
+        /* the table of a large directory doubles: that may take more than one step */
+        struct pms_error grown;
         if (pms_pool_grow(pool, room, &grown) != PMS_OK) {
             if (error)
                 *error = grown;
             return grown.status;
         }
-        status = pms_dir_put(&dirs, dir, name, name_bytes, kind, meta, meta_bytes, data, data_bytes, error);
+        status = pms_dir_put(&dirs, dir, name, name_bytes, kind, meta, meta_bytes, data, data_bytes,
+                             error);
     }
     return status;
 }
@@ -152,7 +163,8 @@ struct filler {
 static void fill_pattern(const struct filler *f)
 {
     unsigned char block[PMS_PAGE];
-    uint64_t unit = f->src_bytes <= sizeof block ? sizeof block / f->src_bytes * f->src_bytes : f->src_bytes;
+    uint64_t unit = f->src_bytes <= sizeof block ? sizeof block / f->src_bytes * f->src_bytes
+                                                 : f->src_bytes;
     const unsigned char *from = f->src;
     if (f->src_bytes <= sizeof block) {
         for (uint64_t i = 0; i < unit; i += f->src_bytes)
@@ -160,7 +172,8 @@ static void fill_pattern(const struct filler *f)
         from = block;
     }
     for (uint64_t at = 0; at < f->bytes; at += unit)
-        pms_persist_copy(f->persist, f->dst + at, from, f->bytes - at < unit ? f->bytes - at : unit);
+        pms_persist_copy(f->persist, f->dst + at, from,
+                         f->bytes - at < unit ? f->bytes - at : unit);
 }
 
 static void fill(const struct filler *f)
@@ -173,10 +186,11 @@ static void fill(const struct filler *f)
         fill_pattern(f);
 }
 
-/* The block is fresh. In a shared view the engine stores through its own mapping, and the user's pages stay as they are. In a private one it
- * stores where the user would, so it captures as the user would (a slab's page holds other blocks too). */
-static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int how, const void *src, uint64_t src_bytes,
-                      struct pms_error *error)
+/* The block is fresh. In a shared view the engine stores through its own mapping, and the user's
+ * pages stay as they are. In a private one it stores where the user would, so it captures as the
+ * user would (a slab's page holds other blocks too). */
+static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int how,
+                      const void *src, uint64_t src_bytes, struct pms_error *error)
 {
     struct pms_persist own = {.flush = pool->persist.flush};
     struct filler f = {NULL, src, bytes, src_bytes, how, &own};
@@ -190,7 +204,9 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
     if (status != PMS_OK)
         return status;
     bool shares = pool->map.shared && bytes <= PMS_SMALL_MAX;
-    if (shares) /* its pages hold other blocks too: a capture of those reads each page twice, and must find the same (I1) */
+    /* its pages hold other blocks too: a capture of those reads each page twice, and must find
+     * the same (I1) */
+    if (shares)
         pms_undo_lock(&pool->undo);
     fill(&f);
     if (shares)
@@ -199,21 +215,24 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
     return PMS_OK;
 }
 
-/* A tail of small pages costs more than all huge ones before it whenever the block's protection changes: it is filled up where that takes
- * no more than a 20th; of a slot, whose protection changes twice in every transaction, no more than half as much again. */
+/* A tail of small pages costs more than all huge ones before it whenever the block's protection
+ * changes: it is filled up where that takes no more than a 20th; of a slot, whose protection
+ * changes twice in every transaction, no more than half as much again. */
 static uint64_t whole_huge_pages(uint64_t bytes, int how)
 {
     uint64_t whole = (bytes + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
-    return bytes < 1ull << 60 && whole - bytes <= bytes / (how == PMS_FILL_SLOT ? 2 : 20) ? whole : bytes;
+    return bytes < 1ull << 60 && whole - bytes <= bytes / (how == PMS_FILL_SLOT ? 2 : 20) ? whole
+                                                                                          : bytes;
 }
 
-int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void *src, uint64_t src_bytes, uint64_t *data,
-                      struct pms_error *error)
+int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void *src,
+                      uint64_t src_bytes, uint64_t *data, struct pms_error *error)
 {
     *data = 0;
     if (!bytes)
         return PMS_OK;
-    uint64_t room = pool->map.shared ? whole_huge_pages(bytes, how) : bytes; /* no huge pages in a private view */
+    /* no huge pages in a private view */
+    uint64_t room = pool->map.shared ? whole_huge_pages(bytes, how) : bytes;
     int status = pms_pool_allocate(pool, room, PMS_OWNER_USER, data, room == bytes ? error : NULL);
     if (status == PMS_E_FULL && room != bytes)
         status = pms_pool_allocate(pool, room = bytes, PMS_OWNER_USER, data, error);
@@ -223,7 +242,8 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void
         pms_map_prefer_huge(&pool->map, *data, room);
     status = fill_block(pool, *data, bytes, how, src, src_bytes, error);
     if (status != PMS_OK)
-        pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
+        /* born in this transaction: as if it had not been */
+        pms_heap_free(pool->heap, *data, NULL);
     return status;
 }
 
@@ -231,7 +251,8 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void
 
 typedef int create_fn(const struct pms_dir_ctx *ctx, uint64_t *header, struct pms_error *error);
 
-/* Takes a new container back that found no name: born in this transaction, as if it had not been. */
+/* Takes a new container back that found no name: born in this transaction, as if it had not
+ * been. */
 static void drop_new(struct pms_pool *pool, uint32_t kind, uint64_t at)
 {
     const struct pms_dir_header *header = pms_map_at(&pool->map, at);
@@ -240,8 +261,8 @@ static void drop_new(struct pms_pool *pool, uint32_t kind, uint64_t at)
     pms_heap_free(pool->heap, at, NULL);
 }
 
-static int container(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, uint32_t kind, bool create,
-                     uint64_t *out, struct pms_error *error)
+static int container(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+                     uint32_t kind, bool create, uint64_t *out, struct pms_error *error)
 {
     create_fn *new_one = kind == PMS_OBJECT_GROUP ? pms_dir_create : pms_list_create;
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
@@ -249,7 +270,9 @@ static int container(struct pms_pool *pool, uint64_t dir, const char *name, uint
     int status = pms_dir_find(&dirs, dir, name, name_bytes, &o, error);
     if (status == PMS_OK) {
         *out = o.data;
-        return o.kind == kind ? PMS_OK : pms_fail(error, PMS_E_EXISTS, "the name is in use, for an object of another kind");
+        return o.kind == kind ? PMS_OK
+                              : pms_fail(error, PMS_E_EXISTS,
+                                         "the name is in use, for an object of another kind");
     }
     if (status != PMS_E_NOT_FOUND || !create)
         return status;
@@ -264,9 +287,10 @@ static int container(struct pms_pool *pool, uint64_t dir, const char *name, uint
     return status;
 }
 
-/* Removes what a directory lists first, if that has nothing in it: *inside is 0 then, and else the group to empty before. */
-static int remove_first(const struct pms_dir_ctx *dirs, uint64_t dir, const struct pms_object *o, uint64_t *inside,
-                        struct pms_error *error)
+/* Removes what a directory lists first, if that has nothing in it: *inside is 0 then, and else
+ * the group to empty before. */
+static int remove_first(const struct pms_dir_ctx *dirs, uint64_t dir, const struct pms_object *o,
+                        uint64_t *inside, struct pms_error *error)
 {
     uint64_t count = 0;
     int status = PMS_OK;
@@ -282,8 +306,9 @@ static int remove_first(const struct pms_dir_ctx *dirs, uint64_t dir, const stru
     return status == PMS_OK ? pms_dir_remove(dirs, dir, o->name, o->name_bytes, error) : status;
 }
 
-/* Empties a directory, groups in it first. No recursion, and no more than the depth that a store has: a hostile tree must not eat
- * the stack. Each object is met once, each group once more when it is empty. */
+/* Empties a directory, groups in it first. No recursion, and no more than the depth that a store
+ * has: a hostile tree must not eat the stack. Each object is met once, each group once more when
+ * it is empty. */
 static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
@@ -297,7 +322,9 @@ static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error
         if (status != PMS_OK)
             return status;
         if (inside && depth + 1 == PMS_GROUPS_MAX)
-            return pms_fail(error, PMS_E_CORRUPT, "groups are in each other, or in more than %u others", PMS_GROUPS_MAX - 1);
+            return pms_fail(error, PMS_E_CORRUPT,
+                            "groups are in each other, or in more than %u others",
+                            PMS_GROUPS_MAX - 1);
         if (inside)
             way[++depth] = inside;
         else if (!node && depth-- == 0)
@@ -305,7 +332,8 @@ static int empty_directory(struct pms_pool *pool, uint64_t top, struct pms_error
     }
 }
 
-static int remove_object(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_error *error)
+static int remove_object(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+                         struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object o;
@@ -317,16 +345,18 @@ static int remove_object(struct pms_pool *pool, uint64_t dir, const char *name, 
     return status == PMS_OK ? pms_dir_remove(&dirs, dir, name, name_bytes, error) : status;
 }
 
-/* The outermost of the groups that were made on the way to a name; name is NULL if there are none. */
+/* The outermost of the groups that were made on the way to a name; name is NULL if there are
+ * none. */
 struct made {
     uint64_t dir;
     const char *name;
     uint32_t name_bytes;
 };
 
-/* Goes down a path as pms_object_step_down does, and makes the groups that are missing. What is below slots is theirs. */
-static int make_way(struct pms_pool *pool, uint64_t *dir, const char **path, uint32_t *path_bytes, struct made *made,
-                    struct pms_error *error)
+/* Goes down a path as pms_object_step_down does, and makes the groups that are missing. What is
+ * below slots is theirs. */
+static int make_way(struct pms_pool *pool, uint64_t *dir, const char **path, uint32_t *path_bytes,
+                    struct made *made, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object o;
@@ -336,7 +366,8 @@ static int make_way(struct pms_pool *pool, uint64_t *dir, const char **path, uin
     while (split(*path, *path_bytes, &first)) {
         int status = pms_dir_find(&dirs, *dir, *path, first, &o, error);
         if (status == PMS_OK && (o.kind != PMS_OBJECT_GROUP || o.meta_bytes))
-            return pms_fail(error, PMS_E_EXISTS, "a name on the way is in use, for something else than a group");
+            return pms_fail(error, PMS_E_EXISTS,
+                            "a name on the way is in use, for something else than a group");
         if (status == PMS_E_NOT_FOUND) {
             status = container(pool, *dir, *path, first, PMS_OBJECT_GROUP, true, &o.data, error);
             if (status == PMS_OK && !made->name)
@@ -360,9 +391,10 @@ static void unmake(struct pms_pool *pool, const struct made *made)
 
 /* ---- writing ---- */
 
-/* What is there, or zeros. Asked before room is taken for an array: what holds others is not replaced (see pms_dir_put). */
-static int refuse_holder(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, struct pms_object *old,
-                         struct pms_error *error)
+/* What is there, or zeros. Asked before room is taken for an array: what holds others is not
+ * replaced (see pms_dir_put). */
+static int refuse_holder(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+                         struct pms_object *old, struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     int status = pms_dir_find(&dirs, dir, name, name_bytes, old, error);
@@ -374,8 +406,8 @@ static int refuse_holder(struct pms_pool *pool, uint64_t dir, const char *name, 
     return PMS_OK;
 }
 
-int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
-                         uint32_t meta_bytes, struct pms_error *error)
+int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                         const char *meta, uint32_t meta_bytes, struct pms_error *error)
 {
     struct made made;
     int status = pms_pool_enter_write(pool, error);
@@ -390,17 +422,20 @@ int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *path, 
     return status;
 }
 
-/* Whether what is to be copied in is the array that is there: an assignment of an object to its own place writes nothing. */
-static bool is_itself(struct pms_pool *pool, const struct pms_object *old, const char *meta, uint32_t meta_bytes,
-                      uint64_t data_bytes, const void *src)
+/* Whether what is to be copied in is the array that is there: an assignment of an object to its
+ * own place writes nothing. */
+static bool is_itself(struct pms_pool *pool, const struct pms_object *old, const char *meta,
+                      uint32_t meta_bytes, uint64_t data_bytes, const void *src)
 {
-    return old->kind == PMS_OBJECT_ARRAY && old->data && old->data_bytes == data_bytes && old->meta_bytes == meta_bytes &&
-           memcmp(old->meta, meta, meta_bytes) == 0 && src == pool->map.user + old->data;
+    return old->kind == PMS_OBJECT_ARRAY && old->data && old->data_bytes == data_bytes &&
+           old->meta_bytes == meta_bytes && memcmp(old->meta, meta, meta_bytes) == 0 &&
+           src == pool->map.user + old->data;
 }
 
-static int put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
-                     uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes, int must_be_new,
-                     uint64_t *data, struct pms_error *error)
+static int put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+                     const char *meta, uint32_t meta_bytes, uint64_t data_bytes, int how,
+                     const void *src, uint64_t src_bytes, int must_be_new, uint64_t *data,
+                     struct pms_error *error)
 {
     struct pms_object old;
     int status = refuse_holder(pool, dir, name, name_bytes, &old, error);
@@ -416,20 +451,24 @@ static int put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint
     status = pms_pool_new_data(pool, data_bytes, how, src, src_bytes, data, error);
     if (status != PMS_OK)
         return status;
-    status = put(pool, dir, name, name_bytes, PMS_OBJECT_ARRAY, meta, meta_bytes, *data, data_bytes, error);
+    status = put(pool, dir, name, name_bytes, PMS_OBJECT_ARRAY, meta, meta_bytes, *data, data_bytes,
+                 error);
     if (status != PMS_OK && *data) {
-        pms_heap_free(pool->heap, *data, NULL); /* born in this transaction: as if it had not been */
+        /* born in this transaction: as if it had not been */
+        pms_heap_free(pool->heap, *data, NULL);
         *data = 0;
     }
     return status;
 }
 
-int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
-                         uint32_t meta_bytes, uint64_t data_bytes, int how, const void *src, uint64_t src_bytes,
-                         int must_be_new, uint64_t *data, struct pms_error *error)
+int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                         const char *meta, uint32_t meta_bytes, uint64_t data_bytes, int how,
+                         const void *src, uint64_t src_bytes, int must_be_new, uint64_t *data,
+                         struct pms_error *error)
 {
     bool needs_src = how == PMS_FILL_COPY || how == PMS_FILL_PATTERN;
-    if ((needs_src && data_bytes && (!src || !src_bytes)) || (how == PMS_FILL_COPY && src_bytes < data_bytes))
+    if ((needs_src && data_bytes && (!src || !src_bytes)) ||
+        (how == PMS_FILL_COPY && src_bytes < data_bytes))
         return pms_fail(error, PMS_E_INVALID, "fill without bytes to fill with");
     struct made made;
     int status = pms_pool_enter_write(pool, error);
@@ -437,16 +476,17 @@ int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *path, 
         return status;
     status = make_way(pool, &dir, &path, &path_bytes, &made, error);
     if (status == PMS_OK)
-        status = put_array(pool, dir, path, path_bytes, meta, meta_bytes, data_bytes, how, src, src_bytes, must_be_new, data,
-                           error);
+        status = put_array(pool, dir, path, path_bytes, meta, meta_bytes, data_bytes, how, src,
+                           src_bytes, must_be_new, data, error);
     if (status != PMS_OK)
         unmake(pool, &made);
     pms_pool_leave(pool);
     return status;
 }
 
-static int open_container(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint32_t kind, bool create,
-                          uint64_t *out, struct pms_error *error)
+static int open_container(struct pms_pool *pool, uint64_t dir, const char *path,
+                          uint32_t path_bytes, uint32_t kind, bool create, uint64_t *out,
+                          struct pms_error *error)
 {
     struct made made = {0};
     int status = create ? pms_pool_enter_write(pool, error) : pms_pool_enter(pool, error);
@@ -462,15 +502,16 @@ static int open_container(struct pms_pool *pool, uint64_t dir, const char *path,
     return status;
 }
 
-int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
-                     struct pms_error *error)
+int pms_object_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+                     int create, uint64_t *out, struct pms_error *error)
 {
     return open_container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, create, out, error);
 }
 
 /* REQUIRES: the operation lock. */
-static int describe_group(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *meta,
-                          uint32_t meta_bytes, struct pms_error *error)
+static int describe_group(struct pms_pool *pool, uint64_t dir, const char *name,
+                          uint32_t name_bytes, const char *meta, uint32_t meta_bytes,
+                          struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object o;
@@ -478,12 +519,14 @@ static int describe_group(struct pms_pool *pool, uint64_t dir, const char *name,
     if (status == PMS_OK && o.kind != PMS_OBJECT_GROUP)
         status = pms_fail(error, PMS_E_EXISTS, "the name is in use, for an object of another kind");
     if (status == PMS_OK)
-        status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, meta, meta_bytes, o.data, o.data_bytes, error);
+        status = put(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, meta, meta_bytes, o.data,
+                     o.data_bytes, error);
     return status;
 }
 
-int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *meta,
-                              uint32_t meta_bytes, struct pms_error *error)
+int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *path,
+                              uint32_t path_bytes, const char *meta, uint32_t meta_bytes,
+                              struct pms_error *error)
 {
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
@@ -496,15 +539,17 @@ int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *p
 }
 
 /* REQUIRES: the operation lock; nothing has the name. */
-static int make_slots(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, const char *about,
-                      uint32_t about_bytes, const char *meta, uint32_t meta_bytes, uint64_t data_bytes, struct pms_error *error)
+static int make_slots(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+                      const char *about, uint32_t about_bytes, const char *meta,
+                      uint32_t meta_bytes, uint64_t data_bytes, struct pms_error *error)
 {
     uint64_t group, data;
     int status = container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, true, &group, error);
     if (status != PMS_OK)
         return status;
     for (int i = 0; status == PMS_OK && i < 2; i++)
-        status = put_array(pool, group, i ? "1" : "0", 1, meta, meta_bytes, data_bytes, PMS_FILL_SLOT, NULL, 0, 1, &data, error);
+        status = put_array(pool, group, i ? "1" : "0", 1, meta, meta_bytes, data_bytes,
+                           PMS_FILL_SLOT, NULL, 0, 1, &data, error);
     if (status == PMS_OK)
         status = describe_group(pool, dir, name, name_bytes, about, about_bytes, error);
     if (status != PMS_OK)
@@ -512,8 +557,10 @@ static int make_slots(struct pms_pool *pool, uint64_t dir, const char *name, uin
     return status;
 }
 
-int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, const char *about,
-                          uint32_t about_bytes, const char *meta, uint32_t meta_bytes, uint64_t data_bytes, struct pms_error *error)
+int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path,
+                          uint32_t path_bytes, const char *about, uint32_t about_bytes,
+                          const char *meta, uint32_t meta_bytes, uint64_t data_bytes,
+                          struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
     struct pms_object old;
@@ -527,7 +574,8 @@ int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path,
         if (status == PMS_OK)
             status = pms_fail(error, PMS_E_EXISTS, "the name is in use");
         else if (status == PMS_E_NOT_FOUND)
-            status = make_slots(pool, dir, path, path_bytes, about, about_bytes, meta, meta_bytes, data_bytes, error);
+            status = make_slots(pool, dir, path, path_bytes, about, about_bytes, meta, meta_bytes,
+                                data_bytes, error);
     }
     if (status != PMS_OK)
         unmake(pool, &made);
@@ -535,13 +583,14 @@ int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path,
     return status;
 }
 
-int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes, int create, uint64_t *out,
-                    struct pms_error *error)
+int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
+                    int create, uint64_t *out, struct pms_error *error)
 {
     return open_container(pool, dir, name, name_bytes, PMS_OBJECT_LIST, create, out, error);
 }
 
-int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, struct pms_error *error)
+int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                      struct pms_error *error)
 {
     struct pms_object above = {0};
     const char *last = path;

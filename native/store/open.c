@@ -49,7 +49,8 @@ static int map_store(struct pms_pool *pool, struct pms_error *error)
         how = PMS_MAP_PRIVATE;
     else if (pool->domain == PMS_DOMAIN_DAX)
         how = PMS_MAP_SYNC;
-    int status = pms_map_open(&pool->map, pool->fd, pool->super.file_bytes, pms_room_address_space(pool), how, &pool->persist, error);
+    int status = pms_map_open(&pool->map, pool->fd, pool->super.file_bytes,
+                              pms_room_address_space(pool), how, &pool->persist, error);
     if (status == PMS_OK)
         pms_map_read_around(&pool->map, false); /* an open reads a page here and there */
     return status;
@@ -124,7 +125,8 @@ static int start_engine(struct pms_pool *pool, const struct pms_options *o, stru
     pms_undo_set_extents(&pool->undo, &pool->super);
     status = pms_heap_open(&pool->heap, &pool->undo, &pool->super, error);
     if (status == PMS_OK)
-        status = pms_capture_open(&pool->capture, &pool->undo, pool->heap, &pool->super, pool->read_only, o->hot != 0, error);
+        status = pms_capture_open(&pool->capture, &pool->undo, pool->heap, &pool->super,
+                                  pool->read_only, o->hot != 0, error);
     if (status == PMS_OK && !pool->read_only)
         status = pms_room_check_memory(pool, error);
     if (status == PMS_OK && !pool->read_only)
@@ -142,9 +144,12 @@ static int make_root(struct pms_pool *pool, struct pms_error *error)
     int status = pms_dir_create(&dirs, &dir, error);
     if (status != PMS_OK)
         return status;
-    uint64_t none = (uint64_t)-1; /* making the store is not a commit of the user's: the first one makes epoch 1 */
-    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, directory), &dir, sizeof dir);
-    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &none, sizeof none);
+    /* making the store is not a commit of the user's: the first one makes epoch 1 */
+    uint64_t none = (uint64_t)-1;
+    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, directory), &dir,
+                   sizeof dir);
+    pms_undo_store(&pool->undo, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &none,
+                   sizeof none);
     return pms_tx_commit(pool, error);
 }
 
@@ -168,18 +173,19 @@ static void fill_info(struct pms_pool *pool)
     info->permissions = st.st_mode & 0777;
 }
 
-static int create(struct pms_pool *pool, struct pms_files *files, const struct pms_options *o, struct pms_error *error)
+static int create(struct pms_pool *pool, struct pms_files *files, const struct pms_options *o,
+                  struct pms_error *error)
 {
     pool->info.created = 1;
-    int status = pms_super_plan(&pool->super, o->size ? o->size : PMS_DEFAULT_SIZE, o->max_size, (enum pms_domain)o->domain,
-                                error);
+    int status = pms_super_plan(&pool->super, o->size ? o->size : PMS_DEFAULT_SIZE, o->max_size,
+                                (enum pms_domain)o->domain, error);
     if (status == PMS_OK)
         status = pms_super_format(files->fd, &pool->persist, &pool->super, error);
     return status;
 }
 
-static int open_files(struct pms_pool *pool, const char *path, const struct pms_options *o, struct pms_files *files,
-                      struct pms_error *error)
+static int open_files(struct pms_pool *pool, const char *path, const struct pms_options *o,
+                      struct pms_files *files, struct pms_error *error)
 {
     int status = pms_files_open(files, path, o, error);
     pool->fd = files->fd;
@@ -194,7 +200,8 @@ static int open_files(struct pms_pool *pool, const char *path, const struct pms_
         status = pms_session_check(pool, o, error);
     if (status != PMS_OK)
         return status;
-    pool->domain = pms_domain_choose(pool->fd, (enum pms_domain)o->domain, (enum pms_domain)pool->super.domain);
+    pool->domain = pms_domain_choose(pool->fd, (enum pms_domain)o->domain,
+                                     (enum pms_domain)pool->super.domain);
     pool->persist.flush = pms_domain_flush(pool->domain);
     status = pool->read_only ? open_reading(pool, error) : open_writing(pool, o, error);
     if (status == PMS_OK)
@@ -232,12 +239,14 @@ static void init_locks(struct pms_pool *pool)
     pthread_condattr_destroy(&attr);
 }
 
-int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **out, struct pms_error *error)
+int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **out,
+                  struct pms_error *error)
 {
     struct pms_options o = *options;
     struct pms_files files;
     *out = NULL;
-    if (o.mode < PMS_MODE_READ || o.mode > PMS_MODE_EXCLUSIVE || o.domain < PMS_DOMAIN_AUTO || o.domain > PMS_DOMAIN_EMULATED)
+    if (o.mode < PMS_MODE_READ || o.mode > PMS_MODE_EXCLUSIVE || o.domain < PMS_DOMAIN_AUTO ||
+        o.domain > PMS_DOMAIN_EMULATED)
         return pms_fail(error, PMS_E_INVALID, "no such mode or domain");
     struct pms_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
@@ -255,7 +264,8 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
         status = open_files(pool, path, &o, &files, error);
         if (status == PMS_OK)
             break;
-        bool raced = status == PMS_E_EXISTS && o.mode == PMS_MODE_APPEND; /* somebody else created it: open that one */
+        /* somebody else created it: open that one */
+        bool raced = status == PMS_E_EXISTS && o.mode == PMS_MODE_APPEND;
         tear_down(pool);
         pms_files_close(&files);
         memset(&pool->info, 0, sizeof pool->info);
@@ -275,7 +285,8 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
 
 /* ---- growth ---- */
 
-static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32_t first, struct pms_error *error)
+static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32_t first,
+                     struct pms_error *error)
 {
     int status = pms_super_format_segments(pool->fd, &pool->persist, super, first, error);
     if (status == PMS_OK)
@@ -284,8 +295,8 @@ static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32
         status = pms_super_write(pool->fd, &pool->persist, super, error);
     if (status != PMS_OK)
         return status; /* the superblock in force does not know the new part */
-    /* The other copy too, so that either one may be damaged. Should it not be written, the first is durable, and the next write goes to
-     * the copy that failed. */
+    /* The other copy too, so that either one may be damaged. Should it not be written, the first
+     * is durable, and the next write goes to the copy that failed. */
     struct pms_superblock twin = *super;
     if (pms_super_write(pool->fd, &pool->persist, &twin, error) == PMS_OK)
         *super = twin;
@@ -293,7 +304,8 @@ static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32
 }
 
 /* The new part begins where the footer is. */
-static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *super, uint32_t first, struct pms_error *error)
+static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *super, uint32_t first,
+                              struct pms_error *error)
 {
     if (!pool->map.footer)
         return grow_file(pool, super, first, error);
@@ -306,7 +318,8 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
     status = grow_file(pool, super, first, error);
     pms_undo_lock(&pool->undo);
     bool in_memory = pool->undo.volatile_log;
-    pms_footer_begin(&pool->map, in_memory ? pool->tx : pool->undo.tag, in_memory ? PMS_FOOTER_ALL : pool->undo.seq);
+    pms_footer_begin(&pool->map, in_memory ? pool->tx : pool->undo.tag,
+                     in_memory ? PMS_FOOTER_ALL : pool->undo.seq);
     pms_undo_unlock(&pool->undo);
     return status;
 }
@@ -322,7 +335,8 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
     if (status == PMS_OK)
         status = grow_beyond_footer(pool, &super, first, error);
     if (pool->persist.failed_syncs > failed_syncs) {
-        /* The file may name the new part or not, so nothing may be written there again: another growth would overwrite its page table. */
+        /* The file may name the new part or not, so nothing may be written there again: another
+         * growth would overwrite its page table. */
         pool->failed = true;
         return PMS_E_OS;
     }
@@ -332,7 +346,8 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
     pool->super = super;
     pms_undo_set_extents(&pool->undo, &pool->super);
     const struct pms_segment *added = &super.segment[first];
-    pms_undo_set_changed(&pool->undo, added->table_off, added->log_off - added->table_off); /* formatted beside the log: the next flush has to write it */
+    /* formatted beside the log: the next flush has to write it */
+    pms_undo_set_changed(&pool->undo, added->table_off, added->log_off - added->table_off);
     pms_undo_unlock(&pool->undo);
     if (pool->journal)
         pms_journal_set_super(pool->journal, &pool->super);
@@ -341,7 +356,8 @@ int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error
 
 /* ---- close ---- */
 
-#define WINDOW_BYTES (1ull << 30) /* of views made private at once: bounds the memory that close needs beside them */
+/* of views made private at once: bounds the memory that close needs beside them */
+#define WINDOW_BYTES (1ull << 30)
 
 struct window { /* of the user's view, and what takes its place */
     const struct pms_map *map;
@@ -353,7 +369,8 @@ struct window { /* of the user's view, and what takes its place */
 static void copy_into_window(void *ctx, uint64_t off, uint64_t bytes)
 {
     struct window *w = ctx;
-    uint64_t from = off & ~(uint64_t)(PMS_PAGE - 1), to = (off + bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+    uint64_t from = off & ~(uint64_t)(PMS_PAGE - 1),
+             to = (off + bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
     from = from > w->from ? from : w->from;
     to = to < w->to ? to : w->to;
     if (from >= to)
@@ -362,8 +379,9 @@ static void copy_into_window(void *ctx, uint64_t off, uint64_t bytes)
     w->any = true;
 }
 
-/* Live views keep their address and get private pages: what they show is nobody else's any more. One mapping takes the place of all
- * pages of the window, so that a process with any number of views has mappings enough. REQUIRES: all pages protected, the log lock. */
+/* Live views keep their address and get private pages: what they show is nobody else's any more.
+ * One mapping takes the place of all pages of the window, so that a process with any number of
+ * views has mappings enough. REQUIRES: all pages protected, the log lock. */
 static void make_private(struct pms_pool *pool, uint64_t from, uint64_t to)
 {
     struct pms_map *map = &pool->map;
@@ -376,11 +394,14 @@ static void make_private(struct pms_pool *pool, uint64_t from, uint64_t to)
     pms_heap_each_pin(pool->heap, copy_into_window, &w);
     if (!w.any) {
         munmap(w.copy, bytes);
-        (void)mmap(map->user + from, bytes, PROT_NONE, flags | MAP_FIXED, -1, 0); /* a wild pointer finds nothing here */
-    } else if (mremap(w.copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, map->user + from) == MAP_FAILED) {
+        /* a wild pointer finds nothing here */
+        (void)mmap(map->user + from, bytes, PROT_NONE, flags | MAP_FIXED, -1, 0);
+    } else if (mremap(w.copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, map->user + from) ==
+               MAP_FAILED) {
         munmap(w.copy, bytes);
     } else {
-        int err = pms_map_unprotect(map, from, bytes); /* it is writable: so that a thread that waits in its fault goes on */
+        /* it is writable: so that a thread that waits in its fault goes on */
+        int err = pms_map_unprotect(map, from, bytes);
         PMS_ASSERT(err == 0);
     }
 }
@@ -388,10 +409,12 @@ static void make_private(struct pms_pool *pool, uint64_t from, uint64_t to)
 static void release_views(struct pms_pool *pool)
 {
     struct pms_map *map = &pool->map;
-    pms_undo_lock(&pool->undo); /* a thread that stores meanwhile waits here, and then finds its page writable */
+    /* a thread that stores meanwhile waits here, and then finds its page writable */
+    pms_undo_lock(&pool->undo);
     pms_map_protect(map, 0, map->bytes);
     for (uint64_t from = 0; from < map->bytes; from += WINDOW_BYTES)
-        make_private(pool, from, map->bytes - from < WINDOW_BYTES ? map->bytes : from + WINDOW_BYTES);
+        make_private(pool, from,
+                     map->bytes - from < WINDOW_BYTES ? map->bytes : from + WINDOW_BYTES);
     pms_undo_unlock(&pool->undo);
     pms_capture_close(&pool->capture);
     if (map->shared)
@@ -422,10 +445,12 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
     }
     if (status != PMS_OK || pool->failed)
         return status;
-    errno = pms_persist_sync(&pool->persist, pool->fd); /* all data, before the mark that says it is all there */
+    /* all data, before the mark that says it is all there */
+    errno = pms_persist_sync(&pool->persist, pool->fd);
     if (errno)
         return pms_fail_errno(error, "syncing the store at close");
-    pms_footer_note(&pool->map, pool->tx, PMS_FOOTER_ALL); /* it is over: a copy that began in it does not have all of its entries */
+    /* it is over: a copy that began in it does not have all of its entries */
+    pms_footer_note(&pool->map, pool->tx, PMS_FOOTER_ALL);
     pool->session.state = PMS_SESSION_CLEAN;
     return pms_session_write(pool->fd, &pool->persist, &pool->session, error);
 }
@@ -451,12 +476,15 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
     if (!pool->read_only)
         status = finish_writing(pool, commit && !half, error);
     if (half && commit && status == PMS_OK)
-        status = pms_fail(error, PMS_E_STATE, "a transaction block was open when the store was closed: all that was written since it was "
-                                              "entered is rolled back");
+        status = pms_fail(
+            error, PMS_E_STATE,
+            "a transaction block was open when the store was closed: all that was written since it was "
+            "entered is rolled back");
     pms_landing_disarm(pool);
     pool->closed = true;
     pms_snapshot_detach_all(&pool->undo);
-    release_views(pool); /* before the clean mark: from here on no thread stores into the file any more */
+    /* before the clean mark: from here on no thread stores into the file any more */
+    release_views(pool);
     if (!pool->read_only) {
         int marked = mark_clean(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? marked : status;
@@ -529,7 +557,8 @@ void pms_unpin(struct pms_pool *pool, uint64_t data)
     if (pms_pool_forked(pool))
         return;
     pthread_mutex_lock(&pool->op);
-    if (!pool->closed && !pool->failed) /* after a failure the index may be incomplete, and nothing is allocated any more */
+    /* after a failure the index may be incomplete, and nothing is allocated any more */
+    if (!pool->closed && !pool->failed)
         pms_heap_unpin(pool->heap, data);
     pthread_mutex_unlock(&pool->op);
     pms_pool_unref(pool);
@@ -550,14 +579,30 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
     if (pool->journal)
         pms_journal_stats(pool->journal, &j);
     *stats = (struct pms_stats){
-        .epoch = pms_pool_root(pool)->epoch, .tx = pool->tx, .file_bytes = pool->super.file_bytes,
-        .data_bytes = h.data_bytes, .used_bytes = h.used_bytes, .free_bytes = h.free_bytes,
-        .pinned_bytes = h.pinned_bytes, .largest_free_bytes = h.largest_free, .blocks = h.blocks,
-        .log_bytes = pms_undo_capacity(&pool->undo), .log_need_bytes = h.log_need, .commits = pool->commits,
-        .rollbacks = pool->rollbacks, .faults = pool->capture.faults, .captures = pool->capture.captures,
-        .captured_bytes = pool->undo.captured_bytes, .fences = pool->persist.fences, .lines = pool->persist.lines,
-        .syncs = pool->persist.syncs, .journal_bytes = j.journal_bytes, .home_bytes = j.home_bytes,
-        .straight_bytes = j.straight_bytes, .home_syncs = j.home_syncs, .journal_waits = j.waits,
+        .epoch = pms_pool_root(pool)->epoch,
+        .tx = pool->tx,
+        .file_bytes = pool->super.file_bytes,
+        .data_bytes = h.data_bytes,
+        .used_bytes = h.used_bytes,
+        .free_bytes = h.free_bytes,
+        .pinned_bytes = h.pinned_bytes,
+        .largest_free_bytes = h.largest_free,
+        .blocks = h.blocks,
+        .log_bytes = pms_undo_capacity(&pool->undo),
+        .log_need_bytes = h.log_need,
+        .commits = pool->commits,
+        .rollbacks = pool->rollbacks,
+        .faults = pool->capture.faults,
+        .captures = pool->capture.captures,
+        .captured_bytes = pool->undo.captured_bytes,
+        .fences = pool->persist.fences,
+        .lines = pool->persist.lines,
+        .syncs = pool->persist.syncs,
+        .journal_bytes = j.journal_bytes,
+        .home_bytes = j.home_bytes,
+        .straight_bytes = j.straight_bytes,
+        .home_syncs = j.home_syncs,
+        .journal_waits = j.waits,
     };
     for (uint64_t i = 0; i < pool->begun && i < pool->undo.dirty_count; i++) {
         if (pool->undo.dirty[i].kind != PMS_DIRTY_HOT)

@@ -15,14 +15,19 @@
 #define STEP_BYTES (1ull << 20)  /* page faults of other threads may wait for one step */
 #define AHEAD_BYTES (8ull << 20)
 #define SMALL_BYTES (512ull << 10)
-#define ASK_BYTES (128ull << 10) /* of one request: the system cuts it to what the disk reads ahead, and does not say so */
-#define MEMORY_SHARE 2           /* of the machine's free memory at most one part in so many */
+/* of one request: the system cuts it to what the disk reads ahead, and does not say so */
+#define ASK_BYTES (128ull << 10)
+#define MEMORY_SHARE 2 /* of the machine's free memory at most one part in so many */
 #define BACKGROUND_NICE 10
 #define RETRY_NS 1000000l
 
-static bool stopped(struct pms_pool *pool) { return atomic_load_explicit(&pool->populate_stop, memory_order_relaxed); }
+static bool stopped(struct pms_pool *pool)
+{
+    return atomic_load_explicit(&pool->populate_stop, memory_order_relaxed);
+}
 
-/* Takes the operation lock, unless it is time to stop: who holds it may be waiting for this thread. */
+/* Takes the operation lock, unless it is time to stop: who holds it may be waiting for this
+ * thread. */
 static bool enter(struct pms_pool *pool)
 {
     while (!stopped(pool)) {
@@ -38,18 +43,24 @@ static bool is_engines(const struct pms_block *extent)
     return extent->kind == PMS_KIND_META_LARGE || extent->kind == PMS_KIND_META_SLAB;
 }
 
-/* Brings an extent into memory, and maps it. Not data that may be written in a private view: they are copied then, which is dearer where
- * the file's pages were mapped before (map.c). The disk is asked for a little more than what is waited for, and no more: what the program
- * reads itself meanwhile, an attach for one, waits behind that. false: the system does not know how, or the file ends early. */
+/* Brings an extent into memory, and maps it. Not data that may be written in a private view:
+ * they are copied then, which is dearer where the file's pages were mapped before (map.c). The
+ * disk is asked for a little more than what is waited for, and no more: what the program reads
+ * itself meanwhile, an attach for one, waits behind that. false: the system does not know how,
+ * or the file ends early. */
 static bool populate(struct pms_pool *pool, const struct pms_block *extent)
 {
     unsigned char *view = (is_engines(extent) ? pool->map.engine : pool->map.user) + extent->off;
     bool map = is_engines(extent) || pool->map.shared || pool->read_only;
     for (uint64_t done = 0, asked = 0; done < extent->bytes && !stopped(pool); done += STEP_BYTES) {
         uint64_t n = extent->bytes - done < STEP_BYTES ? extent->bytes - done : STEP_BYTES;
-        uint64_t ahead = is_engines(extent) || extent->bytes - done < STEP_BYTES + AHEAD_BYTES ? extent->bytes : done + STEP_BYTES + AHEAD_BYTES;
-        for (; asked < ahead && !stopped(pool); asked += ASK_BYTES) /* not where it is mapped alone: nothing is read around yet */
-            (void)madvise(view + asked, ahead - asked < ASK_BYTES ? ahead - asked : ASK_BYTES, MADV_WILLNEED);
+        uint64_t ahead = is_engines(extent) || extent->bytes - done < STEP_BYTES + AHEAD_BYTES
+                             ? extent->bytes
+                             : done + STEP_BYTES + AHEAD_BYTES;
+        /* not where it is mapped alone: nothing is read around yet */
+        for (; asked < ahead && !stopped(pool); asked += ASK_BYTES)
+            (void)madvise(view + asked, ahead - asked < ASK_BYTES ? ahead - asked : ASK_BYTES,
+                          MADV_WILLNEED);
         uint64_t from = map ? done : done + n - PMS_PAGE;
         if (madvise(view + from, done + n - from, MADV_POPULATE_READ) != 0)
             return false;
@@ -58,8 +69,8 @@ static bool populate(struct pms_pool *pool, const struct pms_block *extent)
     return true;
 }
 
-/* The engine's own first: names are looked up right after an open, and should not wait for megabytes of data; nor should what lies in small
- * blocks, which an attach reads here and there. */
+/* The engine's own first: names are looked up right after an open, and should not wait for
+ * megabytes of data; nor should what lies in small blocks, which an attach reads here and there. */
 enum { ENGINES, SMALL, LARGE, TURNS };
 
 static int turn_of(const struct pms_block *extent)
@@ -100,10 +111,12 @@ void pms_populate_start(struct pms_pool *pool)
     sigset_t all, before;
     long free_pages = sysconf(_SC_AVPHYS_PAGES);
     pms_heap_stats(pool->heap, &h);
-    if (h.used_bytes < LEAST_BYTES || free_pages <= 0 || h.used_bytes / PMS_PAGE > (uint64_t)free_pages / MEMORY_SHARE)
+    if (h.used_bytes < LEAST_BYTES || free_pages <= 0 ||
+        h.used_bytes / PMS_PAGE > (uint64_t)free_pages / MEMORY_SHARE)
         return;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: no handler of the program's ever runs in it */
+    /* inherited: no handler of the program's ever runs in it */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     pool->populating = pthread_create(&pool->populate_thread, NULL, run, pool) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

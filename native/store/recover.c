@@ -16,7 +16,8 @@
 #define MAP_SYNC 0x080000
 #endif
 
-/* Nobody commits that often: at a million a second it takes four years. Beyond it the id's 48 bits would run out one day. */
+/* Nobody commits that often: at a million a second it takes four years. Beyond it the id's 48
+ * bits would run out one day. */
 #define TX_PLAUSIBLE (1ull << 47)
 
 static bool on_memory_file_system(int fd)
@@ -52,7 +53,8 @@ struct difference {
     uint64_t seen, entries, bytes;
 };
 
-/* Entries captured ahead of a transaction that then wrote nothing are valid too: they do not count as something undone. */
+/* Entries captured ahead of a transaction that then wrote nothing are valid too: they do not
+ * count as something undone. */
 static int count_difference(void *ctx, const struct pms_entry *entry, const void *image)
 {
     struct difference *d = ctx;
@@ -77,7 +79,8 @@ static int read_anchor(const struct pms_map *map, uint64_t *tx, struct pms_error
 }
 
 /* Undoes the unfinished transaction in the mapping given. */
-static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries, struct pms_error *error)
+static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries,
+                   struct pms_error *error)
 {
     struct pms_undo undo;
     int status = read_anchor(map, &pool->tx, error);
@@ -89,8 +92,11 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     pms_undo_begin(&undo, pool->tx + 1);
     struct difference d = {.map = map};
     pms_undo_scan(&undo, pool->tx + 1, count_difference, &d);
-    status = pms_session_check_copy(pool, pool->tx + 1, d.seen < PMS_FOOTER_ALL ? d.seen : PMS_FOOTER_ALL - 1, error);
-    int64_t n = status == PMS_OK ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL) : 0;
+    status = pms_session_check_copy(pool, pool->tx + 1,
+                                    d.seen < PMS_FOOTER_ALL ? d.seen : PMS_FOOTER_ALL - 1, error);
+    int64_t n = status == PMS_OK
+                    ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL)
+                    : 0;
     pms_undo_close(&undo);
     if (status != PMS_OK)
         return status;
@@ -102,11 +108,12 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     return PMS_OK;
 }
 
-/* Before and after the anchor gives the log up. The mapping here is not MAP_SYNC: on fsdax a page that was never written before is there
- * for good only after a sync. */
+/* Before and after the anchor gives the log up. The mapping here is not MAP_SYNC: on fsdax a
+ * page that was never written before is there for good only after a sync. */
 static int settle(struct pms_pool *pool, struct pms_error *error)
 {
-    pms_persist_fence(&pool->persist); /* pre-images home before the anchor; the anchor before the log is written again */
+    /* pre-images home before the anchor; the anchor before the log is written again */
+    pms_persist_fence(&pool->persist);
     errno = pool->info.undone_entries ? pms_persist_sync(&pool->persist, pool->fd) : 0;
     return errno ? pms_fail_errno(error, "syncing what was undone") : PMS_OK;
 }
@@ -120,8 +127,9 @@ static int undo_mapped(struct pms_pool *pool, struct pms_map *map, struct pms_er
     status = settle(pool, error);
     if (status != PMS_OK)
         return status;
-    /* By two: a commit cut off before its F3 may have left entries captured ahead, under the tag after the one undone here. No
-     * transaction may ever run under that tag: they would follow its own first entries as if they were its. */
+    /* By two: a commit cut off before its F3 may have left entries captured ahead, under the tag
+     * after the one undone here. No transaction may ever run under that tag: they would follow
+     * its own first entries as if they were its. */
     pool->tx += 2;
     pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx));
     pms_persist_flush(&pool->persist, anchor, sizeof *anchor);
@@ -131,7 +139,8 @@ static int undo_mapped(struct pms_pool *pool, struct pms_map *map, struct pms_er
 static int undo_file(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_map map;
-    int status = pms_map_open(&map, pool->fd, pool->super.file_bytes, 0, PMS_MAP_SHARED, &pool->persist, error);
+    int status = pms_map_open(&map, pool->fd, pool->super.file_bytes, 0, PMS_MAP_SHARED,
+                              &pool->persist, error);
     if (status != PMS_OK)
         return status;
     /* With the write-back of the domain that crashed: the one asked for now may have none. */
@@ -146,7 +155,8 @@ static int undo_file(struct pms_pool *pool, struct pms_error *error)
 
 /* ---- both ---- */
 
-/* The log that was not in force learns the last transaction. Not in force until the session record says so. */
+/* The log that was not in force learns the last transaction. Not in force until the session
+ * record says so. */
 static int hand_over(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_persist *p = &pool->persist;
@@ -155,7 +165,8 @@ static int hand_over(struct pms_pool *pool, struct pms_error *error)
     uint64_t word = pms_anchor_pack(pool->tx);
     errno = pms_persist_pwrite(p, pool->fd, &word, sizeof word, PMS_OFF_ANCHOR);
     if (!errno)
-        errno = pms_persist_sync(p, pool->fd); /* the anchor, before the session record puts it in force */
+        /* the anchor, before the session record puts it in force */
+        errno = pms_persist_sync(p, pool->fd);
     return errno ? pms_fail_errno(error, "writing the anchor") : PMS_OK;
 }
 
@@ -163,13 +174,16 @@ static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *
 {
     struct pms_journal_recovery r = {0};
     bool closed = pool->session.state == PMS_SESSION_CLEAN;
-    int status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, closed, into, &r, error);
+    int status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, closed, into, &r,
+                                     error);
     pool->tx = r.tx;
     pool->info.replayed_records = r.records;
     pool->info.replayed_bytes = r.bytes;
     pool->info.torn = r.torn;
     struct pms_error torn;
-    if (status == PMS_E_CORRUPT && pms_session_check_copy(pool, r.tx, PMS_FOOTER_ALL, &torn) != PMS_OK) { /* that is why */
+    /* that is why */
+    if (status == PMS_E_CORRUPT &&
+        pms_session_check_copy(pool, r.tx, PMS_FOOTER_ALL, &torn) != PMS_OK) {
         if (error)
             *error = torn;
         return PMS_E_COPIED;

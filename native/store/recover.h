@@ -12,15 +12,18 @@ static inline bool pms_domain_in_place(enum pms_domain d) { return d != PMS_DOMA
 /* How stores of a domain reach its medium. */
 static inline enum pms_flush pms_domain_flush(enum pms_domain d)
 {
-    return d == PMS_DOMAIN_DAX || d == PMS_DOMAIN_EMULATED ? pms_persist_best_flush() : PMS_FLUSH_NONE;
+    return d == PMS_DOMAIN_DAX || d == PMS_DOMAIN_EMULATED ? pms_persist_best_flush()
+                                                           : PMS_FLUSH_NONE;
 }
 
-/* Finishes or undoes what the log that was in force (pool->session.domain) holds, and makes the log of pool->domain ready. Sets
- * pool->tx and the recovery fields of pool->info. Writes the file; on return it is whole and durable under either log.
+/* Finishes or undoes what the log that was in force (pool->session.domain) holds, and makes the
+ * log of pool->domain ready. Sets pool->tx and the recovery fields of pool->info. Writes the
+ * file; on return it is whole and durable under either log.
  * ERRORS: PMS_E_CORRUPT, PMS_E_OS.  CRASH: repeats at the next open. */
 int pms_recover_file(struct pms_pool *pool, struct pms_error *error);
 
-/* Mode r: the same into private pages; no byte of the file changes. REQUIRES: pool->map open and writable throughout. */
+/* Mode r: the same into private pages; no byte of the file changes. REQUIRES: pool->map open and
+ * writable throughout. */
 int pms_recover_view(struct pms_pool *pool, struct pms_error *error);
 
 #endif

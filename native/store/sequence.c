@@ -8,7 +8,8 @@
 #define FEW 16u                   /* new items for whose offsets no memory is asked */
 
 /* The list of that path: dir itself, if it is empty. REQUIRES: the operation lock. */
-static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t *list, struct pms_error *error)
+static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                uint64_t *list, struct pms_error *error)
 {
     struct pms_dir_ctx ctx = pms_pool_dirs(pool);
     struct pms_object o;
@@ -26,8 +27,8 @@ static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t 
     return status;
 }
 
-int pms_sequence_count(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t *count,
-                       struct pms_error *error)
+int pms_sequence_count(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                       uint64_t *count, struct pms_error *error)
 {
     uint64_t list;
     int status = pms_pool_enter(pool, error);
@@ -41,8 +42,8 @@ int pms_sequence_count(struct pms_pool *pool, uint64_t dir, const char *path, ui
     return status;
 }
 
-int pms_sequence_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t index, int pin,
-                     struct pms_object *object, struct pms_error *error)
+int pms_sequence_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                     uint64_t index, int pin, struct pms_object *object, struct pms_error *error)
 {
     uint64_t list;
     int status = pms_pool_enter(pool, error);
@@ -60,28 +61,33 @@ int pms_sequence_get(struct pms_pool *pool, uint64_t dir, const char *path, uint
 
 /* ---- splice ---- */
 
-static int new_item(struct pms_pool *pool, const struct pms_new_item *n, uint64_t *item, struct pms_error *error)
+static int new_item(struct pms_pool *pool, const struct pms_new_item *n, uint64_t *item,
+                    struct pms_error *error)
 {
     struct pms_dir_ctx ctx = pms_pool_dirs(pool);
     uint64_t data;
     if (n->meta_bytes > UINT32_MAX - sizeof(struct pms_item))
         return pms_fail(error, PMS_E_INVALID, "a value of more than 4 GiB");
-    int status = pms_pool_new_data(pool, n->data_bytes, (int)n->fill, n->src, n->data_bytes, &data, error);
+    int status = pms_pool_new_data(pool, n->data_bytes, (int)n->fill, n->src, n->data_bytes, &data,
+                                   error);
     if (status != PMS_OK)
         return status;
     uint32_t meta_bytes = (uint32_t)n->meta_bytes;
-    status = pms_list_new_item(&ctx, n->kind, n->meta, meta_bytes, data, n->data_bytes, item, error);
+    status = pms_list_new_item(&ctx, n->kind, n->meta, meta_bytes, data, n->data_bytes, item,
+                               error);
     if (status == PMS_E_FULL) {
         status = pms_pool_grow(pool, MORE_FOR_LISTS + 2 * n->meta_bytes, error);
         if (status == PMS_OK)
-            status = pms_list_new_item(&ctx, n->kind, n->meta, meta_bytes, data, n->data_bytes, item, error);
+            status = pms_list_new_item(&ctx, n->kind, n->meta, meta_bytes, data, n->data_bytes,
+                                       item, error);
     }
     if (status != PMS_OK && data)
         pms_heap_free(pool->heap, data, NULL); /* born in this transaction: as if it had not been */
     return status;
 }
 
-static int insert(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t item, struct pms_error *error)
+static int insert(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t item,
+                  struct pms_error *error)
 {
     struct pms_dir_ctx ctx = pms_pool_dirs(pool);
     int status = pms_list_insert(&ctx, list, index, item, error);
@@ -90,9 +96,11 @@ static int insert(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t
     return status;
 }
 
-/* First all new blocks, then the insertions; what fails in these is undone, which needs no room. Last what cannot fail. */
-static int splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove, uint64_t step,
-                  const struct pms_new_item *items, uint64_t count, uint64_t *item, struct pms_error *error)
+/* First all new blocks, then the insertions; what fails in these is undone, which needs no room.
+ * Last what cannot fail. */
+static int splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove,
+                  uint64_t step, const struct pms_new_item *items, uint64_t count, uint64_t *item,
+                  struct pms_error *error)
 {
     struct pms_dir_ctx ctx = pms_pool_dirs(pool);
     uint64_t made = 0, inserted = 0, same = count < remove ? count : remove, old;
@@ -101,17 +109,20 @@ static int splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t
         if ((status = new_item(pool, &items[made], &item[made], error)) == PMS_OK)
             made++;
     while (status == PMS_OK && inserted < count - same)
-        if ((status = insert(pool, list, index + same + inserted, item[same + inserted], error)) == PMS_OK)
+        if ((status = insert(pool, list, index + same + inserted, item[same + inserted], error)) ==
+            PMS_OK)
             inserted++;
     if (status != PMS_OK) {
-        while (inserted > 0 && pms_list_remove(&ctx, list, index + same + --inserted, &old, NULL) == PMS_OK)
+        while (inserted > 0 &&
+               pms_list_remove(&ctx, list, index + same + --inserted, &old, NULL) == PMS_OK)
             ;
         while (made > 0)
             pms_list_free_item(&ctx, item[--made], NULL);
         return status;
     }
     for (uint64_t i = 0; status == PMS_OK && i < same; i++)
-        if ((status = pms_list_replace(&ctx, list, index + i * step, item[i], &old, error)) == PMS_OK)
+        if ((status = pms_list_replace(&ctx, list, index + i * step, item[i], &old, error)) ==
+            PMS_OK)
             status = pms_list_free_item(&ctx, old, error);
     for (uint64_t i = remove; status == PMS_OK && i > same; i--)
         if ((status = pms_list_remove(&ctx, list, index + (i - 1) * step, &old, error)) == PMS_OK)
@@ -119,8 +130,9 @@ static int splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t
     return status;
 }
 
-static int checked_splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove, uint64_t step,
-                          const struct pms_new_item *items, uint64_t count, uint64_t *item, struct pms_error *error)
+static int checked_splice(struct pms_pool *pool, uint64_t list, uint64_t index, uint64_t remove,
+                          uint64_t step, const struct pms_new_item *items, uint64_t count,
+                          uint64_t *item, struct pms_error *error)
 {
     struct pms_dir_ctx ctx = pms_pool_dirs(pool);
     uint64_t length;
@@ -138,8 +150,9 @@ static int checked_splice(struct pms_pool *pool, uint64_t list, uint64_t index, 
     return splice(pool, list, index, remove, step, items, count, item, error);
 }
 
-int pms_sequence_splice(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes, uint64_t index,
-                        uint64_t remove, uint64_t step, const struct pms_new_item *items, uint64_t count, struct pms_error *error)
+int pms_sequence_splice(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                        uint64_t index, uint64_t remove, uint64_t step,
+                        const struct pms_new_item *items, uint64_t count, struct pms_error *error)
 {
     uint64_t few[FEW], *item = few, list;
     if (step == 0)

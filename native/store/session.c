@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What tells a file from its copies. Not the device, whose number may be another after each restart. */
+/* What tells a file from its copies. Not the device, whose number may be another after each
+ * restart. */
 struct identity {
     uint64_t inode;
     int64_t born_ns; /* 0: the file system does not say */
@@ -30,7 +31,8 @@ static struct identity identity_of(int fd)
     return id;
 }
 
-/* By the moment of its creation where both are known: a copy is younger, and no number of a file is given twice at one moment. */
+/* By the moment of its creation where both are known: a copy is younger, and no number of a file
+ * is given twice at one moment. */
 static bool is_copy(const struct pms_session *s, int fd)
 {
     struct identity now = identity_of(fd);
@@ -45,7 +47,8 @@ static bool known(const uint8_t boot[16])
     return memcmp(boot, none, 16) != 0;
 }
 
-/* What survives its process alone, left open when the machine went down, may be torn: nobody can tell. */
+/* What survives its process alone, left open when the machine went down, may be torn: nobody can
+ * tell. */
 static int check_machine(const struct pms_session *s, struct pms_error *error)
 {
     uint8_t boot[16];
@@ -53,14 +56,16 @@ static int check_machine(const struct pms_session *s, struct pms_error *error)
     if (s->domain != PMS_DOMAIN_PROCESS && s->domain != PMS_DOMAIN_EMULATED)
         return PMS_OK;
     if (!known(boot) || !known(s->boot_id))
-        return pms_fail(error, PMS_E_UNCLEAN, "the machine may have restarted while the store was open: the system does "
-                                              "not tell (/proc/sys/kernel/random/boot_id cannot be read)");
+        return pms_fail(error, PMS_E_UNCLEAN,
+                        "the machine may have restarted while the store was open: the system does "
+                        "not tell (/proc/sys/kernel/random/boot_id cannot be read)");
     if (memcmp(boot, s->boot_id, 16) == 0)
         return PMS_OK;
     return pms_fail(error, PMS_E_UNCLEAN, "the machine restarted while the store was open");
 }
 
-int pms_session_check(const struct pms_pool *pool, const struct pms_options *o, struct pms_error *error)
+int pms_session_check(const struct pms_pool *pool, const struct pms_options *o,
+                      struct pms_error *error)
 {
     const struct pms_session *s = &pool->session;
     if (s->state == PMS_SESSION_CLEAN || o->force)
@@ -68,13 +73,17 @@ int pms_session_check(const struct pms_pool *pool, const struct pms_options *o, 
     return check_machine(s, error);
 }
 
-int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries, struct pms_error *error)
+int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries,
+                           struct pms_error *error)
 {
     const struct pms_session *s = &pool->session;
     bool kept = s->footer || s->state == PMS_SESSION_CLEAN;
-    if (pool->forced || !is_copy(s, pool->fd) || (kept && pms_footer_allows(pool->fd, pool->super.file_bytes, tx, entries)))
+    if (pool->forced || !is_copy(s, pool->fd) ||
+        (kept && pms_footer_allows(pool->fd, pool->super.file_bytes, tx, entries)))
         return PMS_OK;
-    return pms_fail(error, PMS_E_COPIED, "a copy that was made while a process wrote to the store: parts of it are of different moments");
+    return pms_fail(
+        error, PMS_E_COPIED,
+        "a copy that was made while a process wrote to the store: parts of it are of different moments");
 }
 
 static int64_t realtime_ns(void)
@@ -98,18 +107,21 @@ int pms_session_plan(struct pms_pool *pool, struct pms_error *error)
     s->opened_ns = realtime_ns();
     s->inode = id.inode;
     s->born_ns = id.born_ns;
-    s->footer = pms_footer_reserve(pool->fd, pool->super.file_bytes, NULL) == PMS_OK; /* a full disk: copies are refused */
+    /* a full disk: copies are refused */
+    s->footer = pms_footer_reserve(pool->fd, pool->super.file_bytes, NULL) == PMS_OK;
     pms_boot_id(s->boot_id);
     if (getrandom(&s->nonce, sizeof s->nonce, 0) != sizeof s->nonce)
         return pms_fail_errno(error, "reading randomness");
-    pool->persist.log_seed = pms_session_seed(s); /* the logs are empty, and hold nothing that is valid from now on */
+    /* the logs are empty, and hold nothing that is valid from now on */
+    pool->persist.log_seed = pms_session_seed(s);
     return PMS_OK;
 }
 
 int pms_session_begin(struct pms_pool *pool, struct pms_error *error)
 {
     int status = PMS_OK;
-    for (int copy = 0; copy < 2 && status == PMS_OK; copy++) /* both: were one damaged, the other would say that nothing was open */
+    /* both: were one damaged, the other would say that nothing was open */
+    for (int copy = 0; copy < 2 && status == PMS_OK; copy++)
         status = pms_session_write(pool->fd, &pool->persist, &pool->session, error);
     return status;
 }

@@ -4,20 +4,25 @@
 
 #include "commit/pool_state.h"
 
-/* A store that was left open may be torn after a restart of the machine, if its domain survives the death of its process only.
+/* A store that was left open may be torn after a restart of the machine, if its domain survives
+ * the death of its process only.
  * ERRORS: PMS_E_UNCLEAN; not with o->force. */
-int pms_session_check(const struct pms_pool *pool, const struct pms_options *o, struct pms_error *error);
+int pms_session_check(const struct pms_pool *pool, const struct pms_options *o,
+                      struct pms_error *error);
 
-/* A copy may have been made while the writer ran. Its footer tells: tx and entries are how far the logs reach that were copied with it
- * (in place: the transaction that ran, and its valid entries; domain file: the last record).
+/* A copy may have been made while the writer ran. Its footer tells: tx and entries are how far
+ * the logs reach that were copied with it (in place: the transaction that ran, and its valid
+ * entries; domain file: the last record).
  * ERRORS: PMS_E_COPIED; not with o->force. */
-int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries, struct pms_error *error);
+int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries,
+                           struct pms_error *error);
 
-/* What this session's record will say, in memory alone: the logs start from its seed, and an open that fails leaves the file's record as it
- * was. ERRORS: PMS_E_OS. */
+/* What this session's record will say, in memory alone: the logs start from its seed, and an
+ * open that fails leaves the file's record as it was. ERRORS: PMS_E_OS. */
 int pms_session_plan(struct pms_pool *pool, struct pms_error *error);
 
-/* From here on a crash leaves the dirty mark: durable on return, before the first store. The last step of an open that may fail.
+/* From here on a crash leaves the dirty mark: durable on return, before the first store. The
+ * last step of an open that may fail.
  * ERRORS: PMS_E_OS. */
 int pms_session_begin(struct pms_pool *pool, struct pms_error *error);
 

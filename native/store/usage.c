@@ -29,8 +29,8 @@ static int add(void *ctx, const struct pms_block *block)
     return 0;
 }
 
-int pms_usage(struct pms_pool *pool, struct pms_segment_usage usage[PMS_USAGE_SEGMENTS], uint32_t *segments,
-              struct pms_error *error)
+int pms_usage(struct pms_pool *pool, struct pms_segment_usage usage[PMS_USAGE_SEGMENTS],
+              uint32_t *segments, struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
@@ -38,7 +38,9 @@ int pms_usage(struct pms_pool *pool, struct pms_segment_usage usage[PMS_USAGE_SE
     *segments = pool->super.segment_count;
     for (uint32_t i = 0; i < *segments; i++) {
         const struct pms_segment *s = &pool->super.segment[i];
-        usage[i] = (struct pms_segment_usage){.table_off = s->table_off, .log_bytes = s->log_bytes, .data_off = s->data_off,
+        usage[i] = (struct pms_segment_usage){.table_off = s->table_off,
+                                              .log_bytes = s->log_bytes,
+                                              .data_off = s->data_off,
                                               .data_bytes = s->data_pages * PMS_PAGE};
     }
     struct count c = {.usage = usage, .segments = *segments};

@@ -1,8 +1,11 @@
-/* Fuzzing of open, check, a walk over all objects and changes: any bytes give PMS_E_CORRUPT or another status, never a crash, a hang
- * or unbounded memory. `make fuzz` runs it guided by coverage (clang's libFuzzer); test_fuzz.c, with seeded inputs, in every build.
+/* Fuzzing of open, check, a walk over all objects and changes: any bytes give PMS_E_CORRUPT or
+ * another status, never a crash, a hang or unbounded memory. `make fuzz` runs it guided by
+ * coverage (clang's libFuzzer); test_fuzz.c, with seeded inputs, in every build.
  *
- * An input is a list of patches of a whole store, so that nobody need find checksums: first a byte that chooses the store (bit 7: checksums stay
- * wrong), then patches: place (4 bytes), length (1) and that many bytes. A place counts the lines that hold something; with bit 31 all bytes. */
+ * An input is a list of patches of a whole store, so that nobody need find checksums: first a
+ * byte that chooses the store (bit 7: checksums stay wrong), then patches: place (4 bytes),
+ * length (1) and that many bytes. A place counts the lines that hold something; with bit 31 all
+ * bytes. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +44,8 @@ static void must(int status)
 static void make_store(unsigned variant)
 {
     static const unsigned char bytes[300];
-    struct pms_pool *pool = open_store(PMS_MODE_TRUNCATE, variant & 1 ? PMS_DOMAIN_FILE : PMS_DOMAIN_PROCESS);
+    struct pms_pool *pool = open_store(PMS_MODE_TRUNCATE,
+                                       variant & 1 ? PMS_DOMAIN_FILE : PMS_DOMAIN_PROCESS);
     struct pms_new_item items[2] = {{.meta = "i", .meta_bytes = 1, .kind = PMS_OBJECT_VALUE},
                                     {"m", 1, sizeof bytes, bytes, PMS_OBJECT_ARRAY, PMS_FILL_COPY}};
     uint64_t group, list, at;
@@ -84,14 +88,20 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 /* ---- check bits made right again, of whatever was changed ---- */
 
-static bool changed(const unsigned char *was, uint64_t off, uint64_t bytes) { return memcmp(image + off, was + off, bytes) != 0; }
+static bool changed(const unsigned char *was, uint64_t off, uint64_t bytes)
+{
+    return memcmp(image + off, was + off, bytes) != 0;
+}
 
-static void seal_log(const unsigned char *was, uint64_t off, uint64_t end) /* entries stay where they were */
+/* entries stay where they were */
+static void seal_log(const unsigned char *was, uint64_t off, uint64_t end)
 {
     while (off + PMS_LINE <= end) {
         struct pms_entry entry;
         memcpy(&entry, was + off, sizeof entry);
-        uint64_t bytes = entry.len <= 32 ? PMS_LINE : PMS_LINE + (entry.len + PMS_LINE - 1ull) / PMS_LINE * PMS_LINE;
+        uint64_t bytes = entry.len <= 32
+                             ? PMS_LINE
+                             : PMS_LINE + (entry.len + PMS_LINE - 1ull) / PMS_LINE * PMS_LINE;
         if (entry.len == 0 || bytes > end - off)
             return;
         if (changed(was, off, bytes))
@@ -112,7 +122,8 @@ static void seal_journal(const unsigned char *was, uint64_t off, uint64_t end)
 
 static void seal_table(const unsigned char *was, const struct pms_segment *s)
 {
-    for (uint64_t i = 0; i < s->data_pages; i++) { /* a word keeps being one; a bitmap is left alone */
+    /* a word keeps being one; a bitmap is left alone */
+    for (uint64_t i = 0; i < s->data_pages; i++) {
         uint64_t at = s->table_off + i * sizeof(struct pms_pte), word;
         memcpy(&word, image + at, sizeof word);
         uint64_t kind = word >> 44 & 15;
@@ -142,7 +153,8 @@ static void seal_all(const unsigned char *was)
 static void walk_list(struct pms_pool *pool, uint64_t list)
 {
     struct pms_object o;
-    for (uint64_t i = 0; i < 200 && pms_sequence_get(pool, list, NULL, 0, i, 0, &o, &e) == PMS_OK; i++)
+    for (uint64_t i = 0; i < 200 && pms_sequence_get(pool, list, NULL, 0, i, 0, &o, &e) == PMS_OK;
+         i++)
         ;
 }
 
@@ -163,7 +175,8 @@ static void change(struct pms_pool *pool)
     const struct pms_new_item item = {.meta = "i", .meta_bytes = 1, .kind = PMS_OBJECT_VALUE};
     uint64_t at;
     pms_object_put_array(pool, 0, "b", 1, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0, &at, &e);
-    if (pms_object_group(pool, 0, "g", 1, 0, &at, &e) == PMS_OK && pms_object_list(pool, at, "l", 1, 0, &at, &e) == PMS_OK) {
+    if (pms_object_group(pool, 0, "g", 1, 0, &at, &e) == PMS_OK &&
+        pms_object_list(pool, at, "l", 1, 0, &at, &e) == PMS_OK) {
         pms_sequence_splice(pool, at, NULL, 0, 1, 0, 1, &item, 1, &e);
         pms_sequence_splice(pool, at, NULL, 0, 0, 90, 1, NULL, 0, &e);
     }
@@ -201,7 +214,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         memcpy(&place, data + at, 4);
         at += 5;
         bytes = bytes < size - at ? bytes : size - at;
-        place = place >> 31 ? place % (SIZE - 256) : line[variant][place / PMS_LINE % lines[variant]] + place % PMS_LINE;
+        place = place >> 31 ? place % (SIZE - 256)
+                            : line[variant][place / PMS_LINE % lines[variant]] + place % PMS_LINE;
         bytes = bytes < SIZE - place ? bytes : SIZE - place;
         memcpy(image + place, data + at, bytes);
         at += bytes;

@@ -1,5 +1,6 @@
-/* A small store file of two segments, and a workload whose every state is known: page p after transaction t holds
- * fill(p, tx that wrote it last), so a file is checked without keeping copies. */
+/* A small store file of two segments, and a workload whose every state is known: page p after
+ * transaction t holds fill(p, tx that wrote it last), so a file is checked without keeping
+ * copies. */
 #ifndef PMS_JOURNAL_FIXTURE_H
 #define PMS_JOURNAL_FIXTURE_H
 
@@ -14,13 +15,13 @@
 #include "test.h"
 
 /* A check without which going on makes no sense: ends the process, a child too. */
-#define MUST(cond)                                                                                          \
-    do {                                                                                                    \
-        if (!(cond)) {                                                                                      \
-            printf("%s:%d: MUST(%s) failed\n", __FILE__, __LINE__, #cond);                                  \
-            fflush(stdout);                                                                                 \
-            _exit(1);                                                                                       \
-        }                                                                                                   \
+#define MUST(cond)                                                         \
+    do {                                                                   \
+        if (!(cond)) {                                                     \
+            printf("%s:%d: MUST(%s) failed\n", __FILE__, __LINE__, #cond); \
+            fflush(stdout);                                                \
+            _exit(1);                                                      \
+        }                                                                  \
     } while (0)
 
 #define LOG0 14u /* pages */
@@ -44,14 +45,20 @@ static inline struct pms_superblock fixture_super(void)
     memset(&super, 0, sizeof super);
     super.file_bytes = FILE_BYTES;
     super.segment_count = 2;
-    super.segment[0] = (struct pms_segment){.table_off = FIRST * PMS_PAGE, .log_off = (FIRST + 1) * PMS_PAGE,
-                                            .log_bytes = LOG0 * PMS_PAGE, .data_off = DATA0_PAGE * PMS_PAGE, .data_pages = DATA0};
-    super.segment[1] = (struct pms_segment){.table_off = SEGMENT1 * PMS_PAGE, .log_off = (SEGMENT1 + 1) * PMS_PAGE,
-                                            .log_bytes = LOG1 * PMS_PAGE, .data_off = DATA1_PAGE * PMS_PAGE, .data_pages = DATA1};
+    super.segment[0] = (struct pms_segment){.table_off = FIRST * PMS_PAGE,
+                                            .log_off = (FIRST + 1) * PMS_PAGE,
+                                            .log_bytes = LOG0 * PMS_PAGE,
+                                            .data_off = DATA0_PAGE * PMS_PAGE,
+                                            .data_pages = DATA0};
+    super.segment[1] = (struct pms_segment){.table_off = SEGMENT1 * PMS_PAGE,
+                                            .log_off = (SEGMENT1 + 1) * PMS_PAGE,
+                                            .log_bytes = LOG1 * PMS_PAGE,
+                                            .data_off = DATA1_PAGE * PMS_PAGE,
+                                            .data_pages = DATA1};
     return super;
 }
 
-/* ---- the workload -------------------------------------------------------------------------------------------------- */
+/* ---- the workload ---- */
 
 struct step {
     struct pms_run runs[FILE_PAGES];
@@ -59,8 +66,9 @@ struct step {
     bool drain; /* after it */
 };
 static struct step steps[TX_MOST + 1];
-static uint32_t writer[TX_MOST + 1][FILE_PAGES]; /* transaction that wrote the page last, at each transaction */
-static bool dead[TX_MOST + 1][FILE_PAGES];       /* content does not matter */
+/* transaction that wrote the page last, at each transaction */
+static uint32_t writer[TX_MOST + 1][FILE_PAGES];
+static bool dead[TX_MOST + 1][FILE_PAGES]; /* content does not matter */
 static uint32_t tx_count;
 
 static uint64_t seed_state = 88172645463325252ull;
@@ -96,8 +104,8 @@ static inline uint64_t some_page(void)
     }
 }
 
-/* Plans transactions 1..n. Extents dead at the last transaction are born straight home; live ones are changed through the
- * journal, or freed, so that straight pages meet waiting images. */
+/* Plans transactions 1..n. Extents dead at the last transaction are born straight home; live
+ * ones are changed through the journal, or freed, so that straight pages meet waiting images. */
 static inline void plan_steps(uint32_t n, uint32_t seed, uint32_t pages_most, uint32_t drain_every)
 {
     seed_state = 88172645463325252ull + seed * 7919ull;
@@ -127,7 +135,8 @@ static inline void plan_steps(uint32_t n, uint32_t seed, uint32_t pages_most, ui
                     how[p] = 1;
                 }
             }
-            if (born && what == 1 && draw(4) == 0) { /* born and freed in the same transaction, and yet reported */
+            /* born and freed in the same transaction, and yet reported */
+            if (born && what == 1 && draw(4) == 0) {
                 for (uint64_t p = first; p < first + EXTENT_PAGES; p++)
                     how[p] = 2;
             }
@@ -148,7 +157,7 @@ static inline void plan_steps(uint32_t n, uint32_t seed, uint32_t pages_most, ui
     }
 }
 
-/* ---- files --------------------------------------------------------------------------------------------------------- */
+/* ---- files ---- */
 
 static inline int new_file(void)
 {
@@ -158,7 +167,10 @@ static inline int new_file(void)
     return fd;
 }
 
-static inline void load_file(int fd, unsigned char *to) { MUST(pread(fd, to, FILE_BYTES, 0) == (ssize_t)FILE_BYTES); }
+static inline void load_file(int fd, unsigned char *to)
+{
+    MUST(pread(fd, to, FILE_BYTES, 0) == (ssize_t)FILE_BYTES);
+}
 static inline void store_file(int fd, const unsigned char *from)
 {
     MUST(pwrite(fd, from, FILE_BYTES, 0) == (ssize_t)FILE_BYTES);
@@ -199,8 +211,8 @@ static inline uint64_t recover_tx(int fd, unsigned char *into)
 
 static inline bool is_logged(uint64_t page) /* pages that transactions change */
 {
-    return page == PMS_OFF_ROOT / PMS_PAGE || page == FIRST || page == SEGMENT1 || page >= DATA1_PAGE
-           || (page >= DATA0_PAGE && page < SEGMENT1);
+    return page == PMS_OFF_ROOT / PMS_PAGE || page == FIRST || page == SEGMENT1 ||
+           page >= DATA1_PAGE || (page >= DATA0_PAGE && page < SEGMENT1);
 }
 
 /* The pages of an image of the file are those of transaction tx. */
@@ -219,7 +231,7 @@ static inline bool same_state(const unsigned char *image, uint64_t tx)
     return true;
 }
 
-/* ---- an open journal ----------------------------------------------------------------------------------------------- */
+/* ---- an open journal ---- */
 
 struct store {
     struct pms_superblock super;
@@ -235,11 +247,13 @@ static inline void store_open(struct store *s, int fd, uint64_t tx)
     memset(s, 0, sizeof *s);
     s->super = fixture_super();
     s->tx = tx;
-    MUST(pms_map_open(&s->map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s->persist, &error) == PMS_OK);
+    MUST(pms_map_open(&s->map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s->persist, &error) ==
+         PMS_OK);
     MUST(pms_journal_open(&s->journal, &s->map, &s->super, tx, &error) == PMS_OK);
 }
 
-static inline void store_write(struct store *s, const struct pms_run *runs, uint32_t count, uint64_t salt)
+static inline void store_write(struct store *s, const struct pms_run *runs, uint32_t count,
+                               uint64_t salt)
 {
     for (uint32_t i = 0; i < count; i++) {
         uint64_t off = runs[i].page * PMS_PAGE, bytes = (uint64_t)runs[i].pages * PMS_PAGE;
@@ -259,7 +273,9 @@ static inline int store_step(struct store *s, struct pms_error *error)
     bool indeterminate;
     memcpy(runs, step->runs, step->count * sizeof runs[0]);
     store_write(s, runs, step->count, s->tx + 1);
-    int status = pms_journal_commit(s->journal, &(struct pms_change){.tx = s->tx + 1, .runs = runs, .run_count = step->count}, &indeterminate, error);
+    int status = pms_journal_commit(
+        s->journal, &(struct pms_change){.tx = s->tx + 1, .runs = runs, .run_count = step->count},
+        &indeterminate, error);
     if (status == PMS_OK)
         s->tx++;
     return status;

@@ -10,15 +10,25 @@
 #include "base/layout.h"
 #include "heap/super.h"
 
-static inline void seal_crc(unsigned char *image, uint64_t off, size_t crc_at) /* a record with a CRC of everything before it */
+/* a record with a CRC of everything before it */
+static inline void seal_crc(unsigned char *image, uint64_t off, size_t crc_at)
 {
     uint32_t crc = pms_crc32c(0, image + off, crc_at);
     memcpy(image + off + crc_at, &crc, sizeof crc);
 }
 
-static inline void seal_super(unsigned char *image, uint64_t off) { seal_crc(image, off, offsetof(struct pms_superblock, crc)); }
-static inline void seal_session(unsigned char *image, uint64_t off) { seal_crc(image, off, offsetof(struct pms_session, crc)); }
-static inline void seal_janchor(unsigned char *image, uint64_t off) { seal_crc(image, off, offsetof(struct pms_janchor, crc)); }
+static inline void seal_super(unsigned char *image, uint64_t off)
+{
+    seal_crc(image, off, offsetof(struct pms_superblock, crc));
+}
+static inline void seal_session(unsigned char *image, uint64_t off)
+{
+    seal_crc(image, off, offsetof(struct pms_session, crc));
+}
+static inline void seal_janchor(unsigned char *image, uint64_t off)
+{
+    seal_crc(image, off, offsetof(struct pms_janchor, crc));
+}
 
 static inline uint32_t log_seed(const unsigned char *image)
 {
@@ -36,7 +46,8 @@ static inline void seal_anchor(unsigned char *image)
     memcpy(image + PMS_OFF_ANCHOR, &word, sizeof word);
 }
 
-static inline void seal_entry(unsigned char *image, uint64_t bytes, uint64_t off) /* of the undo log */
+/* of the undo log */
+static inline void seal_entry(unsigned char *image, uint64_t bytes, uint64_t off)
 {
     struct pms_entry e;
     memcpy(&e, image + off, sizeof e);
@@ -47,7 +58,8 @@ static inline void seal_entry(unsigned char *image, uint64_t bytes, uint64_t off
     memcpy(image + off + offsetof(struct pms_entry, crc), &crc, sizeof crc);
 }
 
-static inline void seal_record(unsigned char *image, uint64_t bytes, uint64_t off) /* of the journal: header and runs */
+/* of the journal: header and runs */
+static inline void seal_record(unsigned char *image, uint64_t bytes, uint64_t off)
 {
     struct pms_record r;
     memcpy(&r, image + off, sizeof r);

@@ -8,7 +8,10 @@
 
 #define BYTES (96u << 10) /* of a slot: an extent of its own */
 
-struct pair { uint64_t slot[2]; int current; };
+struct pair {
+    uint64_t slot[2];
+    int current;
+};
 
 static bool find(struct pair *p)
 {
@@ -24,9 +27,11 @@ static void make_pair(void)
     uint64_t group, data;
     CHECK(ok(pms_object_group(pool, 0, "w", 1, 1, &group, &e)));
     for (int i = 0; i < 2; i++)
-        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, BYTES, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, BYTES, PMS_FILL_ZERO,
+                                      NULL, 0, 0, &data, &e)));
     CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, "\x81\xa5slots", 8, &e)));
-    CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0,
+                                  &data, &e)));
     CHECK(ok(pms_commit(pool, &e)));
 }
 

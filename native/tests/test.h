@@ -7,23 +7,23 @@
 
 static int test_passed, test_failed, test_checks_failed;
 
-#define CHECK(cond)                                                                                         \
-    do {                                                                                                    \
-        if (!(cond)) {                                                                                      \
-            test_checks_failed++;                                                                           \
-            printf("%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #cond);                                 \
-        }                                                                                                   \
+#define CHECK(cond)                                                         \
+    do {                                                                    \
+        if (!(cond)) {                                                      \
+            test_checks_failed++;                                           \
+            printf("%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #cond); \
+        }                                                                   \
     } while (0)
 
-#define TEST(function)                                                                                      \
-    do {                                                                                                    \
-        int before = test_checks_failed;                                                                    \
-        function();                                                                                         \
-        bool ok = test_checks_failed == before;                                                             \
-        test_passed += ok;                                                                                  \
-        test_failed += !ok;                                                                                 \
-        printf("%s %s\n", ok ? "ok  " : "FAIL", #function);                                                 \
-        fflush(stdout);                                                                                     \
+#define TEST(function)                                      \
+    do {                                                    \
+        int before = test_checks_failed;                    \
+        function();                                         \
+        bool ok = test_checks_failed == before;             \
+        test_passed += ok;                                  \
+        test_failed += !ok;                                 \
+        printf("%s %s\n", ok ? "ok  " : "FAIL", #function); \
+        fflush(stdout);                                     \
     } while (0)
 
 static inline int test_summary(void)

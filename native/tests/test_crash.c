@@ -1,8 +1,10 @@
-/* Failure model (i), exhaustively: SIGKILL at every persistence primitive of every operation, in every domain that runs here; then
- * SIGKILL at every primitive of the recovery that follows. The recovered state has to be the last acknowledged commit or the one in
- * flight, whole; the check has to be clean; a further transaction has to work; opening again changes nothing.
+/* Failure model (i), exhaustively: SIGKILL at every persistence primitive of every operation, in
+ * every domain that runs here; then SIGKILL at every primitive of the recovery that follows. The
+ * recovered state has to be the last acknowledged commit or the one in flight, whole; the check
+ * has to be clean; a further transaction has to work; opening again changes nothing.
  *
- * PMS_CRASH_STEP=1 kills at every primitive and takes minutes; the default is every 7th, from another start for each workload. */
+ * PMS_CRASH_STEP=1 kills at every primitive and takes minutes; the default is every 7th, from
+ * another start for each workload. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -22,9 +24,9 @@
 static char path[256], base_path[300];
 static int domain;
 
-struct shared { /* between the parent and the children it loses */
-    _Atomic uint32_t acknowledged;    /* commits that returned */
-    uint32_t digests;                 /* known states: before the workload, after each commit */
+struct shared {                    /* between the parent and the children it loses */
+    _Atomic uint32_t acknowledged; /* commits that returned */
+    uint32_t digests;              /* known states: before the workload, after each commit */
     uint32_t digest[COMMITS_MAX];
     uint64_t primitives;
 };
@@ -89,19 +91,21 @@ static uint32_t *data_of(struct pms_pool *pool, const char *name)
     return (uint32_t *)(void *)(pool->map.user + o.data);
 }
 
-static void put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t n, uint32_t fill)
+static void put_array(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t n,
+                      uint32_t fill)
 {
     struct pms_error e;
     uint64_t data;
-    if (pms_object_put_array(pool, dir, name, (uint32_t)strlen(name), "f", 1, 4ull * n, PMS_FILL_PATTERN, &fill, 4, 0, &data,
-                             &e) != PMS_OK)
+    if (pms_object_put_array(pool, dir, name, (uint32_t)strlen(name), "f", 1, 4ull * n,
+                             PMS_FILL_PATTERN, &fill, 4, 0, &data, &e) != PMS_OK)
         abort();
 }
 
 static void put_value(struct pms_pool *pool, const char *name, const char *value)
 {
     struct pms_error e;
-    if (pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), value, (uint32_t)strlen(value), &e) != PMS_OK)
+    if (pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), value, (uint32_t)strlen(value),
+                             &e) != PMS_OK)
         abort();
 }
 
@@ -140,7 +144,11 @@ static void make_base(void)
 
 /* ---- workloads: any number of commits ---- */
 
-static void write_small(struct pms_pool *p) { data_of(p, "small")[3] = 99; commit(p); }
+static void write_small(struct pms_pool *p)
+{
+    data_of(p, "small")[3] = 99;
+    commit(p);
+}
 
 static void write_all(struct pms_pool *p)
 {
@@ -164,7 +172,8 @@ static void hot_loop(struct pms_pool *p)
 static void declared(struct pms_pool *p)
 {
     struct pms_error e;
-    struct pms_range r[2] = {{(uint64_t)(uintptr_t)data_of(p, "medium"), 12000}, {(uint64_t)(uintptr_t)data_of(p, "small"), 64}};
+    struct pms_range r[2] = {{(uint64_t)(uintptr_t)data_of(p, "medium"), 12000},
+                             {(uint64_t)(uintptr_t)data_of(p, "small"), 64}};
     pms_will_write(p, r, 2, &e);
     memset(data_of(p, "medium"), 1, 12000);
     memset(data_of(p, "small"), 2, 64);
@@ -253,14 +262,18 @@ static void roll_back(struct pms_pool *p)
     commit(p);
 }
 
-static void splice_list(struct pms_pool *p, uint64_t list, uint64_t at, uint64_t remove, uint64_t count)
+static void splice_list(struct pms_pool *p, uint64_t list, uint64_t at, uint64_t remove,
+                        uint64_t count)
 {
     static const uint32_t words[50] = {1, 2, 3};
     struct pms_new_item items[64];
     struct pms_error e;
     for (uint64_t i = 0; i < count; i++)
-        items[i] = i % 9 ? (struct pms_new_item){.meta = "value", .meta_bytes = 5, .kind = PMS_OBJECT_VALUE}
-                         : (struct pms_new_item){"f", 1, sizeof words, words, PMS_OBJECT_ARRAY, PMS_FILL_COPY};
+        items[i] =
+            i % 9
+                ? (struct pms_new_item){.meta = "value", .meta_bytes = 5, .kind = PMS_OBJECT_VALUE}
+                : (struct pms_new_item){"f",          1, sizeof words, words, PMS_OBJECT_ARRAY,
+                                        PMS_FILL_COPY};
     if (pms_sequence_splice(p, list, NULL, 0, at, remove, 1, items, count, &e) != PMS_OK)
         abort();
 }
@@ -282,10 +295,14 @@ static void lists(struct pms_pool *p)
     commit(p);
 }
 
-static const struct { const char *name; void (*run)(struct pms_pool *pool); } workload[] = {
-    {"write_small", write_small}, {"write_all", write_all}, {"hot_loop", hot_loop}, {"declared", declared},
-    {"values", values}, {"arrays", arrays}, {"groups", groups}, {"many_names", many_names}, {"grow", grow},
-    {"roll_back", roll_back}, {"lists", lists},
+static const struct {
+    const char *name;
+    void (*run)(struct pms_pool *pool);
+} workload[] = {
+    {"write_small", write_small}, {"write_all", write_all},   {"hot_loop", hot_loop},
+    {"declared", declared},       {"values", values},         {"arrays", arrays},
+    {"groups", groups},           {"many_names", many_names}, {"grow", grow},
+    {"roll_back", roll_back},     {"lists", lists},
 };
 
 /* ---- killing ---- */
@@ -381,7 +398,8 @@ static void child_verifies(uint64_t n, unsigned w)
     struct pms_error e;
     int asked = domain;
     domain = PMS_DOMAIN_AUTO;
-    struct pms_pool *reader = open_store(PMS_MODE_READ, path); /* shows the last commit and changes nothing */
+    /* shows the last commit and changes nothing */
+    struct pms_pool *reader = open_store(PMS_MODE_READ, path);
     uint32_t shown = reader ? digest(reader) : 0;
     if (reader)
         pms_pool_close(reader, 0, &e);
@@ -395,8 +413,9 @@ static void child_verifies(uint64_t n, unsigned w)
     CHECK(good);
     CHECK(pms_check(pool, &r, &e) == PMS_OK && r.problem_count == 0);
     if (!good || r.problem_count)
-        printf("  %s domain %d primitive %lu, %u acknowledged, shown %x is %x: %s\n", workload[w].name, domain, (unsigned long)n,
-               acknowledged, shown, d, r.problem_count ? r.problem[0] : "");
+        printf("  %s domain %d primitive %lu, %u acknowledged, shown %x is %x: %s\n",
+               workload[w].name, domain, (unsigned long)n, acknowledged, shown, d,
+               r.problem_count ? r.problem[0] : "");
     data_of(pool, "small")[15] ^= 1;
     put_value(pool, "after", "crash");
     CHECK(pms_commit(pool, &e) == PMS_OK);
@@ -417,7 +436,8 @@ static void crash_everywhere(unsigned w)
     survives(child_works, 0, w);
     char crashed[300];
     snprintf(crashed, sizeof crashed, "%s.crashed", path);
-    uint64_t step = getenv("PMS_CRASH_STEP") ? strtoull(getenv("PMS_CRASH_STEP"), NULL, 10) : 7, trial = 0;
+    uint64_t step = getenv("PMS_CRASH_STEP") ? strtoull(getenv("PMS_CRASH_STEP"), NULL, 10) : 7,
+             trial = 0;
     for (uint64_t n = 1 + w % step;; n += step, trial++) {
         atomic_store(&shared->acknowledged, 0);
         copy_file(base_path, path);

@@ -1,4 +1,5 @@
-/* A flipped bit in the head of a store, where the bytes around it still make sense: only the checksum can tell. */
+/* A flipped bit in the head of a store, where the bytes around it still make sense: only the
+ * checksum can tell. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -23,8 +24,8 @@ static void make_store(void)
 {
     struct pms_error e;
     struct pms_pool *pool = open_store(PMS_MODE_TRUNCATE, &e);
-    if (!pool || pms_object_put_value(pool, 0, "name", 4, "value", 5, &e) != PMS_OK || pms_commit(pool, &e) != PMS_OK ||
-        pms_pool_close(pool, 0, &e) != PMS_OK)
+    if (!pool || pms_object_put_value(pool, 0, "name", 4, "value", 5, &e) != PMS_OK ||
+        pms_commit(pool, &e) != PMS_OK || pms_pool_close(pool, 0, &e) != PMS_OK)
         abort();
     pms_pool_release(pool);
 }
@@ -56,7 +57,8 @@ static int found(void)
 
 static void either_copy_of_the_superblock_serves(void)
 {
-    uint64_t seed = offsetof(struct pms_superblock, hash_seed); /* with another one names are not found */
+    /* with another one names are not found */
+    uint64_t seed = offsetof(struct pms_superblock, hash_seed);
     for (uint64_t copy = 0; copy < 2; copy++) {
         make_store();
         flip(PMS_OFF_SUPER(copy) + seed, 3);
@@ -80,7 +82,8 @@ static void the_anchor_is_checked(void)
 int main(void)
 {
     const char *folder = getenv("PMS_TEST_DIR");
-    snprintf(path, sizeof path, "%s/pms-test-damage-%ld", folder ? folder : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-damage-%ld", folder ? folder : "/dev/shm",
+             (long)getpid());
     TEST(either_copy_of_the_superblock_serves);
     TEST(the_anchor_is_checked);
     unlink(path);

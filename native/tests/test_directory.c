@@ -1,4 +1,5 @@
-/* Directories against a model: random changes, commits, roll backs, a full store, seeded damage, hostile bytes, times. */
+/* Directories against a model: random changes, commits, roll backs, a full store, seeded damage,
+ * hostile bytes, times. */
 #include "test.h"
 
 #include <stddef.h>
@@ -65,10 +66,11 @@ static void store_open(struct store *s, uint64_t pages)
     s->super.file_bytes = g->data_off + pages * PMS_PAGE;
     int fd = memfd_create("directory", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, (off_t)s->super.file_bytes) == 0);
-    CHECK(pms_map_open(&s->map, fd, s->super.file_bytes, s->super.file_bytes + (1u << 30), PMS_MAP_SHARED, &s->persist,
-                       &s->error) == PMS_OK);
+    CHECK(pms_map_open(&s->map, fd, s->super.file_bytes, s->super.file_bytes + (1u << 30),
+                       PMS_MAP_SHARED, &s->persist, &s->error) == PMS_OK);
     uint64_t word = pages | (uint64_t)PMS_KIND_FREE << 44;
-    struct pms_pte free_pages = {word | (uint64_t)pms_check16(g->data_off / PMS_PAGE, word) << 48, 0};
+    struct pms_pte free_pages = {word | (uint64_t)pms_check16(g->data_off / PMS_PAGE, word) << 48,
+                                 0};
     memcpy(pms_map_at(&s->map, g->table_off), &free_pages, sizeof free_pages);
     CHECK(pms_undo_open(&s->undo, &s->map, false, &s->error) == PMS_OK);
     pms_undo_set_extents(&s->undo, &s->super);
@@ -118,7 +120,8 @@ static uint64_t user_block(struct store *s, uint64_t bytes) /* 0: no room */
 
 static int put(struct store *s, const char *name, const void *meta, uint32_t bytes)
 {
-    return pms_dir_put(&s->ctx, s->dir, name, (uint32_t)strlen(name), PMS_OBJECT_VALUE, meta, bytes, 0, 0, &s->error);
+    return pms_dir_put(&s->ctx, s->dir, name, (uint32_t)strlen(name), PMS_OBJECT_VALUE, meta, bytes,
+                       0, 0, &s->error);
 }
 
 static int find(struct store *s, const char *name, struct pms_object *o)
@@ -152,7 +155,10 @@ static void check_sound(struct store *s)
     CHECK(owned == live_blocks(s));
 }
 
-struct sum { const struct store *s; uint32_t crc; };
+struct sum {
+    const struct store *s;
+    uint32_t crc;
+};
 
 static int sum_block(void *ctx, const struct pms_block *b)
 {
@@ -163,7 +169,8 @@ static int sum_block(void *ctx, const struct pms_block *b)
     return 0;
 }
 
-static uint32_t metadata_sum(const struct store *s) /* every byte of every live block of the engine, and where the others lie */
+/* every byte of every live block of the engine, and where the others lie */
+static uint32_t metadata_sum(const struct store *s)
 {
     struct sum sum = {s, 0};
     CHECK(pms_heap_walk(s->heap, sum_block, &sum, NULL) == PMS_OK);
@@ -175,12 +182,20 @@ static uint32_t metadata_sum(const struct store *s) /* every byte of every live 
 #define NAMES 3000u
 #define META_MAX 80000u
 
-struct bound { uint64_t place, data, data_bytes; uint32_t seed, meta_bytes, kind; bool there; };
-struct model { struct bound bound[NAMES]; uint64_t count, data_blocks, next_place; };
+struct bound {
+    uint64_t place, data, data_bytes;
+    uint32_t seed, meta_bytes, kind;
+    bool there;
+};
+struct model {
+    struct bound bound[NAMES];
+    uint64_t count, data_blocks, next_place;
+};
 
 static uint32_t name_of(uint32_t i, char *name) /* lengths from 2 to some 280 */
 {
-    int n = sprintf(name, "n%u%s", i, i % 3 ? "" : ":\xc3\xa9t\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+    int n = sprintf(name, "n%u%s", i,
+                    i % 3 ? "" : ":\xc3\xa9t\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
     for (uint32_t more = i % 50 == 0 ? 250 : i % 7; more; more--)
         name[n++] = 'x';
     name[n] = 0;
@@ -252,8 +267,8 @@ static void random_put(struct store *s, struct model *m, uint32_t i)
         b2.place = ++m->next_place;
         m->count++;
     }
-    CHECK(pms_dir_put(&s->ctx, s->dir, name, bytes, b2.kind, meta_of(&b2), b2.meta_bytes, b2.data, b2.data_bytes, &s->error) ==
-          PMS_OK);
+    CHECK(pms_dir_put(&s->ctx, s->dir, name, bytes, b2.kind, meta_of(&b2), b2.meta_bytes, b2.data,
+                      b2.data_bytes, &s->error) == PMS_OK);
     m->data_blocks += (uint64_t)(b2.data != 0) - (uint64_t)(b->there && b->data != 0);
     b2.there = true;
     *b = b2;
@@ -275,7 +290,8 @@ static void random_step(struct store *s, struct model *m, bool shrink)
     } else if (what < (shrink ? 4 : 7)) {
         random_put(s, m, i);
     } else {
-        CHECK(pms_dir_remove(&s->ctx, s->dir, name, bytes, &s->error) == (b->there ? PMS_OK : PMS_E_NOT_FOUND));
+        CHECK(pms_dir_remove(&s->ctx, s->dir, name, bytes, &s->error) ==
+              (b->there ? PMS_OK : PMS_E_NOT_FOUND));
         m->count -= b->there;
         m->data_blocks -= b->there && b->data;
         *b = (struct bound){0};
@@ -316,20 +332,26 @@ static void test_put_in_place(void)
     struct pms_object o, o2;
     unsigned char meta[4000] = {7};
     store_open(&s, 1024);
-    CHECK(put(&s, "a", meta, 10) == PMS_OK && put(&s, "b", meta, 10) == PMS_OK && put(&s, "c", meta, 10) == PMS_OK);
+    CHECK(put(&s, "a", meta, 10) == PMS_OK && put(&s, "b", meta, 10) == PMS_OK &&
+          put(&s, "c", meta, 10) == PMS_OK);
     commit(&s);
-    CHECK(find(&s, "b", &o) == PMS_OK && put(&s, "b", meta, 40) == PMS_OK && find(&s, "b", &o2) == PMS_OK);
+    CHECK(find(&s, "b", &o) == PMS_OK && put(&s, "b", meta, 40) == PMS_OK &&
+          find(&s, "b", &o2) == PMS_OK);
     CHECK(o.node == o2.node && o2.meta_bytes == 40); /* room to the end of the block */
     commit(&s);
     uint64_t captured = s.undo.captured_bytes, fences = s.persist.fences;
-    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.captured_bytes == captured); /* nothing differs: nothing stored */
+    /* nothing differs: nothing stored */
+    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.captured_bytes == captured);
     meta[20] = 1;
-    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.captured_bytes == captured + PMS_GRANULE && s.persist.fences == fences + 1);
+    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.captured_bytes == captured + PMS_GRANULE &&
+          s.persist.fences == fences + 1);
     CHECK(find(&s, "b", &o) == PMS_OK && o.meta[20] == 1 && o.meta[19] == 0 && o.meta[21] == 0);
     CHECK(put(&s, "b", o.meta, o.meta_bytes) == PMS_OK); /* its own bytes */
-    CHECK(put(&s, "b", meta, sizeof meta) == PMS_OK && find(&s, "b", &o2) == PMS_OK && o2.node != o.node);
+    CHECK(put(&s, "b", meta, sizeof meta) == PMS_OK && find(&s, "b", &o2) == PMS_OK &&
+          o2.node != o.node);
     uint64_t node = 0;
-    CHECK(pms_dir_next(&s.ctx, s.dir, &node, &o, NULL) == PMS_OK && pms_dir_next(&s.ctx, s.dir, &node, &o, NULL) == PMS_OK);
+    CHECK(pms_dir_next(&s.ctx, s.dir, &node, &o, NULL) == PMS_OK &&
+          pms_dir_next(&s.ctx, s.dir, &node, &o, NULL) == PMS_OK);
     CHECK(o.node == o2.node && o.name[0] == 'b'); /* its place in the order */
     CHECK(put(&s, "b", NULL, 0) == PMS_OK && find(&s, "b", &o) == PMS_OK && o.meta_bytes == 0);
     check_sound(&s);
@@ -338,9 +360,21 @@ static void test_put_in_place(void)
 
 static void test_arguments(void)
 {
-    static const char *const bad[] = {"", "\x80", "a\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
-                                      "\xf8\x88\x80\x80\x80", "\xff", "\xf0\x80\x80\x80", "\xe2\x82z", "a/b", "/"};
-    static const char *const good[] = {"a", "\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf", "\xef\xbf\xbf"};
+    static const char *const bad[] = {"",
+                                      "\x80",
+                                      "a\xc3",
+                                      "\xc0\x80",
+                                      "\xe0\x80\x80",
+                                      "\xed\xa0\x80",
+                                      "\xf4\x90\x80\x80",
+                                      "\xf8\x88\x80\x80\x80",
+                                      "\xff",
+                                      "\xf0\x80\x80\x80",
+                                      "\xe2\x82z",
+                                      "a/b",
+                                      "/"};
+    static const char *const good[] = {
+        "a", "\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf", "\xef\xbf\xbf"};
     static char longest[PMS_NAME_MAX + 2];
     struct store s;
     struct pms_object o;
@@ -349,22 +383,31 @@ static void test_arguments(void)
         CHECK(put(&s, bad[i], "", 0) == PMS_E_INVALID && find(&s, bad[i], &o) == PMS_E_NOT_FOUND);
     for (unsigned i = 0; i < sizeof good / sizeof *good; i++)
         CHECK(put(&s, good[i], "x", 1) == PMS_OK && find(&s, good[i], &o) == PMS_OK);
-    CHECK(pms_dir_put(&s.ctx, s.dir, "a\0b", 3, PMS_OBJECT_VALUE, "", 0, 0, 0, NULL) == PMS_E_INVALID);
+    CHECK(pms_dir_put(&s.ctx, s.dir, "a\0b", 3, PMS_OBJECT_VALUE, "", 0, 0, 0, NULL) ==
+          PMS_E_INVALID);
     memset(longest, 'n', sizeof longest - 1);
     CHECK(put(&s, longest, "", 0) == PMS_E_INVALID && find(&s, longest, &o) == PMS_E_NOT_FOUND);
     longest[PMS_NAME_MAX] = 0;
-    CHECK(put(&s, longest, "", 0) == PMS_OK && find(&s, longest, &o) == PMS_OK && o.name_bytes == PMS_NAME_MAX);
+    CHECK(put(&s, longest, "", 0) == PMS_OK && find(&s, longest, &o) == PMS_OK &&
+          o.name_bytes == PMS_NAME_MAX);
     uint64_t data = user_block(&s, 100);
-    static const struct { uint32_t kind; uint64_t shift, bytes; } wrong[] = {
-        {0, 0, 10}, {4, 0, 10}, {PMS_OBJECT_VALUE, 0, 10}, {PMS_OBJECT_GROUP, 0, 10}, {PMS_OBJECT_ARRAY, 64, 10},
-        {PMS_OBJECT_ARRAY, 0, 1000}, {PMS_OBJECT_ARRAY, 1, 10}};
+    static const struct {
+        uint32_t kind;
+        uint64_t shift, bytes;
+    } wrong[] = {{0, 0, 10},
+                 {4, 0, 10},
+                 {PMS_OBJECT_VALUE, 0, 10},
+                 {PMS_OBJECT_GROUP, 0, 10},
+                 {PMS_OBJECT_ARRAY, 64, 10},
+                 {PMS_OBJECT_ARRAY, 0, 1000},
+                 {PMS_OBJECT_ARRAY, 1, 10}};
     for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        CHECK(pms_dir_put(&s.ctx, s.dir, "x", 1, wrong[i].kind, "", 0, data + wrong[i].shift, wrong[i].bytes, NULL) ==
-              PMS_E_INVALID);
+        CHECK(pms_dir_put(&s.ctx, s.dir, "x", 1, wrong[i].kind, "", 0, data + wrong[i].shift,
+                          wrong[i].bytes, NULL) == PMS_E_INVALID);
     CHECK(pms_dir_put(&s.ctx, s.dir, "x", 1, PMS_OBJECT_ARRAY, "", 0, 0, 1, NULL) == PMS_E_INVALID);
     CHECK(pms_dir_put(&s.ctx, s.dir, "x", 1, PMS_OBJECT_ARRAY, "", 0, data, 100, NULL) == PMS_OK);
-    CHECK(pms_dir_find(&s.ctx, data, "x", 1, &o, NULL) == PMS_E_CORRUPT && pms_dir_find(&s.ctx, 0, "x", 1, &o, NULL) ==
-          PMS_E_CORRUPT);
+    CHECK(pms_dir_find(&s.ctx, data, "x", 1, &o, NULL) == PMS_E_CORRUPT &&
+          pms_dir_find(&s.ctx, 0, "x", 1, &o, NULL) == PMS_E_CORRUPT);
     check_sound(&s);
     store_close(&s);
 }
@@ -376,11 +419,15 @@ static void test_groups(void)
     store_open(&s, 1024);
     uint64_t before = live_blocks(&s);
     CHECK(pms_dir_create(&s.ctx, &group, NULL) == PMS_OK);
-    CHECK(pms_dir_put(&s.ctx, s.dir, "g", 1, PMS_OBJECT_GROUP, "", 0, group, sizeof(struct pms_dir_header), NULL) == PMS_OK);
+    CHECK(pms_dir_put(&s.ctx, s.dir, "g", 1, PMS_OBJECT_GROUP, "", 0, group,
+                      sizeof(struct pms_dir_header), NULL) == PMS_OK);
     CHECK(pms_dir_put(&s.ctx, group, "x", 1, PMS_OBJECT_VALUE, "v", 1, 0, 0, NULL) == PMS_OK);
-    CHECK(check(&s, &owned) == PMS_OK && owned == 3); /* header, table, node: the group's header is for its own check */
+    /* header, table, node: the group's header is for its own check */
+    CHECK(check(&s, &owned) == PMS_OK && owned == 3);
     uint32_t sum = metadata_sum(&s);
-    CHECK(drop(&s, "g") == PMS_E_INVALID && put(&s, "g", "", 0) == PMS_E_EXISTS && metadata_sum(&s) == sum); /* not empty */
+    /* not empty */
+    CHECK(drop(&s, "g") == PMS_E_INVALID && put(&s, "g", "", 0) == PMS_E_EXISTS &&
+          metadata_sum(&s) == sum);
     CHECK(pms_dir_remove(&s.ctx, group, "x", 1, NULL) == PMS_OK);
     CHECK(drop(&s, "g") == PMS_OK && live_blocks(&s) == before);
     store_close(&s);
@@ -419,13 +466,15 @@ static void test_full(void)
         commit(&s);
         fill_up(&s, &names);
         CHECK(names >= pages[k] / 5);
-        for (uint32_t i = 2; i < names; i++) { /* what is left where only the next table had no room */
+        /* what is left where only the next table had no room */
+        for (uint32_t i = 2; i < names; i++) {
             sprintf(name, "%u", i);
             if (put(&s, name, meta, sizeof meta) != PMS_OK)
                 break;
         }
         uint32_t sum = metadata_sum(&s);
-        CHECK(put(&s, "more", meta, sizeof meta) == PMS_E_FULL && put(&s, "1", meta, META_MAX) == PMS_E_FULL);
+        CHECK(put(&s, "more", meta, sizeof meta) == PMS_E_FULL &&
+              put(&s, "1", meta, META_MAX) == PMS_E_FULL);
         CHECK(metadata_sum(&s) == sum && find(&s, "1", &o) == PMS_OK && o.meta_bytes == 30);
         check_sound(&s);
         for (uint32_t i = 0; i < names; i++) {
@@ -442,7 +491,8 @@ static void test_full(void)
 
 /* ---- tables ---- */
 
-/* Names whose homes are at the table's very end, or its start: runs that wrap, and runs too long to be sorted at once. */
+/* Names whose homes are at the table's very end, or its start: runs that wrap, and runs too long
+ * to be sorted at once. */
 static void test_crowded_homes(void)
 {
     enum { CROWD = 1500 };
@@ -454,7 +504,8 @@ static void test_crowded_homes(void)
     for (uint32_t i = 0; n < CROWD; i++) {
         sprintf(name[n], "%u", i);
         uint64_t hash = pms_hash(s.ctx.hash_seed, name[n], strlen(name[n]));
-        if (hash >> 54 == 0x3ff || (n % 8 == 0 && hash >> 54 == 0) || (n % 16 == 1 && rnd(200) == 0))
+        if (hash >> 54 == 0x3ff || (n % 8 == 0 && hash >> 54 == 0) ||
+            (n % 16 == 1 && rnd(200) == 0))
             n++;
     }
     for (int round = 0; round < 3; round++) {
@@ -488,7 +539,8 @@ static void test_table_size(void) /* churn does not grow a table, and a table sh
             CHECK(drop(&s, name) == PMS_OK);
     }
     struct pms_dir_view v;
-    CHECK(pms_dir_load(&s.ctx, s.dir, &v, NULL) == PMS_OK && v.h.count == 10000 && v.h.slots <= 32768);
+    CHECK(pms_dir_load(&s.ctx, s.dir, &v, NULL) == PMS_OK && v.h.count == 10000 &&
+          v.h.slots <= 32768);
     for (uint32_t i = 10000; i < 60000; i++) {
         sprintf(name, "%u", i);
         CHECK(i >= 20000 || drop(&s, name) == PMS_OK);
@@ -507,7 +559,9 @@ static void test_table_size(void) /* churn does not grow a table, and a table sh
 struct victim { /* a small directory and its bytes */
     struct store s;
     uint64_t node[VICTIMS], data[VICTIMS];
-    struct { uint64_t off, bytes; } part[2 + VICTIMS];
+    struct {
+        uint64_t off, bytes;
+    } part[2 + VICTIMS];
 };
 
 static void victim_open(struct victim *x)
@@ -518,8 +572,9 @@ static void victim_open(struct victim *x)
     for (uint32_t i = 0; i < VICTIMS; i++) {
         sprintf(name, "%u", i);
         x->data[i] = i % 3 ? user_block(&x->s, 100) : 0;
-        CHECK(pms_dir_put(&x->s.ctx, x->s.dir, name, (uint32_t)strlen(name), x->data[i] ? PMS_OBJECT_ARRAY : PMS_OBJECT_VALUE,
-                          name, i, x->data[i], x->data[i] ? 100 : 0, NULL) == PMS_OK);
+        CHECK(pms_dir_put(&x->s.ctx, x->s.dir, name, (uint32_t)strlen(name),
+                          x->data[i] ? PMS_OBJECT_ARRAY : PMS_OBJECT_VALUE, name, i, x->data[i],
+                          x->data[i] ? 100 : 0, NULL) == PMS_OK);
     }
     CHECK(put(&x->s, "gone", "", 0) == PMS_OK && put(&x->s, "gone too", "", 0) == PMS_OK);
     CHECK(drop(&x->s, "gone") == PMS_OK && drop(&x->s, "gone too") == PMS_OK);
@@ -552,7 +607,8 @@ static bool exercise(struct victim *x)
     for (uint32_t i = 0; i < VICTIMS; i++) {
         sprintf(name, "%u", i);
         if (find(&x->s, name, &o) == PMS_OK) { /* what is handed out may be read */
-            volatile uint32_t sum = pms_crc32c(pms_crc32c(0, o.name, o.name_bytes), o.meta, o.meta_bytes);
+            volatile uint32_t sum = pms_crc32c(pms_crc32c(0, o.name, o.name_bytes), o.meta,
+                                               o.meta_bytes);
             (void)sum;
         }
     }
@@ -561,18 +617,24 @@ static bool exercise(struct victim *x)
         if (i % 4 == 3)
             drop(&x->s, name);
         else
-            put(&x->s, name, "01234567890123456789012345678901234567890123456789012345678901234567890123456789", i % 75);
+            put(&x->s, name,
+                "01234567890123456789012345678901234567890123456789012345678901234567890123456789",
+                i % 75);
     }
     rollback(&x->s);
     return sound;
 }
 
-/* What a directory cannot know: sizes that are still possible, and data that is another's (its owner's count tells). */
+/* What a directory cannot know: sizes that are still possible, and data that is another's (its
+ * owner's count tells). */
 static bool may_be_sound(uint64_t part, uint64_t byte)
 {
-    return part >= 2 && ((byte >= offsetof(struct pms_node, data) && byte < offsetof(struct pms_node, kind)) ||
-                         (byte >= offsetof(struct pms_node, meta_bytes) && byte < offsetof(struct pms_node, name_bytes)) ||
-                         (byte >= offsetof(struct pms_node, meta_room) && byte < offsetof(struct pms_node, reserved)));
+    return part >= 2 &&
+           ((byte >= offsetof(struct pms_node, data) && byte < offsetof(struct pms_node, kind)) ||
+            (byte >= offsetof(struct pms_node, meta_bytes) &&
+             byte < offsetof(struct pms_node, name_bytes)) ||
+            (byte >= offsetof(struct pms_node, meta_room) &&
+             byte < offsetof(struct pms_node, reserved)));
 }
 
 static void test_every_bit(void)
@@ -603,9 +665,20 @@ static void test_hostile_words(void)
         uint64_t *word[3], old[3], n = 1 + rnd(3);
         for (uint64_t j = 0; j < n; j++) {
             uint64_t k = rnd(3) ? rnd(2 + VICTIMS) : 0;
-            const uint64_t interesting[] = {0, 1, UINT64_MAX, 64, x.s.dir, x.part[1].off, x.node[rnd(VICTIMS)],
-                                            x.node[rnd(VICTIMS)], x.data[rnd(VICTIMS)], x.s.super.file_bytes - 64,
-                                            x.s.super.segment[0].table_off, x.s.dir + 64, rnd(1ull << 40) & ~63ull, rnd(80)};
+            const uint64_t interesting[] = {0,
+                                            1,
+                                            UINT64_MAX,
+                                            64,
+                                            x.s.dir,
+                                            x.part[1].off,
+                                            x.node[rnd(VICTIMS)],
+                                            x.node[rnd(VICTIMS)],
+                                            x.data[rnd(VICTIMS)],
+                                            x.s.super.file_bytes - 64,
+                                            x.s.super.segment[0].table_off,
+                                            x.s.dir + 64,
+                                            rnd(1ull << 40) & ~63ull,
+                                            rnd(80)};
             word[j] = (uint64_t *)pms_map_at(&x.s.map, x.part[k].off) + rnd(x.part[k].bytes / 8);
             old[j] = *word[j];
             *word[j] = interesting[rnd(sizeof interesting / sizeof *interesting)];
@@ -619,17 +692,46 @@ static void test_hostile_words(void)
 }
 
 enum seed {
-    COUNT_LESS, COUNT_MORE, USED_MORE, SLOTS_HALF, SLOTS_ODD, TABLE_ELSEWHERE, FIRST_SECOND, LAST_EARLIER, HEADER_RESERVED,
-    SLOT_EMPTIED, SLOT_HASH, SLOT_TWICE, DELETED_HASH, SLOT_MOVED, NODE_PREV, NODE_NEXT_SKIPS, NODE_CYCLE, NODE_HASH,
-    NODE_NAME, NODE_NAME_TWICE, NODE_NAME_BAD, NODE_KIND, NODE_META, NODE_ROOM, NODE_RESERVED, DATA_ELSEWHERE, DATA_LONGER,
-    DATA_OF_VALUE, DATA_OF_ENGINE, SEEDS
+    COUNT_LESS,
+    COUNT_MORE,
+    USED_MORE,
+    SLOTS_HALF,
+    SLOTS_ODD,
+    TABLE_ELSEWHERE,
+    FIRST_SECOND,
+    LAST_EARLIER,
+    HEADER_RESERVED,
+    SLOT_EMPTIED,
+    SLOT_HASH,
+    SLOT_TWICE,
+    DELETED_HASH,
+    SLOT_MOVED,
+    NODE_PREV,
+    NODE_NEXT_SKIPS,
+    NODE_CYCLE,
+    NODE_HASH,
+    NODE_NAME,
+    NODE_NAME_TWICE,
+    NODE_NAME_BAD,
+    NODE_KIND,
+    NODE_META,
+    NODE_ROOM,
+    NODE_RESERVED,
+    DATA_ELSEWHERE,
+    DATA_LONGER,
+    DATA_OF_VALUE,
+    DATA_OF_ENGINE,
+    SEEDS
 };
 
 static void damage_header(const struct victim *x, enum seed seed, struct pms_dir_header *h)
 {
     switch (seed) {
     case COUNT_LESS: h->count--; break;
-    case COUNT_MORE: h->count++; h->used = h->count > h->used ? h->count : h->used; break;
+    case COUNT_MORE:
+        h->count++;
+        h->used = h->count > h->used ? h->count : h->used;
+        break;
     case USED_MORE: h->used++; break;
     case SLOTS_HALF: h->slots /= 2; break;
     case SLOTS_ODD: h->slots--; break;
@@ -645,7 +747,8 @@ static void damage_slot(const struct victim *x, enum seed seed, struct pms_dir_s
     uint64_t i = 0, j, empty = 0;
     while (table[i].node != x->node[5])
         i++;
-    for (j = i + 1; table[j % 64].node <= PMS_DIR_DELETED; j++) {}
+    for (j = i + 1; table[j % 64].node <= PMS_DIR_DELETED; j++) {
+    }
     while (table[empty].node != 0 || table[(empty + 63) % 64].node != 0 ||
            pms_dir_home(table[i].hash, 64) == empty)
         empty++; /* an empty slot after an empty slot: nobody's way leads there */
@@ -654,7 +757,10 @@ static void damage_slot(const struct victim *x, enum seed seed, struct pms_dir_s
     case SLOT_HASH: table[i].hash ^= 1; break;
     case SLOT_TWICE: table[i] = table[j % 64]; break;
     case DELETED_HASH: table[empty].hash = 1; break;
-    default: table[empty] = table[i]; table[i] = (struct pms_dir_slot){0, 0}; break;
+    default:
+        table[empty] = table[i];
+        table[i] = (struct pms_dir_slot){0, 0};
+        break;
     }
 }
 
@@ -676,7 +782,10 @@ static void damage_node(const struct victim *x, enum seed seed, struct pms_node 
     case DATA_ELSEWHERE: n->data += 64; break;
     case DATA_LONGER: n->data_bytes = 129; break;
     case DATA_OF_VALUE: n->kind = PMS_OBJECT_VALUE; break;
-    default: n->data = x->node[0]; n->data_bytes = 10; break;
+    default:
+        n->data = x->node[0];
+        n->data_bytes = 10;
+        break;
     }
 }
 

@@ -1,6 +1,8 @@
-/* Power failure in the byte-addressable domains, as far as the order of primitives tells (the rule of PMDK's pmemcheck): every line that the
- * engine stored to is written back, and fenced, before the anchor makes it the state (F2); and nothing that the last commit needs is
- * stored to before its log entry is durable (F1). A line never written back is the bug that no SIGKILL shows. */
+/* Power failure in the byte-addressable domains, as far as the order of primitives tells (the
+ * rule of PMDK's pmemcheck): every line that the engine stored to is written back, and fenced,
+ * before the anchor makes it the state (F2); and nothing that the last commit needs is stored to
+ * before its log entry is durable (F1). A line never written back is the bug that no SIGKILL
+ * shows. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +14,9 @@
 
 #define MIB (1u << 20)
 #define SIZE (8u * MIB)
-#define ROOM (192u * MIB) /* bytes of file that are watched: more than growth in this test makes */
+#define ROOM                                                                            \
+    (192u * MIB) /* bytes of file that are watched: more than growth in this test makes \
+                  */
 #define LINES (ROOM / PMS_LINE)
 
 enum line_state { DURABLE, STORED, FLUSHED };
@@ -33,7 +37,8 @@ static bool offset_of(uintptr_t addr, uint64_t *off)
 
 static void set(uint64_t off, uint64_t bytes, enum line_state to)
 {
-    for (uint64_t l = off / PMS_LINE; bytes && l <= (off + bytes - 1) / PMS_LINE && l < LINES; l++) {
+    for (uint64_t l = off / PMS_LINE; bytes && l <= (off + bytes - 1) / PMS_LINE && l < LINES;
+         l++) {
         if (to == FLUSHED && state[l] == DURABLE)
             continue;
         if (state[l] == DURABLE)
@@ -68,7 +73,9 @@ static int watch(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
     uint64_t off;
     if (primitive == PMS_PRIM_FENCE)
         fence();
-    if ((primitive != PMS_PRIM_STORE && primitive != PMS_PRIM_COPY && primitive != PMS_PRIM_FLUSH) || !offset_of(addr, &off))
+    if ((primitive != PMS_PRIM_STORE && primitive != PMS_PRIM_COPY &&
+         primitive != PMS_PRIM_FLUSH) ||
+        !offset_of(addr, &off))
         return 0;
     if (primitive == PMS_PRIM_STORE && off == PMS_OFF_ANCHOR)
         at_anchor();
@@ -108,7 +115,8 @@ static unsigned char *array(uint32_t number, uint64_t bytes, int fill)
     char name[16];
     uint64_t data = 0;
     int n = snprintf(name, sizeof name, "a%u", number);
-    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)n, "m", 1, bytes, fill, NULL, 0, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)n, "m", 1, bytes, fill, NULL, 0, 0, &data,
+                               &e) == PMS_OK);
     return pool->map.user + data;
 }
 
@@ -138,21 +146,15 @@ static void one_operation(void)
     unsigned char *a;
     switch (draw(7)) {
     case 0:
-    case 1:
-        value(0, n, draw(200));
-        break;
+    case 1: value(0, n, draw(200)); break;
     case 2:
         a = array(n, bytes, draw(2) ? PMS_FILL_ZERO : PMS_FILL_NONE);
         store_8(a); /* into what this transaction made */
         a[bytes - 1]++;
         store_8(a + bytes - 8);
         break;
-    case 3:
-        remove_any("n", n);
-        break;
-    case 4:
-        remove_any("a", n);
-        break;
+    case 3: remove_any("n", n); break;
+    case 4: remove_any("a", n); break;
     case 5:
         if (pms_object_group(pool, 0, "g", 1, 1, &group, &e) == PMS_OK)
             for (uint32_t i = 0; i < 100; i++)
@@ -168,7 +170,11 @@ static void one_operation(void)
 
 static void every_stored_line_is_written_back(void)
 {
-    struct pms_options o = {.size = SIZE, .max_size = ROOM, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED, .hot = 1};
+    struct pms_options o = {.size = SIZE,
+                            .max_size = ROOM,
+                            .mode = PMS_MODE_TRUNCATE,
+                            .domain = PMS_DOMAIN_EMULATED,
+                            .hot = 1};
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
         abort();
@@ -178,8 +184,8 @@ static void every_stored_line_is_written_back(void)
             one_operation();
         CHECK((draw(6) ? pms_commit(pool, &e) : pms_rollback(pool, &e)) == PMS_OK);
         if (unflushed) {
-            printf("transaction %d: %llu lines not durable before the anchor, the first at %llu\n", t, (unsigned long long)unflushed,
-                   (unsigned long long)first_unflushed);
+            printf("transaction %d: %llu lines not durable before the anchor, the first at %llu\n",
+                   t, (unsigned long long)unflushed, (unsigned long long)first_unflushed);
             break;
         }
     }
@@ -196,7 +202,9 @@ static void every_stored_line_is_written_back(void)
 static pthread_mutex_t large_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t large_off, large_anchors, large_missed;
 static bool large_durable[LARGE / PMS_LINE];
-static __thread struct { uint64_t off, bytes; } own_flush[64];
+static __thread struct {
+    uint64_t off, bytes;
+} own_flush[64];
 static __thread uint32_t own_flushes;
 
 static void large_is(uint64_t off, uint64_t bytes, bool durable)
@@ -216,7 +224,8 @@ static int watch_large(enum pms_primitive primitive, uintptr_t addr, size_t byte
         large_anchors++;
         for (uint64_t l = 0; l < LARGE / PMS_LINE; l++)
             large_missed += !large_durable[l];
-    } else if (offset_of(addr, &off) && primitive == PMS_PRIM_FLUSH && off >= large_off && off + bytes <= large_off + LARGE) {
+    } else if (offset_of(addr, &off) && primitive == PMS_PRIM_FLUSH && off >= large_off &&
+               off + bytes <= large_off + LARGE) {
         if (own_flushes == 64)
             abort();
         own_flush[own_flushes].off = off - large_off;
@@ -228,7 +237,8 @@ static int watch_large(enum pms_primitive primitive, uintptr_t addr, size_t byte
 
 static void large_ranges_are_written_back_whole(void)
 {
-    struct pms_options o = {.size = SIZE, .max_size = ROOM, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED};
+    struct pms_options o = {
+        .size = SIZE, .max_size = ROOM, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED};
     struct pms_error e;
     struct pms_stats before, after;
     CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_OK);
@@ -259,7 +269,8 @@ static size_t order_length;
 
 static int note_order(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
-    bool word = primitive == PMS_PRIM_STORE && bytes == sizeof(uint64_t) && addr % PMS_PAGE == 0; /* the anchor: alone on its page */
+    /* the anchor: alone on its page */
+    bool word = primitive == PMS_PRIM_STORE && bytes == sizeof(uint64_t) && addr % PMS_PAGE == 0;
     char letter = word ? 'A' : ".SFfPY.aCM"[primitive];
     if (order_length < sizeof order - 1)
         order[order_length++] = letter;
@@ -278,13 +289,14 @@ static void copy_file(const char *from, const char *to)
     fclose(out);
 }
 
-/* The log of a domain that writes back is undone with write-back, whatever domain is asked for now; and synced: the mapping in which it
- * is undone is not MAP_SYNC. */
+/* The log of a domain that writes back is undone with write-back, whatever domain is asked for
+ * now; and synced: the mapping in which it is undone is not MAP_SYNC. */
 static void undone_with_the_guarantees_of_the_domain_that_crashed(void)
 {
     static const int next[] = {PMS_DOMAIN_EMULATED, PMS_DOMAIN_PROCESS, PMS_DOMAIN_FILE};
     for (size_t i = 0; i < sizeof next / sizeof next[0]; i++) {
-        struct pms_options o = {.size = SIZE, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED};
+        struct pms_options o = {
+            .size = SIZE, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED};
         struct pms_error e;
         char crashed[300];
         snprintf(crashed, sizeof crashed, "%s-crashed", path);
@@ -304,9 +316,9 @@ static void undone_with_the_guarantees_of_the_domain_that_crashed(void)
         order[order_length] = '\0';
         CHECK(pool->info.undone_entries > 0);
         const char *anchor = strchr(order, 'A'), *sync = strchr(order, 'Y');
-        CHECK(anchor && sync && sync < anchor);   /* pre-images before the anchor */
-        CHECK(anchor && anchor[1] == 'F');        /* which is written back, */
-        CHECK(anchor && strchr(anchor, 'Y'));     /* and synced before the log is used again */
+        CHECK(anchor && sync && sync < anchor); /* pre-images before the anchor */
+        CHECK(anchor && anchor[1] == 'F');      /* which is written back, */
+        CHECK(anchor && strchr(anchor, 'Y'));   /* and synced before the log is used again */
         CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
         pms_pool_release(pool);
         unlink(crashed);
@@ -315,7 +327,8 @@ static void undone_with_the_guarantees_of_the_domain_that_crashed(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-durable-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-durable-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     TEST(every_stored_line_is_written_back);
     TEST(large_ranges_are_written_back_whole);
     TEST(undone_with_the_guarantees_of_the_domain_that_crashed);

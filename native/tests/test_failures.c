@@ -1,4 +1,5 @@
-/* System calls that fail, at every place where the engine makes one: the state stays one of the two it may be, the store goes on. */
+/* System calls that fail, at every place where the engine makes one: the state stays one of the
+ * two it may be, the store goes on. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -51,7 +52,8 @@ static void fail_from_now(enum pms_primitive kind, int n, int err)
 
 static void open_store(uint64_t size, uint64_t max_size)
 {
-    struct pms_options o = {.size = size, .max_size = max_size, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    struct pms_options o = {
+        .size = size, .max_size = max_size, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
         abort();
@@ -68,7 +70,8 @@ static int put(const char *name, uint64_t bytes, unsigned char **at)
 {
     struct pms_error e;
     uint64_t data = 0;
-    int status = pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &data, &e);
+    int status = pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes,
+                                      PMS_FILL_ZERO, NULL, 0, 0, &data, &e);
     if (at)
         *at = pool->map.user + data;
     return status;
@@ -107,7 +110,8 @@ static void growth_that_failed_may_be_tried_again(void)
             int status = put("large", 24 * MIB, NULL);
             bool failed = atomic_load(&fail_seen) >= n;
             pms_persist_hook = NULL;
-            /* A failure may also meet what the growth can do without: the superblock's second copy, or the journal's thread. */
+            /* A failure may also meet what the growth can do without: the superblock's second
+             * copy, or the journal's thread. */
             CHECK(status == PMS_OK || (failed && status == PMS_E_OS));
             refused += status == PMS_E_OS;
             CHECK(put_again("small", 3 * MIB) == PMS_OK); /* less than what failed */
@@ -122,7 +126,8 @@ static void growth_that_failed_may_be_tried_again(void)
     }
 }
 
-/* The file may name the new part or not: written there again, by another growth, it might name half of one. */
+/* The file may name the new part or not: written there again, by another growth, it might name
+ * half of one. */
 static void growth_whose_sync_failed_is_the_last(void)
 {
     int refused = 0;
@@ -143,7 +148,8 @@ static void growth_whose_sync_failed_is_the_last(void)
             continue;
         }
         CHECK(status == PMS_E_OS);
-        if (!pool->failed) { /* the journal's thread met it, before anything of the growth was written */
+        /* the journal's thread met it, before anything of the growth was written */
+        if (!pool->failed) {
             CHECK(put("large", 8 * MIB, NULL) == PMS_OK);
             close_store();
             continue;
@@ -163,7 +169,8 @@ static void growth_whose_sync_failed_is_the_last(void)
 
 static void absurd_sizes_change_nothing(void)
 {
-    static const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 4096, 1ull << 63, (1ull << 63) + 1, 1ull << 62, 1ull << 47, 1ull << 46};
+    static const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 4096, 1ull << 63, (1ull << 63) + 1,
+                                     1ull << 62, 1ull << 47,        1ull << 46};
     struct stat before, after;
     open_store(2 * MIB, 0);
     CHECK(stat(path, &before) == 0);
@@ -188,10 +195,12 @@ static void fault_and_store(unsigned char *a, int round)
     for (uint32_t i = 0; i < ROWS; i++)
         a[i * ROW_BYTES] = (unsigned char)(round + 1);
     for (int i = 0; i < 20; i++) {
-        char name[24], value[8000]; /* in slabs of many classes: pages of the engine's that were never stored to */
+        /* in slabs of many classes: pages of the engine's that were never stored to */
+        char name[24], value[8000];
         int n = snprintf(name, sizeof name, "v%d in round %d", i, round);
         memset(value, round, sizeof value);
-        CHECK(pms_object_put_value(pool, 0, name, (uint32_t)n, value, (uint32_t)(400 * i + 1), &e) == PMS_OK);
+        CHECK(pms_object_put_value(pool, 0, name, (uint32_t)n, value, (uint32_t)(400 * i + 1),
+                                   &e) == PMS_OK);
     }
 }
 
@@ -221,7 +230,8 @@ static int with_failing_mprotect(int n)
     return test_checks_failed ? 1 : last ? 2 : 0;
 }
 
-/* ENOMEM: the process has too many mappings. In a child, for the engine's last word would be abort(). */
+/* ENOMEM: the process has too many mappings. In a child, for the engine's last word would be
+ * abort(). */
 static void mappings_that_run_out_are_no_failure(void)
 {
     for (int n = 1, status = 0;; n += STRIDE) {
@@ -247,7 +257,8 @@ static void mappings_that_run_out_are_no_failure(void)
 static void use_up_mappings(uint32_t spare)
 {
     const uint32_t most = 1u << 20;
-    unsigned char *p = mmap(NULL, (size_t)most * PMS_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    unsigned char *p = mmap(NULL, (size_t)most * PMS_PAGE, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(p != MAP_FAILED);
     uint32_t n = 0;
     while (n + 2 < most && mprotect(p + (size_t)n * PMS_PAGE, PMS_PAGE, PROT_READ) == 0)
@@ -302,7 +313,8 @@ static void many_ranges_on_few_pages(void)
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < 3000; i++) {
             int n = snprintf(name, sizeof name, "n%d", i * 7 % 3000);
-            CHECK(pms_object_put_value(pool, 0, name, (uint32_t)n, round ? "1" : "0", 1, &e) == PMS_OK);
+            CHECK(pms_object_put_value(pool, 0, name, (uint32_t)n, round ? "1" : "0", 1, &e) ==
+                  PMS_OK);
         }
         if (pool->journal)
             pool->runs_room = 200; /* as if the store were as small */
@@ -323,17 +335,22 @@ static void log_too_small_for_what_is_allocated(void)
     open_store(2 * MIB, 0);
     struct pms_segment s = pool->super.segment[0];
     close_store();
-    struct pms_descriptor all = {.page = s.data_off / PMS_PAGE, .pages = s.data_pages, .aux = 1, .kind = PMS_KIND_META_LARGE};
+    struct pms_descriptor all = {.page = s.data_off / PMS_PAGE,
+                                 .pages = s.data_pages,
+                                 .aux = 1,
+                                 .kind = PMS_KIND_META_LARGE};
     struct pms_pte entry = pms_table_encode(&all);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     CHECK(fd >= 0 && pwrite(fd, &entry, sizeof entry, (off_t)s.table_off) == (ssize_t)sizeof entry);
     close(fd);
-    CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_E_CORRUPT); /* I5 can not hold: a transaction could end in abort() */
+    /* I5 can not hold: a transaction could end in abort() */
+    CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_E_CORRUPT);
 }
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-failures-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-failures-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_FILE};
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];

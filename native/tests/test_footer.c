@@ -1,5 +1,5 @@
-/* Copies of a store that is being written: whoever reads the file from its beginning to its end, at whatever speed, has a copy that opens
- * as one of the commits, whole, or is refused. */
+/* Copies of a store that is being written: whoever reads the file from its beginning to its end,
+ * at whatever speed, has a copy that opens as one of the commits, whole, or is refused. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -30,7 +30,8 @@ static struct pms_pool *pool;
 static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
 static int from = -1, to = -1;
 static uint64_t copied, speed; /* bytes; pages a primitive, in 16ths */
-static unsigned credit, seed, burst; /* burst: pages that are read at once; the rest when the writer is through */
+/* burst: pages that are read at once; the rest when the writer is through */
+static unsigned credit, seed, burst;
 static _Atomic unsigned before_it; /* primitives until it begins */
 static _Atomic bool ended;
 
@@ -66,14 +67,16 @@ static int go_on(enum pms_primitive p, uintptr_t addr, size_t bytes)
 
 static void begin_copy(void)
 {
-    pthread_mutex_lock(&copying); /* the journal's thread may be in the hook of the copy before still */
+    /* the journal's thread may be in the hook of the copy before still */
+    pthread_mutex_lock(&copying);
     from = open(path, O_RDONLY | O_CLOEXEC);
     to = open(copy_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     copied = credit = 0;
     ended = false;
     bool at_once = rand_r(&seed) % 2;
     speed = at_once ? 0 : 1u << rand_r(&seed) % 11;
-    burst = at_once ? 1 + (unsigned)rand_r(&seed) % (unsigned)(lseek(from, 0, SEEK_END) / PMS_PAGE) : 0;
+    burst = at_once ? 1 + (unsigned)rand_r(&seed) % (unsigned)(lseek(from, 0, SEEK_END) / PMS_PAGE)
+                    : 0;
     before_it = (unsigned)rand_r(&seed) % (at_once ? 100 : 400);
     pthread_mutex_unlock(&copying);
     pms_persist_hook = go_on;
@@ -90,18 +93,21 @@ static void end_copy(void)
     pthread_mutex_unlock(&copying);
 }
 
-/* ---- the store: after each commit one number everywhere; a tile has that of the commit that wrote it ---- */
+/* ---- the store: after each commit one number everywhere; a tile has that of the commit that
+ * wrote it ---- */
 
 static uint64_t put(const char *name, uint64_t bytes, unsigned char value)
 {
     struct pms_error e;
     uint64_t data = 0;
-    CHECK(pms_object_put_array(pool, 0, name, 1, "m", 1, bytes, PMS_FILL_PATTERN, &value, 1, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, name, 1, "m", 1, bytes, PMS_FILL_PATTERN, &value, 1, 0,
+                               &data, &e) == PMS_OK);
     return data;
 }
 
 static uint64_t large, small, tiles;
-static bool allocates; /* and uses again what was freed; else pages come home by the journal alone */
+/* and uses again what was freed; else pages come home by the journal alone */
+static bool allocates;
 
 static unsigned char value_of(unsigned i) { return (unsigned char)(i + 2); }
 static bool rolls_back(unsigned i) { return i % 11 == 10; }
@@ -113,7 +119,8 @@ static void transaction(unsigned i)
     memset(pool->map.user + tiles + i % TILES * PMS_PAGE, value, PMS_PAGE);
     memset(pool->map.user + large, value, LARGE / 2);
     if (allocates)
-        put("n", i % 3 ? LARGE : 300, value); /* a new block; the old one is freed, and used again */
+        /* a new block; the old one is freed, and used again */
+        put("n", i % 3 ? LARGE : 300, value);
     if (allocates && i % 16 == 15)
         put("g", (uint64_t)(i / 16) * 400000, value); /* may grow the file */
     memset(pool->map.user + large + LARGE / 2, value, LARGE / 2);
@@ -183,7 +190,8 @@ static void copies_beside_a_writer(void)
     for (seed = 1; seed <= COPIES; seed++) {
         unsigned chosen = seed;
         allocates = seed % 4 < 2;
-        struct pms_options o = {.size = 3u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+        struct pms_options o = {
+            .size = 3u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
         struct pms_error e;
         if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
             abort();
@@ -211,7 +219,8 @@ static void copies_beside_a_writer(void)
     CHECK(torn == 0 && whole > 0 && refused > 0);
 }
 
-/* ---- copies that are there in part when the writer does something of which the footer must tell ---- */
+/* ---- copies that are there in part when the writer does something of which the footer must
+ * tell ---- */
 
 static void open_store(int mode)
 {
@@ -278,7 +287,8 @@ static void the_writer_commits_once_closes_and_opens_again(void)
     close_store(0);
 }
 
-/* The closed file's log has entries that were captured ahead: they are not those of the session that begins, which runs under other tags. */
+/* The closed file's log has entries that were captured ahead: they are not those of the session
+ * that begins, which runs under other tags. */
 static void the_store_is_opened_and_written(void)
 {
     struct pms_error e;
@@ -295,7 +305,8 @@ static void the_store_is_opened_and_written(void)
     open_store(PMS_MODE_READ_WRITE);
     memset(pool->map.user + large + LARGE - 5000, 13, 5000); /* one entry */
     end_copy();
-    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == (domain == PMS_DOMAIN_FILE)); /* there nothing of the session is in the file */
+    /* there nothing of the session is in the file */
+    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == (domain == PMS_DOMAIN_FILE));
     close_store(0);
 }
 

@@ -1,4 +1,5 @@
-/* Forks at any moment of what other threads do: no child keeps the lock, waits for a thread that did not come with it, or writes. */
+/* Forks at any moment of what other threads do: no child keeps the lock, waits for a thread that
+ * did not come with it, or writes. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -20,13 +21,17 @@
 
 static char path[256], other_path[300];
 static _Atomic bool stop;
-static struct pms_pool *_Atomic pool; /* open, opening or closing */
+static struct pms_pool *_Atomic pool;   /* open, opening or closing */
 static struct pms_pool *released[2000]; /* each holds on to address space */
 static uint32_t released_count;
 
 static struct pms_pool *open_store(const char *at, int mode)
 {
-    struct pms_options o = {.size = 2 * MIB, .mode = mode, .domain = PMS_DOMAIN_PROCESS, .hot = 1, .lock_timeout_ns = -1};
+    struct pms_options o = {.size = 2 * MIB,
+                            .mode = mode,
+                            .domain = PMS_DOMAIN_PROCESS,
+                            .hot = 1,
+                            .lock_timeout_ns = -1};
     struct pms_error e;
     struct pms_pool *p = NULL;
     if (pms_pool_open(at, &o, &p, &e) != PMS_OK) {
@@ -73,7 +78,8 @@ static void children_of_a_process_that_opens_and_closes(void)
     CHECK(pthread_create(&thread, NULL, open_and_close, NULL) == 0);
     int kept = 0, hung = 0, wrong = 0;
 #ifdef __SANITIZE_ADDRESS__
-    while (!atomic_load(&pool)) /* this allocator's locks stay held in a child, so no child may open a store */
+    /* this allocator's locks stay held in a child, so no child may open a store */
+    while (!atomic_load(&pool))
         sched_yield();
 #endif
     for (int i = 0; i < FORKS; i++) {
@@ -108,7 +114,8 @@ static unsigned char *array(struct pms_pool *p, uint64_t bytes)
 {
     struct pms_error e;
     uint64_t data = 0;
-    CHECK(pms_object_put_array(p, 0, "a", 1, "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(p, 0, "a", 1, "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) ==
+          PMS_OK);
     CHECK(pms_commit(p, &e) == PMS_OK);
     return p->map.user + data;
 }

@@ -1,4 +1,5 @@
-/* What fuzz_open.c tries, with seeded inputs: bounded, the same in every run, and without clang. PMS_FUZZ_INPUTS=N tries N. */
+/* What fuzz_open.c tries, with seeded inputs: bounded, the same in every run, and without clang.
+ * PMS_FUZZ_INPUTS=N tries N. */
 #include "fuzz_open.c"
 
 #include "test.h"
@@ -47,7 +48,8 @@ static void seeded_inputs(void)
         alarm(60);
         LLVMFuzzerTestOneInput(input, bytes);
     }
-    printf("  %llu stores opened, %llu refused\n", (unsigned long long)opened, (unsigned long long)refused);
+    printf("  %llu stores opened, %llu refused\n", (unsigned long long)opened,
+           (unsigned long long)refused);
     CHECK(opened > inputs / 2 && refused > inputs / 100); /* the inputs go both ways */
 }
 

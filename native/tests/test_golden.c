@@ -1,11 +1,14 @@
-/* Golden counts: lines written back and fences of one whole transaction, in domain emulated. These are what persistent memory is slow
- * at, and a change that adds one shows here, not in a benchmark. Change a number only for a reason that the commit tells.
+/* Golden counts: lines written back and fences of one whole transaction, in domain emulated.
+ * These are what persistent memory is slow at, and a change that adds one shows here, not in a
+ * benchmark. Change a number only for a reason that the commit tells.
  *
- * For comparison PMDK's libpmemobj 2.0, by its own count (src/test/obj_persist_count): lines flushed / drains of
+ * For comparison PMDK's libpmemobj 2.0, by its own count (src/test/obj_persist_count): lines
+ * flushed / drains of
  *     empty transaction 0/2; add of a small range 3/3; allocation 4/1; free 1/1.
- * Ours below hold everything from begin to the durable commit, names and the number of commits included. Two fences are the least that
- * a commit in place can do: data before the anchor (F2), the anchor before commit returns (F3). A third (F1) orders pre-images
- * before stores that were not foreseen. */
+ * Ours below hold everything from begin to the durable commit, names and the number of commits
+ * included. Two fences are the least that a commit in place can do: data before the anchor (F2),
+ * the anchor before commit returns (F3). A third (F1) orders pre-images before stores that were
+ * not foreseen. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +32,8 @@ static unsigned char *put_array(const char *name, uint64_t bytes)
     struct pms_error e;
     struct pms_info info;
     uint64_t data = 0;
-    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes,
+                                  PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
     pms_pool_info(pool, &info);
     return (unsigned char *)(uintptr_t)(info.base + data);
 }
@@ -37,7 +41,8 @@ static unsigned char *put_array(const char *name, uint64_t bytes)
 static void put_value(const char *name, const char *value)
 {
     struct pms_error e;
-    CHECK(ok(pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), value, (uint32_t)strlen(value), &e)));
+    CHECK(ok(pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), value,
+                                  (uint32_t)strlen(value), &e)));
 }
 
 static void begin(void)
@@ -76,12 +81,14 @@ static void remove_name(const char *name)
 static void do_nothing(void) { begin(), end(1); }
 static void do_nothing_and_roll_back(void) { begin(), end(0); }
 static void do_write_8(void) { begin(), write_8(small), end(1); }
-static void do_write_8_twice(void) { begin(), write_8(small), write_8(small + 16), end(1); } /* one granule */
+/* one granule */
+static void do_write_8_twice(void) { begin(), write_8(small), write_8(small + 16), end(1); }
 static void do_touch(void) { begin(), small[8]++, end(1); }
 static void do_touch_declared(void) { begin(), declare(small, 64), memset(small, 1, 64), end(1); }
 static void do_touch_and_roll_back(void) { begin(), small[8]++, end(0); }
 
-static const char *another_value(void) /* of the same length: the one that is there would not be stored again */
+/* of the same length: the one that is there would not be stored again */
+static const char *another_value(void)
 {
     static char text[8];
     static unsigned n;
@@ -107,7 +114,8 @@ static void do_remove_array(void) { begin(), remove_name("small"), end(1); }
 static void do_roll_back_array(void) { begin(), put_array("new", 64), end(0); }
 static void do_overwrite(void) { begin(), declare(large, MIB), memset(large, 2, MIB), end(1); }
 
-/* ---- groups, lists, slots: each made by a setup of its own, as what is there changes where things lie ---- */
+/* ---- groups, lists, slots: each made by a setup of its own, as what is there changes where
+ * things lie ---- */
 
 #define SLOT (96u << 10)
 
@@ -125,7 +133,8 @@ static void do_group(void)
 static void splice(uint64_t at, uint64_t remove, const char *value)
 {
     struct pms_error e;
-    const struct pms_new_item item = {.meta = value, .meta_bytes = (uint32_t)strlen(value), .kind = PMS_OBJECT_VALUE};
+    const struct pms_new_item item = {
+        .meta = value, .meta_bytes = (uint32_t)strlen(value), .kind = PMS_OBJECT_VALUE};
     begin();
     CHECK(ok(pms_sequence_splice(pool, items, NULL, 0, at, remove, 1, &item, 1, &e)));
     end(1);
@@ -149,7 +158,8 @@ static void make_pair(void)
     uint64_t group, data;
     CHECK(ok(pms_object_group(pool, 0, "pair", 4, 1, &group, &e)));
     for (int i = 0; i < 2; i++)
-        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, SLOT, PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, SLOT, PMS_FILL_SLOT,
+                                      NULL, 0, 0, &data, &e)));
     CHECK(ok(pms_object_describe_group(pool, 0, "pair", 4, "\x81\xa5slots", 8, &e)));
     CHECK(ok(pms_commit(pool, &e)));
 }
@@ -178,8 +188,9 @@ struct golden {
     void (*setup)(void); /* what else is in the store; may be NULL */
 };
 
-/* Lines of every commit: the root, the anchor, and the root's pre-image for the next transaction. A granule the engine stores to: a
- * line of log, and its own. A page the user stores to: 65 of log and 64 of its own; a hot one the same, but for the next time. */
+/* Lines of every commit: the root, the anchor, and the root's pre-image for the next
+ * transaction. A granule the engine stores to: a line of log, and its own. A page the user
+ * stores to: 65 of log and 64 of its own; a hot one the same, but for the next time. */
 static const struct golden golden[] = {
     {"empty transaction", do_nothing, 0, 0, 0, NULL},
     {"empty, rolled back", do_nothing_and_roll_back, 0, 0, 0, NULL},
@@ -208,10 +219,12 @@ static const struct golden golden[] = {
     {"slots of 96 KiB: next written and flipped", do_flip, 5, 2, 1541, make_pair},
 };
 
-/* A store as it is after some use: a value, a small and a large array, the last transaction of no help to the next. */
+/* A store as it is after some use: a value, a small and a large array, the last transaction of
+ * no help to the next. */
 static void prepare(void)
 {
-    struct pms_options o = {.size = 16u << 20, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED, .hot = 1};
+    struct pms_options o = {
+        .size = 16u << 20, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_EMULATED, .hot = 1};
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK) {
         printf("open: %d errno %d %s\n", e.status, e.sys_errno, e.what);
@@ -257,13 +270,15 @@ static void counts_are_golden(void)
         count(&golden[i], &fences, &lines);
         CHECK(fences == golden[i].fences);
         CHECK(lines == golden[i].lines);
-        printf("  %-40s %3llu fences %6llu lines\n", golden[i].name, (unsigned long long)fences, (unsigned long long)lines);
+        printf("  %-40s %3llu fences %6llu lines\n", golden[i].name, (unsigned long long)fences,
+               (unsigned long long)lines);
     }
 }
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-golden-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-golden-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     TEST(counts_are_golden);
     unlink(path);
     return test_summary();

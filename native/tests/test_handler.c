@@ -1,4 +1,5 @@
-/* Faults of nobody's pages: one that has got a place meanwhile is tried again, a real one goes to the handler that was there before. */
+/* Faults of nobody's pages: one that has got a place meanwhile is tried again, a real one goes
+ * to the handler that was there before. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-/* The allocator against a model of who owns each line: commits, roll backs, pins, growth, hostile tables, times. */
+/* The allocator against a model of who owns each line: commits, roll backs, pins, growth,
+ * hostile tables, times. */
 #define _GNU_SOURCE /* memfd_create */
 #include "test.h"
 
@@ -33,7 +34,10 @@ struct store {
 
 static uint64_t pages_of(uint64_t bytes) { return (bytes + PMS_PAGE - 1) / PMS_PAGE; }
 
-static uint64_t full_log(uint64_t pages) { return (pages_of(pages * (PMS_PAGE + PMS_LINE + 32)) + 8) * PMS_PAGE; }
+static uint64_t full_log(uint64_t pages)
+{
+    return (pages_of(pages * (PMS_PAGE + PMS_LINE + 32)) + 8) * PMS_PAGE;
+}
 
 static void add_segment(struct store *s, uint64_t pages, uint64_t log_bytes)
 {
@@ -41,7 +45,8 @@ static void add_segment(struct store *s, uint64_t pages, uint64_t log_bytes)
     g->table_off = s->super.file_bytes;
     g->log_off = g->table_off + pages_of(pages * sizeof(struct pms_pte)) * PMS_PAGE;
     g->log_bytes = log_bytes;
-    g->data_off = (g->log_off + g->log_bytes + PMS_HUGE - 1) / PMS_HUGE * PMS_HUGE + PMS_PAGE; /* not aligned to PMS_HUGE */
+    /* not aligned to PMS_HUGE */
+    g->data_off = (g->log_off + g->log_bytes + PMS_HUGE - 1) / PMS_HUGE * PMS_HUGE + PMS_PAGE;
     g->data_pages = pages;
     s->super.file_bytes = g->data_off + pages * PMS_PAGE;
 }
@@ -66,8 +71,8 @@ static void store_open(struct store *s, uint64_t pages, uint64_t log_bytes, uint
         add_segment(s, second, full_log(second));
     int fd = memfd_create("heap", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, (off_t)s->super.file_bytes) == 0);
-    CHECK(pms_map_open(&s->map, fd, s->super.file_bytes, s->super.file_bytes + (512u << 20), PMS_MAP_SHARED, &s->persist,
-                       &s->error) == PMS_OK);
+    CHECK(pms_map_open(&s->map, fd, s->super.file_bytes, s->super.file_bytes + (512u << 20),
+                       PMS_MAP_SHARED, &s->persist, &s->error) == PMS_OK);
     for (uint32_t i = 0; i < s->super.segment_count; i++)
         format_segment(s, i);
     CHECK(pms_undo_open(&s->undo, &s->map, false, &s->error) == PMS_OK);
@@ -107,10 +112,19 @@ static uint64_t alloc_as(struct store *s, uint64_t bytes, enum pms_owner owner)
     return off;
 }
 
-static uint64_t alloc(struct store *s, uint64_t bytes) { return alloc_as(s, bytes, PMS_OWNER_USER); }
-static void release(struct store *s, uint64_t off) { CHECK(pms_heap_free(s->heap, off, &s->error) == PMS_OK); }
+static uint64_t alloc(struct store *s, uint64_t bytes)
+{
+    return alloc_as(s, bytes, PMS_OWNER_USER);
+}
+static void release(struct store *s, uint64_t off)
+{
+    CHECK(pms_heap_free(s->heap, off, &s->error) == PMS_OK);
+}
 
-static void pin(struct store *s, uint64_t off) { CHECK(pms_heap_pin(s->heap, off, &s->error) == PMS_OK); }
+static void pin(struct store *s, uint64_t off)
+{
+    CHECK(pms_heap_pin(s->heap, off, &s->error) == PMS_OK);
+}
 
 static struct pms_heap_stats stats(const struct store *s)
 {
@@ -139,7 +153,8 @@ static int not_fresh(void *ctx, const struct pms_block *b)
     return 0;
 }
 
-/* The running index says what an index made anew from the medium says. REQUIRES: no pins, nothing freed since the commit. */
+/* The running index says what an index made anew from the medium says. REQUIRES: no pins,
+ * nothing freed since the commit. */
 static void check_index(struct store *s)
 {
     struct pms_heap *other;
@@ -168,7 +183,8 @@ static uint64_t rnd(uint64_t n)
     return (random_state >> 11) % n;
 }
 
-static uint64_t log_uniform(unsigned low_bits, unsigned high_bits) /* [2^low, 2^high), 64 steps to each octave */
+/* [2^low, 2^high), 64 steps to each octave */
+static uint64_t log_uniform(unsigned low_bits, unsigned high_bits)
 {
     uint64_t octave = low_bits + rnd(high_bits - low_bits), step = rnd(64);
     uint64_t size = 1ull << octave;
@@ -192,17 +208,20 @@ static void test_classes(void)
             uint32_t before = expected;
             while (expected == before) {
                 exact *= step;
-                expected = exact > 2 * octave * 0.999 ? 2 * octave : (uint32_t)(exact / 64 + 0.999999) * 64;
+                expected = exact > 2 * octave * 0.999 ? 2 * octave
+                                                      : (uint32_t)(exact / 64 + 0.999999) * 64;
                 if (expected == 2 * octave)
                     exact = octave *= 2;
             }
         }
         CHECK(bytes == expected);
-        CHECK(pages >= 16 && pages <= 64 && slots >= 8 && slots <= 1024 && slots == pages * PMS_PAGE / bytes);
+        CHECK(pages >= 16 && pages <= 64 && slots >= 8 && slots <= 1024 &&
+              slots == pages * PMS_PAGE / bytes);
         CHECK(pages * PMS_PAGE - slots * bytes <= pages * PMS_PAGE / 25);
         CHECK(slots <= 2 * (pages - 1) * 64);
         for (uint32_t p = 16; p < pages; p++) /* no fewer pages would do */
-            CHECK(p * PMS_PAGE / bytes < 8 || p * PMS_PAGE - p * PMS_PAGE / bytes * bytes > p * PMS_PAGE / 25);
+            CHECK(p * PMS_PAGE / bytes < 8 ||
+                  p * PMS_PAGE - p * PMS_PAGE / bytes * bytes > p * PMS_PAGE / 25);
     }
     for (uint64_t b = 1; b <= PMS_SMALL_MAX; b++) {
         unsigned c = pms_class_of(b);
@@ -219,7 +238,8 @@ static void test_reuse(uint64_t bytes)
     uint64_t a = alloc(&s, bytes), keep = alloc(&s, bytes);
     CHECK(pms_heap_is_fresh(s.heap, a) && walked(&s) == 2);
     release(&s, a);
-    CHECK(!pms_heap_free(s.heap, keep, NULL) && pms_heap_free(s.heap, a, &s.error) == PMS_E_INVALID && s.error.offset == a);
+    CHECK(!pms_heap_free(s.heap, keep, NULL) &&
+          pms_heap_free(s.heap, a, &s.error) == PMS_E_INVALID && s.error.offset == a);
     CHECK(alloc(&s, bytes) == a); /* born and freed in one transaction: reused at once */
     keep = alloc(&s, bytes);
     commit(&s);
@@ -232,11 +252,13 @@ static void test_reuse(uint64_t bytes)
     commit(&s);
     check_index(&s);
     CHECK(pms_heap_free(s.heap, a + PMS_LINE / 2, NULL) == PMS_E_INVALID);
-    CHECK(pms_heap_free(s.heap, 0, NULL) == PMS_E_INVALID && pms_heap_free(s.heap, UINT64_MAX, NULL) == PMS_E_INVALID);
+    CHECK(pms_heap_free(s.heap, 0, NULL) == PMS_E_INVALID &&
+          pms_heap_free(s.heap, UINT64_MAX, NULL) == PMS_E_INVALID);
     store_close(&s);
 }
 
-static void test_fresh_pages(void) /* no pre-images for what was dead at the last commit, if it is the user's */
+/* no pre-images for what was dead at the last commit, if it is the user's */
+static void test_fresh_pages(void)
 {
     struct store s;
     static const uint64_t sizes[] = {64, 9000, 100000, PMS_HUGE};
@@ -245,7 +267,8 @@ static void test_fresh_pages(void) /* no pre-images for what was dead at the las
         struct pms_block b;
         uint64_t off = alloc_as(&s, sizes[i / 2], i % 2 ? PMS_OWNER_ENGINE : PMS_OWNER_USER);
         CHECK(pms_heap_find(s.heap, off, &b) && b.extent_bytes % PMS_PAGE == 0);
-        for (uint64_t p = b.extent_off / PMS_PAGE; p < (b.extent_off + b.extent_bytes) / PMS_PAGE; p++)
+        for (uint64_t p = b.extent_off / PMS_PAGE; p < (b.extent_off + b.extent_bytes) / PMS_PAGE;
+             p++)
             CHECK(pms_undo_page_prepared(&s.undo, p) == (i % 2 == 0));
     }
     commit(&s);
@@ -272,7 +295,9 @@ static void test_loop_without_commit(void) /* store["step"] = i does not fill th
 
 /* ---- roll back ---- */
 
-struct listing { uint64_t n, off[70000]; };
+struct listing {
+    uint64_t n, off[70000];
+};
 
 static int list_block(void *ctx, const struct pms_block *b)
 {
@@ -316,7 +341,8 @@ static void test_rollback(void)
 
 /* ---- pins ---- */
 
-static void none_overlaps(struct store *s, uint64_t off, uint64_t bytes, uint64_t size) /* fills the store */
+/* fills the store */
+static void none_overlaps(struct store *s, uint64_t off, uint64_t bytes, uint64_t size)
 {
     uint64_t got;
     while (pms_heap_alloc(s->heap, size, PMS_OWNER_USER, &got, NULL) == PMS_OK)
@@ -355,7 +381,8 @@ static void test_pins(uint64_t bytes)
     check_index(&s);
 
     alloc(&s, bytes);
-    uint64_t born = alloc(&s, bytes); /* born in a transaction that is rolled back: its extent is gone, the view lives */
+    /* born in a transaction that is rolled back: its extent is gone, the view lives */
+    uint64_t born = alloc(&s, bytes);
     pin(&s, born);
     rollback(&s);
     CHECK(walked(&s) == 0 && stats(&s).pinned_bytes >= bytes);
@@ -377,7 +404,8 @@ static void test_pin_in_transaction(void)
 {
     struct store s;
     store_open(&s, 128, full_log(128), 0);
-    for (int i = 0; i < 1000; i++) /* view taken, object deleted, view dropped: no commit is needed */
+    /* view taken, object deleted, view dropped: no commit is needed */
+    for (int i = 0; i < 1000; i++)
         for (uint64_t bytes = 100; bytes <= 100000; bytes *= 1000) {
             uint64_t a = alloc(&s, bytes);
             pin(&s, a);
@@ -407,7 +435,8 @@ static void test_full(void)
         unsigned n = 0;
         while (pms_heap_alloc(s.heap, bytes, PMS_OWNER_USER, &off[n % 5000], &s.error) == PMS_OK)
             n++;
-        CHECK(s.error.status == PMS_E_FULL && s.error.needed > s.error.available && n > 0 && walked(&s) == n);
+        CHECK(s.error.status == PMS_E_FULL && s.error.needed > s.error.available && n > 0 &&
+              walked(&s) == n);
         struct pms_heap_stats st = stats(&s);
         CHECK(pms_heap_alloc(s.heap, bytes, PMS_OWNER_USER, &off[4999], NULL) == PMS_E_FULL);
         struct pms_heap_stats st2 = stats(&s);
@@ -421,9 +450,11 @@ static void test_full(void)
         for (uint64_t i = 0; i < l.n; i++)
             release(&s, l.off[i]);
         commit(&s);
-        CHECK(pms_heap_alloc(s.heap, (uint64_t)1 << 62, PMS_OWNER_USER, &off[0], NULL) == PMS_E_FULL);
+        CHECK(pms_heap_alloc(s.heap, (uint64_t)1 << 62, PMS_OWNER_USER, &off[0], NULL) ==
+              PMS_E_FULL);
         commit(&s);
-        uint64_t whole = alloc(&s, 1000 * PMS_PAGE - PMS_HUGE); /* no empty slab keeps it from being whole again */
+        /* no empty slab keeps it from being whole again */
+        uint64_t whole = alloc(&s, 1000 * PMS_PAGE - PMS_HUGE);
         release(&s, whole);
         commit(&s);
         check_index(&s);
@@ -434,12 +465,14 @@ static void test_full(void)
     unsigned n = 0;
     while (pms_heap_alloc(s.heap, 50 * PMS_PAGE, PMS_OWNER_USER, &off[n], &s.error) == PMS_OK)
         n++;
-    CHECK(n == 5 && s.error.status == PMS_E_FULL && s.error.available == pms_undo_capacity(&s.undo));
+    CHECK(n == 5 && s.error.status == PMS_E_FULL &&
+          s.error.available == pms_undo_capacity(&s.undo));
     release(&s, off[0]);
     CHECK(alloc(&s, 50 * PMS_PAGE) == off[0]);
     store_close(&s);
 
-    store_open(&s, 64, full_log(64), 0); /* an empty slab: its pages are given back, for the next transaction */
+    /* an empty slab: its pages are given back, for the next transaction */
+    store_open(&s, 64, full_log(64), 0);
     off[0] = alloc(&s, 64);
     commit(&s);
     release(&s, off[0]);
@@ -451,7 +484,8 @@ static void test_full(void)
     alloc(&s, 64 * PMS_PAGE);
     store_close(&s);
 
-    store_open(&s, 20, full_log(20), 0); /* smaller than a handful of slabs: small blocks take what there is */
+    /* smaller than a handful of slabs: small blocks take what there is */
+    store_open(&s, 20, full_log(20), 0);
     for (n = 0; n < 40; n++)
         off[n] = alloc(&s, 1400 - n * 25);
     store_close(&s);
@@ -464,11 +498,15 @@ enum { LINE_FREE = 0, LINE_LIVE = 1, LINE_DEAD = 2 };
 #define MODEL_BLOCKS 20000u
 #define MODEL_PINS 40u
 
-struct model_block { uint64_t off, room; bool born; };
+struct model_block {
+    uint64_t off, room;
+    bool born;
+};
 struct model {
     struct store s;
     uint64_t n, n_committed, n_dead, pins;
-    struct model_block block[MODEL_BLOCKS], committed[MODEL_BLOCKS], dead[MODEL_BLOCKS], pin[MODEL_PINS];
+    struct model_block block[MODEL_BLOCKS], committed[MODEL_BLOCKS], dead[MODEL_BLOCKS],
+        pin[MODEL_PINS];
     unsigned char *line;
     uint64_t lines;
 };
@@ -495,7 +533,8 @@ static void model_alloc(struct model *m)
 {
     uint64_t bytes = log_uniform(4, rnd(4) ? 15 : 23), off;
     enum pms_owner owner = rnd(4) ? PMS_OWNER_USER : PMS_OWNER_ENGINE;
-    int status = m->n == MODEL_BLOCKS ? PMS_E_FULL : pms_heap_alloc(m->s.heap, bytes, owner, &off, &m->s.error);
+    int status = m->n == MODEL_BLOCKS ? PMS_E_FULL
+                                      : pms_heap_alloc(m->s.heap, bytes, owner, &off, &m->s.error);
     if (status == PMS_E_FULL)
         return;
     struct pms_block b;
@@ -543,7 +582,8 @@ static void model_unpin(struct model *m)
     pms_heap_unpin(m->s.heap, b.off);
     m->pin[i] = m->pin[--m->pins];
     for (uint64_t d = 0; d < m->n_dead; d++)
-        if (m->dead[d].off == b.off && m->dead[d].born) { /* born here, or dead since before this transaction */
+        /* born here, or dead since before this transaction */
+        if (m->dead[d].off == b.off && m->dead[d].born) {
             mark(m, b.off, b.room, LINE_DEAD, LINE_FREE);
             m->dead[d] = m->dead[--m->n_dead];
             break;
@@ -664,7 +704,8 @@ static void test_growth(void)
     CHECK(pms_heap_add_segment(s.heap, 1, &s.error) == PMS_OK);
     b = alloc(&s, 1 << 20);
     CHECK(b >= s.super.segment[1].data_off);
-    none_overlaps(&s, a, 1 << 19, 1 << 18); /* freed in this transaction: growing does not forget it */
+    /* freed in this transaction: growing does not forget it */
+    none_overlaps(&s, a, 1 << 19, 1 << 18);
     rollback(&s);
     CHECK(stats(&s).blocks == 1 && walked(&s) == 1);
     check_index(&s);
@@ -673,7 +714,12 @@ static void test_growth(void)
 
 /* ---- find, while another thread allocates ---- */
 
-struct finder { struct store *s; const uint64_t *off; _Atomic bool stop; _Atomic uint64_t found; };
+struct finder {
+    struct store *s;
+    const uint64_t *off;
+    _Atomic bool stop;
+    _Atomic uint64_t found;
+};
 
 static void *find_always(void *arg)
 {
@@ -717,17 +763,21 @@ static void test_find_races(void)
 
 /* ---- hostile tables ---- */
 
-struct bounds { uint64_t from, to; };
+struct bounds {
+    uint64_t from, to;
+};
 
 static int within(void *ctx, const struct pms_block *b)
 {
     const struct bounds *x = ctx;
     CHECK(b->off >= x->from && b->extent_off >= x->from && b->off + b->bytes <= x->to);
-    CHECK(b->off + b->bytes <= b->extent_off + b->extent_bytes && b->extent_off + b->extent_bytes <= x->to);
+    CHECK(b->off + b->bytes <= b->extent_off + b->extent_bytes &&
+          b->extent_off + b->extent_bytes <= x->to);
     return 0;
 }
 
-static bool in_descriptor(const struct store *s, const uint64_t *off, unsigned n, unsigned bit) /* of a live block */
+/* of a live block */
+static bool in_descriptor(const struct store *s, const uint64_t *off, unsigned n, unsigned bit)
 {
     for (unsigned i = 0; i < n; i++) {
         struct pms_block b;
@@ -756,19 +806,23 @@ static void test_hostile(void)
         struct pms_heap *h;
         struct pms_block b;
         int status = pms_heap_open(&h, &s.undo, &s.super, &s.error);
-        CHECK(status == PMS_OK || (status == PMS_E_CORRUPT && s.error.offset >= s.super.segment[0].table_off));
+        CHECK(status == PMS_OK ||
+              (status == PMS_E_CORRUPT && s.error.offset >= s.super.segment[0].table_off));
         CHECK(!checked || status == PMS_E_CORRUPT);
         corrupt += status != PMS_OK;
         for (unsigned i = 0; i < 6; i++)
-            pms_heap_find(s.heap, off[i], &b); /* the index of the sound table over the broken one */
+            /* the index of the sound table over the broken one */
+            pms_heap_find(s.heap, off[i], &b);
         uint64_t n = 0;
         CHECK(pms_heap_walk(s.heap, count_block, &n, NULL) == status);
         pms_heap_close(h);
         table[bit / 8] ^= (unsigned char)(1u << (bit % 8));
     }
     CHECK(corrupt > bits / 20);
-    struct bounds data = {s.super.segment[0].data_off, s.super.segment[0].data_off + 100 * PMS_PAGE};
-    for (unsigned i = 0; i < 200000 / SLOWER; i++) { /* descriptors with right check bits, but any content */
+    struct bounds data = {s.super.segment[0].data_off,
+                          s.super.segment[0].data_off + 100 * PMS_PAGE};
+    /* descriptors with right check bits, but any content */
+    for (unsigned i = 0; i < 200000 / SLOWER; i++) {
         static unsigned char saved[100 * sizeof(struct pms_pte)];
         memcpy(saved, table, sizeof saved);
         for (unsigned k = 0; k < 3; k++) {
@@ -776,7 +830,8 @@ static void test_hostile(void)
             if (rnd(8) == 0)
                 word = rnd(1ull << 48);
             uint64_t salt = s.super.segment[0].data_off / PMS_PAGE + page;
-            struct pms_pte pte = {word | (uint64_t)pms_check16(salt, word) << 48, rnd(3) ? 0 : rnd(1 << 20)};
+            struct pms_pte pte = {word | (uint64_t)pms_check16(salt, word) << 48,
+                                  rnd(3) ? 0 : rnd(1 << 20)};
             memcpy(table + page * sizeof pte, &pte, sizeof pte);
         }
         struct pms_heap *h;
@@ -789,7 +844,8 @@ static void test_hostile(void)
     }
     struct pms_superblock bad = s.super;
     struct pms_heap *h;
-    uint64_t *fields[] = {&bad.segment[0].table_off, &bad.segment[0].data_off, &bad.segment[0].data_pages};
+    uint64_t *fields[] = {&bad.segment[0].table_off, &bad.segment[0].data_off,
+                          &bad.segment[0].data_pages};
     for (unsigned i = 0; i < 3; i++)
         for (unsigned bit = 0; bit < 64; bit++) {
             *fields[i] ^= 1ull << bit;
@@ -803,9 +859,12 @@ static void test_hostile(void)
 
 /* ---- fragmentation ---- */
 
-struct churn_block { uint64_t off, bytes; };
+struct churn_block {
+    uint64_t off, bytes;
+};
 
-static double churn(unsigned ops, unsigned low, unsigned high, uint64_t heap_bytes, double occupancy)
+static double churn(unsigned ops, unsigned low, unsigned high, uint64_t heap_bytes,
+                    double occupancy)
 {
     static struct churn_block block[400000];
     struct store s;
@@ -839,10 +898,12 @@ static double churn(unsigned ops, unsigned low, unsigned high, uint64_t heap_byt
         }
     }
     struct pms_heap_stats st = stats(&s);
-    printf("  churn 2^%u..2^%u at %.0f %%: %.2f %% of requests refused, occupied %.1f %%, lost to rounding %.2f %%, "
-           "largest free %.1f MiB of %.1f MiB free\n",
-           low, high, occupancy * 100, 100 * (double)refused / (double)asked, 100 * (double)live / (double)heap_bytes,
-           100 * sum / samples, (double)st.largest_free / 1048576, (double)st.free_bytes / 1048576);
+    printf(
+        "  churn 2^%u..2^%u at %.0f %%: %.2f %% of requests refused, occupied %.1f %%, lost to rounding %.2f %%, "
+        "largest free %.1f MiB of %.1f MiB free\n",
+        low, high, occupancy * 100, 100 * (double)refused / (double)asked,
+        100 * (double)live / (double)heap_bytes, 100 * sum / samples,
+        (double)st.largest_free / 1048576, (double)st.free_bytes / 1048576);
     double rate = (double)refused / (double)asked;
     store_close(&s);
     return rate;
@@ -859,8 +920,8 @@ static void report_pairs(struct store *s, uint64_t bytes, unsigned n)
         release(s, a);
     }
     t = now() - t;
-    printf("  %8llu B alloc+free in one transaction: %.0f ns, %.2f fences\n", (unsigned long long)bytes, t * 1e9 / n,
-           (double)(s->persist.fences - fences) / n);
+    printf("  %8llu B alloc+free in one transaction: %.0f ns, %.2f fences\n",
+           (unsigned long long)bytes, t * 1e9 / n, (double)(s->persist.fences - fences) / n);
     commit(s);
     uint64_t a = alloc(s, bytes);
     double in = 0, out = 0;
@@ -876,8 +937,10 @@ static void report_pairs(struct store *s, uint64_t bytes, unsigned n)
         out += now() - t;
         a = b;
     }
-    printf("  %8llu B alloc %.0f ns, free %.0f ns, each first in its transaction, %.2f fences for both\n",
-           (unsigned long long)bytes, in * 1e9 / n, out * 1e9 / n, (double)(s->persist.fences - fences) / n);
+    printf(
+        "  %8llu B alloc %.0f ns, free %.0f ns, each first in its transaction, %.2f fences for both\n",
+        (unsigned long long)bytes, in * 1e9 / n, out * 1e9 / n,
+        (double)(s->persist.fences - fences) / n);
 }
 
 static void report_open(const char *what, struct store *s)

@@ -1,5 +1,5 @@
-/* The history record outlives roll backs, closes and kills: SIGKILL at every primitive leaves the last acknowledged record or the one
- * in flight; a damaged copy leaves the other. */
+/* The history record outlives roll backs, closes and kills: SIGKILL at every primitive leaves
+ * the last acknowledged record or the one in flight; a damaged copy leaves the other. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -133,7 +133,8 @@ static void kill_everywhere(void)
         waitpid(pid, &status, 0);
         ended = WIFEXITED(status);
         CHECK(ended ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL);
-        struct pms_pool *pool = open_store(PMS_MODE_READ_WRITE); /* alternately leaves it unclean for the next child */
+        /* alternately leaves it unclean for the next child */
+        struct pms_pool *pool = open_store(PMS_MODE_READ_WRITE);
         uint32_t found = read_number(pool), known = atomic_load(acknowledged);
         CHECK(found == known || found == known + 1);
         CHECK(ended ? pool->info.clean : !pool->info.clean);
@@ -158,7 +159,8 @@ static void one_copy_damaged(void)
         CHECK(pwrite(fd, garbage, sizeof garbage, (off_t)(PMS_OFF_SESSION(copy))) == 512);
         struct pms_session s;
         struct pms_error e;
-        CHECK(pms_session_read(fd, &s, &e) == PMS_OK); /* as an open after a crash of the machine would find it */
+        /* as an open after a crash of the machine would find it */
+        CHECK(pms_session_read(fd, &s, &e) == PMS_OK);
         uint32_t n;
         memcpy(&n, s.history, sizeof n);
         if (copy != newest)
@@ -198,7 +200,8 @@ int main(void)
     static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
     const char *dir = getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm";
     snprintf(path, sizeof path, "%s/pms-test-history-%ld", dir, (long)getpid());
-    acknowledged = mmap(NULL, sizeof *acknowledged, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    acknowledged = mmap(NULL, sizeof *acknowledged, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (unsigned i = 0; i < 3; i++) {
         domain = domains[i];
         TEST(outside_transactions);

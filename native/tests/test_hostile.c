@@ -1,11 +1,14 @@
-/* Damaged files and files made by an enemy: whatever the bytes, opening, checking, reading and closing ends in an answer. No signal, no
- * hang, no leak of file descriptors; a reader changes no byte.
+/* Damaged files and files made by an enemy: whatever the bytes, opening, checking, reading and
+ * closing ends in an answer. No signal, no hang, no leak of file descriptors; a reader changes
+ * no byte.
  *
- * Bits are flipped as they would by accident, and once more with checksums made right again, as an enemy would. Children do it, many
- * flips each: one that dies costs one failure, and the next goes on behind it.
+ * Bits are flipped as they would by accident, and once more with checksums made right again, as
+ * an enemy would. Children do it, many flips each: one that dies costs one failure, and the next
+ * goes on behind it.
  *
- * PMS_HOSTILE_STEP=1 flips every bit and takes long; the default takes a sample. PMS_HOSTILE_ONLY=variant runs the trials of one store
- * (0 to 3), variant:trial one of them alone. */
+ * PMS_HOSTILE_STEP=1 flips every bit and takes long; the default takes a sample.
+ * PMS_HOSTILE_ONLY=variant runs the trials of one store (0 to 3), variant:trial one of them
+ * alone. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -25,7 +28,7 @@
 #include "test.h"
 
 #define SIZE (2u << 20) /* the least that holds some of everything */
-#define SECONDS 60 /* for one trial, under any sanitizer: only a hang takes longer */
+#define SECONDS 60      /* for one trial, under any sanitizer: only a hang takes longer */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWER 5u
@@ -48,13 +51,23 @@ static uint64_t random64(void) /* xorshift64* */
 
 /* ---- the stores to damage ---- */
 
-enum seal { PLAIN, SEAL_SUPER, SEAL_SESSION, SEAL_JANCHOR, SEAL_ANCHOR, SEAL_ENTRY, SEAL_PTE, SEAL_RECORD };
+enum seal {
+    PLAIN,
+    SEAL_SUPER,
+    SEAL_SESSION,
+    SEAL_JANCHOR,
+    SEAL_ANCHOR,
+    SEAL_ENTRY,
+    SEAL_PTE,
+    SEAL_RECORD
+};
 
 struct region {
     const char *name;
     uint64_t off, bytes;
-    enum seal seal;   /* how its checksum is made right again; PLAIN: there is none, or it stays wrong */
-    uint64_t sample;  /* one bit of step / sample is flipped */
+    /* how its checksum is made right again; PLAIN: there is none, or it stays wrong */
+    enum seal seal;
+    uint64_t sample; /* one bit of step / sample is flipped */
 };
 
 #define REGIONS_MAX 128
@@ -77,11 +90,17 @@ static struct variant *now; /* the one that runs */
 
 static struct pms_pool *open_store(int mode, int domain, struct pms_error *e)
 {
-    struct pms_options o = {.size = SIZE, .max_size = mode == PMS_MODE_TRUNCATE ? SIZE : 0, .mode = mode, .domain = domain, .hot = 1};
+    struct pms_options o = {.size = SIZE,
+                            .max_size = mode == PMS_MODE_TRUNCATE ? SIZE : 0,
+                            .mode = mode,
+                            .domain = domain,
+                            .hot = 1};
     struct pms_pool *pool = NULL;
     memset(e, 0, sizeof *e);
     int status = pms_pool_open(path, &o, &pool, e);
-    if (status == PMS_E_COPIED) { /* images lie in another file, and damage may look like a torn copy: what is behind that is wanted */
+    /* images lie in another file, and damage may look like a torn copy: what is behind that is
+     * wanted */
+    if (status == PMS_E_COPIED) {
         o.force = 1;
         status = pms_pool_open(path, &o, &pool, e);
     }
@@ -99,21 +118,24 @@ static unsigned char *array(struct pms_pool *pool, uint64_t dir, const char *nam
 {
     struct pms_error e;
     uint64_t data;
-    must(pms_object_put_array(pool, dir, name, (uint32_t)strlen(name), "meta", 4, bytes, PMS_FILL_PATTERN, "ab", 2, 0, &data, &e));
+    must(pms_object_put_array(pool, dir, name, (uint32_t)strlen(name), "meta", 4, bytes,
+                              PMS_FILL_PATTERN, "ab", 2, 0, &data, &e));
     return pool->map.user + data;
 }
 
 static void value(struct pms_pool *pool, uint64_t dir, const char *name, const char *text)
 {
     struct pms_error e;
-    must(pms_object_put_value(pool, dir, name, (uint32_t)strlen(name), text, (uint32_t)strlen(text), &e));
+    must(pms_object_put_value(pool, dir, name, (uint32_t)strlen(name), text, (uint32_t)strlen(text),
+                              &e));
 }
 
 static void list(struct pms_pool *pool, uint64_t dir, const char *name)
 {
     static const unsigned char bytes[100];
-    const struct pms_new_item items[2] = {{.meta = "item", .meta_bytes = 4, .kind = PMS_OBJECT_VALUE},
-                                          {"meta", 4, sizeof bytes, bytes, PMS_OBJECT_ARRAY, PMS_FILL_COPY}};
+    const struct pms_new_item items[2] = {
+        {.meta = "item", .meta_bytes = 4, .kind = PMS_OBJECT_VALUE},
+        {"meta", 4, sizeof bytes, bytes, PMS_OBJECT_ARRAY, PMS_FILL_COPY}};
     struct pms_error e;
     uint64_t at;
     must(pms_object_list(pool, dir, name, (uint32_t)strlen(name), 1, &at, &e));
@@ -121,7 +143,8 @@ static void list(struct pms_pool *pool, uint64_t dir, const char *name)
         must(pms_sequence_splice(pool, at, NULL, 0, 0, 0, 1, items, 2, &e));
 }
 
-/* Some of everything, three commits; a crashed one leaves a transaction in the middle of the fourth. */
+/* Some of everything, three commits; a crashed one leaves a transaction in the middle of the
+ * fourth. */
 static void make_store(bool crashed)
 {
     struct pms_error e;
@@ -178,7 +201,8 @@ static void region(const char *name, uint64_t off, uint64_t bytes, enum seal sea
 }
 
 /* As it is, and with the checksum made right again. */
-static void sealed_region(const char *name, uint64_t off, uint64_t bytes, enum seal seal, uint64_t sample)
+static void sealed_region(const char *name, uint64_t off, uint64_t bytes, enum seal seal,
+                          uint64_t sample)
 {
     region(name, off, bytes, PLAIN, sample);
     region(name, off, bytes, seal, sample * 2);
@@ -203,7 +227,8 @@ static void log_regions(const struct pms_superblock *super)
 {
     for (uint64_t parity = 0; parity < 2; parity++) {
         uint64_t off = PMS_OFF_FASTLOG(parity), end = off + PMS_FASTLOG_BYTES;
-        for (int i = 0; i < 12 && off + PMS_LINE <= end; i++) { /* entry by entry, of whatever transaction */
+        /* entry by entry, of whatever transaction */
+        for (int i = 0; i < 12 && off + PMS_LINE <= end; i++) {
             struct pms_entry e;
             memcpy(&e, now->image + off, sizeof e);
             if (e.len == 0 || e.len > PMS_FASTLOG_BYTES)
@@ -213,12 +238,14 @@ static void log_regions(const struct pms_superblock *super)
         }
     }
     uint64_t log = super->segment[0].log_off;
-    for (uint64_t at = 0, seen = 0; at + PMS_PAGE <= super->segment[0].log_bytes && seen < 6; at += PMS_PAGE) {
+    for (uint64_t at = 0, seen = 0; at + PMS_PAGE <= super->segment[0].log_bytes && seen < 6;
+         at += PMS_PAGE) {
         uint64_t magic;
         memcpy(&magic, now->image + log + at, sizeof magic);
         if (magic != PMS_RECORD_MAGIC)
             continue;
-        sealed_region("journal record", log + at, sizeof(struct pms_record) + 3 * sizeof(struct pms_run), SEAL_RECORD, 8);
+        sealed_region("journal record", log + at,
+                      sizeof(struct pms_record) + 3 * sizeof(struct pms_run), SEAL_RECORD, 8);
         region("journal record's images", log + at + PMS_PAGE, PMS_PAGE, PLAIN, 1);
         seen++;
     }
@@ -271,7 +298,8 @@ static void choose_regions(void)
     now->regions = 0;
     fixed_regions();
     region("page table", super.segment[0].table_off, PMS_PAGE, PLAIN, 1);
-    sealed_region("page table's head", super.segment[0].table_off, 52 * sizeof(struct pms_pte), SEAL_PTE, 4);
+    sealed_region("page table's head", super.segment[0].table_off, 52 * sizeof(struct pms_pte),
+                  SEAL_PTE, 4);
     log_regions(&super);
     directory_regions(root.directory);
 }
@@ -291,7 +319,8 @@ static void seal(const struct region *r, unsigned char *image, uint64_t byte)
     case SEAL_RECORD: seal_record(image, now->bytes, r->off); break;
     case SEAL_PTE:
         memcpy(&super, now->image, sizeof super);
-        seal_pte(image, &super.segment[0], r->off + byte / sizeof(struct pms_pte) * sizeof(struct pms_pte));
+        seal_pte(image, &super.segment[0],
+                 r->off + byte / sizeof(struct pms_pte) * sizeof(struct pms_pte));
         break;
     }
 }
@@ -329,7 +358,9 @@ static void flip(const struct region *r, uint64_t n, struct trial *t)
 static void fill_page(uint64_t page, int how)
 {
     for (uint64_t i = 0; i < PMS_PAGE; i++)
-        image[page * PMS_PAGE + i] = how == 0 ? 0 : how == 1 ? 0xff : (unsigned char)(random64() >> 56);
+        image[page * PMS_PAGE + i] = how == 0   ? 0
+                                     : how == 1 ? 0xff
+                                                : (unsigned char)(random64() >> 56);
 }
 
 static void copy_page(uint64_t to, uint64_t from)
@@ -391,16 +422,18 @@ static bool asks_for_dax(void)
 
 static bool answer_allowed(int status)
 {
-    return status == PMS_E_CORRUPT || status == PMS_E_NOT_A_STORE || status == PMS_E_VERSION || status == PMS_E_UNCLEAN ||
-           (status == PMS_E_UNSUPPORTED && asks_for_dax());
+    return status == PMS_E_CORRUPT || status == PMS_E_NOT_A_STORE || status == PMS_E_VERSION ||
+           status == PMS_E_UNCLEAN || (status == PMS_E_UNSUPPORTED && asks_for_dax());
 }
 
 static bool change_allowed(int status)
 {
-    return status == PMS_OK || status == PMS_E_CORRUPT || status == PMS_E_NOT_FOUND || status == PMS_E_INVALID || status == PMS_E_FULL;
+    return status == PMS_OK || status == PMS_E_CORRUPT || status == PMS_E_NOT_FOUND ||
+           status == PMS_E_INVALID || status == PMS_E_FULL;
 }
 
-/* Makes the file what the image is. Few pages differ from the trial before: the others are not written again. */
+/* Makes the file what the image is. Few pages differ from the trial before: the others are not
+ * written again. */
 static void write_image(void)
 {
     int fd = open(path, O_RDWR | O_CREAT, 0600);
@@ -420,7 +453,8 @@ static bool file_unchanged(void)
     struct stat st;
     int fd = open(path, O_RDONLY);
     bool same = fd >= 0 && fstat(fd, &st) == 0 && (uint64_t)st.st_size == image_bytes &&
-                pread(fd, file, sizeof file, 0) == (ssize_t)image_bytes && memcmp(file, image, image_bytes) == 0;
+                pread(fd, file, sizeof file, 0) == (ssize_t)image_bytes &&
+                memcmp(file, image, image_bytes) == 0;
     close(fd);
     return same;
 }
@@ -444,7 +478,8 @@ static void iterate_list(struct pms_pool *pool, uint64_t list)
     CHECK(status == PMS_OK || status == PMS_E_CORRUPT);
     for (uint64_t i = 0; i < 300; i++) {
         status = pms_sequence_get(pool, list, NULL, 0, i, 0, &o, &e);
-        CHECK(status == PMS_OK || status == PMS_E_CORRUPT || (status == PMS_E_NOT_FOUND && i >= count));
+        CHECK(status == PMS_OK || status == PMS_E_CORRUPT ||
+              (status == PMS_E_NOT_FOUND && i >= count));
         if (status != PMS_OK)
             continue;
         read_all(o.meta, o.meta_bytes);
@@ -476,7 +511,8 @@ static void iterate(struct pms_pool *pool, uint64_t dir, int depth)
             read_all(pool->map.user + o.data, o.data_bytes);
         struct pms_object again;
         status = pms_object_find(pool, dir, (const char *)o.name, o.name_bytes, &again, &e);
-        CHECK(status == PMS_OK || status == PMS_E_CORRUPT || status == PMS_E_NOT_FOUND || status == PMS_E_INVALID);
+        CHECK(status == PMS_OK || status == PMS_E_CORRUPT || status == PMS_E_NOT_FOUND ||
+              status == PMS_E_INVALID);
     }
 }
 
@@ -494,7 +530,8 @@ static void change_list(struct pms_pool *pool)
         CHECK(change_allowed(pms_sequence_splice(pool, list, NULL, 0, 0, 3, 1, NULL, 0, &e)));
 }
 
-/* Changes a store that opened: what the check would complain about must not bring the writer down either. */
+/* Changes a store that opened: what the check would complain about must not bring the writer
+ * down either. */
 static void change(struct pms_pool *pool)
 {
     struct pms_error e;
@@ -503,7 +540,8 @@ static void change(struct pms_pool *pool)
     int status = pms_object_put_value(pool, 0, "late", 4, "value", 5, &e);
     CHECK(change_allowed(status));
     change_list(pool);
-    status = pms_object_put_array(pool, 0, "later", 5, "m", 1, 300, PMS_FILL_ZERO, NULL, 0, 0, &data, &e);
+    status = pms_object_put_array(pool, 0, "later", 5, "m", 1, 300, PMS_FILL_ZERO, NULL, 0, 0,
+                                  &data, &e);
     CHECK(change_allowed(status));
     for (int i = 0; i < 5 && pms_object_next(pool, 0, &node, &o, &e) == PMS_OK && node; i++) {
         char name[64];
@@ -551,13 +589,17 @@ static void run_trial(const struct trial *t, uint64_t n)
     look(PMS_MODE_READ_WRITE);
     CHECK(lowest_free_fd() == fds);
     if (test_checks_failed != before)
-        printf("  %s, trial %llu: %s %llu, %llu\n", now->name, (unsigned long long)n, t->name, (unsigned long long)t->a,
-               (unsigned long long)t->b);
+        printf("  %s, trial %llu: %s %llu, %llu\n", now->name, (unsigned long long)n, t->name,
+               (unsigned long long)t->a, (unsigned long long)t->b);
 }
 
 /* ---- children ---- */
 
-struct shared { _Atomic uint64_t trial; _Atomic uint64_t failed; _Atomic bool done; };
+struct shared {
+    _Atomic uint64_t trial;
+    _Atomic uint64_t failed;
+    _Atomic bool done;
+};
 static struct shared *shared;
 
 static void child(uint64_t from, uint64_t to)
@@ -581,7 +623,8 @@ static void child(uint64_t from, uint64_t to)
 #define BATCH 1000u
 #define DEATHS_MAX 20
 
-/* Runs trials [from, to) in children; one that dies is told, and the next trial gets another child. */
+/* Runs trials [from, to) in children; one that dies is told, and the next trial gets another
+ * child. */
 static void run_trials(uint64_t from, uint64_t to)
 {
     int deaths = 0;
@@ -604,15 +647,17 @@ static void run_trials(uint64_t from, uint64_t to)
         struct trial t = {"", 0, 0};
         from = atomic_load(&shared->trial) + 1;
         damage(from - 1, &t);
-        printf("  %s, trial %llu: %s %llu, %llu: killed by %s\n", now->name, (unsigned long long)from - 1, t.name,
-               (unsigned long long)t.a, (unsigned long long)t.b, WIFSIGNALED(ws) ? strsignal(WTERMSIG(ws)) : "itself");
+        printf("  %s, trial %llu: %s %llu, %llu: killed by %s\n", now->name,
+               (unsigned long long)from - 1, t.name, (unsigned long long)t.a,
+               (unsigned long long)t.b, WIFSIGNALED(ws) ? strsignal(WTERMSIG(ws)) : "itself");
         deaths++;
     }
     CHECK(deaths == 0);
     CHECK(atomic_load(&shared->failed) == 0);
 }
 
-/* Stores are opened in children alone: opening starts threads, and a process that has some is no good parent. */
+/* Stores are opened in children alone: opening starts threads, and a process that has some is no
+ * good parent. */
 static int in_child(void (*fn)(void))
 {
     int ws = 0;
@@ -641,7 +686,8 @@ static void check_sound(void)
     CHECK(pool && pool->info.clean == !now->crashed);
     if (!pool)
         return;
-    CHECK(pms_check(pool, &r, &e) == PMS_OK && r.problem_count == 0 && r.names == 7 && r.lists == 1);
+    CHECK(pms_check(pool, &r, &e) == PMS_OK && r.problem_count == 0 && r.names == 7 &&
+          r.lists == 1);
     CHECK((pool->info.undone_entries > 0) == (now->crashed && now->domain == PMS_DOMAIN_PROCESS));
     pms_pool_release(pool);
     CHECK(file_unchanged());
@@ -695,7 +741,9 @@ static void foreign_files(void)
     check_foreign("P", 1, PMS_E_NOT_A_STORE);
     check_foreign(buffer, sizeof buffer, PMS_E_NOT_A_STORE); /* zeros */
     check_foreign(buffer, 1, PMS_E_NOT_A_STORE);
-    check_foreign("\x7f" "ELF\2\1\1\0\0\0\0\0\0\0\0\0", 16, PMS_E_NOT_A_STORE);
+    check_foreign("\x7f"
+                  "ELF\2\1\1\0\0\0\0\0\0\0\0\0",
+                  16, PMS_E_NOT_A_STORE);
     memcpy(buffer, "PMEMPOOL", 8);
     check_foreign(buffer, 8 * PMS_PAGE, PMS_E_NOT_A_STORE);
     memset(buffer, 'x', sizeof buffer);
@@ -718,7 +766,8 @@ static void other_versions(void)
             memcpy(image + PMS_OFF_SUPER(copy), &super, sizeof super);
         }
         write_image();
-        CHECK(open_status(PMS_MODE_READ) == PMS_E_VERSION && open_status(PMS_MODE_READ_WRITE) == PMS_E_VERSION);
+        CHECK(open_status(PMS_MODE_READ) == PMS_E_VERSION &&
+              open_status(PMS_MODE_READ_WRITE) == PMS_E_VERSION);
         CHECK(open_status(PMS_MODE_APPEND) == PMS_E_VERSION && file_unchanged());
     }
 }
@@ -728,8 +777,12 @@ static void other_versions_are_named(void) { CHECK(in_child(other_versions) == 0
 
 static void put_word(uint64_t off, uint64_t word) { memcpy(image + off, &word, sizeof word); }
 
-static const struct { unsigned variant; uint64_t tx; } last[] = {
-    {0, PMS_TX_MASK}, {1, PMS_TX_MASK}, {0, PMS_TX_MASK - 1}, {2, PMS_TX_MASK}, {2, PMS_TX_MASK + 1}, {2, ~0ull}, {3, ~0ull - 1},
+static const struct {
+    unsigned variant;
+    uint64_t tx;
+} last[] = {
+    {0, PMS_TX_MASK},     {1, PMS_TX_MASK}, {0, PMS_TX_MASK - 1}, {2, PMS_TX_MASK},
+    {2, PMS_TX_MASK + 1}, {2, ~0ull},       {3, ~0ull - 1},
 };
 static size_t which;
 
@@ -748,7 +801,8 @@ static void run_last(void)
     run_trial(&(struct trial){"last transaction", last[which].variant, last[which].tx}, which);
 }
 
-/* The last number that a transaction can have: there is no next one. Of the anchor, then of both journal anchors. */
+/* The last number that a transaction can have: there is no next one. Of the anchor, then of both
+ * journal anchors. */
 static void numbers_that_run_out_are_answered(void)
 {
     for (which = 0; which < sizeof last / sizeof last[0]; which++) {
@@ -756,7 +810,8 @@ static void numbers_that_run_out_are_answered(void)
         CHECK(ws == 0);
         if (ws)
             printf("  %s, anchor at transaction %llx: %s\n", variants[last[which].variant].name,
-                   (unsigned long long)last[which].tx, WIFSIGNALED(ws) ? strsignal(WTERMSIG(ws)) : "a wrong answer");
+                   (unsigned long long)last[which].tx,
+                   WIFSIGNALED(ws) ? strsignal(WTERMSIG(ws)) : "a wrong answer");
     }
 }
 
@@ -784,14 +839,16 @@ int main(void)
     const char *asked = getenv("PMS_HOSTILE_STEP");
     step = asked ? strtoull(asked, NULL, 10) : 800 * SLOWER;
     step = step ? step : 1;
-    snprintf(path, sizeof path, "%s/pms-test-hostile-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-hostile-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (now = variants; now < variants + 4; now++) {
         printf("%s: ", now->name);
         TEST(the_store_is_sound);
         printf("%s: ", now->name);
         TEST(every_damage_is_answered);
-        printf("  %llu trials in %u regions\n", (unsigned long long)atomic_load(&shared->trial), now->regions);
+        printf("  %llu trials in %u regions\n", (unsigned long long)atomic_load(&shared->trial),
+               now->regions);
     }
     now = variants;
     TEST(foreign_files_are_refused);

@@ -1,5 +1,6 @@
-/* Chunks that a flush writes from where they are: whatever happens while the kernel reads them, the file gets the snapshot's state, and
- * checksums of what it got. The hook of the seam is where the write begins: after the look whether a chunk is untouched, before the next. */
+/* Chunks that a flush writes from where they are: whatever happens while the kernel reads them,
+ * the file gets the snapshot's state, and checksums of what it got. The hook of the seam is
+ * where the write begins: after the look whether a chunk is untouched, before the next. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +17,8 @@
 
 #define CHUNK (16u << 10)
 #define ARRAY (200u << 10)
-#define HOT (48u << 10)  /* captured as a whole, small enough to become hot, and with chunks of its own */
+/* captured as a whole, small enough to become hot, and with chunks of its own */
+#define HOT (48u << 10)
 #define GREAT (8u << 20) /* more than the store has room for */
 #define CHUNKS_MAX 4096u
 
@@ -46,7 +48,8 @@ static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 static void put(const char *name, uint32_t bytes, int value)
 {
     uint64_t data;
-    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 1, &data, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes,
+                                  PMS_FILL_ZERO, NULL, 0, 1, &data, &e)));
     memset(memory(data), value, bytes);
 }
 
@@ -116,7 +119,8 @@ static void scribble(void) /* opened before or now */
     memset(memory(p.slot[!p.current]), 0x55, BYTES);
 }
 
-static void write_current(void) /* captured like anything else: the pages leave the mark that the slot has as a whole */
+/* captured like anything else: the pages leave the mark that the slot has as a whole */
+static void write_current(void)
 {
     struct pair p;
     CHECK(find(&p));
@@ -156,7 +160,11 @@ static void free_idle(void)
 
 /* ---- one flush ---- */
 
-struct flush { uint64_t chunk[CHUNKS_MAX], count; uint32_t crc[CHUNKS_MAX]; unsigned char *expected; };
+struct flush {
+    uint64_t chunk[CHUNKS_MAX], count;
+    uint32_t crc[CHUNKS_MAX];
+    unsigned char *expected;
+};
 static struct flush f;
 
 static void fill_store(bool idle_is_open)
@@ -183,7 +191,8 @@ static void pin(void)
 {
     struct pms_snapshot_info info;
     uint8_t state[CHUNKS_MAX];
-    CHECK(ok(pms_snapshot_begin(pool, 0, -1, &snapshot, &e)) && ok(pms_snapshot_info(snapshot, &info, &e)));
+    CHECK(ok(pms_snapshot_begin(pool, 0, -1, &snapshot, &e)) &&
+          ok(pms_snapshot_info(snapshot, &info, &e)));
     uint64_t n = (info.file_bytes + CHUNK - 1) / CHUNK;
     CHECK(n <= CHUNKS_MAX && ok(pms_snapshot_chunks(snapshot, 0, CHUNK, state, n, &e)));
     f.count = 0;
@@ -193,7 +202,8 @@ static void pin(void)
     CHECK(f.count > (ARRAY + 2 * BYTES) / CHUNK);
     f.expected = malloc(f.count * CHUNK);
     for (uint64_t i = 0; i < f.count; i++)
-        CHECK(ok(pms_snapshot_take(snapshot, f.chunk[i] * CHUNK, CHUNK, f.expected + i * CHUNK, 0, &e)));
+        CHECK(ok(
+            pms_snapshot_take(snapshot, f.chunk[i] * CHUNK, CHUNK, f.expected + i * CHUNK, 0, &e)));
     fd = open(file_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     CHECK(fd >= 0);
 }
@@ -241,7 +251,8 @@ static bool in_place(uint64_t off, uint64_t bytes)
 {
     const unsigned char *at = NULL;
     uint32_t crc = 0, want = 0;
-    uint64_t first = off & ~(uint64_t)(PMS_PAGE - 1), n = (bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+    uint64_t first = off & ~(uint64_t)(PMS_PAGE - 1),
+             n = (bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
     bool yes = pms_snapshot_in_place(snapshot, first, n, &at, &crc);
     if (yes)
         want = pms_crc32c(0, pool->map.engine + first, n);
@@ -251,16 +262,29 @@ static bool in_place(uint64_t off, uint64_t bytes)
 
 static void whatever_happens_meanwhile(void)
 {
-    static const struct { const char *name; void (*what)(void); bool idle_is_open; } cases[] = {
-        {"nothing", NULL, false},        {"store", store, false},
-        {"commit", store_and_commit, false}, {"commits", commits, false},
-        {"roll back", roll_back, false}, {"free", free_and_use_again, false},
-        {"grow", grow, false},           {"grow and commit", grow_and_commit, false},
-        {"names", names, false},         {"scribble", scribble, false},
-        {"write current", write_current, false}, {"write current and commit", write_current_and_commit, false},
-        {"scribble, open", scribble, true}, {"flip", flip_and_commit, false},
-        {"flip, open", flip_and_commit, true}, {"flip back", flip_back, false},
-        {"free idle", free_idle, false}, {"free idle, open", free_idle, true},
+    static const struct {
+        const char *name;
+        void (*what)(void);
+        bool idle_is_open;
+    } cases[] = {
+        {"nothing", NULL, false},
+        {"store", store, false},
+        {"commit", store_and_commit, false},
+        {"commits", commits, false},
+        {"roll back", roll_back, false},
+        {"free", free_and_use_again, false},
+        {"grow", grow, false},
+        {"grow and commit", grow_and_commit, false},
+        {"names", names, false},
+        {"scribble", scribble, false},
+        {"write current", write_current, false},
+        {"write current and commit", write_current_and_commit, false},
+        {"scribble, open", scribble, true},
+        {"flip", flip_and_commit, false},
+        {"flip, open", flip_and_commit, true},
+        {"flip back", flip_back, false},
+        {"free idle", free_idle, false},
+        {"free idle, open", free_idle, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct pair p;
@@ -268,9 +292,12 @@ static void whatever_happens_meanwhile(void)
         begin(cases[i].idle_is_open);
         CHECK(find(&p));
         CHECK(in_place(array, ARRAY) && in_place(p.slot[p.current], BYTES));
-        CHECK(in_place(p.slot[!p.current], BYTES) != cases[i].idle_is_open); /* it may be scribbled into, and no mark says so */
+        /* it may be scribbled into, and no mark says so */
+        CHECK(in_place(p.slot[!p.current], BYTES) != cases[i].idle_is_open);
         CHECK(ok(run_flush(cases[i].what, 0)));
-        CHECK((writes > 1) == (cases[i].what && !(cases[i].what == scribble && cases[i].idle_is_open))); /* something was written again */
+        /* something was written again */
+        CHECK((writes > 1) ==
+              (cases[i].what && !(cases[i].what == scribble && cases[i].idle_is_open)));
         check_file(cases[i].idle_is_open ? p.slot[!p.current] : 0);
         if ((uint64_t)test_checks_failed != failed)
             printf("  in domain %d: %s\n", domain, cases[i].name);
@@ -297,7 +324,8 @@ static void what_was_touched_is_not_read_in_place(void)
     close_store();
 }
 
-/* It stays writable, so no fault tells of a store into it: captured ahead, it counts as written already. */
+/* It stays writable, so no fault tells of a store into it: captured ahead, it counts as written
+ * already. */
 static void a_hot_range_is_copied(void)
 {
     struct pms_object o;
@@ -346,7 +374,8 @@ static void an_error_of_the_file_is_told(void)
     struct pms_transfer transfer = {0};
     begin(false);
     pms_persist_hook = always;
-    CHECK(pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, &transfer, &e) == PMS_E_FULL);
+    CHECK(pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, &transfer, &e) ==
+          PMS_E_FULL);
     pms_persist_hook = NULL;
     end();
     pms_snapshot_end(pool, snapshot);
@@ -404,8 +433,10 @@ static void chunks_are_whole_pages(void)
 {
     struct pms_transfer transfer = {0};
     begin(false);
-    CHECK(pms_snapshot_write(snapshot, fd, 5000, f.chunk, f.count, 0, f.crc, &transfer, &e) == PMS_E_INVALID);
-    CHECK(pms_snapshot_write(snapshot, fd, 0, f.chunk, f.count, 0, f.crc, &transfer, &e) == PMS_E_INVALID);
+    CHECK(pms_snapshot_write(snapshot, fd, 5000, f.chunk, f.count, 0, f.crc, &transfer, &e) ==
+          PMS_E_INVALID);
+    CHECK(pms_snapshot_write(snapshot, fd, 0, f.chunk, f.count, 0, f.crc, &transfer, &e) ==
+          PMS_E_INVALID);
     end();
     pms_snapshot_end(pool, snapshot);
     close_store();
@@ -458,7 +489,8 @@ static void beside_a_thread_that_writes(void)
         stop = true;
         pthread_join(writer, NULL);
         for (uint64_t i = 0; i < n; i++) {
-            CHECK(pread(fd, got, CHUNK, (off_t)(i * CHUNK)) == CHUNK && pms_crc32c(0, got, CHUNK) == crc[i]);
+            CHECK(pread(fd, got, CHUNK, (off_t)(i * CHUNK)) == CHUNK &&
+                  pms_crc32c(0, got, CHUNK) == crc[i]);
             CHECK(got[0] == round && memcmp(got, got + 1, CHUNK - 1) == 0);
         }
         close(fd);

@@ -1,5 +1,6 @@
-/* The journal of domain file: commits against a model, torn and damaged records, anchors, hostile records, latency. Crashes are
- * in test_journal_crash.c, errors of the medium in test_journal_errors.c. */
+/* The journal of domain file: commits against a model, torn and damaged records, anchors,
+ * hostile records, latency. Crashes are in test_journal_crash.c, errors of the medium in
+ * test_journal_errors.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -26,7 +27,8 @@ static int writer_rests_hook(enum pms_primitive primitive, uintptr_t addr, size_
     return 0;
 }
 
-/* A file whose journal holds transactions 1..n of the plan, none home: the process that wrote it died. */
+/* A file whose journal holds transactions 1..n of the plan, none home: the process that wrote it
+ * died. */
 static int crashed_file(uint32_t n)
 {
     int fd = new_file();
@@ -49,7 +51,8 @@ static int crashed_file(uint32_t n)
 }
 
 /* Positions of the records in a journal that holds n, and its ring. */
-static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *position, struct pms_record *record)
+static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *position,
+                         struct pms_record *record)
 {
     struct pms_superblock super = fixture_super();
     struct pms_janchor anchor;
@@ -62,7 +65,8 @@ static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *po
     uint32_t chain = anchor.chain;
     for (uint32_t i = 0; i < n; i++) {
         enum pms_verdict verdict;
-        MUST(pms_record_load(ring, at, ring->window, i + 1, chain, &record[i], &verdict, &error) == PMS_OK);
+        MUST(pms_record_load(ring, at, ring->window, i + 1, chain, &record[i], &verdict, &error) ==
+             PMS_OK);
         MUST(verdict == PMS_RECORD_WHOLE);
         position[i] = at;
         at += record[i].bytes;
@@ -70,7 +74,7 @@ static void find_records(int fd, uint32_t n, struct pms_ring *ring, uint64_t *po
     }
 }
 
-/* ---- commits ------------------------------------------------------------------------------------------------------- */
+/* ---- commits ---- */
 
 static _Atomic uint64_t caller_syncs;
 static int count_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
@@ -91,14 +95,16 @@ static bool can_direct(int fd)
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     void *page = aligned_alloc(PMS_PAGE, PMS_PAGE);
     int direct = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
-    bool can = direct >= 0 && pread(direct, page, PMS_PAGE, 0) == (ssize_t)PMS_PAGE && pwrite(direct, page, PMS_PAGE, 0) == (ssize_t)PMS_PAGE;
+    bool can = direct >= 0 && pread(direct, page, PMS_PAGE, 0) == (ssize_t)PMS_PAGE &&
+               pwrite(direct, page, PMS_PAGE, 0) == (ssize_t)PMS_PAGE;
     if (direct >= 0)
         close(direct);
     free(page);
     return can;
 }
 
-/* Opens where one more descriptor can be had, the writer's, and none that passes the page cache by. */
+/* Opens where one more descriptor can be had, the writer's, and none that passes the page cache
+ * by. */
 static void store_open_buffered(struct store *s, int fd)
 {
     struct rlimit before, few;
@@ -185,32 +191,42 @@ static void test_full_and_grow(void)
     format(fd, 0);
     store_open(&s, fd, 0);
     s.super.segment_count = 1; /* as before growth: the log of segment 0 alone, 14 pages */
-    pms_journal_set_super(s.journal, &(struct pms_superblock){.segment_count = 2, .segment = {s.super.segment[0], s.super.segment[1]}});
+    pms_journal_set_super(
+        s.journal, &(struct pms_superblock){.segment_count = 2,
+                                            .segment = {s.super.segment[0], s.super.segment[1]}});
     struct pms_run big = {.page = DATA0_PAGE, .pages = LOG0 + LOG1};
     store_write(&s, &big, 1, 77);
-    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_E_FULL && !indeterminate);
-    MUST(error.needed == (LOG0 + LOG1 + 1) * PMS_PAGE && error.available == (LOG0 + LOG1) * PMS_PAGE);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1},
+                            &indeterminate, &error) == PMS_E_FULL &&
+         !indeterminate);
+    MUST(error.needed == (LOG0 + LOG1 + 1) * PMS_PAGE &&
+         error.available == (LOG0 + LOG1) * PMS_PAGE);
     big.pages--; /* just fits */
-    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1},
+                            &indeterminate, &error) == PMS_OK);
     store_close(&s);
     close(fd);
 
-    fd = new_file(); /* growth: positions keep their places, and the window may then take in the new log */
+    /* growth: positions keep their places, and the window may then take in the new log */
+    fd = new_file();
     struct pms_superblock one = fixture_super();
     struct pms_persist p = {0};
     one.segment_count = 1;
     MUST(pms_journal_format(fd, &p, &one, 0, &error) == PMS_OK);
     memset(&s, 0, sizeof s);
-    MUST(pms_map_open(&s.map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s.persist, &error) == PMS_OK);
+    MUST(pms_map_open(&s.map, fd, FILE_BYTES, FILE_BYTES, PMS_MAP_PRIVATE, &s.persist, &error) ==
+         PMS_OK);
     MUST(pms_journal_open(&s.journal, &s.map, &one, 0, &error) == PMS_OK);
     MUST(store_step(&s, &error) == PMS_OK);
     big = (struct pms_run){.page = DATA0_PAGE, .pages = LOG0 + 2};
     store_write(&s, &big, 1, 78);
-    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_E_FULL);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1},
+                            &indeterminate, &error) == PMS_E_FULL);
     MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
     s.super = fixture_super();
     pms_journal_set_super(s.journal, &s.super);
-    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1}, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1},
+                            &indeterminate, &error) == PMS_OK);
     store_close(&s);
     MUST(recover_tx(fd, NULL) == 2);
     close(fd);
@@ -237,7 +253,7 @@ static void test_fork(void)
     close(fd);
 }
 
-/* ---- damage -------------------------------------------------------------------------------------------------------- */
+/* ---- damage ---- */
 
 static void flip(int fd, uint64_t offset, unsigned char bits)
 {
@@ -281,12 +297,14 @@ static void test_torn(void)
                 continue; /* padding: says nothing */
             uint64_t bad = at + draw(at < used && used - at < 512 ? (uint32_t)(used - at) : 512);
             store_file(fd, image);
-            flip(fd, pms_ring_place(&ring, position[i] + bad, &room), (unsigned char)(1u << draw(8)));
+            flip(fd, pms_ring_place(&ring, position[i] + bad, &room),
+                 (unsigned char)(1u << draw(8)));
             if (i == N - 1) {
                 expect(fd, N - 1);
                 continue;
             }
-            struct pms_journal_recovery result; /* an acknowledged commit was damaged, and a later one shows it */
+            /* an acknowledged commit was damaged, and a later one shows it */
+            struct pms_journal_recovery result;
             MUST(recover_status(fd, NULL, &result) == PMS_E_CORRUPT);
             load_file(fd, other);
             flip(fd, pms_ring_place(&ring, position[i] + bad, &room), 0);
@@ -307,7 +325,8 @@ static void test_torn_home(void)
         plan_steps(4, ++seed, 3, 0);
         for (n = 2; n <= 4 && !found; n++)
             for (uint32_t i = 0; i < steps[n].count; i++)
-                if (steps[n].runs[i].home && !dead[n][steps[n].runs[i].page] && writer[n - 1][steps[n].runs[i].page] == 0)
+                if (steps[n].runs[i].home && !dead[n][steps[n].runs[i].page] &&
+                    writer[n - 1][steps[n].runs[i].page] == 0)
                     found = true;
     }
     n--;
@@ -342,8 +361,8 @@ static int slow_writer_hook(enum pms_primitive primitive, uintptr_t addr, size_t
     return 0;
 }
 
-/* While the writer brings transaction 1 home, 2 changes the same pages. The anchor then says 1 is home, and so it must be: should
- * 2 turn out damaged, 1 is the state. */
+/* While the writer brings transaction 1 home, 2 changes the same pages. The anchor then says 1
+ * is home, and so it must be: should 2 turn out damaged, 1 is the state. */
 static void test_newer_image_beyond_batch(void)
 {
     plan_steps(2, 1, 1, 0);
@@ -415,7 +434,8 @@ static void test_anchors(bool journaled)
     close(fd);
 }
 
-/* Writes a record with any header and runs, and right checksums, as transaction 1 if it names none. */
+/* Writes a record with any header and runs, and right checksums, as transaction 1 if it names
+ * none. */
 static int hostile(const struct pms_run *runs, uint32_t count, struct pms_record header, bool seal)
 {
     struct pms_superblock super = fixture_super();
@@ -433,7 +453,8 @@ static int hostile(const struct pms_run *runs, uint32_t count, struct pms_record
     header.magic = PMS_RECORD_MAGIC;
     header.tx = header.tx ? header.tx : 1;
     header.chain = anchor.chain;
-    header.images_crc = pms_crc32c(0, images, header.image_bytes <= sizeof images ? header.image_bytes : 0);
+    header.images_crc = pms_crc32c(0, images,
+                                   header.image_bytes <= sizeof images ? header.image_bytes : 0);
     memcpy(page + sizeof header, runs, count * sizeof runs[0]);
     memcpy(page, &header, sizeof header);
     header.crc = seal ? pms_crc32c(ring.seed, page, sizeof header + count * sizeof runs[0]) : 0;
@@ -459,25 +480,33 @@ static void test_hostile(void)
     MUST(hostile(&run, 1, later, true) == 0);
     for (uint64_t page = 0; page < FILE_PAGES + 2; page++) {
         run.page = page;
-        MUST(hostile(&run, 1, one, true) == (page < FILE_PAGES && is_logged(page) ? 1 : -PMS_E_CORRUPT));
+        MUST(hostile(&run, 1, one, true) ==
+             (page < FILE_PAGES && is_logged(page) ? 1 : -PMS_E_CORRUPT));
     }
-    const uint64_t far[] = {UINT64_MAX, UINT64_MAX / PMS_PAGE, UINT64_MAX / PMS_PAGE + 1 + DATA0_PAGE, 1ull << 51};
+    const uint64_t far[] = {UINT64_MAX, UINT64_MAX / PMS_PAGE,
+                            UINT64_MAX / PMS_PAGE + 1 + DATA0_PAGE, 1ull << 51};
     for (unsigned i = 0; i < sizeof far / sizeof far[0]; i++) {
         run.page = far[i];
         MUST(hostile(&run, 1, one, true) == -PMS_E_CORRUPT);
     }
     const struct pms_run bad[] = {
-        {.page = DATA0_PAGE, .pages = 0},          {.page = DATA0_PAGE, .pages = 2},
-        {.page = DATA0_PAGE, .pages = UINT32_MAX}, {.page = DATA0_PAGE, .pages = 1, .home = 2},
-        {.page = DATA0_PAGE, .pages = 1, .home_crc = 1}, {.page = DATA0_PAGE, .pages = 1, .reserved = 1},
+        {.page = DATA0_PAGE, .pages = 0},
+        {.page = DATA0_PAGE, .pages = 2},
+        {.page = DATA0_PAGE, .pages = UINT32_MAX},
+        {.page = DATA0_PAGE, .pages = 1, .home = 2},
+        {.page = DATA0_PAGE, .pages = 1, .home_crc = 1},
+        {.page = DATA0_PAGE, .pages = 1, .reserved = 1},
     };
     for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++)
         MUST(hostile(&bad[i], 1, one, true) == -PMS_E_CORRUPT);
-    const struct pms_run twice[2] = {{.page = DATA0_PAGE + 1, .pages = 1}, {.page = DATA0_PAGE, .pages = 1}};
-    const struct pms_record two = {.bytes = 3 * PMS_PAGE, .image_bytes = 2 * PMS_PAGE, .run_count = 2};
+    const struct pms_run twice[2] = {{.page = DATA0_PAGE + 1, .pages = 1},
+                                     {.page = DATA0_PAGE, .pages = 1}};
+    const struct pms_record two = {
+        .bytes = 3 * PMS_PAGE, .image_bytes = 2 * PMS_PAGE, .run_count = 2};
     MUST(hostile(twice, 2, two, true) == -PMS_E_CORRUPT);
     run.page = DATA0_PAGE;
-    const struct pms_record odd[] = { /* lengths that do not fit each other or the ring: as good as torn */
+    /* lengths that do not fit each other or the ring: as good as torn */
+    const struct pms_record odd[] = {
         {.bytes = UINT64_MAX, .image_bytes = PMS_PAGE, .run_count = 1},
         {.bytes = 2 * PMS_PAGE, .image_bytes = UINT64_MAX - PMS_PAGE + 1, .run_count = 1},
         {.bytes = 2 * PMS_PAGE, .image_bytes = PMS_PAGE, .run_count = UINT32_MAX},
@@ -490,7 +519,7 @@ static void test_hostile(void)
         MUST(hostile(&run, 1, odd[i], true) == 0);
 }
 
-/* ---- figures ------------------------------------------------------------------------------------------------------- */
+/* ---- figures ---- */
 
 static double now_us(void)
 {
@@ -505,7 +534,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* On a real file system, `rounds` commits of 8 KiB, each beside a bare pwrite of as much and fdatasync. */
+/* On a real file system, `rounds` commits of 8 KiB, each beside a bare pwrite of as much and
+ * fdatasync. */
 static void bench(uint32_t rounds)
 {
     char name[] = "/tmp/pms-journal-XXXXXX", plain[] = "/tmp/pms-plain-XXXXXX";
@@ -525,7 +555,9 @@ static void bench(uint32_t rounds)
         struct pms_run run = {.page = DATA0_PAGE + draw(DATA0 - 1), .pages = 2};
         store_write(&s, &run, 1, 1 + 3 * i);
         double t0 = now_us();
-        MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = i + 1, .runs = &run, .run_count = 1}, &indeterminate, &error) == PMS_OK);
+        MUST(pms_journal_commit(s.journal,
+                                &(struct pms_change){.tx = i + 1, .runs = &run, .run_count = 1},
+                                &indeterminate, &error) == PMS_OK);
         double t1 = now_us();
         MUST(pwrite(bare, image, 2 * PMS_PAGE, (off_t)(i % 64 * 2 * PMS_PAGE)) == 2 * PMS_PAGE);
         MUST(fdatasync(bare) == 0);
@@ -536,8 +568,9 @@ static void bench(uint32_t rounds)
     store_close(&s);
     qsort(a, rounds, sizeof *a, by_value);
     qsort(b, rounds, sizeof *b, by_value);
-    printf("commit of 8 KiB: median %.0f us, p90 %.0f us; pwrite + fdatasync: median %.0f us, p90 %.0f us\n",
-           a[rounds / 2], a[rounds * 9 / 10], b[rounds / 2], b[rounds * 9 / 10]);
+    printf(
+        "commit of 8 KiB: median %.0f us, p90 %.0f us; pwrite + fdatasync: median %.0f us, p90 %.0f us\n",
+        a[rounds / 2], a[rounds * 9 / 10], b[rounds / 2], b[rounds * 9 / 10]);
     free(a);
     free(b);
     close(fd);
@@ -579,13 +612,16 @@ static void test_damage_on_the_way_home(void)
     format(damaged_fd, 0);
     store_open(&s, damaged_fd, 0);
     uint64_t room;
-    struct pms_ring ring = s.journal->ring; /* reading an anchor sets its window, which the writer looks at */
-    damaged_at = (off_t)(pms_ring_place(&ring, s.journal->tail, &room) + PMS_PAGE + 100); /* header, images */
+    /* reading an anchor sets its window, which the writer looks at */
+    struct pms_ring ring = s.journal->ring;
+    /* header, images */
+    damaged_at = (off_t)(pms_ring_place(&ring, s.journal->tail, &room) + PMS_PAGE + 100);
     struct pms_run run = {.page = DATA0_PAGE, .pages = 2};
     store_write(&s, &run, 1, 7);
     caller = pthread_self();
     pms_persist_hook = damage_hook;
-    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &run, .run_count = 1}, &indeterminate, &error) == PMS_OK);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &run, .run_count = 1},
+                            &indeterminate, &error) == PMS_OK);
     for (int i = 0; i < 2; i++) {
         MUST(pms_journal_drain(s.journal, &error) == PMS_E_CORRUPT);
         MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && anchor.tx == 0);

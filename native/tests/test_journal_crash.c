@@ -1,5 +1,6 @@
-/* The journal of domain file under crashes: the process dies at each write and each sync of a workload, and again at each of
- * the recovery; and the machine dies before each sync, with any mixture of the sectors written since the one before. */
+/* The journal of domain file under crashes: the process dies at each write and each sync of a
+ * workload, and again at each of the recovery; and the machine dies before each sync, with any
+ * mixture of the sectors written since the one before. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,14 +20,15 @@
 
 static unsigned char image[FILE_BYTES], other[FILE_BYTES], crashed_image[FILE_BYTES];
 
-/* ---- death of the process ------------------------------------------------------------------------------------------ */
+/* ---- death of the process ---- */
 
 static _Atomic uint32_t countdown; /* primitives until death */
 static int dying_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     (void)addr;
     (void)bytes;
-    if ((primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC) && atomic_fetch_sub(&countdown, 1) == 1)
+    if ((primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC) &&
+        atomic_fetch_sub(&countdown, 1) == 1)
         _exit(CRASHED);
     return 0;
 }
@@ -65,8 +67,9 @@ static bool die_at(uint32_t nth, int fd, bool recovery, uint64_t tx, _Atomic uin
     return WEXITSTATUS(status) == CRASHED;
 }
 
-/* The store in fd, just crashed, is at one of two transactions: by mode r, by recovery killed anywhere and repeated, by
- * recovery; opening again changes nothing. Returns which; fd is recovered. */
+/* The store in fd, just crashed, is at one of two transactions: by mode r, by recovery killed
+ * anywhere and repeated, by recovery; opening again changes nothing. Returns which; fd is
+ * recovered. */
 static uint64_t check_recovery(int fd, uint64_t acknowledged, bool twice)
 {
     load_file(fd, crashed_image);
@@ -96,11 +99,12 @@ static uint64_t check_recovery(int fd, uint64_t acknowledged, bool twice)
 
 static uint32_t points_done;
 
-static void crash_everywhere(uint32_t seed, uint64_t window, uint32_t pages_most, uint32_t drain_every)
+static void crash_everywhere(uint32_t seed, uint64_t window, uint32_t pages_most,
+                             uint32_t drain_every)
 {
     static unsigned char start[FILE_BYTES];
-    _Atomic uint64_t *acknowledged =
-        mmap(NULL, PMS_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    _Atomic uint64_t *acknowledged = mmap(NULL, PMS_PAGE, PROT_READ | PROT_WRITE,
+                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int fd = new_file();
     uint32_t nth = 1;
     bool crashed = true;
@@ -125,10 +129,11 @@ static void crash_everywhere(uint32_t seed, uint64_t window, uint32_t pages_most
     close(fd);
 }
 
-/* ---- death of the machine ------------------------------------------------------------------------------------------ */
+/* ---- death of the machine ---- */
 
-/* Before each sync: what the last sync made durable, plus any of the sectors that changed since. So that one thread writes at a
- * time, the writer is held until the caller waits for it; the journal's mutex orders the two. */
+/* Before each sync: what the last sync made durable, plus any of the sectors that changed since.
+ * So that one thread writes at a time, the writer is held until the caller waits for it; the
+ * journal's mutex orders the two. */
 static unsigned char durable[FILE_BYTES], now[FILE_BYTES], mixture[FILE_BYTES];
 static int recorded_fd, scratch_fd;
 static uint64_t recorded_ack;
@@ -165,7 +170,10 @@ static void check_mixtures(void)
         memcpy(mixture, durable, FILE_BYTES);
         for (uint32_t i = 0; i < n; i++) {
             unsigned char *to = mixture + dirty[i] * SECTOR;
-            bool take = k < 2 ? k == 1 : k < 2 + single ? i == alone : k < 2 + 2 * single ? i != alone : draw(8) >= k % 8;
+            bool take = k < 2                ? k == 1
+                        : k < 2 + single     ? i == alone
+                        : k < 2 + 2 * single ? i != alone
+                                             : draw(8) >= k % 8;
             if (take)
                 memcpy(to, now + dirty[i] * SECTOR, SECTOR);
             else if (k >= 2 + 2 * single && draw(16) == 0)
@@ -201,11 +209,12 @@ static int recording_hook(enum pms_primitive primitive, uintptr_t addr, size_t b
     return 0;
 }
 
-/* Begins on what a killed process left, so that records of another try lie in the ring; its recovery is recorded too. */
+/* Begins on what a killed process left, so that records of another try lie in the ring; its
+ * recovery is recorded too. */
 static uint64_t first_life(uint32_t nth)
 {
-    _Atomic uint64_t *acknowledged =
-        mmap(NULL, PMS_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    _Atomic uint64_t *acknowledged = mmap(NULL, PMS_PAGE, PROT_READ | PROT_WRITE,
+                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     MUST(acknowledged != MAP_FAILED);
     die_at(nth, recorded_fd, false, 0, acknowledged);
     load_file(recorded_fd, durable);
@@ -245,13 +254,16 @@ static void crash_sectors(uint32_t seed, uint64_t window, uint32_t drain_every, 
     close(scratch_fd);
 }
 
-/* ---- the tests ----------------------------------------------------------------------------------------------------- */
+/* ---- the tests ---- */
 
 static uint32_t round_no;
 
 static void test_killed(void) { crash_everywhere(1 + 10 * round_no, 0, 5, 4); }
 static void test_killed_ring_full(void) { crash_everywhere(2 + 10 * round_no, 0, 12, 0); }
-static void test_killed_window_grows(void) { crash_everywhere(3 + 10 * round_no, 3 * PMS_PAGE, 6, 0); }
+static void test_killed_window_grows(void)
+{
+    crash_everywhere(3 + 10 * round_no, 3 * PMS_PAGE, 6, 0);
+}
 static void test_killed_wrapping(void) { crash_everywhere(4 + 10 * round_no, 11 * PMS_PAGE, 3, 3); }
 
 static void test_power_failure(void)

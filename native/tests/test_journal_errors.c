@@ -10,7 +10,8 @@
 static unsigned char image[FILE_BYTES];
 static pthread_t caller;
 
-static _Atomic int fail_after; /* primitives of the chosen side and kind until the one that fails; 0: none */
+/* primitives of the chosen side and kind until the one that fails; 0: none */
+static _Atomic int fail_after;
 static enum pms_primitive fail_kind;
 static bool fail_caller;
 static int fail_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
@@ -64,7 +65,8 @@ static void test_writer_errors(void)
     }
 }
 
-/* A commit's own write fails: not committed, and neither that nor its leavings hinder the next try or recovery. */
+/* A commit's own write fails: not committed, and neither that nor its leavings hinder the next
+ * try or recovery. */
 static void test_commit_errors(void)
 {
     for (int nth = 1; nth <= 30; nth++) {
@@ -82,7 +84,8 @@ static void test_commit_errors(void)
             failures++;
             MUST(failures == 1 && error.sys_errno == EIO);
             MUST(store_step(&s, &error) == PMS_OK);
-            MUST(s.journal->record->chain != chain); /* what the failed one left can never be completed by accident */
+            /* what the failed one left can never be completed by accident */
+            MUST(s.journal->record->chain != chain);
         }
         atomic_store(&fail_after, 0);
         store_close(&s);
@@ -106,9 +109,14 @@ static void test_sync_error(void)
     store_open(&s, fd, 0);
     MUST(store_step(&s, &error) == PMS_OK);
     store_write(&s, steps[2].runs, steps[2].count, 2);
-    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = steps[2].runs, .run_count = steps[2].count}, &indeterminate, &error) == PMS_E_OS);
+    MUST(pms_journal_commit(
+             s.journal,
+             &(struct pms_change){.tx = 2, .runs = steps[2].runs, .run_count = steps[2].count},
+             &indeterminate, &error) == PMS_E_OS);
     MUST(indeterminate && error.sys_errno == EIO);
-    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = runs, .run_count = 1}, &indeterminate, &error) == PMS_E_READONLY && !indeterminate);
+    MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = runs, .run_count = 1},
+                            &indeterminate, &error) == PMS_E_READONLY &&
+         !indeterminate);
     MUST(pms_journal_drain(s.journal, &error) == PMS_E_READONLY);
     MUST(pms_journal_close(s.journal, false, &error) == PMS_E_READONLY);
     pms_persist_hook = NULL;
@@ -130,12 +138,14 @@ static int racing_hook(enum pms_primitive primitive, uintptr_t addr, size_t byte
     return 0;
 }
 
-/* A store into a page left writable, between its checksum and its way to the file: that page may be either, but the commit counts. */
+/* A store into a page left writable, between its checksum and its way to the file: that page may
+ * be either, but the commit counts. */
 static void test_racing_writer(void)
 {
     struct store s;
     struct pms_error error;
-    struct pms_run runs[2] = {{.page = DATA0_PAGE, .pages = 1}, {.page = EXTENT0_PAGE, .pages = 1, .home = 1}};
+    struct pms_run runs[2] = {{.page = DATA0_PAGE, .pages = 1},
+                              {.page = EXTENT0_PAGE, .pages = 1, .home = 1}};
     bool indeterminate;
     int fd = new_file(), copy = new_file();
     format(fd, 0);
@@ -148,7 +158,9 @@ static void test_racing_writer(void)
         runs[1].home = 1;
         racing = s.map.user + runs[tx % 2].page * PMS_PAGE;
         MUST(pms_map_unprotect(&s.map, runs[tx % 2].page * PMS_PAGE, PMS_PAGE) == 0);
-        MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = tx, .runs = runs, .run_count = 2}, &indeterminate, &error) == PMS_OK);
+        MUST(pms_journal_commit(s.journal,
+                                &(struct pms_change){.tx = tx, .runs = runs, .run_count = 2},
+                                &indeterminate, &error) == PMS_OK);
         racing = NULL;
         load_file(fd, image);
         store_file(copy, image);
@@ -160,7 +172,8 @@ static void test_racing_writer(void)
     close(copy);
 }
 
-/* Which copies of the anchor the medium surely holds: written since, and a sync after it that succeeded. */
+/* Which copies of the anchor the medium surely holds: written since, and a sync after it that
+ * succeeded. */
 static bool sure[2], unsynced[2];
 static int anchor_fail_at, anchor_primitives;
 static int anchor_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
@@ -175,7 +188,8 @@ static int anchor_hook(enum pms_primitive primitive, uintptr_t addr, size_t byte
     } else if (primitive == PMS_PRIM_SYNC) {
         for (unsigned copy = 0; copy < 2; copy++) {
             sure[copy] |= unsynced[copy] && !fails;
-            unsynced[copy] = false; /* after a failed sync the kernel takes what it could not write for clean */
+            /* after a failed sync the kernel takes what it could not write for clean */
+            unsynced[copy] = false;
         }
     }
     return fails ? EIO : 0;

@@ -1,4 +1,5 @@
-/* Landings: copies into idle slots, flips, and what else is pending, as one commit. With words that come, come late, or never. */
+/* Landings: copies into idle slots, flips, and what else is pending, as one commit. With words
+ * that come, come late, or never. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,16 +55,19 @@ static void make(void) /* a large and a small pair, and an array, all zeros */
     for (int i = 0; i < 2; i++) {
         CHECK(ok(pms_object_group(pool, 0, names[i], 1, 1, &group, &e)));
         for (int k = 0; k < 2; k++)
-            CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, sizes[i], PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
+            CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, sizes[i],
+                                          PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
         CHECK(ok(pms_object_describe_group(pool, 0, names[i], 1, head, 8, &e)));
     }
-    CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0,
+                                  &data, &e)));
     CHECK(ok(pms_commit(pool, &e)));
 }
 
 static char meta[2][8];
 
-/* Copies `value` into both pairs' idle slots, in two pieces each, and flips them. `word`: what the last piece waits for. */
+/* Copies `value` into both pairs' idle slots, in two pieces each, and flips them. `word`: what
+ * the last piece waits for. */
 static struct pms_landing *landing(int value, const uint64_t *word, int64_t timeout_ns)
 {
     struct pms_land_copy copy[4];
@@ -75,7 +79,8 @@ static struct pms_landing *landing(int value, const uint64_t *word, int64_t time
         memcpy(meta[i], head, 8);
         meta[i][7] = !pair.current;
         copy[2 * i] = (struct pms_land_copy){data, 0, half, source, &here};
-        copy[2 * i + 1] = (struct pms_land_copy){data, half, sizes[i] - half, source + half, i ? word : NULL};
+        copy[2 * i + 1] = (struct pms_land_copy){data, half, sizes[i] - half, source + half,
+                                                 i ? word : NULL};
         flip[i] = (struct pms_land_flip){0, data, names[i], meta[i], 1, 8};
     }
     struct pms_landing *l = pms_landing_new(copy, 4, flip, 2, timeout_ns, &e);
@@ -95,7 +100,8 @@ static int state(void) /* the step that all of the store holds, or -1 */
 {
     static struct pms_check_report r;
     int value = beside()[0];
-    bool whole = all(current(0), LARGE, value) && all(current(1), SMALL, value) && all(beside(), 5000, value);
+    bool whole = all(current(0), LARGE, value) && all(current(1), SMALL, value) &&
+                 all(beside(), 5000, value);
     return whole && ok(pms_check(pool, &r, &e)) && r.problem_count == 0 ? value : -1;
 }
 
@@ -144,8 +150,10 @@ static void what_is_written_after_the_seal_is_of_the_next_transaction(void)
     struct pms_landing *l = landing(2, &word, -1);
     memset(beside(), 2, 5000);
     CHECK(ok(pms_landing_start(pool, l, &e)));
-    if (domain != PMS_DOMAIN_FILE) /* there small slots are copied, and waited for, before the seal */
-        CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1) && !pms_landing_wait(l, PMS_LANDING_COPIED, 0));
+    /* there small slots are copied, and waited for, before the seal */
+    if (domain != PMS_DOMAIN_FILE)
+        CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1) &&
+              !pms_landing_wait(l, PMS_LANDING_COPIED, 0));
     else
         __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
     CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1));
@@ -160,7 +168,8 @@ static void what_is_written_after_the_seal_is_of_the_next_transaction(void)
     close_store();
 }
 
-/* Nothing happened, and what was pending is pending still: the commit after it has all but the landing. */
+/* Nothing happened, and what was pending is pending still: the commit after it has all but the
+ * landing. */
 static void failed(struct pms_landing *l, int status)
 {
     struct pms_slot_pair before = pair_of(0);
@@ -169,7 +178,8 @@ static void failed(struct pms_landing *l, int status)
     CHECK(ok(pms_landing_arm(pool, l, &e)));
     CHECK(pms_commit(pool, &e) == status && pms_epoch(pool) == epoch);
     CHECK(pms_landing_wait(l, PMS_LANDING_DONE, 0) && pms_landing_result(l, &e) == status);
-    CHECK(pair_of(0).current == before.current && all(current(0), LARGE, 1) && all(current(1), SMALL, 1));
+    CHECK(pair_of(0).current == before.current && all(current(0), LARGE, 1) &&
+          all(current(1), SMALL, 1));
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(pms_epoch(pool) == epoch + 1 && all(beside(), 5000, 5));
     pms_landing_free(l);
@@ -197,11 +207,13 @@ static void a_roll_back_or_another_one_disarms_it(void)
     step(1);
     struct pms_landing *first = landing(2, &here, -1), *second = landing(3, &here, -1);
     CHECK(ok(pms_landing_arm(pool, first, &e)) && ok(pms_landing_arm(pool, second, &e)));
-    CHECK(pms_landing_wait(first, PMS_LANDING_DONE, 0) && pms_landing_result(first, &e) == PMS_E_STATE);
+    CHECK(pms_landing_wait(first, PMS_LANDING_DONE, 0) &&
+          pms_landing_result(first, &e) == PMS_E_STATE);
     CHECK(!pms_landing_wait(second, PMS_LANDING_DONE, 0));
     memset(beside(), 2, 5000);
     CHECK(ok(pms_rollback(pool, &e)));
-    CHECK(pms_landing_wait(second, PMS_LANDING_DONE, 0) && pms_landing_result(second, &e) == PMS_E_STATE);
+    CHECK(pms_landing_wait(second, PMS_LANDING_DONE, 0) &&
+          pms_landing_result(second, &e) == PMS_E_STATE);
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(state() == 1);
     pms_landing_free(first);
@@ -221,14 +233,17 @@ static void bad_landings(void)
     struct pms_land_copy copy = {flip.data, LARGE - 10, PMS_PAGE, source, NULL};
     failed(pms_landing_new(&copy, 1, &flip, 1, -1, &e), PMS_E_INVALID); /* past its block's end */
     copy = (struct pms_land_copy){small.data[!small.current], 0, 10, source, NULL};
-    failed(pms_landing_new(&copy, 1, &flip, 1, -1, &e), PMS_E_INVALID); /* into a block that does not flip */
+    /* into a block that does not flip */
+    failed(pms_landing_new(&copy, 1, &flip, 1, -1, &e), PMS_E_INVALID);
     struct pms_land_flip other = {0, small.data[!small.current], "b", next, 1, 8};
     copy = (struct pms_land_copy){other.data, 0, 10, NULL, NULL};
-    failed(pms_landing_new(&copy, 1, &other, 1, -1, &e), PMS_E_INVALID); /* small, and written from outside */
+    /* small, and written from outside */
+    failed(pms_landing_new(&copy, 1, &other, 1, -1, &e), PMS_E_INVALID);
     other = (struct pms_land_flip){0, flip.data, "nobody", next, 6, 8};
     failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_NOT_FOUND);
     other = (struct pms_land_flip){0, flip.data, "a", next, 1, 7};
-    failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_INVALID); /* a description of another length */
+    /* a description of another length */
+    failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_INVALID);
     other = (struct pms_land_flip){0, flip.data, "b", next, 1, 8};
     failed(pms_landing_new(NULL, 0, &other, 1, -1, &e), PMS_E_INVALID); /* of other slots */
     other = (struct pms_land_flip){0, flip.data + PMS_PAGE, "a", next, 1, 8};
@@ -236,7 +251,8 @@ static void bad_landings(void)
     close_store();
 }
 
-/* Two threads that commit a mirror at once: the second one's block is what the first one's commit has named. */
+/* Two threads that commit a mirror at once: the second one's block is what the first one's
+ * commit has named. */
 static void a_landing_into_what_another_one_committed(void)
 {
     make();
@@ -250,7 +266,8 @@ static void a_landing_into_what_another_one_committed(void)
     memset(source, 3, sizeof source);
     CHECK(ok(pms_landing_arm(pool, second, &e)));
     CHECK(pms_commit(pool, &e) == PMS_E_STATE);
-    CHECK(pms_landing_wait(second, PMS_LANDING_DONE, 0) && pms_landing_result(second, &e) == PMS_E_STATE);
+    CHECK(pms_landing_wait(second, PMS_LANDING_DONE, 0) &&
+          pms_landing_result(second, &e) == PMS_E_STATE);
     CHECK(state() == 2 && !pms_idle_is(&pool->undo, pair_of(0).data[pair_of(0).current]));
     pms_landing_free(first);
     pms_landing_free(second);
@@ -295,17 +312,20 @@ static void kills(void)
     munmap((void *)done, 4096);
 }
 
-/* A commit that has to wait for a snapshot's room gives up the log lock, so it waits before it seals. */
+/* A commit that has to wait for a snapshot's room gives up the log lock, so it waits before it
+ * seals. */
 static void a_slow_flush_breaks_no_seal(void)
 {
     uint64_t big;
     struct pms_snapshot *s;
     char flipped[8];
     make();
-    CHECK(ok(pms_object_put_array(pool, 0, "big", 3, "m", 1, 1u << 19, PMS_FILL_ZERO, NULL, 0, 0, &big, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, "big", 3, "m", 1, 1u << 19, PMS_FILL_ZERO, NULL, 0, 0,
+                                  &big, &e)));
     CHECK(ok(pms_commit(pool, &e)));
     struct pms_slot_pair pair = pair_of(0);
-    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e))); /* idle already: the landing itself need not wait */
+    /* idle already: the landing itself need not wait */
+    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
     CHECK(ok(pms_snapshot_begin(pool, 32 * PMS_PAGE, SECOND / 2, &s, &e)));
     memset(memory(big), 1, 1u << 19); /* more pages than may be kept */
     memset(beside(), 1, 5000);
@@ -316,7 +336,8 @@ static void a_slow_flush_breaks_no_seal(void)
     struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, -1, &e);
     CHECK(l && ok(pms_landing_start(pool, l, &e)));
     CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1));
-    memset(beside(), 2, 5000); /* waits in its fault for the commit to be over, and is of the next transaction */
+    /* waits in its fault for the commit to be over, and is of the next transaction */
+    memset(beside(), 2, 5000);
     CHECK(pms_landing_wait(l, PMS_LANDING_DONE, -1) && ok(pms_landing_result(l, &e)));
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(beside()[0] == 1);
@@ -343,7 +364,8 @@ static void a_landing_that_fails_leaves_nothing_pending(void)
     close_store();
 }
 
-/* While a commit waits for a snapshot's room others may store: what they did is pending still when the landing has failed. */
+/* While a commit waits for a snapshot's room others may store: what they did is pending still
+ * when the landing has failed. */
 static void what_was_written_while_a_landing_that_fails_waited(void)
 {
     char flipped[8];
@@ -357,8 +379,10 @@ static void what_was_written_while_a_landing_that_fails_waited(void)
     flipped[7] = (char)!pair.current;
     struct pms_land_copy copy = {pair.data[!pair.current], 0, LARGE, source, &never};
     struct pms_land_flip flip = {0, pair.data[!pair.current], names[0], flipped, 1, 8};
-    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e))); /* idle already: opening it need not wait */
-    CHECK(ok(pms_snapshot_begin(pool, PMS_PAGE, -1, &s, &e)));    /* the root's page, and no room for the description's */
+    /* idle already: opening it need not wait */
+    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
+    /* the root's page, and no room for the description's */
+    CHECK(ok(pms_snapshot_begin(pool, PMS_PAGE, -1, &s, &e)));
     struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, SECOND / 100, &e);
     CHECK(l && ok(pms_landing_start(pool, l, &e)));
     while (!stats.waits)
@@ -378,9 +402,11 @@ static void what_was_written_while_a_landing_that_fails_waited(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-landing-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-landing-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     const size_t count = sizeof domains / sizeof domains[0];
-    for (size_t i = 0; i < count; i++) { /* first: a fork while a thread of a landing ends is asking for trouble */
+    /* first: a fork while a thread of a landing ends is asking for trouble */
+    for (size_t i = 0; i < count; i++) {
         domain = domains[i];
         TEST(kills);
     }

@@ -1,5 +1,6 @@
-/* Stores that come while a transaction ends, at each of its primitives, as another thread's might: they belong to this transaction or
- * to the next, and the next commit makes them durable. Never to neither. */
+/* Stores that come while a transaction ends, at each of its primitives, as another thread's
+ * might: they belong to this transaction or to the next, and the next commit makes them durable.
+ * Never to neither. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,9 +22,11 @@ static struct pms_pool *pool;
 static volatile unsigned char *array;
 static uint64_t data;
 
-/* The store is a read from a file: where the page is read-only it fails with EFAULT instead of waiting for a lock that we hold. */
+/* The store is a read from a file: where the page is read-only it fails with EFAULT instead of
+ * waiting for a lock that we hold. */
 static int source;
-static _Thread_local bool ends; /* the thread that ends transactions: the journal's own writes are not counted */
+/* the thread that ends transactions: the journal's own writes are not counted */
+static _Thread_local bool ends;
 static unsigned countdown; /* primitives until the store; 0: none to come */
 static bool landed, written_back;
 
@@ -40,7 +43,8 @@ static int late_store(enum pms_primitive p, uintptr_t addr, size_t bytes)
         return 0;
     if (landed && p == PMS_PRIM_FLUSH && on_line(addr, bytes))
         written_back = true;
-    if (countdown && --countdown == 0 && pread(source, (void *)(uintptr_t)(array + LATE), 1, 0) == 1) {
+    if (countdown && --countdown == 0 &&
+        pread(source, (void *)(uintptr_t)(array + LATE), 1, 0) == 1) {
         landed = true;
         written_back = false;
     }
@@ -57,7 +61,8 @@ static void commit(void)
 static int after_a_crash(void)
 {
     static unsigned char block[1u << 20];
-    int from = open(path, O_RDONLY | O_CLOEXEC), to = open(copy_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int from = open(path, O_RDONLY | O_CLOEXEC),
+        to = open(copy_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     ssize_t n;
     while ((n = read(from, block, sizeof block)) > 0)
         CHECK(write(to, block, (size_t)n) == n);
@@ -78,11 +83,13 @@ static int after_a_crash(void)
 
 static void open_store(void)
 {
-    struct pms_options o = {.size = 1u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = hot_ranges};
+    struct pms_options o = {
+        .size = 1u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = hot_ranges};
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
         abort();
-    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, ARRAY_BYTES, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, ARRAY_BYTES, PMS_FILL_ZERO, NULL, 0, 0,
+                               &data, &e) == PMS_OK);
     array = pool->map.user + data;
     commit();
 }
@@ -105,7 +112,8 @@ static void make_hot(void)
     CHECK(pms_pool_stats(pool, &st, &e) == PMS_OK && (st.hot_ranges > 0) == (hot_ranges != 0));
 }
 
-/* Stores at each primitive of one end of a transaction, one after the other, until it has no more. */
+/* Stores at each primitive of one end of a transaction, one after the other, until it has no
+ * more. */
 static void at_each_primitive(void (*end)(void))
 {
     unsigned stores = 0, n = 1;
@@ -155,7 +163,8 @@ static void roll_back(void)
 
 static void beside_a_roll_back(void) { at_each_primitive(roll_back); }
 
-/* What came late is undone with the next transaction, or was committed with this one: memory and file agree. */
+/* What came late is undone with the next transaction, or was committed with this one: memory and
+ * file agree. */
 static void commit_and_roll_back(void)
 {
     commit();
@@ -176,8 +185,8 @@ static int no_space(enum pms_primitive p, uintptr_t addr, size_t bytes)
 #define RANGES 3u
 #define APART 3u /* pages from one hot page to the next */
 
-/* What it copied of hot ranges is no entry of any transaction. Here the next one's entries (the root's line, two pages) end where the
- * third copy begins, with the number before its number. */
+/* What it copied of hot ranges is no entry of any transaction. Here the next one's entries (the
+ * root's line, two pages) end where the third copy begins, with the number before its number. */
 static void a_failed_commit_leaves_no_entries(void)
 {
     struct pms_error e;
@@ -186,7 +195,8 @@ static void a_failed_commit_leaves_no_entries(void)
     hot_ranges = 1;
     domain = PMS_DOMAIN_FILE;
     open_store();
-    CHECK(pms_object_put_array(pool, 0, "b", 1, "m", 1, 128u << 10, PMS_FILL_ZERO, NULL, 0, 0, &at, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "b", 1, "m", 1, 128u << 10, PMS_FILL_ZERO, NULL, 0, 0, &at,
+                               &e) == PMS_OK);
     commit();
     volatile unsigned char *pages = pool->map.user + at;
     for (int i = 0; i < 6; i++) {

@@ -1,4 +1,5 @@
-/* Pages of the file become the process's own: a range that will be written all over is copied at once, and nothing that was stored is lost. */
+/* Pages of the file become the process's own: a range that will be written all over is copied at
+ * once, and nothing that was stored is lost. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,7 +75,8 @@ static void what_was_read_is_copied_at_once(void)
         open_map(PMS_MAP_PRIVATE);
         uint64_t sum = read_before ? read_all() : 0;
         CHECK(take(1, PAGES - 2));
-        CHECK(pms_map_all_writable(&map, PMS_PAGE, BYTES - 2 * PMS_PAGE) && !pms_map_all_writable(&map, 0, PMS_PAGE));
+        CHECK(pms_map_all_writable(&map, PMS_PAGE, BYTES - 2 * PMS_PAGE) &&
+              !pms_map_all_writable(&map, 0, PMS_PAGE));
         long before = faults();
         for (uint64_t i = 1; i < PAGES - 1; i++) {
             CHECK(map.user[i * PMS_PAGE + 1] == of_file(i));
@@ -82,7 +84,8 @@ static void what_was_read_is_copied_at_once(void)
         }
         long after = faults();
         CHECK(after >= before && (!read_before || sum > 0));
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* whose shadow memory faults too */
+/* whose shadow memory faults too */
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
         CHECK(after - before < 32);
 #endif
         for (uint64_t i = 0; i < PAGES; i++)
@@ -94,7 +97,8 @@ static void what_was_read_is_copied_at_once(void)
 /* A page here and there, runs, the first and the last, at the edges of the words of the bitmap. */
 static void what_was_stored_stays(void)
 {
-    static const uint64_t stored[] = {0, 1, 63, 64, 65, 127, 200, 201, 202, 203, 640, 1023, 1024, 2046, 2047};
+    static const uint64_t stored[] = {0,   1,   63,  64,   65,   127,  200, 201,
+                                      202, 203, 640, 1023, 1024, 2046, 2047};
     for (int rounds = 0; rounds < 2; rounds++) {
         open_map(PMS_MAP_PRIVATE);
         CHECK(read_all() > 0);
@@ -106,7 +110,10 @@ static void what_was_stored_stays(void)
                 bool was = false;
                 for (size_t i = 0; i < sizeof stored / sizeof stored[0]; i++)
                     was = was || stored[i] == p;
-                CHECK(map.user[p * PMS_PAGE] == (was ? 255 : round ? 254 : of_file(p)) && map.user[p * PMS_PAGE + 1] == of_file(p));
+                CHECK(map.user[p * PMS_PAGE] == (was     ? 255
+                                                 : round ? 254
+                                                         : of_file(p)) &&
+                      map.user[p * PMS_PAGE + 1] == of_file(p));
                 if (!was)
                     map.user[p * PMS_PAGE] = 254;
             }
@@ -123,7 +130,8 @@ static void what_is_writable_is_left_alone(void)
     CHECK(pms_map_unprotect(&map, 300 * PMS_PAGE, 8 * PMS_PAGE) == 0);
     map.user[300 * PMS_PAGE] = 255;
     take(100, 900);
-    CHECK(map.user[300 * PMS_PAGE] == 255 && map.user[301 * PMS_PAGE] == of_file(301) && map.user[999 * PMS_PAGE] == of_file(999));
+    CHECK(map.user[300 * PMS_PAGE] == 255 && map.user[301 * PMS_PAGE] == of_file(301) &&
+          map.user[999 * PMS_PAGE] == of_file(999));
     close_map();
 }
 
@@ -133,13 +141,15 @@ static void small_ranges_and_shared_views_only_become_writable(void)
     for (int i = 0; i < 2; i++) {
         open_map(hows[i]);
         CHECK(!take(10, 4));
-        CHECK(pms_map_all_writable(&map, 10 * PMS_PAGE, 4 * PMS_PAGE) && !pms_map_all_writable(&map, 14 * PMS_PAGE, PMS_PAGE));
+        CHECK(pms_map_all_writable(&map, 10 * PMS_PAGE, 4 * PMS_PAGE) &&
+              !pms_map_all_writable(&map, 14 * PMS_PAGE, PMS_PAGE));
         map.user[10 * PMS_PAGE] = 255;
         CHECK(take(0, PAGES) == (hows[i] == PMS_MAP_PRIVATE));
         CHECK(map.user[10 * PMS_PAGE] == 255 && map.user[11 * PMS_PAGE] == of_file(11));
         map.user[11 * PMS_PAGE] = 255;
         unsigned char got = 0;
-        CHECK(pread(map.fd, &got, 1, 11 * PMS_PAGE) == 1 && got == (hows[i] == PMS_MAP_SHARED ? 255 : of_file(11)));
+        CHECK(pread(map.fd, &got, 1, 11 * PMS_PAGE) == 1 &&
+              got == (hows[i] == PMS_MAP_SHARED ? 255 : of_file(11)));
         close_map();
     }
 }
@@ -153,12 +163,14 @@ static int64_t mappings_of_view(void)
     FILE *file = fopen("/proc/self/maps", "r");
     CHECK(file != NULL);
     while (file && fgets(line, sizeof line, file))
-        n += sscanf(line, "%lx-%lx", &from, &to) == 2 && (unsigned char *)from < map.user + BYTES && (unsigned char *)to > map.user;
+        n += sscanf(line, "%lx-%lx", &from, &to) == 2 && (unsigned char *)from < map.user + BYTES &&
+             (unsigned char *)to > map.user;
     fclose(file);
     return n;
 }
 
-/* Changes here and there, stores or not: the count is the system's, and what is protected is one mapping again. */
+/* Changes here and there, stores or not: the count is the system's, and what is protected is one
+ * mapping again. */
 static void mappings_are_counted(void)
 {
     static const enum pms_map_how hows[] = {PMS_MAP_PRIVATE, PMS_MAP_SHARED};
@@ -168,7 +180,8 @@ static void mappings_are_counted(void)
         CHECK(mappings_of_view() == 1 && pms_mappings_used() == 0);
         for (int step = 0; step < 1500; step++) {
             seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-            uint64_t first = step % 100 == 0 ? 0 : seed >> 33 & (PAGES - 1), pages = 1 + (seed >> 50) % (step % 7 == 0 ? 300 : 3);
+            uint64_t first = step % 100 == 0 ? 0 : seed >> 33 & (PAGES - 1),
+                     pages = 1 + (seed >> 50) % (step % 7 == 0 ? 300 : 3);
             pages = step % 100 == 50 || pages > PAGES - first ? PAGES - first : pages;
             if ((seed >> 60) % 3 == 0) {
                 CHECK(pms_map_protect(&map, first * PMS_PAGE, pages * PMS_PAGE) == 0);
@@ -177,7 +190,8 @@ static void mappings_are_counted(void)
                 map.user[first * PMS_PAGE] = of_file(first);
             }
             bool first_too = map.writable[0] & 1;
-            bool last_too = map.writable[PAGES / 64 - 1] >> 63; /* at either end of the view nothing is parted */
+            /* at either end of the view nothing is parted */
+            bool last_too = map.writable[PAGES / 64 - 1] >> 63;
             CHECK(mappings_of_view() == map.parted + 1 - first_too - last_too);
             CHECK(pms_mappings_used() == map.parted);
         }
@@ -194,7 +208,8 @@ static void mappings_are_counted(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-map-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-map-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     pms_parallel_start();
     TEST(what_was_read_is_copied_at_once);
     TEST(what_was_stored_stays);

@@ -1,5 +1,6 @@
-/* The process keeps a quarter of its mappings, wherever stores are written to: scattered pages, between which others lie that may be
- * captured too, or that may not, in two stores at once. What was written is what is read, committed and rolled back. */
+/* The process keeps a quarter of its mappings, wherever stores are written to: scattered pages,
+ * between which others lie that may be captured too, or that may not, in two stores at once.
+ * What was written is what is read, committed and rolled back. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,7 +11,8 @@
 
 #define LIMIT 2000
 #define BLOCKS 4000u
-#define LEFT (2 * 2 * PMS_HOT_RANGES + 40) /* of two stores: hot ranges, and pages of the engine's */
+/* of two stores: hot ranges, and pages of the engine's */
+#define LEFT (2 * 2 * PMS_HOT_RANGES + 40)
 #define MOST (LIMIT / 4 * 3 + 2) /* whoever comes to three quarters parts one mapping more */
 
 static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
@@ -32,7 +34,8 @@ static struct pms_pool *new_store(int number)
 {
     struct pms_pool *pool = NULL;
     char name[300];
-    struct pms_options o = {.size = 48u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    struct pms_options o = {
+        .size = 48u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
     snprintf(name, sizeof name, "%s.%d", path, number);
     CHECK(pms_pool_open(name, &o, &pool, &e) == PMS_OK);
     unlink(name);
@@ -48,8 +51,8 @@ static void fill_stores(bool holes)
             char name[12];
             uint64_t at = 0;
             uint32_t n = (uint32_t)snprintf(name, sizeof name, "%u", i);
-            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, PMS_PAGE, PMS_FILL_PATTERN, &i, sizeof i, 1, &at,
-                                       &e) == PMS_OK);
+            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, PMS_PAGE, PMS_FILL_PATTERN, &i,
+                                       sizeof i, 1, &at, &e) == PMS_OK);
             block[s][i] = pool->map.user + at;
         }
         CHECK(pms_commit(pool, &e) == PMS_OK);
@@ -138,7 +141,8 @@ static void the_limit_is_the_systems(void)
     pms_mappings_add(found / 4 * 3 - 1);
     CHECK(!pms_mappings_spent(1000) && pms_mappings_reach() > 0);
     pms_mappings_add(1);
-    CHECK(pms_mappings_spent(1000) && !pms_mappings_spent(100)); /* a store that has made few gives up none */
+    /* a store that has made few gives up none */
+    CHECK(pms_mappings_spent(1000) && !pms_mappings_spent(100));
     pms_mappings_add(-(found / 4 * 3));
     CHECK(pms_mappings_reach() == 0 && pms_mappings_used() == 0);
     pms_mappings_add(found / 2 - 1);

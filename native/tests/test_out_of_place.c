@@ -1,4 +1,5 @@
-/* One sector damaged, or bytes where nobody expects them: nothing acknowledged is lost without an error, and nothing ends the process. */
+/* One sector damaged, or bytes where nobody expects them: nothing acknowledged is lost without
+ * an error, and nothing ends the process. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -15,13 +16,15 @@ static void value(int i)
 {
     char name[8];
     int n = snprintf(name, sizeof name, "n%02d", i);
-    CHECK(ok(pms_object_put_value(pool, 0, name, (uint32_t)n, "abc", 3, &e)) && ok(pms_commit(pool, &e)));
+    CHECK(ok(pms_object_put_value(pool, 0, name, (uint32_t)n, "abc", 3, &e)) &&
+          ok(pms_commit(pool, &e)));
 }
 
 static void name_store(const char *what)
 {
     const char *folder = getenv("PMS_TEST_DIR");
-    snprintf(path, sizeof path, "%s/pms-test-out-of-place-%ld-%s", folder ? folder : "/dev/shm", (long)getpid(), what);
+    snprintf(path, sizeof path, "%s/pms-test-out-of-place-%ld-%s", folder ? folder : "/dev/shm",
+             (long)getpid(), what);
 }
 
 /* REQUIRES: no store was opened in this process yet: it has one thread. */
@@ -36,7 +39,8 @@ static void killed(const char *what, void (*work)(void))
             _exit(1);
         kill(getpid(), SIGKILL);
     }
-    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+          WTERMSIG(status) == SIGKILL);
 }
 
 /* ---- a first session's record ---- */
@@ -76,12 +80,15 @@ static void commits_of_foreign_records(void)
 {
     uint64_t data;
     CHECK(open_store(PMS_MODE_TRUNCATE));
-    CHECK(ok(pms_object_put_array(pool, 0, "a", 1, "m", 1, PAGES * PMS_PAGE, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, "a", 1, "m", 1, PAGES * PMS_PAGE, PMS_FILL_ZERO, NULL, 0,
+                                  0, &data, &e)));
     CHECK(ok(pms_commit(pool, &e)));
     unsigned char *a = memory(data);
-    for (int i = 0; i < 400; i++) { /* the ring is written over and over: old images lie behind the last record */
+    /* the ring is written over and over: old images lie behind the last record */
+    for (int i = 0; i < 400; i++) {
         for (size_t p = 0; p < PAGES; p++) {
-            struct pms_record r = {.magic = PMS_RECORD_MAGIC, .tx = 100000, .bytes = PMS_PAGE, .chain = (uint32_t)i};
+            struct pms_record r = {
+                .magic = PMS_RECORD_MAGIC, .tx = 100000, .bytes = PMS_PAGE, .chain = (uint32_t)i};
             r.crc = pms_crc32c(0, &r, sizeof r);
             memcpy(a + p * PMS_PAGE, &r, sizeof r);
         }
@@ -107,7 +114,8 @@ static void records_of_another_store_are_only_data(void)
 static uint64_t put_zeros(const char *name, uint64_t bytes)
 {
     uint64_t at = 0;
-    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &at, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes,
+                                  PMS_FILL_ZERO, NULL, 0, 0, &at, &e)));
     return at;
 }
 
@@ -118,16 +126,22 @@ static void overwrite(uint64_t at, int content, uint64_t bytes)
     memset(memory(at), content, bytes);
 }
 
-/* Bytes from outside are lines of an undo log, for a transaction to come. Overwritten, they are pre-images; and when that log is gone they lie where the
- * entries of the next but one go. Returns the number of the entry that would have to follow. */
+/* Bytes from outside are lines of an undo log, for a transaction to come. Overwritten, they are
+ * pre-images; and when that log is gone they lie where the entries of the next but one go.
+ * Returns the number of the entry that would have to follow. */
 static uint32_t entries_as_data(uint32_t seq)
 {
-    struct { struct pms_entry head; unsigned char image[PMS_LINE - sizeof(struct pms_entry)]; } line = {0};
+    struct {
+        struct pms_entry head;
+        unsigned char image[PMS_LINE - sizeof(struct pms_entry)];
+    } line = {0};
     static_assert(sizeof line == PMS_LINE, "as in the log");
     CHECK(open_store(PMS_MODE_TRUNCATE));
-    uint64_t upload = put_zeros("upload", UPLOAD), middle = put_zeros("middle", MIDDLE), victim = put_zeros("victim", 64u << 10);
+    uint64_t upload = put_zeros("upload", UPLOAD), middle = put_zeros("middle", MIDDLE),
+             victim = put_zeros("victim", 64u << 10);
     CHECK(ok(pms_commit(pool, &e)));
-    line.head = (struct pms_entry){.tag = pool->undo.tag + 2, .target = victim, .seq = seq, .len = 8};
+    line.head = (struct pms_entry){
+        .tag = pool->undo.tag + 2, .target = victim, .seq = seq, .len = 8};
     memset(line.image, 0xee, 8);
     line.head.crc = pms_crc32c(pms_crc32c(0, &line.head, 28), line.image, 8);
     overwrite(upload, 0, UPLOAD);
@@ -170,8 +184,10 @@ static void a_pair(void)
     CHECK(open_store(PMS_MODE_TRUNCATE));
     CHECK(ok(pms_object_group(pool, 0, "w", 1, 1, &group, &e)));
     for (int k = 0; k < 2; k++)
-        CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, SLOT, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
-    CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, "\x81\xa5slots", 8, &e)) && ok(pms_commit(pool, &e)));
+        CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, SLOT, PMS_FILL_ZERO,
+                                      NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_describe_group(pool, 0, "w", 1, "\x81\xa5slots", 8, &e)) &&
+          ok(pms_commit(pool, &e)));
     CHECK(ok(pms_object_find(pool, group, "1", 1, &o, &e)));
     node_of_second = o.node;
 }
@@ -184,7 +200,8 @@ static void slots_of_two_sizes_are_corrupt(void)
         a_pair();
         close_store();
         int fd = open(path, O_RDWR);
-        CHECK(pwrite(fd, &sizes[i], 8, (off_t)(node_of_second + offsetof(struct pms_node, data_bytes))) == 8);
+        CHECK(pwrite(fd, &sizes[i], 8,
+                     (off_t)(node_of_second + offsetof(struct pms_node, data_bytes))) == 8);
         close(fd);
         CHECK(open_store(PMS_MODE_READ_WRITE));
         CHECK(pms_slot_flip(pool, 0, "w", 1, NULL, &e) == PMS_E_CORRUPT);

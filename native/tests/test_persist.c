@@ -1,4 +1,5 @@
-/* The layers under everything else: status, checksums, the lock, the seam to the medium and its worker threads. */
+/* The layers under everything else: status, checksums, the lock, the seam to the medium and its
+ * worker threads. */
 #define _GNU_SOURCE /* memfd_create */
 #include "test.h"
 
@@ -88,7 +89,8 @@ static void test_fail_fills_the_error(void)
     struct pms_error e;
     memset(&e, 0xff, sizeof e);
     CHECK(pms_fail(&e, PMS_E_INVALID, "size %d of %s", 7, "it") == PMS_E_INVALID);
-    CHECK(e.status == PMS_E_INVALID && e.sys_errno == 0 && e.offset == 0 && e.needed == 0 && e.available == 0 && e.holder == 0);
+    CHECK(e.status == PMS_E_INVALID && e.sys_errno == 0 && e.offset == 0 && e.needed == 0 &&
+          e.available == 0 && e.holder == 0);
     CHECK(strcmp(e.what, "size 7 of it") == 0);
     CHECK(pms_fail(&e, PMS_E_CORRUPT, "%0300d", 1) == PMS_E_CORRUPT);
     CHECK(strlen(e.what) == sizeof e.what - 1);
@@ -129,7 +131,8 @@ static void test_broken_invariant_aborts(void)
         got += n;
     text[got] = '\0';
     close(end[0]);
-    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+          WTERMSIG(status) == SIGABRT);
     CHECK(strstr(text, "a == b") && strstr(text, "some.c:4021"));
 }
 
@@ -169,17 +172,21 @@ static void test_crc_of_random_ranges_and_splits(void)
     unsigned char *data = random_bytes(room);
     for (unsigned i = 0; i < 20000 / SLOWER; i++) {
         size_t most = i % 100 == 0 ? room : i % 2 ? 16384 : 1024;
-        size_t n = random_below(most), at = random_below(room - n), split = n ? random_below(n + 1) : 0;
+        size_t n = random_below(most), at = random_below(room - n),
+               split = n ? random_below(n + 1) : 0;
         uint32_t start = (uint32_t)random64(), whole = pms_crc32c(start, data + at, n);
         CHECK(whole == pms_crc32c_portable(start, data + at, n));
-        CHECK(whole == pms_crc32c(pms_crc32c(start, data + at, split), data + at + split, n - split));
+        CHECK(whole ==
+              pms_crc32c(pms_crc32c(start, data + at, split), data + at + split, n - split));
     }
     free(data);
 }
 
-static void test_crc_reads_nothing_outside(void) /* the pages around are not there: an excess byte is a SIGSEGV */
+/* the pages around are not there: an excess byte is a SIGSEGV */
+static void test_crc_reads_nothing_outside(void)
 {
-    unsigned char *map = mmap(NULL, 3 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *page = map + 4096;
+    unsigned char *map = mmap(NULL, 3 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
+                  *page = map + 4096;
     CHECK(map != MAP_FAILED && mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0);
     memset(page, 0x5a, 4096);
     for (size_t n = 0; n <= 4096; n++) {
@@ -195,7 +202,8 @@ static void test_hash_spreads(void)
     uint64_t of_length[65], changed = 0;
     for (size_t n = 0; n <= 64; n++) {
         of_length[n] = pms_hash(1, zeros, n);
-        CHECK(of_length[n] != 0 && of_length[n] != pms_hash(2, zeros, n) && of_length[n] == pms_hash(1, zeros, n));
+        CHECK(of_length[n] != 0 && of_length[n] != pms_hash(2, zeros, n) &&
+              of_length[n] == pms_hash(1, zeros, n));
         for (size_t m = 0; m < n; m++)
             CHECK(of_length[m] != of_length[n]);
     }
@@ -227,7 +235,13 @@ static void test_check16_is_tied_to_word_and_place(void)
 #define LOCKERS 4
 #define LOCK_ROUNDS 100000u
 
-struct counted { struct pms_lock lock; uint64_t count; bool inside; bool broken; }; /* plain fields: TSan judges the lock too */
+/* plain fields: TSan judges the lock too */
+struct counted {
+    struct pms_lock lock;
+    uint64_t count;
+    bool inside;
+    bool broken;
+};
 
 static void *count_under_lock(void *arg)
 {
@@ -275,7 +289,8 @@ static uint64_t lines_of(const void *addr, size_t n)
 }
 
 /* One copy, copy with crc, and zero of n bytes; what lies around them stays. */
-static void check_copies(enum pms_flush flush, unsigned char *dst, const unsigned char *src, size_t n)
+static void check_copies(enum pms_flush flush, unsigned char *dst, const unsigned char *src,
+                         size_t n)
 {
     struct pms_persist p = {.flush = flush};
     uint32_t crc = (uint32_t)n * 2654435761u;
@@ -284,7 +299,8 @@ static void check_copies(enum pms_flush flush, unsigned char *dst, const unsigne
     CHECK(memcmp(dst, src, n) == 0);
     CHECK(flush == PMS_FLUSH_NONE || p.lines == lines_of(dst, n));
     memset(dst, GUARD, n);
-    CHECK(pms_persist_copy_crc(&p, dst, src, n, crc, (unsigned char[PMS_CRC_BLOCK]){0}) == pms_crc32c_portable(crc, src, n));
+    CHECK(pms_persist_copy_crc(&p, dst, src, n, crc, (unsigned char[PMS_CRC_BLOCK]){0}) ==
+          pms_crc32c_portable(crc, src, n));
     CHECK(memcmp(dst, src, n) == 0);
     CHECK(all_are(dst - LINE, GUARD, LINE) && all_are(dst + n, GUARD, LINE));
     pms_persist_zero(&p, dst, n);
@@ -315,7 +331,8 @@ static void test_copies_of_large_sizes(void)
     for (size_t k = 0, kinds = flush_kinds(kind); k < kinds; k++)
         for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
             check_copies(kind[k], dst + LINE, src, size[i]);
-            check_copies(kind[k], dst + LINE + 1 + random_below(LINE - 1), src + 1 + random_below(LINE - 1), size[i]);
+            check_copies(kind[k], dst + LINE + 1 + random_below(LINE - 1),
+                         src + 1 + random_below(LINE - 1), size[i]);
         }
     free(src);
     free(dst);
@@ -366,11 +383,16 @@ static void test_names_of_flush_kinds(void)
 
 #define SEEN_MAX 32
 
-struct seen { enum pms_primitive primitive; uintptr_t addr; size_t bytes; };
+struct seen {
+    enum pms_primitive primitive;
+    uintptr_t addr;
+    size_t bytes;
+};
 static struct seen seen[SEEN_MAX];
 static size_t seen_count;
 static int hook_answer;
-static const unsigned char *watched; /* memory that must still be GUARD when its primitive is announced */
+/* memory that must still be GUARD when its primitive is announced */
+static const unsigned char *watched;
 
 static int spy(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
@@ -390,7 +412,8 @@ static void spy_start(int answer)
 
 static bool saw(size_t i, enum pms_primitive primitive, const void *addr, size_t bytes)
 {
-    return i < seen_count && seen[i].primitive == primitive && seen[i].addr == (uintptr_t)addr && seen[i].bytes == bytes;
+    return i < seen_count && seen[i].primitive == primitive && seen[i].addr == (uintptr_t)addr &&
+           seen[i].bytes == bytes;
 }
 
 static void test_hook_sees_memory_primitives_first(void)
@@ -402,7 +425,8 @@ static void test_hook_sees_memory_primitives_first(void)
     watched = m;
     spy_start(EIO); /* ignored: memory operations cannot fail */
     pms_persist_copy(&p, m, src, 10);
-    CHECK(seen_count == 2 && saw(0, PMS_PRIM_STORE, m, 10) && saw(1, PMS_PRIM_FLUSH, m, 10) && *m == 1);
+    CHECK(seen_count == 2 && saw(0, PMS_PRIM_STORE, m, 10) && saw(1, PMS_PRIM_FLUSH, m, 10) &&
+          *m == 1);
     watched = NULL;
     spy_start(EIO);
     pms_persist_store8(&p, (uint64_t *)(void *)m, 5);
@@ -410,12 +434,14 @@ static void test_hook_sees_memory_primitives_first(void)
     pms_persist_flush(&p, m, 100);
     pms_persist_fence(&p);
     CHECK(seen_count == 4 && saw(0, PMS_PRIM_STORE, m, 8) && saw(1, PMS_PRIM_STORE, m, 100));
-    CHECK(saw(2, PMS_PRIM_FLUSH, m, 100) && saw(3, PMS_PRIM_FENCE, NULL, 0) && memcmp(m, src, 100) == 0);
+    CHECK(saw(2, PMS_PRIM_FLUSH, m, 100) && saw(3, PMS_PRIM_FENCE, NULL, 0) &&
+          memcmp(m, src, 100) == 0);
     m[0] = GUARD;
     watched = m;
     spy_start(EIO);
     pms_persist_copy(&p, m, src, 8192);
-    CHECK(seen_count > 0 && seen[0].addr == (uintptr_t)m && seen[0].bytes == 8192 && memcmp(m, src, 8192) == 0);
+    CHECK(seen_count > 0 && seen[0].addr == (uintptr_t)m && seen[0].bytes == 8192 &&
+          memcmp(m, src, 8192) == 0);
     CHECK(seen[0].primitive == PMS_PRIM_COPY || seen[0].primitive == PMS_PRIM_STORE);
     watched = NULL;
     pms_persist_hook = NULL;
@@ -450,8 +476,8 @@ static void test_hook_fails_file_operations(void)
 
 /* ---- files ---- */
 
-/* A kernel that is stingy: of two calls one is interrupted, and the other writes part of the first range alone. These stand before
- * the C library's, for the engine too. */
+/* A kernel that is stingy: of two calls one is interrupted, and the other writes part of the
+ * first range alone. These stand before the C library's, for the engine too. */
 static bool stingy;
 static unsigned calls, interrupted;
 
@@ -480,25 +506,33 @@ int fallocate(int fd, int mode, off_t offset, off_t bytes)
     return interrupt() ? -1 : (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
 }
 
-int ftruncate(int fd, off_t bytes) { return interrupt() ? -1 : (int)syscall(SYS_ftruncate, fd, bytes); }
+int ftruncate(int fd, off_t bytes)
+{
+    return interrupt() ? -1 : (int)syscall(SYS_ftruncate, fd, bytes);
+}
 
 static void test_file_operations_are_continued(void)
 {
     struct pms_persist p = {0};
     int fd = memfd_create("stingy", MFD_CLOEXEC);
     unsigned char *data = random_bytes(64), *back = aligned(128);
-    struct iovec part[] = {{data, 0}, {data, 13}, {data + 13, 5}, {data, 0}, {data + 18, 1}, {data + 19, 45}, {data, 0}};
+    struct iovec part[] = {{data, 0},      {data, 13},      {data + 13, 5}, {data, 0},
+                           {data + 18, 1}, {data + 19, 45}, {data, 0}};
     stingy = true;
     calls = interrupted = 0;
-    CHECK(pms_persist_pwritev(&p, fd, part, sizeof part / sizeof part[0], 3) == 0 && interrupted > 10);
+    CHECK(pms_persist_pwritev(&p, fd, part, sizeof part / sizeof part[0], 3) == 0 &&
+          interrupted > 10);
     interrupted = 0;
     CHECK(pms_persist_pwrite(&p, fd, data, 64, 67) == 0 && interrupted > 10);
     calls = interrupted = 0;
     CHECK(pms_persist_sync(&p, fd) == 0 && interrupted == 1 && p.syncs == 1);
-    CHECK(pread(fd, back, 128, 3) == 128 && memcmp(back, data, 64) == 0 && memcmp(back + 64, data, 64) == 0);
-    CHECK(pms_persist_truncate(&p, fd, 10) == 0 && interrupted == 2 && lseek(fd, 0, SEEK_END) == 10);
+    CHECK(pread(fd, back, 128, 3) == 128 && memcmp(back, data, 64) == 0 &&
+          memcmp(back + 64, data, 64) == 0);
+    CHECK(pms_persist_truncate(&p, fd, 10) == 0 && interrupted == 2 &&
+          lseek(fd, 0, SEEK_END) == 10);
     calls = interrupted = 0;
-    CHECK(pms_persist_reserve(&p, fd, 0, 4096) == 0 && interrupted == 1 && lseek(fd, 0, SEEK_END) == 4096);
+    CHECK(pms_persist_reserve(&p, fd, 0, 4096) == 0 && interrupted == 1 &&
+          lseek(fd, 0, SEEK_END) == 4096);
     stingy = false;
     free(data);
     free(back);
@@ -521,7 +555,8 @@ static void test_writes_land(void)
     CHECK(pread(fd, back, total, 4099) == (ssize_t)total && memcmp(back, data, total) == 0);
     CHECK(pms_persist_pwrite(&p, fd, data, 4000, 1) == 0);
     CHECK(pread(fd, back, 4000, 1) == 4000 && memcmp(back, data, 4000) == 0);
-    CHECK(pms_persist_pwritev(&p, fd, iov, 0, 0) == 0 && pms_persist_pwrite(&p, fd, data, 0, 0) == 0);
+    CHECK(pms_persist_pwritev(&p, fd, iov, 0, 0) == 0 &&
+          pms_persist_pwrite(&p, fd, data, 0, 0) == 0);
     CHECK(pms_persist_sync(&p, fd) == 0 && p.syncs == 1);
     free(iov);
     free(data);
@@ -529,7 +564,8 @@ static void test_writes_land(void)
     close(fd);
 }
 
-/* A file may not grow past the limit: the kernel writes up to it, and what is tried again meets EFBIG. */
+/* A file may not grow past the limit: the kernel writes up to it, and what is tried again meets
+ * EFBIG. */
 static void test_short_write_ends_in_the_error(void)
 {
     struct pms_persist p = {0};
@@ -571,13 +607,17 @@ static void test_file_errors_are_returned(void)
 
 #define INDICES_MAX 300
 
-struct tally { uint32_t hits[INDICES_MAX]; }; /* plain: each index is one thread's, and the caller reads after all */
+/* plain: each index is one thread's, and the caller reads after all */
+struct tally {
+    uint32_t hits[INDICES_MAX];
+};
 
 static void hit(void *ctx, size_t i) { ((struct tally *)ctx)->hits[i]++; }
 
 static void check_round(size_t n)
 {
-    struct tally t = {{0}}; /* gone when this returns: a worker that lingers is seen by the sanitizers */
+    /* gone when this returns: a worker that lingers is seen by the sanitizers */
+    struct tally t = {{0}};
     bool once = true;
     pms_parallel_for(hit, &t, n);
     for (size_t i = 0; i < INDICES_MAX; i++)
@@ -602,8 +642,14 @@ static void test_parallel_runs_each_index_once(void)
     }
 }
 
-/* The caller and one worker at least are inside before any other index is given out: then both take indices at full speed. */
-struct meeting { struct tally t; /* first: hit() takes either */ _Atomic unsigned arrived; _Atomic bool met; pthread_t caller; };
+/* The caller and one worker at least are inside before any other index is given out: then both
+ * take indices at full speed. */
+struct meeting {
+    struct tally t; /* first: hit() takes either */
+    _Atomic unsigned arrived;
+    _Atomic bool met;
+    pthread_t caller;
+};
 
 static void meet(void *ctx, size_t i)
 {
@@ -645,7 +691,8 @@ static void test_parallel_waits_for_slow_workers(void)
         struct meeting m = {.caller = pthread_self()};
         unsigned hits = 0;
         usleep(round % 2 ? 0 : 2000);
-        for (unsigned job = 0; job < 5; job++) /* the next job must not reach workers that are still in the last */
+        /* the next job must not reach workers that are still in the last */
+        for (unsigned job = 0; job < 5; job++)
             pms_parallel_for(job ? hit : dawdle, &m.t, INDICES_MAX);
         for (size_t i = 0; i < INDICES_MAX; i++)
             hits += m.t.hits[i];
@@ -700,7 +747,12 @@ static void test_parallel_may_nest(void) /* a store faults inside a job, and its
         CHECK(t.hits[i] == 1);
 }
 
-struct pieces { struct pms_persist p[4]; unsigned char *dst; const unsigned char *src; size_t bytes; };
+struct pieces {
+    struct pms_persist p[4];
+    unsigned char *dst;
+    const unsigned char *src;
+    size_t bytes;
+};
 
 static void copy_piece(void *ctx, size_t i) /* counters are plain: each piece has its own */
 {

@@ -1,4 +1,5 @@
-/* A store from the outside: create, write through protected pages, commit, roll back, reopen, in every domain that runs here. */
+/* A store from the outside: create, write through protected pages, commit, roll back, reopen, in
+ * every domain that runs here. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -20,7 +21,10 @@ static int domain; /* of the round that runs */
 
 static struct pms_pool *open_store(int mode, uint64_t size, struct pms_error *e)
 {
-    struct pms_options o = {.size = size, .mode = mode, .domain = mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : domain, .hot = 1};
+    struct pms_options o = {.size = size,
+                            .mode = mode,
+                            .domain = mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : domain,
+                            .hot = 1};
     struct pms_pool *pool = NULL;
     memset(e, 0, sizeof *e);
     int status = pms_pool_open(path, &o, &pool, e);
@@ -49,7 +53,8 @@ static uint32_t *array(struct pms_pool *pool, const char *name, uint64_t n, uint
 {
     struct pms_error e;
     uint64_t data = 0;
-    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, n * 4, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, n * 4, PMS_FILL_ZERO,
+                               NULL, 0, 1, &data, &e) == PMS_OK);
     struct pms_info info;
     pms_pool_info(pool, &info);
     if (off)
@@ -167,7 +172,8 @@ static void declared_writes(void)
     shut(pool, 0);
 }
 
-/* Blocks side by side that are declared in every transaction become huge pages after a few: nothing else changes, whoever writes. */
+/* Blocks side by side that are declared in every transaction become huge pages after a few:
+ * nothing else changes, whoever writes. */
 static void declared_again_and_again(void)
 {
     enum { BLOCKS = 12, WORDS = 200 * 1024 + 100 }; /* neither huge nor on a huge page's edge */
@@ -246,7 +252,11 @@ static void growth(void)
 static void full_changes_nothing(void)
 {
     struct pms_error e;
-    struct pms_options o = {.size = 2 << 20, .max_size = 2 << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    struct pms_options o = {.size = 2 << 20,
+                            .max_size = 2 << 20,
+                            .mode = PMS_MODE_TRUNCATE,
+                            .domain = domain,
+                            .hot = 1};
     struct pms_pool *pool;
     CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_OK);
     char name[16];
@@ -254,7 +264,8 @@ static void full_changes_nothing(void)
     uint64_t data;
     for (;; n++) {
         snprintf(name, sizeof name, "a%d", n);
-        int status = pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, 40000, PMS_FILL_ZERO, NULL, 0, 1, &data, &e);
+        int status = pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, 40000,
+                                          PMS_FILL_ZERO, NULL, 0, 1, &data, &e);
         if (status != PMS_OK) {
             CHECK(status == PMS_E_FULL && e.needed > 0);
             break;
@@ -266,7 +277,8 @@ static void full_changes_nothing(void)
     CHECK(pms_commit(pool, &e) == PMS_OK);
     CHECK(pms_object_remove(pool, 0, "a0", 2, &e) == PMS_OK); /* deleting works when full */
     CHECK(pms_commit(pool, &e) == PMS_OK);
-    CHECK(pms_object_put_array(pool, 0, "z", 1, "m", 1, 40000, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "z", 1, "m", 1, 40000, PMS_FILL_ZERO, NULL, 0, 1, &data,
+                               &e) == PMS_OK);
     for (int i = 1; i < n; i++) { /* I5: capture of everything always fits */
         snprintf(name, sizeof name, "a%d", i);
         memset(find(pool, name), i, 40000);
@@ -290,9 +302,12 @@ static void groups(void)
         snprintf(name, sizeof name, "n%d", i);
         CHECK(pms_object_put_value(pool, h, name, (uint32_t)strlen(name), "v", 1, &e) == PMS_OK);
     }
-    CHECK(pms_object_put_array(pool, h, "x", 1, "m", 1, 10000, PMS_FILL_COPY, path, 100, 0, &data, &e) == PMS_E_INVALID);
-    CHECK(pms_object_put_array(pool, g, "x", 1, "m", 1, 10000, PMS_FILL_PATTERN, "abc", 3, 0, &data, &e) == PMS_OK);
-    CHECK(memcmp(pool->map.user + data, "abcabcabc", 9) == 0 && pool->map.user[data + 9999] == "abc"[9999 % 3]);
+    CHECK(pms_object_put_array(pool, h, "x", 1, "m", 1, 10000, PMS_FILL_COPY, path, 100, 0, &data,
+                               &e) == PMS_E_INVALID);
+    CHECK(pms_object_put_array(pool, g, "x", 1, "m", 1, 10000, PMS_FILL_PATTERN, "abc", 3, 0, &data,
+                               &e) == PMS_OK);
+    CHECK(memcmp(pool->map.user + data, "abcabcabc", 9) == 0 &&
+          pool->map.user[data + 9999] == "abc"[9999 % 3]);
     CHECK(pms_object_group(pool, g, "x", 1, 1, &h, &e) == PMS_E_EXISTS);
     sound(pool);
     CHECK(pms_object_count(pool, 0, &count, &e) == PMS_OK && count == 1);
@@ -311,7 +326,8 @@ static void groups(void)
     shut(pool, 0);
 }
 
-/* A path is walked in the step that uses it, which makes the groups that are missing, or none; what is got is pinned in the same step. */
+/* A path is walked in the step that uses it, which makes the groups that are missing, or none;
+ * what is got is pinned in the same step. */
 static void paths(void)
 {
     struct pms_error e;
@@ -319,18 +335,24 @@ static void paths(void)
     struct pms_stats stats;
     uint64_t data = 0;
     struct pms_pool *pool = fresh(4u << 20);
-    CHECK(pms_object_put_array(pool, 0, "a\0b\0x", 5, "m", 1, 400, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "a\0b\0x", 5, "m", 1, 400, PMS_FILL_ZERO, NULL, 0, 1, &data,
+                               &e) == PMS_OK);
     CHECK(pms_object_find(pool, 0, "a\0b\0x", 5, &o, &e) == PMS_OK && o.data == data);
-    CHECK(pms_object_put_value(pool, 0, "a\0b\0x\0y", 7, "v", 1, &e) == PMS_E_EXISTS); /* no group */
-    CHECK(pms_object_put_value(pool, 0, "a\0b", 3, "v", 1, &e) == PMS_E_EXISTS);         /* a group is not replaced */
-    CHECK(pms_object_put_array(pool, 0, "c\0d\0x", 5, "m", 1, 1ull << 61, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) != PMS_OK);
+    /* no group */
+    CHECK(pms_object_put_value(pool, 0, "a\0b\0x\0y", 7, "v", 1, &e) == PMS_E_EXISTS);
+    /* a group is not replaced */
+    CHECK(pms_object_put_value(pool, 0, "a\0b", 3, "v", 1, &e) == PMS_E_EXISTS);
+    CHECK(pms_object_put_array(pool, 0, "c\0d\0x", 5, "m", 1, 1ull << 61, PMS_FILL_ZERO, NULL, 0, 1,
+                               &data, &e) != PMS_OK);
     CHECK(pms_object_find(pool, 0, "c", 1, &o, &e) == PMS_E_NOT_FOUND); /* taken back */
     CHECK(pms_object_get(pool, 0, "a\0b\0x", 5, &got, &e) == PMS_OK);
     CHECK(pms_object_remove(pool, 0, "a", 1, &e) == PMS_OK && pms_commit(pool, &e) == PMS_OK);
-    CHECK(pms_object_get(pool, 0, "a\0b\0x", 5, &o, &e) == PMS_E_NOT_FOUND && !pms_is_live(pool, got.data, &e));
+    CHECK(pms_object_get(pool, 0, "a\0b\0x", 5, &o, &e) == PMS_E_NOT_FOUND &&
+          !pms_is_live(pool, got.data, &e));
     for (int i = 0; i < 8; i++) { /* none of them lies in the block that was got */
         char name = (char)('p' + i);
-        CHECK(pms_object_put_array(pool, 0, &name, 1, "m", 1, 400, PMS_FILL_ZERO, NULL, 0, 1, &data, &e) == PMS_OK);
+        CHECK(pms_object_put_array(pool, 0, &name, 1, "m", 1, 400, PMS_FILL_ZERO, NULL, 0, 1, &data,
+                                   &e) == PMS_OK);
         CHECK(data != got.data);
     }
     pms_unpin(pool, got.data);
@@ -459,7 +481,8 @@ static void *enter_and_end(void *arg)
 {
     struct pms_error e;
     int status = pms_begin(arg, -1, &e);
-    return (void *)(intptr_t)(status != PMS_OK ? status : pms_object_put_value(arg, 0, "a", 1, "1", 1, &e));
+    return (void *)(intptr_t)(status != PMS_OK ? status
+                                               : pms_object_put_value(arg, 0, "a", 1, "1", 1, &e));
 }
 
 static void *put_beside(void *arg)
@@ -480,7 +503,8 @@ static void an_orphan_is_rolled_back(void)
         pthread_create(&t, NULL, enter_and_end, pool);
         pthread_join(t, &result);
         CHECK((intptr_t)result == PMS_OK);
-        pool->block_thread = (int64_t)syscall(SYS_gettid); /* as if its id had been given to another thread since */
+        /* as if its id had been given to another thread since */
+        pool->block_thread = (int64_t)syscall(SYS_gettid);
         if (meets == 0) {
             CHECK(pms_commit(pool, &e) == PMS_E_STATE && strstr(e.what, "had ended"));
             CHECK(pms_commit(pool, &e) == PMS_OK);
@@ -491,7 +515,8 @@ static void an_orphan_is_rolled_back(void)
             CHECK(pms_object_put_value(pool, 0, "b", 1, "2", 1, &e) == PMS_OK);
             CHECK(pms_commit(pool, &e) == PMS_OK);
         } else {
-            CHECK(pms_block_wait(pool, 1000000000, &e) == PMS_E_STATE && strstr(e.what, "had ended"));
+            CHECK(pms_block_wait(pool, 1000000000, &e) == PMS_E_STATE &&
+                  strstr(e.what, "had ended"));
         }
         CHECK(pms_object_find(pool, 0, "a", 1, &o, &e) == PMS_E_NOT_FOUND);
         CHECK((pms_object_find(pool, 0, "b", 1, &o, &e) == PMS_OK) == (meets == 2));
@@ -499,7 +524,8 @@ static void an_orphan_is_rolled_back(void)
     }
 }
 
-/* Calls of others that change the store are refused; a store that is closed then is rolled back whole. */
+/* Calls of others that change the store are refused; a store that is closed then is rolled back
+ * whole. */
 static void others_are_refused_and_a_block_is_never_halved(void)
 {
     struct pms_error e;
@@ -509,12 +535,14 @@ static void others_are_refused_and_a_block_is_never_halved(void)
     void *result;
     struct pms_pool *pool = fresh(2 << 20);
     CHECK(pms_block_enter(pool, 0, 1, 0, &outer, &e) == PMS_OK && outer.depth == 1);
-    CHECK(pms_block_enter(pool, 0, 1, 0, &inner, &e) == PMS_OK && inner.depth == 2 && inner.block == outer.block);
+    CHECK(pms_block_enter(pool, 0, 1, 0, &inner, &e) == PMS_OK && inner.depth == 2 &&
+          inner.block == outer.block);
     CHECK(pms_object_put_value(pool, 0, "a", 1, "1", 1, &e) == PMS_OK);
     pthread_create(&t, NULL, put_beside, pool);
     pthread_join(t, &result);
     CHECK((intptr_t)result == PMS_E_BUSY);
-    CHECK(pms_block_leave(pool, &outer, PMS_COMMIT, &e) == PMS_OK && pms_block_depth(pool) == 0); /* the outermost decides */
+    /* the outermost decides */
+    CHECK(pms_block_leave(pool, &outer, PMS_COMMIT, &e) == PMS_OK && pms_block_depth(pool) == 0);
     CHECK(pms_block_leave(pool, &inner, PMS_COMMIT, &e) == PMS_E_STATE);
     CHECK(pms_begin(pool, 0, &e) == PMS_OK);
     CHECK(pms_object_put_value(pool, 0, "c", 1, "1", 1, &e) == PMS_OK);
@@ -527,7 +555,10 @@ static void others_are_refused_and_a_block_is_never_halved(void)
     shut(pool, 0);
 }
 
-struct writer { uint32_t *a; uint32_t id; };
+struct writer {
+    uint32_t *a;
+    uint32_t id;
+};
 
 static void *write_stripes(void *arg)
 {
@@ -594,7 +625,8 @@ static void the_engine_stores_where_it_is_told(void)
     struct pms_error e;
     uint64_t data;
     struct pms_pool *pool = fresh(4u << 20);
-    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 8192, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 8192, PMS_FILL_ZERO, NULL, 0, 0, &data,
+                               &e) == PMS_OK);
     CHECK(pms_commit(pool, &e) == PMS_OK);
     unsigned char *a = pool->map.user + data;
     CHECK(pms_write(pool, a + 1000, "engine's", 8, &e) == PMS_OK);
@@ -629,9 +661,11 @@ static void *wait_for_block(void *failing)
 static _Atomic bool through;
 
 #if defined(__SANITIZE_THREAD__)
-__attribute__((no_sanitize("thread"))) /* a commit protects the page before it reads it, which is no lock that the sanitizer knows */
+/* a commit protects the page before it reads it, which is no lock that the sanitizer knows */
+__attribute__((no_sanitize("thread")))
 #endif
-static void *store_all_the_time(void *at) /* so that something is pending whenever a waiter comes to it */
+/* so that something is pending whenever a waiter comes to it */
+static void *store_all_the_time(void *at)
 {
     volatile unsigned char *a = at;
     while (!atomic_load(&through))
@@ -649,7 +683,8 @@ static void a_waiter_that_fails_wakes_the_next(void)
     if (domain != PMS_DOMAIN_FILE) /* in the others a commit does not fail */
         return;
     struct pms_pool *pool = waited_for = fresh(4u << 20);
-    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 8192, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 8192, PMS_FILL_ZERO, NULL, 0, 0, &data,
+                               &e) == PMS_OK);
     CHECK(pms_begin(pool, -1, &e) == PMS_OK);
     pms_persist_hook = fail_mine;
     atomic_store(&waiting, 0);
@@ -676,7 +711,8 @@ static void a_waiter_that_fails_wakes_the_next(void)
     shut(pool, 0);
 }
 
-/* An enemy's file: many groups that are one. The check's time must not be their number times the directory's size. */
+/* An enemy's file: many groups that are one. The check's time must not be their number times the
+ * directory's size. */
 static void a_directory_with_two_owners_is_checked_once(void)
 {
     static struct pms_check_report r;
@@ -714,12 +750,14 @@ static int announced(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
     return 0;
 }
 
-/* Who reads without a lock (a value's bytes, as Python does) looks afterwards whether a roll back may have stored meanwhile. */
+/* Who reads without a lock (a value's bytes, as Python does) looks afterwards whether a roll
+ * back may have stored meanwhile. */
 static void a_roll_back_says_so_before_it_stores(void)
 {
     struct pms_error e;
     struct pms_pool *pool = watched = fresh(4u << 20);
-    CHECK(pms_object_put_value(pool, 0, "v", 1, "old", 3, &e) == PMS_OK && pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_object_put_value(pool, 0, "v", 1, "old", 3, &e) == PMS_OK &&
+          pms_commit(pool, &e) == PMS_OK);
     CHECK(pms_object_put_value(pool, 0, "v", 1, "new", 3, &e) == PMS_OK);
     unmoved = pms_put_backs(pool);
     stores = unannounced = 0;
@@ -732,7 +770,8 @@ static void a_roll_back_says_so_before_it_stores(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-pool-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-pool-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     for (unsigned i = 0; i < 3; i++) {
         domain = domains[i];
         printf("domain %d\n", domain);

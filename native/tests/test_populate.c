@@ -1,5 +1,6 @@
-/* What is allocated is brought into memory in the background after an open, and mapped, unless it will be copied at its first store: reading it
- * faults no more. Close, commits and forks do not wait for it. */
+/* What is allocated is brought into memory in the background after an open, and mapped, unless
+ * it will be copied at its first store: reading it faults no more. Close, commits and forks do
+ * not wait for it. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,10 @@ static unsigned char *array;
 
 static void open_store(int mode)
 {
-    struct pms_options o = {.size = 128 * MIB, .mode = mode, .domain = mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : domain, .hot = 1};
+    struct pms_options o = {.size = 128 * MIB,
+                            .mode = mode,
+                            .domain = mode == PMS_MODE_READ ? PMS_DOMAIN_AUTO : domain,
+                            .hot = 1};
     struct pms_error e;
     struct pms_object object;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
@@ -45,7 +49,8 @@ static void make(void)
     uint64_t data;
     open_store(PMS_MODE_TRUNCATE);
     CHECK(!pool->populating); /* nothing there yet */
-    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, BYTES, PMS_FILL_PATTERN, "ab", 2, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, BYTES, PMS_FILL_PATTERN, "ab", 2, 0, &data,
+                               &e) == PMS_OK);
     CHECK(pms_commit(pool, &e) == PMS_OK);
     close_store();
 }
@@ -78,9 +83,11 @@ static void reading_faults_no_more(void)
             sum += array[at];
         long after = faults();
         CHECK(sum == BYTES / PMS_PAGE * 'a');
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* whose shadow memory faults too */
+/* whose shadow memory faults too */
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
         bool mapped = pool->map.shared || modes[i] == PMS_MODE_READ;
-        CHECK(after - before < (long)(BYTES / PMS_PAGE / 64) || !mapped); /* unpopulated: one for each 16 pages, or each page */
+        /* unpopulated: one for each 16 pages, or each page */
+        CHECK(after - before < (long)(BYTES / PMS_PAGE / 64) || !mapped);
 #endif
         CHECK(after >= before);
         close_store();
@@ -98,10 +105,12 @@ static void what_is_on_a_disk_comes(void)
     CHECK(fd >= 0 && fsync(fd) == 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
     open_store(PMS_MODE_READ_WRITE);
     CHECK(pool->populating && wait_until_done());
-    uint64_t first = ((uint64_t)(array - pool->map.user) + PMS_PAGE - 1) / PMS_PAGE, pages = BYTES / PMS_PAGE - 1, there = 0;
+    uint64_t first = ((uint64_t)(array - pool->map.user) + PMS_PAGE - 1) / PMS_PAGE,
+             pages = BYTES / PMS_PAGE - 1, there = 0;
     unsigned char *seen = malloc(pages);
     void *view = mmap(NULL, pages * PMS_PAGE, PROT_READ, MAP_SHARED, fd, (off_t)(first * PMS_PAGE));
-    for (int i = 0; i < 1000 && there < pages; i++) { /* it was asked for; the last of it may still be coming */
+    /* it was asked for; the last of it may still be coming */
+    for (int i = 0; i < 1000 && there < pages; i++) {
         CHECK(view != MAP_FAILED && seen && mincore(view, pages * PMS_PAGE, seen) == 0);
         for (uint64_t p = there = 0; p < pages; p++)
             there += seen[p] & 1;
@@ -130,20 +139,25 @@ static void work_goes_on_beside_it(void)
             pid_t child = fork();
             if (child == 0) {
                 alarm(20);
-                _exit(array[1] == 'b' && pms_commit(pool, &e) == PMS_E_FORKED && pms_pool_close(pool, 1, &e) == PMS_OK ? 0 : 1);
+                _exit(array[1] == 'b' && pms_commit(pool, &e) == PMS_E_FORKED &&
+                              pms_pool_close(pool, 1, &e) == PMS_OK
+                          ? 0
+                          : 1);
             }
             int ws = 0;
             CHECK(waitpid(child, &ws, 0) == child && WIFEXITED(ws) && WEXITSTATUS(ws) == 0);
         }
         if (i % 4 == 3)
-            CHECK(pms_object_remove(pool, 0, "a", 1, &e) == PMS_OK && pms_rollback(pool, &e) == PMS_OK);
+            CHECK(pms_object_remove(pool, 0, "a", 1, &e) == PMS_OK &&
+                  pms_rollback(pool, &e) == PMS_OK);
         close_store();
     }
 }
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-populate-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-populate-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_FILE};
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];

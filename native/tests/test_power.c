@@ -17,7 +17,8 @@ static void *sync_of_another(void *store)
     return NULL;
 }
 
-/* One thread is about to write (the hook comes before) while another syncs; then it writes, and syncs itself. What it wrote is durable. */
+/* One thread is about to write (the hook comes before) while another syncs; then it writes, and
+ * syncs itself. What it wrote is durable. */
 static void a_write_that_another_threads_sync_overtakes_is_durable(void)
 {
     for (uint64_t seed = 1; seed <= 20; seed++) {
@@ -32,7 +33,8 @@ static void a_write_that_another_threads_sync_overtakes_is_durable(void)
             pms_persist_hook_fd = fd;
             pms_power_note(PMS_PRIM_PWRITE, 0, BYTES); /* the commit's hook */
             pthread_t writer;
-            if (pthread_create(&writer, NULL, sync_of_another, &fd) != 0 || pthread_join(writer, NULL) != 0)
+            if (pthread_create(&writer, NULL, sync_of_another, &fd) != 0 ||
+                pthread_join(writer, NULL) != 0)
                 _exit(2);
             if (pwrite(fd, page, BYTES, 0) != BYTES)
                 _exit(3);

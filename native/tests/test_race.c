@@ -1,4 +1,5 @@
-/* Threads that store while the transaction ends: what they write may land on either side of it, but nothing else is harmed. */
+/* Threads that store while the transaction ends: what they write may land on either side of it,
+ * but nothing else is harmed. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,8 @@ static struct pms_pool *pool;
 
 static void open_store(void)
 {
-    struct pms_options o = {.size = 16u * MIB, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    struct pms_options o = {
+        .size = 16u * MIB, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
         abort();
@@ -42,7 +44,8 @@ static unsigned char *array(const char *name, uint64_t bytes)
 {
     struct pms_error e;
     uint64_t data = 0;
-    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO,
+                               NULL, 0, 0, &data, &e) == PMS_OK);
     return pool->map.user + data;
 }
 
@@ -60,12 +63,14 @@ __attribute__((no_sanitize("thread"))) /* the race is what is tested */
 static void *store_all_the_time(void *arg)
 {
     volatile unsigned char *a = arg;
-    for (uint32_t i = 0; !atomic_load_explicit(&stop, memory_order_relaxed); i = (i + 61) % HOT_BYTES)
+    for (uint32_t i = 0; !atomic_load_explicit(&stop, memory_order_relaxed);
+         i = (i + 61) % HOT_BYTES)
         a[i] = (unsigned char)(a[i] + 1);
     return NULL;
 }
 
-/* A hot range is captured while it is writable. A torn pre-image would end the log there, and hide every later entry (I1, I2). */
+/* A hot range is captured while it is writable. A torn pre-image would end the log there, and
+ * hide every later entry (I1, I2). */
 static void a_racing_writer_hides_no_other_entry(void)
 {
     struct pms_error e;
@@ -114,13 +119,15 @@ static void *fill_all_the_time(void *arg) /* captures of megabytes, which all co
     return NULL;
 }
 
-/* The step's outputs are protected by the other thread's commits: they fault on the caller and on the workers, and are captured there. */
+/* The step's outputs are protected by the other thread's commits: they fault on the caller and
+ * on the workers, and are captured there. */
 static void an_optimizer_steps_while_others_capture_and_commit(void)
 {
     static float grad[ELEMENTS], step = 0, steps;
     struct pms_error e;
     pthread_t thread;
-    struct pms_options o = {.size = 128u * MIB, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    struct pms_options o = {
+        .size = 128u * MIB, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
         abort();
     unsigned char *large = array("large", LARGE_BYTES);
@@ -128,7 +135,12 @@ static void an_optimizer_steps_while_others_capture_and_commit(void)
     commit();
     for (uint32_t i = 0; i < ELEMENTS; i++)
         grad[i] = 1;
-    struct pms_optim_tensor t = {.param = param, .param_out = param, .grad = grad, .step = &step, .step_out = &steps, .count = ELEMENTS};
+    struct pms_optim_tensor t = {.param = param,
+                                 .param_out = param,
+                                 .grad = grad,
+                                 .step = &step,
+                                 .step_out = &steps,
+                                 .count = ELEMENTS};
     struct pms_optim_hyper h = {.kind = PMS_OPTIM_SGD, .lr = 1};
     atomic_store(&stop, false);
     CHECK(pthread_create(&thread, NULL, fill_all_the_time, large) == 0);
@@ -158,7 +170,8 @@ static void spin(int turns)
         __asm__ volatile("");
 }
 
-/* That the two overlap often, nothing else: a fill begins about when the capture of its neighbour does. */
+/* That the two overlap often, nothing else: a fill begins about when the capture of its
+ * neighbour does. */
 static int meet(enum pms_primitive p, uintptr_t addr, size_t bytes)
 {
     static _Thread_local unsigned seed = 1;
@@ -200,10 +213,12 @@ static void put_sharing(char kind, int i, const void *content, uint64_t *at)
     char name[8];
     struct pms_error e;
     int n = snprintf(name, sizeof name, "%c%d", kind, i);
-    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)n, "m", 1, SHARING, PMS_FILL_COPY, content, SHARING, 0, at, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, name, (uint32_t)n, "m", 1, SHARING, PMS_FILL_COPY, content,
+                               SHARING, 0, at, &e) == PMS_OK);
 }
 
-/* The fill of a new block changes pages while a neighbour's fault captures them: what is checksummed is to be what is copied. */
+/* The fill of a new block changes pages while a neighbour's fault captures them: what is
+ * checksummed is to be what is copied. */
 static void a_new_array_spoils_no_capture_beside_it(void)
 {
     static unsigned char old[SHARING], new[SHARING];
@@ -216,13 +231,15 @@ static void a_new_array_spoils_no_capture_beside_it(void)
         put_sharing('k', i, old, i % 2 ? &kept[i / 2] : &made[i / 2]);
     commit();
     for (int i = 0; i < 2 * PAIRS; i += 2)
-        CHECK(pms_object_remove(pool, 0, name, (uint32_t)snprintf(name, sizeof name, "k%d", i), &e) == PMS_OK);
+        CHECK(pms_object_remove(pool, 0, name, (uint32_t)snprintf(name, sizeof name, "k%d", i),
+                                &e) == PMS_OK);
     commit();
     for (int round = 0; round < 20; round++) {
         pthread_t thread;
         uint32_t valid = 0;
         uint64_t at;
-        for (int dry = 0; dry < 2; dry++) { /* where they will be: the allocator does as after its last roll back */
+        /* where they will be: the allocator does as after its last roll back */
+        for (int dry = 0; dry < 2; dry++) {
             for (int i = 0; i < PAIRS; i++)
                 put_sharing('m', i, old, &made[i]);
             CHECK(pms_rollback(pool, &e) == PMS_OK);
@@ -249,7 +266,8 @@ static void a_new_array_spoils_no_capture_beside_it(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-race-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-race-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED};
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];

@@ -1,5 +1,6 @@
-/* Slots at the level of the engine: two blocks, and a byte beside a group's name that says which is current. Kills at every primitive,
- * snapshots of the version that is being replaced, room that is used again. */
+/* Slots at the level of the engine: two blocks, and a byte beside a group's name that says which
+ * is current. Kills at every primitive, snapshots of the version that is being replaced, room
+ * that is used again. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,8 @@
 
 #define STEPS 6
 
-static void step(int value) /* slot, captured array and name together; and before it one that is taken back */
+/* slot, captured array and name together; and before it one that is taken back */
+static void step(int value)
 {
     struct pms_object o;
     struct pair p;
@@ -51,8 +53,10 @@ static int state(void) /* the step that the store holds, or -1 if it is no whole
     if (!find(&p))
         return 0; /* not made yet */
     int value = memory(p.slot[p.current])[0];
-    bool whole = all(memory(p.slot[p.current]), BYTES, value) && ok(pms_object_find(pool, 0, "beside", 6, &o, &e)) &&
-                 all(memory(o.data), 5000, value) && ok(pms_check(pool, &r, &e)) && r.problem_count == 0;
+    bool whole = all(memory(p.slot[p.current]), BYTES, value) &&
+                 ok(pms_object_find(pool, 0, "beside", 6, &o, &e)) &&
+                 all(memory(o.data), 5000, value) && ok(pms_check(pool, &r, &e)) &&
+                 r.problem_count == 0;
     return whole ? value : -1;
 }
 
@@ -121,7 +125,8 @@ static void snapshots_keep_what_is_replaced(void)
     close_store();
 }
 
-/* A flip back to the version before, without `next`: an open snapshot may need that version, and a step may go in place into it. */
+/* A flip back to the version before, without `next`: an open snapshot may need that version, and
+ * a step may go in place into it. */
 static void a_flip_back_under_a_snapshot(void)
 {
     static unsigned char copy[BYTES];
@@ -178,16 +183,19 @@ static void freed_slots_are_ordinary_room(void)
     CHECK(ok(pms_object_remove(pool, 0, "w", 1, &e)));
     CHECK(!pms_idle_is(&pool->undo, p.slot[0]) && !pms_idle_is(&pool->undo, p.slot[1]));
     CHECK(ok(pms_commit(pool, &e)));
-    CHECK(ok(pms_object_put_array(pool, 0, "a", 1, "m", 1, 2 * BYTES, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, "a", 1, "m", 1, 2 * BYTES, PMS_FILL_ZERO, NULL, 0, 0,
+                                  &data, &e)));
     CHECK(ok(pms_commit(pool, &e)));
     memset(memory(data), 9, 2 * BYTES);
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(all(memory(data), 2 * BYTES, 0));
-    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID && pms_slot_flip(pool, 0, "w", 1, NULL, &e) == PMS_E_NOT_FOUND);
+    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID &&
+          pms_slot_flip(pool, 0, "w", 1, NULL, &e) == PMS_E_NOT_FOUND);
     close_store();
 }
 
-/* A slot is marked as a whole; what is written into the current one afterwards is captured, and marked, page by page. */
+/* A slot is marked as a whole; what is written into the current one afterwards is captured, and
+ * marked, page by page. */
 static void captured_pages_leave_the_mark(void)
 {
     struct pms_stats before, after;
@@ -205,9 +213,11 @@ static void captured_pages_leave_the_mark(void)
     CHECK(ok(pms_pool_stats(pool, &before, &e)));
     memory(slot)[16 * PMS_PAGE] = 0x77; /* of the current one: captured, a part of it */
     CHECK(ok(pms_pool_stats(pool, &after, &e)));
-    CHECK(after.captured_bytes - before.captured_bytes >= PMS_PAGE && after.captured_bytes - before.captured_bytes < BYTES);
+    CHECK(after.captured_bytes - before.captured_bytes >= PMS_PAGE &&
+          after.captured_bytes - before.captured_bytes < BYTES);
     CHECK(pms_undo_page_changed(u, page) == u->tag && pms_undo_page_prepared(u, page));
-    CHECK(pms_undo_page_changed(u, slot / PMS_PAGE) == flipped && !pms_undo_page_prepared(u, slot / PMS_PAGE));
+    CHECK(pms_undo_page_changed(u, slot / PMS_PAGE) == flipped &&
+          !pms_undo_page_prepared(u, slot / PMS_PAGE));
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(all(memory(slot), BYTES, 3));
     memory(slot)[16 * PMS_PAGE] = 0x78;
@@ -218,7 +228,8 @@ static void captured_pages_leave_the_mark(void)
     }
     for (int i = 0; i < 2; i++)
         for (uint64_t at = 0; at < BYTES; at += PMS_PAGE)
-            CHECK(pms_undo_page_changed(u, (p.slot[i] + at) / PMS_PAGE) == u->tag - (i == p.current ? 1 : 2));
+            CHECK(pms_undo_page_changed(u, (p.slot[i] + at) / PMS_PAGE) ==
+                  u->tag - (i == p.current ? 1 : 2));
     CHECK(all(memory(p.slot[p.current]), BYTES, 7) && all(memory(p.slot[!p.current]), BYTES, 6));
     CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
     CHECK(ok(pms_object_remove(pool, 0, "w", 1, &e)));
@@ -233,7 +244,8 @@ static void captured_pages_leave_the_mark(void)
     close_store();
 }
 
-/* A slot's last huge page is filled up: it changes its protection with the rest, and nobody writes it back. */
+/* A slot's last huge page is filled up: it changes its protection with the rest, and nobody
+ * writes it back. */
 static void what_fills_a_huge_page_up_is_not_written_back(void)
 {
     const uint64_t bytes = PMS_HUGE + PMS_HUGE / 2 + PMS_PAGE;
@@ -244,7 +256,8 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
     CHECK(open_store(PMS_MODE_TRUNCATE));
     CHECK(ok(pms_object_group(pool, 0, "big", 3, 1, &group, &e)));
     for (int i = 0; i < 2; i++)
-        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, bytes, PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, bytes, PMS_FILL_SLOT,
+                                      NULL, 0, 0, &data, &e)));
     CHECK(ok(pms_object_describe_group(pool, 0, "big", 3, "\x81\xa5slots", 8, &e)));
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(pms_heap_find(pool->heap, data, &b));
@@ -259,7 +272,8 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
         CHECK(ok(pms_commit(pool, &e)));
         CHECK(ok(pms_pool_stats(pool, &after, &e)));
         CHECK(domain != PMS_DOMAIN_EMULATED || after.lines - before.lines < bytes / PMS_LINE + 64);
-        uint64_t written = after.straight_bytes + after.journal_bytes - before.straight_bytes - before.journal_bytes;
+        uint64_t written = after.straight_bytes + after.journal_bytes - before.straight_bytes -
+                           before.journal_bytes;
         CHECK(domain != PMS_DOMAIN_FILE || (written >= bytes && written < bytes + 16 * PMS_PAGE));
         for (uint64_t at = 0; at < b.bytes; at += PMS_PAGE)
             CHECK(!pms_map_all_writable(&pool->map, pair.data[!pair.current] + at, PMS_PAGE));
@@ -276,7 +290,11 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
 
 #define EDGE (96u << 10)
 
-struct turned { uint64_t data[2]; int now; char name; };
+struct turned {
+    uint64_t data[2];
+    int now;
+    char name;
+};
 
 static struct turned neighbour(char name)
 {
@@ -284,7 +302,8 @@ static struct turned neighbour(char name)
     uint64_t group;
     CHECK(ok(pms_object_group(pool, 0, &t.name, 1, 1, &group, &e)));
     for (int k = 0; k < 2; k++)
-        CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, EDGE, PMS_FILL_ZERO, NULL, 0, 0, &t.data[k], &e)));
+        CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, EDGE, PMS_FILL_ZERO,
+                                      NULL, 0, 0, &t.data[k], &e)));
     CHECK(ok(pms_object_describe_group(pool, 0, &t.name, 1, "\x81\xa5slots", 8, &e)));
     return t;
 }
@@ -297,7 +316,8 @@ static void turn(struct turned *t, int content)
     t->now = !t->now;
 }
 
-/* A hot range reaches from the last page of one slot into the first of the next: the pages leave the marks of both. */
+/* A hot range reaches from the last page of one slot into the first of the next: the pages leave
+ * the marks of both. */
 static void a_hot_range_over_two_slots(void)
 {
     static uint8_t changed[1 << 16];
@@ -344,7 +364,8 @@ static void a_hot_range_over_two_slots(void)
     uint64_t idle = q.data[!q.now];
     CHECK(ok(pms_slot_open(pool, idle, &e)));
     struct pms_range all_of_it = {(uint64_t)(uintptr_t)memory(idle), EDGE};
-    CHECK(ok(pms_will_write(pool, &all_of_it, 1, &e))); /* nothing to capture: found prepared, every page */
+    /* nothing to capture: found prepared, every page */
+    CHECK(ok(pms_will_write(pool, &all_of_it, 1, &e)));
     close_store();
 }
 
@@ -374,7 +395,8 @@ static void a_flipped_pair_is_not_opened_again(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-slots-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-slots-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];
         TEST(nothing_is_logged_for_the_idle_slot);

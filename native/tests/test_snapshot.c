@@ -1,5 +1,6 @@
-/* Snapshots against a model: readers at their own pace, while a writer stores, allocates, frees, commits and rolls back. Whatever a
- * reader gets of a live array is, byte for byte, what the last commit before its snapshot held. */
+/* Snapshots against a model: readers at their own pace, while a writer stores, allocates, frees,
+ * commits and rolls back. Whatever a reader gets of a live array is, byte for byte, what the
+ * last commit before its snapshot held. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -33,7 +34,10 @@ struct image { /* of one array as of a commit */
     uint64_t off, bytes;
     unsigned char *content; /* NULL: there is no such array */
 };
-struct model { struct image array[NAMES]; uint64_t epoch; };
+struct model {
+    struct image array[NAMES];
+    uint64_t epoch;
+};
 
 static struct pms_pool *pool;
 static struct model committed;
@@ -46,7 +50,10 @@ static uint32_t draw(uint64_t *state, uint32_t n)
 
 static struct pms_pool *open_store(const char *where, int mode, uint64_t bytes)
 {
-    struct pms_options o = {.size = bytes, .mode = mode, .domain = mode == PMS_MODE_TRUNCATE ? domain : PMS_DOMAIN_AUTO, .hot = 1};
+    struct pms_options o = {.size = bytes,
+                            .mode = mode,
+                            .domain = mode == PMS_MODE_TRUNCATE ? domain : PMS_DOMAIN_AUTO,
+                            .hot = 1};
     struct pms_pool *p = NULL;
     struct pms_error e = {0};
     if (pms_pool_open(where, &o, &p, &e) != PMS_OK)
@@ -105,7 +112,11 @@ static struct model *model_copy(void)
 
 /* ---- readers ---- */
 
-struct job { struct pms_snapshot *snapshot; struct model *model; bool may_be_lost; };
+struct job {
+    struct pms_snapshot *snapshot;
+    struct model *model;
+    bool may_be_lost;
+};
 static struct job queue[READERS];
 static int queued, busy;
 static bool stopping;
@@ -116,7 +127,8 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static bool same(const struct job *job, int i, uint64_t *seed)
 {
     const struct image *a = &job->model->array[i];
-    uint64_t from = a->off & ~(uint64_t)(PMS_PAGE - 1), to = (a->off + a->bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+    uint64_t from = a->off & ~(uint64_t)(PMS_PAGE - 1),
+             to = (a->off + a->bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
     struct pms_error e;
     unsigned char *copy = malloc(to - from);
     bool ok = true;
@@ -134,8 +146,8 @@ static bool same(const struct job *job, int i, uint64_t *seed)
         uint64_t k = 0;
         for (; k < a->bytes && copy[a->off - from + k] == a->content[k];)
             k++;
-        printf("array %d of epoch %lu differs at %lu of %lu\n", i, (unsigned long)job->model->epoch, (unsigned long)k,
-               (unsigned long)a->bytes);
+        printf("array %d of epoch %lu differs at %lu of %lu\n", i, (unsigned long)job->model->epoch,
+               (unsigned long)k, (unsigned long)a->bytes);
         wrong++;
     }
     free(copy);
@@ -232,7 +244,8 @@ static void make(int i, uint64_t bytes, uint64_t *seed)
     struct pms_error e;
     uint64_t data, pattern = draw(seed, 1000000) * 0x9e3779b97f4a7c15ull;
     int n = snprintf(name, sizeof name, "a%d", i);
-    int status = pms_object_put_array(pool, 0, name, (uint32_t)n, "m", 1, bytes, PMS_FILL_PATTERN, &pattern, 8, 0, &data, &e);
+    int status = pms_object_put_array(pool, 0, name, (uint32_t)n, "m", 1, bytes, PMS_FILL_PATTERN,
+                                      &pattern, 8, 0, &data, &e);
     if (status != PMS_OK)
         printf("put: %d %s\n", e.status, e.what);
     CHECK(status == PMS_OK);
@@ -306,7 +319,10 @@ static void race(uint64_t bound, int64_t max_wait_ns, int steps, uint64_t seed)
     model_free(&committed);
 }
 
-static int more(void) { return getenv("PMS_SNAPSHOT_MORE") ? atoi(getenv("PMS_SNAPSHOT_MORE")) : 1; }
+static int more(void)
+{
+    return getenv("PMS_SNAPSHOT_MORE") ? atoi(getenv("PMS_SNAPSHOT_MORE")) : 1;
+}
 
 static void readers_race_with_a_writer(void)
 {
@@ -338,7 +354,8 @@ static void a_slow_reader_loses_its_snapshot(void)
     CHECK(wrong == 0 && given_up > 0);
 }
 
-/* ---- commits in the middle of copies: every byte of an array is the low byte of the epoch's number ---- */
+/* ---- commits in the middle of copies: every byte of an array is the low byte of the epoch's
+ * number ---- */
 
 #define UNIFORM (768u << 10)
 static _Atomic uint64_t uniform_off, uniform_turn; /* turn: +1 whenever off changes */
@@ -356,10 +373,13 @@ static void *uniform_reader(void *arg)
         if (pms_snapshot_begin(pool, 1u << 30, -1, &s, &e) != PMS_OK)
             break;
         bool ok = pms_snapshot_info(s, &info, &e) == PMS_OK;
-        if (off && turn == atomic_load(&uniform_turn)) { /* the array was there when the snapshot was opened */
+        /* the array was there when the snapshot was opened */
+        if (off && turn == atomic_load(&uniform_turn)) {
             for (int k = 0; ok && k < 20; k++) {
-                uint64_t pages = 1 + draw(&seed, UNIFORM / PMS_PAGE - 1), at = draw(&seed, UNIFORM / PMS_PAGE - (uint32_t)pages);
-                ok = pms_snapshot_read(s, off + at * PMS_PAGE, pages * PMS_PAGE, copy, &e) == PMS_OK;
+                uint64_t pages = 1 + draw(&seed, UNIFORM / PMS_PAGE - 1),
+                         at = draw(&seed, UNIFORM / PMS_PAGE - (uint32_t)pages);
+                ok = pms_snapshot_read(s, off + at * PMS_PAGE, pages * PMS_PAGE, copy, &e) ==
+                     PMS_OK;
                 for (uint64_t i = 0; ok && i < pages * PMS_PAGE; i += 256)
                     ok = copy[i] == (unsigned char)info.epoch;
             }
@@ -378,7 +398,8 @@ static void place_uniform(void)
     struct pms_error e;
     uint64_t data;
     next = (unsigned char)(pms_epoch(pool) + 1);
-    CHECK(pms_object_put_array(pool, 0, "u", 1, "m", 1, UNIFORM, PMS_FILL_PATTERN, &next, 1, 0, &data, &e) == PMS_OK);
+    CHECK(pms_object_put_array(pool, 0, "u", 1, "m", 1, UNIFORM, PMS_FILL_PATTERN, &next, 1, 0,
+                               &data, &e) == PMS_OK);
     atomic_fetch_add(&uniform_turn, 1);
     atomic_store(&uniform_off, 0); /* readers keep off until it is committed */
     CHECK(pms_commit(pool, &e) == PMS_OK);
@@ -403,7 +424,8 @@ static void copies_race_with_commits(void)
         for (int i = 0;; i++) {
             clock_gettime(CLOCK_MONOTONIC, &to);
             long ms = (to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000;
-            if (ms > 400 * more() && (verified > 10 || ms > 60000)) /* a busy machine takes its time */
+            /* a busy machine takes its time */
+            if (ms > 400 * more() && (verified > 10 || ms > 60000))
                 break;
             unsigned char *a = memory(uniform_off);
             if (i % 4 == 3)
@@ -445,11 +467,14 @@ static void the_bound_holds(void)
     memset(memory(o.data), 1, 20 * PMS_PAGE);
     CHECK(pms_commit(pool, &e) == PMS_OK);
     CHECK(pms_snapshot_info(s, &info, &e) == PMS_OK);
-    CHECK(info.kept_bytes >= 20 * PMS_PAGE && info.kept_bytes <= 64 * PMS_PAGE && info.waits == 0 && info.epoch == 1);
-    memset(memory(o.data), 2, o.data_bytes); /* what is kept is not kept twice; the rest does not fit */
+    CHECK(info.kept_bytes >= 20 * PMS_PAGE && info.kept_bytes <= 64 * PMS_PAGE && info.waits == 0 &&
+          info.epoch == 1);
+    /* what is kept is not kept twice; the rest does not fit */
+    memset(memory(o.data), 2, o.data_bytes);
     CHECK(pms_commit(pool, &e) == PMS_OK);
     CHECK(pms_snapshot_info(s, &info, &e) == PMS_E_STATE);
-    CHECK(info.peak_bytes <= 64 * PMS_PAGE && info.kept_bytes == 0 && info.waits == 1 && info.wait_ns >= 10000000);
+    CHECK(info.peak_bytes <= 64 * PMS_PAGE && info.kept_bytes == 0 && info.waits == 1 &&
+          info.wait_ns >= 10000000);
     pms_snapshot_end(pool, s);
     CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
     pms_pool_release(pool);
@@ -463,7 +488,9 @@ static void *read_until_closed(void *arg)
     struct pms_error e;
     unsigned char *buffer = malloc(1u << 20);
     int status;
-    while ((status = pms_snapshot_read(s, PMS_OFF_SEGMENTS & ~(uint64_t)(PMS_PAGE - 1), 1u << 20, buffer, &e)) == PMS_OK) {}
+    while ((status = pms_snapshot_read(s, PMS_OFF_SEGMENTS & ~(uint64_t)(PMS_PAGE - 1), 1u << 20,
+                                       buffer, &e)) == PMS_OK) {
+    }
     free(buffer);
     return (void *)(intptr_t)status;
 }
@@ -504,7 +531,8 @@ static void *close_it(void *arg)
     return arg;
 }
 
-/* Both wait for the log lock when it is given back: whoever comes first, the other must not look at what is gone. */
+/* Both wait for the log lock when it is given back: whoever comes first, the other must not look
+ * at what is gone. */
 static void a_snapshot_ends_while_the_store_closes(void)
 {
     for (int round = 0; round < 60; round++) {
@@ -549,7 +577,12 @@ static void a_fork_child_leaves_it_alone(void)
 
 /* ---- to a file and back ---- */
 
-struct tier { uint64_t count, *chunk, *at; uint32_t *crc; uint8_t super[PMS_PAGE]; uint64_t file_bytes, tag; };
+struct tier {
+    uint64_t count, *chunk, *at;
+    uint32_t *crc;
+    uint8_t super[PMS_PAGE];
+    uint64_t file_bytes, tag;
+};
 
 static void save(struct tier *t, uint64_t since, uint64_t *written)
 {
@@ -562,7 +595,11 @@ static void save(struct tier *t, uint64_t since, uint64_t *written)
     uint64_t n = (info.file_bytes + CHUNK - 1) / CHUNK;
     uint8_t *state = malloc(n);
     CHECK(pms_snapshot_chunks(s, since, CHUNK, state, n, &e) == PMS_OK);
-    *t = (struct tier){.chunk = malloc(n * 8), .at = malloc(n * 8), .crc = malloc(n * 4), .file_bytes = info.file_bytes, .tag = info.tag};
+    *t = (struct tier){.chunk = malloc(n * 8),
+                       .at = malloc(n * 8),
+                       .crc = malloc(n * 4),
+                       .file_bytes = info.file_bytes,
+                       .tag = info.tag};
     memcpy(t->super, info.super, sizeof t->super);
     *written = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -586,7 +623,8 @@ static int load_by(struct tier *t, bool filled, struct pms_error *e)
     struct pms_transfer transfer = {0};
     uint64_t bytes = 0, bad = 0, *to = malloc(t->count * 8);
     struct pms_filling *f = NULL;
-    int in = open(chunks_path, O_RDONLY | O_CLOEXEC), out = open(restored_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int in = open(chunks_path, O_RDONLY | O_CLOEXEC),
+        out = open(restored_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     for (uint64_t i = 0; i < t->count; i++)
         to[i] = t->chunk[i] * CHUNK;
     int status = pms_restore_begin(t->super, &bytes, e);
@@ -595,7 +633,8 @@ static int load_by(struct tier *t, bool filled, struct pms_error *e)
     if (status == PMS_OK && !f)
         status = pms_restore_allocate(out, bytes, &(struct pms_transfer){0}, e);
     if (status == PMS_OK)
-        status = pms_transfer_copy(in, t->at, out, f, to, t->crc, t->count, CHUNK, bytes, &bad, &transfer, e);
+        status = pms_transfer_copy(in, t->at, out, f, to, t->crc, t->count, CHUNK, bytes, &bad,
+                                   &transfer, e);
     if (status == PMS_OK && f)
         status = pms_filling_room(f, 0, bytes, 0, &transfer, e);
     if (f)
@@ -608,10 +647,7 @@ static int load_by(struct tier *t, bool filled, struct pms_error *e)
     return status;
 }
 
-static int load(struct tier *t, struct pms_error *e)
-{
-    return load_by(t, false, e);
-}
+static int load(struct tier *t, struct pms_error *e) { return load_by(t, false, e); }
 
 static bool same_from(uint64_t off, int a, int b)
 {
@@ -670,13 +706,15 @@ static void a_snapshot_becomes_a_store_again(void)
         pms_pool_release(pool);
         both_ways_are_the_same(&t);
         pool = open_store(restored_path, PMS_MODE_READ_WRITE, 0);
-        CHECK(pool != NULL && pms_epoch(pool) == m->epoch && memcmp(uuid, pool->super.uuid, 16) != 0);
+        CHECK(pool != NULL && pms_epoch(pool) == m->epoch &&
+              memcmp(uuid, pool->super.uuid, 16) != 0);
         CHECK(pms_check(pool, &report, &e) == PMS_OK && report.problem_count == 0);
         for (int i = 0; i < NAMES; i++) {
             struct pms_object o;
             bool there = find(i, &o);
             CHECK(there == (m->array[i].content != NULL));
-            CHECK(!there || (o.data == m->array[i].off && memcmp(memory(o.data), m->array[i].content, m->array[i].bytes) == 0));
+            CHECK(!there || (o.data == m->array[i].off &&
+                             memcmp(memory(o.data), m->array[i].content, m->array[i].bytes) == 0));
         }
         for (int i = 0; i < 20; i++) /* and it can be worked with */
             change(&seed);
@@ -734,7 +772,8 @@ static void changed_chunks_are_known(void)
     }
 }
 
-/* Also where nothing is put into the new part: its page table begins in a chunk that may have been flushed before. */
+/* Also where nothing is put into the new part: its page table begins in a chunk that may have
+ * been flushed before. */
 static void growth_is_a_change(void)
 {
     for (int d = 0; d < 3; d++) {
@@ -743,13 +782,15 @@ static void growth_is_a_change(void)
         struct pms_snapshot_info info;
         domain = domains[d];
         pool = open_store(path, PMS_MODE_TRUNCATE, 4u << 20);
-        CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
+        CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK &&
+              pms_snapshot_info(s, &info, &e) == PMS_OK);
         pms_snapshot_end(pool, s);
         CHECK(pms_pool_grow(pool, 1 << 20, &e) == PMS_OK && pool->super.segment_count == 2);
         CHECK(pms_commit(pool, &e) == PMS_OK);
         uint64_t since = info.tag, pages, page = pool->super.segment[1].table_off / PMS_PAGE;
         uint64_t end = pool->super.segment[1].log_off / PMS_PAGE;
-        CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
+        CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK &&
+              pms_snapshot_info(s, &info, &e) == PMS_OK);
         pages = info.file_bytes / PMS_PAGE;
         uint8_t *state = malloc(pages);
         CHECK(pms_snapshot_chunks(s, since, PMS_PAGE, state, pages, &e) == PMS_OK);
@@ -772,14 +813,16 @@ static void a_page_is_captured_after_a_part_of_it(void)
         uint64_t data;
         domain = domains[d];
         pool = open_store(path, PMS_MODE_TRUNCATE, 8u << 20);
-        CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 1u << 20, PMS_FILL_PATTERN, "x", 1, 0, &data, &e) == PMS_OK);
+        CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, 1u << 20, PMS_FILL_PATTERN, "x", 1, 0,
+                                   &data, &e) == PMS_OK);
         CHECK(pms_commit(pool, &e) == PMS_OK && pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK);
         uint64_t first = (data + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
         for (int step = 0; step < 4; step++) {
             CHECK(step != 0 || pms_write(pool, memory(first + 100), "12345678", 8, &e) == PMS_OK);
             if (step == 1)
                 memory(first)[3000] = 'y'; /* this page, whole, and its neighbours */
-            CHECK(step != 2 || pms_write(pool, memory(first + PMS_PAGE + 50), "12345678", 8, &e) == PMS_OK);
+            CHECK(step != 2 ||
+                  pms_write(pool, memory(first + PMS_PAGE + 50), "12345678", 8, &e) == PMS_OK);
             CHECK(step != 3 || pms_commit(pool, &e) == PMS_OK);
             CHECK(pms_snapshot_read(s, first, sizeof got, got, &e) == PMS_OK);
             for (size_t i = 0; i < sizeof got; i++)
@@ -801,7 +844,8 @@ static void a_transfer_is_cancelled_and_limited(void)
     pool = open_store(path, PMS_MODE_TRUNCATE, 24u << 20);
     make(0, 8u << 20, &seed);
     CHECK(pms_commit(pool, &e) == PMS_OK);
-    CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
+    CHECK(pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK &&
+          pms_snapshot_info(s, &info, &e) == PMS_OK);
     uint64_t chunk[128];
     uint32_t crc[128];
     for (uint64_t i = 0; i < 128; i++)
@@ -810,7 +854,8 @@ static void a_transfer_is_cancelled_and_limited(void)
     struct timespec from, to;
     int fd = open(chunks_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     clock_gettime(CLOCK_MONOTONIC, &from);
-    CHECK(pms_snapshot_write(s, fd, CHUNK, chunk, 128, 0, crc, &t, &e) == PMS_OK); /* 8 MiB at 80 MiB/s */
+    /* 8 MiB at 80 MiB/s */
+    CHECK(pms_snapshot_write(s, fd, CHUNK, chunk, 128, 0, crc, &t, &e) == PMS_OK);
     clock_gettime(CLOCK_MONOTONIC, &to);
     CHECK((double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) >= 0.095);
     t.cancel = 1;
@@ -821,7 +866,8 @@ static void a_transfer_is_cancelled_and_limited(void)
     pms_pool_release(pool);
 }
 
-/* Memory that was never touched is slow to touch first, and it is a commit that would. A smaller one does not do. */
+/* Memory that was never touched is slow to touch first, and it is a commit that would. A smaller
+ * one does not do. */
 static void memory_for_kept_pages_is_used_again(void)
 {
     struct pms_error e;
@@ -829,7 +875,8 @@ static void memory_for_kept_pages_is_used_again(void)
     struct pms_snapshot *s;
     struct pms_snapshot_info info;
     unsigned char page[PMS_PAGE];
-    uint64_t seed = 9, bounds[] = {8u << 20, (8u << 20) + (512u << 10), 4u << 20, 16u << 20, 16u << 20};
+    uint64_t seed = 9,
+             bounds[] = {8u << 20, (8u << 20) + (512u << 10), 4u << 20, 16u << 20, 16u << 20};
     const struct pms_snapshots *before = NULL;
     domain = PMS_DOMAIN_PROCESS;
     pool = open_store(path, PMS_MODE_TRUNCATE, 64u << 20);
@@ -842,7 +889,8 @@ static void memory_for_kept_pages_is_used_again(void)
         for (uint64_t at = 0; at < o.data_bytes; at += PMS_PAGE)
             memory(o.data)[at] = (unsigned char)(i + 100);
         CHECK(pms_commit(pool, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
-        CHECK(info.bound_bytes == bounds[i] && /* this one's */ info.kept_bytes >= o.data_bytes && info.peak_bytes == info.kept_bytes);
+        CHECK(info.bound_bytes == bounds[i] && /* this one's */ info.kept_bytes >= o.data_bytes &&
+              info.peak_bytes == info.kept_bytes);
         for (uint64_t at = o.data; i && at < o.data + o.data_bytes; at += PMS_PAGE)
             CHECK(pms_snapshot_read(s, at, PMS_PAGE, page, &e) == PMS_OK && page[0] == i - 1 + 100);
         pms_snapshot_end(pool, s);
@@ -853,8 +901,8 @@ static void memory_for_kept_pages_is_used_again(void)
     pms_pool_release(pool);
 }
 
-/* Blocks that are made on pages which the transaction has written to: what its log tells is looked at once, not for every block. Shown by a
- * count, and by what the snapshot reads. */
+/* Blocks that are made on pages which the transaction has written to: what its log tells is
+ * looked at once, not for every block. Shown by a count, and by what the snapshot reads. */
 static void many_new_blocks_while_a_snapshot_is_open(void)
 {
     enum { PAIRS = 3000 / SHARE, HALF = PMS_PAGE / 2 };
@@ -868,18 +916,21 @@ static void many_new_blocks_while_a_snapshot_is_open(void)
         pool = open_store(path, PMS_MODE_TRUNCATE, 192u << 20);
         for (uint32_t i = 0; i < 2 * PAIRS; i++) {
             uint32_t n = (uint32_t)snprintf(name, sizeof name, "%u", i);
-            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, HALF, PMS_FILL_PATTERN, "x", 1, 0, &at[i], &e) == PMS_OK);
+            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, HALF, PMS_FILL_PATTERN, "x", 1, 0,
+                                       &at[i], &e) == PMS_OK);
         }
         CHECK(pms_commit(pool, &e) == PMS_OK);
         for (uint32_t i = 0; i < 2 * PAIRS; i += 2)
-            CHECK(pms_object_remove(pool, 0, name, (uint32_t)snprintf(name, sizeof name, "%u", i), &e) == PMS_OK);
+            CHECK(pms_object_remove(pool, 0, name, (uint32_t)snprintf(name, sizeof name, "%u", i),
+                                    &e) == PMS_OK);
         CHECK(pms_commit(pool, &e) == PMS_OK);
         CHECK(pms_snapshot_begin(pool, 96u << 20, -1, &s, &e) == PMS_OK);
         for (uint32_t i = 1; i < 2 * PAIRS; i += 2)
             memory(at[i])[5] = 'y';
         for (uint32_t i = 0; i < 2 * PAIRS; i += 2) {
             uint32_t n = (uint32_t)snprintf(name, sizeof name, "n%u", i);
-            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, HALF, PMS_FILL_PATTERN, "z", 1, 1, &at[i], &e) == PMS_OK);
+            CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, HALF, PMS_FILL_PATTERN, "z", 1, 1,
+                                       &at[i], &e) == PMS_OK);
         }
         CHECK(pool->undo.seq > PAIRS / 2 && pool->undo.snapshots->looks > 0);
         CHECK(pool->undo.snapshots->looks <= 3 * (uint64_t)pool->undo.seq);

@@ -9,8 +9,12 @@
 
 #define MOST (1u << 17)
 
-struct small { uint64_t key, was; };
-struct large { uint64_t key, was, also[4]; };
+struct small {
+    uint64_t key, was;
+};
+struct large {
+    uint64_t key, was, also[4];
+};
 
 static struct small small[MOST];
 static struct large large[MOST];
@@ -58,7 +62,8 @@ static uint64_t sorted(key_fn *key, uint64_t n)
         large[i] = (struct large){small[i].key, i, {i + 1, i + 2, i + 3, ~i}};
     }
     uint64_t steps = pms_sort(small, n, sizeof small[0]);
-    CHECK(pms_sort(large, n, sizeof large[0]) == steps); /* the size of an item is nothing to the order */
+    /* the size of an item is nothing to the order */
+    CHECK(pms_sort(large, n, sizeof large[0]) == steps);
     memset(seen, 0, sizeof seen);
     for (uint64_t i = 0; i < n; i++) {
         CHECK(i == 0 || small[i - 1].key <= small[i].key);
@@ -75,8 +80,8 @@ static uint64_t sorted(key_fn *key, uint64_t n)
 
 int main(void)
 {
-    static key_fn *const order[] = {ascending, descending, equal, few_keys, any, extreme, halves, parts,
-                                    nearly, exchanged, last_first};
+    static key_fn *const order[] = {ascending, descending, equal,  few_keys,  any,       extreme,
+                                    halves,    parts,      nearly, exchanged, last_first};
     static const uint64_t count[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 100, 127, 128, 1000, 130000, MOST};
     for (unsigned i = 0; i < sizeof order / sizeof *order; i++)
         for (unsigned k = 0; k < sizeof count / sizeof *count; k++)

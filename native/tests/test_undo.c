@@ -1,5 +1,5 @@
-/* The undo log: what a reader takes from it (I1), the order of primitives around every store (I2, I3), what roll back puts back and
- * refuses, and that everything live fits (I5). */
+/* The undo log: what a reader takes from it (I1), the order of primitives around every store
+ * (I2, I3), what roll back puts back and refuses, and that everything live fits (I5). */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,8 @@ static void bench_open(struct bench *b, uint64_t file_bytes, uint64_t growth)
     bool good = pms_super_plan(&b->super, file_bytes, 0, PMS_DOMAIN_EMULATED, &e) == PMS_OK &&
                 (!growth || pms_super_plan_growth(&b->super, growth, &e) == PMS_OK) &&
                 ftruncate(b->fd, (off_t)b->super.file_bytes) == 0 &&
-                pms_map_open(&b->map, b->fd, b->super.file_bytes, 0, PMS_MAP_SHARED, &b->persist, &e) == PMS_OK &&
+                pms_map_open(&b->map, b->fd, b->super.file_bytes, 0, PMS_MAP_SHARED, &b->persist,
+                             &e) == PMS_OK &&
                 pms_undo_open(&b->undo, &b->map, false, &e) == PMS_OK;
     if (!good)
         abort();
@@ -146,7 +147,8 @@ static void a_whole_log_is_taken(void)
     for (uint32_t i = 0; i < t->count; i++) {
         const struct pms_entry *e = &t->entry[i];
         uint64_t target = data_of(&b) + i * PMS_PAGE + i;
-        CHECK(e->tag == 5 && e->seq == i && e->len == lengths[i] && e->target == target && header_of(t, i) % PMS_LINE == 0);
+        CHECK(e->tag == 5 && e->seq == i && e->len == lengths[i] && e->target == target &&
+              header_of(t, i) % PMS_LINE == 0);
         CHECK(memcmp(at(&b, t->image[i]), at(&b, target), e->len) == 0);
         seen += header_of(t, i) == b.undo.extent[seen].off;
     }
@@ -154,8 +156,9 @@ static void a_whole_log_is_taken(void)
     bench_close(&b);
 }
 
-/* The torn entry: every bit of every entry, one at a time. What was captured before it counts; what comes after it, whole and in
- * place as it may be, does not: its target was never stored to, or the damage would have been fenced. */
+/* The torn entry: every bit of every entry, one at a time. What was captured before it counts;
+ * what comes after it, whole and in place as it may be, does not: its target was never stored
+ * to, or the damage would have been fenced. */
 static void a_damaged_entry_ends_the_log(void)
 {
     struct bench b;
@@ -167,7 +170,9 @@ static void a_damaged_entry_ends_the_log(void)
         uint64_t head = header_of(&whole, i);
         for (uint64_t bit = 0; bit < 8 * (sizeof(struct pms_entry) + lengths[i]); bit++) {
             uint64_t byte = bit / 8;
-            uint64_t off = byte < sizeof(struct pms_entry) ? head + byte : whole.image[i] + byte - sizeof(struct pms_entry);
+            uint64_t off = byte < sizeof(struct pms_entry)
+                               ? head + byte
+                               : whole.image[i] + byte - sizeof(struct pms_entry);
             *at(&b, off) ^= (unsigned char)(1u << bit % 8);
             CHECK(scan(&b, 5)->count == i);
             *at(&b, off) ^= (unsigned char)(1u << bit % 8);
@@ -196,7 +201,8 @@ static void a_wrong_field_ends_the_log(void)
     struct bench b;
     bench_open(&b, MIB, 0);
     for (int field = 0; field < 8; field++) {
-        write_dozen(&b, 5 + 2 * (uint64_t)field); /* the same fast log each time, over an older transaction's entries */
+        /* the same fast log each time, over an older transaction's entries */
+        write_dozen(&b, 5 + 2 * (uint64_t)field);
         uint64_t tag = b.undo.tag;
         struct taken t = *scan(&b, tag);
         CHECK(t.count == LENGTHS);
@@ -215,7 +221,8 @@ static void a_wrong_field_ends_the_log(void)
         seal(&b, header_of(&t, 3), header_of(&t, 3) + (e.len <= 32 ? sizeof e : PMS_LINE));
         CHECK(scan(&b, tag)->count == 3);
     }
-    CHECK(scan(&b, b.undo.tag + 2)->count == 0 && scan(&b, b.undo.tag - 2)->count == 0); /* other transactions: nothing */
+    /* other transactions: nothing */
+    CHECK(scan(&b, b.undo.tag + 2)->count == 0 && scan(&b, b.undo.tag - 2)->count == 0);
     CHECK(scan(&b, b.undo.tag + 1)->count == 0);
     bench_close(&b);
 }
@@ -263,7 +270,8 @@ static unsigned char *copy_of(const struct bench *b, uint64_t off, uint64_t n)
     return memcpy(p, at(b, off), n);
 }
 
-/* Captures [off, off+len), overwrites it, and puts it back; the neighbours stay as they are. Returns the number of entries. */
+/* Captures [off, off+len), overwrites it, and puts it back; the neighbours stay as they are.
+ * Returns the number of entries. */
 static int64_t round_trip(struct bench *b, uint64_t off, uint64_t len)
 {
     uint64_t tag = b->undo.tag, bytes = 0;
@@ -276,7 +284,8 @@ static int64_t round_trip(struct bench *b, uint64_t off, uint64_t len)
     int64_t applied = pms_undo_apply(&b->undo, tag, b->map.engine, &b->super, &bytes);
     CHECK(applied == (int64_t)n && bytes == len);
     CHECK(memcmp(at(b, off - PMS_LINE), before, len + 2 * PMS_LINE) == 0);
-    CHECK(pms_undo_apply(&b->undo, tag, b->map.engine, &b->super, &bytes) == applied); /* again: the same end */
+    /* again: the same end */
+    CHECK(pms_undo_apply(&b->undo, tag, b->map.engine, &b->super, &bytes) == applied);
     CHECK(memcmp(at(b, off - PMS_LINE), before, len + 2 * PMS_LINE) == 0);
     free(before);
     return applied;
@@ -293,11 +302,14 @@ static void every_length_comes_back(void)
         CHECK(round_trip(&b, data + len % 7, len) == 1);
         CHECK(b.undo.at == (len <= 32 ? PMS_LINE : PMS_LINE + round_up(len, PMS_LINE)));
     }
-    static const struct { uint64_t len; int64_t entries; } large[] = {
-        {4095, 1}, {4096, 1}, {4097, 1}, {100 << 10, 1},
-        {2 * MIB, 2},              /* 31 pages fit the fast log; the rest, in the segment's */
-        {2 * MIB + 1, 2}, {3 * MIB + 17, 3}, {4 * MIB - 1, 3},
-        {4 * MIB, 3}, {9 * MIB + 4096, 6}, {11 * MIB + 7, 7}, /* by all cores */
+    static const struct {
+        uint64_t len;
+        int64_t entries;
+    } large[] = {
+        {4095, 1},        {4096, 1},           {4097, 1},
+        {100 << 10, 1},   {2 * MIB, 2}, /* 31 pages fit the fast log; the rest, in the segment's */
+        {2 * MIB + 1, 2}, {3 * MIB + 17, 3},   {4 * MIB - 1, 3},
+        {4 * MIB, 3},     {9 * MIB + 4096, 6}, {11 * MIB + 7, 7}, /* by all cores */
     };
     pms_parallel_start();
     for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
@@ -307,7 +319,8 @@ static void every_length_comes_back(void)
         if (n != large[i].entries)
             printf("  %llu bytes: %lld entries\n", (unsigned long long)large[i].len, (long long)n);
     }
-    pms_undo_begin(&b.undo, b.undo.tag + 1); /* with no fast log before it an entry takes its 2 MiB */
+    /* with no fast log before it an entry takes its 2 MiB */
+    pms_undo_begin(&b.undo, b.undo.tag + 1);
     b.undo.at_extent = 1;
     b.undo.at = 0;
     pms_undo_append(&b.undo, data, 2 * MIB);
@@ -315,7 +328,8 @@ static void every_length_comes_back(void)
     bench_close(&b);
 }
 
-/* A range longer than what is left of an extent is split at whole pages; a page that does not fit goes to the next extent. */
+/* A range longer than what is left of an extent is split at whole pages; a page that does not
+ * fit goes to the next extent. */
 static void ranges_cross_extents(void)
 {
     struct bench b;
@@ -328,7 +342,8 @@ static void ranges_cross_extents(void)
             pms_undo_append(&b.undo, data + 2 * MIB + i * 8192, 4096 - 64 * (lead % 3));
         uint64_t tag = b.undo.tag, bytes;
         unsigned char *before = copy_of(&b, data, 3 * MIB);
-        pms_undo_append(&b.undo, data, MIB); /* the rest of the fast log, all of segment 0's, some of segment 1's */
+        /* the rest of the fast log, all of segment 0's, some of segment 1's */
+        pms_undo_append(&b.undo, data, MIB);
         CHECK(b.undo.at_extent == 2);
         const struct taken *t = scan(&b, tag);
         uint32_t extents = 0;
@@ -345,16 +360,20 @@ static void ranges_cross_extents(void)
     bench_close(&b);
 }
 
-/* Gathered entries are copied together, in more batches than one; the log is the same as without. */
+/* Gathered entries are copied together, in more batches than one; the log is the same as
+ * without. */
 static void gathered_entries_are_all_there(void)
 {
-    static const struct { uint64_t ranges, len; } shape[] = {{1, 64}, {3, MIB}, {1300, 4096 - 64}, {2, 5 * MIB}};
+    static const struct {
+        uint64_t ranges, len;
+    } shape[] = {{1, 64}, {3, MIB}, {1300, 4096 - 64}, {2, 5 * MIB}};
     struct bench b;
     bench_open(&b, 24 * MIB, 0);
     uint64_t data = data_of(&b);
     pms_parallel_start();
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++) {
-        uint64_t step = (shape[i].len + PMS_PAGE - 1) / PMS_PAGE * PMS_PAGE, all = shape[i].ranges * step, bytes;
+        uint64_t step = (shape[i].len + PMS_PAGE - 1) / PMS_PAGE * PMS_PAGE,
+                 all = shape[i].ranges * step, bytes;
         pms_undo_begin(&b.undo, b.undo.tag + 1);
         scramble(at(&b, data), all);
         unsigned char *before = copy_of(&b, data, all);
@@ -367,7 +386,8 @@ static void gathered_entries_are_all_there(void)
         CHECK(t->count == b.undo.seq && t->bytes == shape[i].ranges * shape[i].len);
         for (uint64_t r = 0; r < shape[i].ranges; r++)
             memset(at(&b, data + r * step), 0x11, shape[i].len);
-        CHECK(pms_undo_apply(&b.undo, b.undo.tag, b.map.engine, &b.super, &bytes) == (int64_t)b.undo.seq);
+        CHECK(pms_undo_apply(&b.undo, b.undo.tag, b.map.engine, &b.super, &bytes) ==
+              (int64_t)b.undo.seq);
         CHECK(memcmp(at(&b, data), before, all) == 0);
         free(before);
     }
@@ -382,8 +402,10 @@ static void newest_goes_back_first(void)
     uint64_t page = data_of(&b) + 4 * PMS_PAGE, tag = b.undo.tag;
     scramble(at(&b, page), PMS_PAGE);
     unsigned char *before = copy_of(&b, page, PMS_PAGE);
-    pms_undo_store(&b.undo, page + 100, "BBBBBBBB", 8); /* captures the granules with what was there */
-    pms_undo_append(&b.undo, page, PMS_PAGE);           /* as a fault does: the page, with the B's in it */
+    /* captures the granules with what was there */
+    pms_undo_store(&b.undo, page + 100, "BBBBBBBB", 8);
+    /* as a fault does: the page, with the B's in it */
+    pms_undo_append(&b.undo, page, PMS_PAGE);
     pms_undo_set_prepared(&b.undo, page, PMS_PAGE);
     pms_undo_fence_locked(&b.undo);
     pms_undo_store(&b.undo, page + 96, "CCCCCCCCCCCCCCCC", 16);
@@ -428,28 +450,65 @@ static void targets_are_checked(void)
     struct bench b;
     bench_open(&b, MIB, 8 * MIB);
     const struct pms_segment *s = b.super.segment;
-    uint64_t table_bytes = (s[0].data_pages * sizeof(struct pms_pte) + PMS_GRANULE - 1) / PMS_GRANULE * PMS_GRANULE;
+    uint64_t table_bytes = (s[0].data_pages * sizeof(struct pms_pte) + PMS_GRANULE - 1) /
+                           PMS_GRANULE * PMS_GRANULE;
     uint64_t table_end = s[0].table_off + table_bytes, end = b.super.file_bytes;
     uint64_t data_end = s[0].data_off + s[0].data_pages * PMS_PAGE;
-    const struct { uint64_t target; uint32_t len; } bad[] = {
-        {0, 8}, {PMS_PAGE - 8, 8}, {PMS_OFF_SUPER(1), 64}, {PMS_OFF_ANCHOR, 8}, {PMS_OFF_JANCHOR(0), 8}, {PMS_OFF_JANCHOR(1), 512},
-        {PMS_OFF_SESSION(0), 8}, {PMS_OFF_SESSION(1), 32}, {PMS_OFF_ROOT - 1, 2}, {PMS_OFF_ROOT - 8, 8},
-        {PMS_OFF_ROOT + PMS_PAGE - 1, 2}, {PMS_OFF_ROOT, PMS_PAGE + 1}, {PMS_OFF_FASTLOG(0), 8}, {PMS_OFF_FASTLOG(1), 8},
-        {PMS_OFF_SEGMENTS - 1, 1}, {s[0].table_off - 1, 2}, {table_end - 1, 2}, {table_end, 1}, {s[0].log_off, 8},
-        {s[1].log_off, 64}, {s[0].data_off - 1, 2}, {s[0].data_off - 1, 1}, {data_end - 1, 2}, {s[1].table_off - 1, 2},
-        {s[1].data_off - 8, 8}, {end - 7, 8}, {end, 1}, {end + PMS_PAGE, 8}, {~0ull, 1}, {~0ull - 7, 8}, {~0ull - 6, 8},
-        {1ull << 63, 64}, {(1ull << 63) | s[0].data_off, 8}, {~0ull - 63, 65},
+    const struct {
+        uint64_t target;
+        uint32_t len;
+    } bad[] = {
+        {0, 8},
+        {PMS_PAGE - 8, 8},
+        {PMS_OFF_SUPER(1), 64},
+        {PMS_OFF_ANCHOR, 8},
+        {PMS_OFF_JANCHOR(0), 8},
+        {PMS_OFF_JANCHOR(1), 512},
+        {PMS_OFF_SESSION(0), 8},
+        {PMS_OFF_SESSION(1), 32},
+        {PMS_OFF_ROOT - 1, 2},
+        {PMS_OFF_ROOT - 8, 8},
+        {PMS_OFF_ROOT + PMS_PAGE - 1, 2},
+        {PMS_OFF_ROOT, PMS_PAGE + 1},
+        {PMS_OFF_FASTLOG(0), 8},
+        {PMS_OFF_FASTLOG(1), 8},
+        {PMS_OFF_SEGMENTS - 1, 1},
+        {s[0].table_off - 1, 2},
+        {table_end - 1, 2},
+        {table_end, 1},
+        {s[0].log_off, 8},
+        {s[1].log_off, 64},
+        {s[0].data_off - 1, 2},
+        {s[0].data_off - 1, 1},
+        {data_end - 1, 2},
+        {s[1].table_off - 1, 2},
+        {s[1].data_off - 8, 8},
+        {end - 7, 8},
+        {end, 1},
+        {end + PMS_PAGE, 8},
+        {~0ull, 1},
+        {~0ull - 7, 8},
+        {~0ull - 6, 8},
+        {1ull << 63, 64},
+        {(1ull << 63) | s[0].data_off, 8},
+        {~0ull - 63, 65},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         CHECK(apply_forged(&b, bad[i].target, bad[i].len) == -1);
-        /* Not a byte of it was stored, wherever that lies in the file. The forged image itself is in a fast log. */
+        /* Not a byte of it was stored, wherever that lies in the file. The forged image itself
+         * is in a fast log. */
         bool in_log = bad[i].target >= PMS_OFF_FASTLOG(0) && bad[i].target < PMS_OFF_SEGMENTS;
         if (!in_log && bad[i].target < end)
             CHECK(*at(&b, bad[i].target) != 0x66);
     }
-    const struct { uint64_t target; uint32_t len; } good[] = {
-        {PMS_OFF_ROOT, 8}, {PMS_OFF_ROOT, PMS_PAGE}, {PMS_OFF_ROOT + PMS_PAGE - 1, 1}, {s[0].table_off, 16}, {table_end - 32, 32},
-        {s[0].data_off, 1}, {data_end - 1, 1}, {s[1].table_off, 32}, {s[1].data_off, 4096}, {end - 8, 8},
+    const struct {
+        uint64_t target;
+        uint32_t len;
+    } good[] = {
+        {PMS_OFF_ROOT, 8},    {PMS_OFF_ROOT, PMS_PAGE}, {PMS_OFF_ROOT + PMS_PAGE - 1, 1},
+        {s[0].table_off, 16}, {table_end - 32, 32},     {s[0].data_off, 1},
+        {data_end - 1, 1},    {s[1].table_off, 32},     {s[1].data_off, 4096},
+        {end - 8, 8},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         CHECK(apply_forged(&b, good[i].target, good[i].len) == 2);
@@ -483,7 +542,8 @@ static void trace_start(void)
     pms_persist_hook = record;
 }
 
-/* A user's store, while the hook watches. The compiler sees nobody who could look at the hook meanwhile. */
+/* A user's store, while the hook watches. The compiler sees nobody who could look at the hook
+ * meanwhile. */
 static void poke(unsigned char *addr, unsigned char value)
 {
     trace_start();
@@ -507,7 +567,10 @@ static bool in_log(const struct step *s, const struct pms_undo *u)
     return false;
 }
 
-static bool is_store(const struct step *s) { return s->primitive == PMS_PRIM_STORE || s->primitive == PMS_PRIM_COPY; }
+static bool is_store(const struct step *s)
+{
+    return s->primitive == PMS_PRIM_STORE || s->primitive == PMS_PRIM_COPY;
+}
 
 static uint32_t count_of(enum pms_primitive primitive)
 {
@@ -517,7 +580,8 @@ static uint32_t count_of(enum pms_primitive primitive)
     return n;
 }
 
-/* I2, on what was traced: every store to the log is followed by a fence before the step at `until`. */
+/* I2, on what was traced: every store to the log is followed by a fence before the step at
+ * `until`. */
 static void check_fenced_before(const struct pms_undo *u, uint32_t until)
 {
     bool unfenced = false, any = false;
@@ -530,11 +594,13 @@ static void check_fenced_before(const struct pms_undo *u, uint32_t until)
     CHECK(any && !unfenced);
 }
 
-/* The first step from `from` on that stores into, or changes the protection of, a range; `steps` if there is none. */
+/* The first step from `from` on that stores into, or changes the protection of, a range; `steps`
+ * if there is none. */
 static uint32_t first_change(uint32_t from, const unsigned char *addr, uint64_t bytes)
 {
     uint32_t i = from;
-    while (i < steps && !((is_store(&trace[i]) || trace[i].primitive == PMS_PRIM_PROTECT) && touches(&trace[i], addr, bytes)))
+    while (i < steps && !((is_store(&trace[i]) || trace[i].primitive == PMS_PRIM_PROTECT) &&
+                          touches(&trace[i], addr, bytes)))
         i++;
     return i;
 }
@@ -561,8 +627,14 @@ static void a_store_comes_after_its_entry(void)
     bench_close(&b);
 }
 
-/* What a crash right before the store to the target would find: the pre-image, durable by then. Looks from inside the hook. */
-static struct { const struct bench *b; uint64_t off, len; const unsigned char *before; uint32_t looked, good; } witness;
+/* What a crash right before the store to the target would find: the pre-image, durable by then.
+ * Looks from inside the hook. */
+static struct {
+    const struct bench *b;
+    uint64_t off, len;
+    const unsigned char *before;
+    uint32_t looked, good;
+} witness;
 
 static int covers_witness(void *ctx, const struct pms_entry *e, const void *image)
 {
@@ -577,7 +649,8 @@ static int look_in_log(enum pms_primitive primitive, uintptr_t addr, size_t byte
     struct step s = {primitive, addr, bytes};
     if (is_store(&s) && touches(&s, at(witness.b, witness.off), witness.len)) {
         witness.looked++;
-        witness.good += pms_undo_scan(&witness.b->undo, witness.b->undo.tag, covers_witness, NULL) == 1;
+        witness.good += pms_undo_scan(&witness.b->undo, witness.b->undo.tag, covers_witness,
+                                      NULL) == 1;
     }
     return 0;
 }
@@ -615,8 +688,8 @@ static int record_lock(enum pms_primitive primitive, uintptr_t addr, size_t byte
     return record(primitive, addr, bytes);
 }
 
-/* With one fence, and the log lock held throughout: an entry of another thread, fenced for that thread's core alone, must not come to lie
- * above one that is not durable yet. */
+/* With one fence, and the log lock held throughout: an entry of another thread, fenced for that
+ * thread's core alone, must not come to lie above one that is not durable yet. */
 static void several_stores_share_a_fence(void)
 {
     static const char text[] = "0123456789012345678901234567890123456789";
@@ -633,7 +706,8 @@ static void several_stores_share_a_fence(void)
     pms_persist_hook = NULL;
     CHECK(b.persist.fences == fences + 1 && count_of(PMS_PRIM_FENCE) == 1 && !b.undo.unfenced);
     CHECK(unfenced_steps > 0 && free_steps == 0);
-    check_fenced_before(&b.undo, first_change(0, at(&b, data), PMS_PAGE)); /* no target before the fence */
+    /* no target before the fence */
+    check_fenced_before(&b.undo, first_change(0, at(&b, data), PMS_PAGE));
     for (uint64_t i = 0; i < 5; i++)
         CHECK(memcmp(at(&b, data + i * 200), text, 40) == 0);
     pms_undo_store_all(&b.undo, store, 5); /* nothing new: no fence */
@@ -652,12 +726,16 @@ static void a_granule_is_captured_once(void)
     for (int i = 0; i < 10; i++)
         pms_undo_store(&b.undo, off + (uint64_t)i, "x", 1);
     CHECK(b.undo.captured_bytes == captured + PMS_GRANULE && b.persist.fences == fences);
-    pms_undo_store(&b.undo, off - 32, "0123456789012345678901234567890123456789012345678901234567890123456789", 70); /* one of four is there */
-    CHECK(b.undo.captured_bytes == captured + 3 * PMS_GRANULE && b.undo.seq == 3 && b.persist.fences == fences + 1);
+    /* one of four is there */
+    pms_undo_store(&b.undo, off - 32,
+                   "0123456789012345678901234567890123456789012345678901234567890123456789", 70);
+    CHECK(b.undo.captured_bytes == captured + 3 * PMS_GRANULE && b.undo.seq == 3 &&
+          b.persist.fences == fences + 1);
     pms_undo_set_prepared(&b.undo, off & ~4095ull, PMS_PAGE); /* its page is captured whole */
     pms_undo_store(&b.undo, off + 1000, "abc", 3);
     CHECK(b.undo.captured_bytes == captured + 3 * PMS_GRANULE);
-    pms_undo_store_fresh(&b.undo, off + 8192, "abc", 3); /* dead before: no pre-image, also of what comes after */
+    /* dead before: no pre-image, also of what comes after */
+    pms_undo_store_fresh(&b.undo, off + 8192, "abc", 3);
     pms_undo_store(&b.undo, off + 8193, "abc", 3);
     CHECK(b.undo.captured_bytes == captured + 3 * PMS_GRANULE);
     pms_undo_begin(&b.undo, b.undo.tag + 1); /* the next transaction starts afresh */
@@ -692,7 +770,10 @@ static bool dies(void (*fn)(struct bench *b), struct bench *b)
     return WIFSIGNALED(ws) && WTERMSIG(ws) == SIGABRT;
 }
 
-static void write_unprepared(struct bench *b) { pms_undo_write_locked(&b->undo, data_of(b), "a", 1); }
+static void write_unprepared(struct bench *b)
+{
+    pms_undo_write_locked(&b->undo, data_of(b), "a", 1);
+}
 
 static void write_unfenced(struct bench *b)
 {
@@ -707,7 +788,8 @@ static void unlock_unfenced(struct bench *b)
     pms_undo_unlock(&b->undo);
 }
 
-static void begin_again(struct bench *b) { pms_undo_begin(&b->undo, b->undo.tag); } /* a tag is used once */
+/* a tag is used once */
+static void begin_again(struct bench *b) { pms_undo_begin(&b->undo, b->undo.tag); }
 
 static void broken_order_is_fatal(void)
 {
@@ -724,7 +806,8 @@ static void broken_order_is_fatal(void)
 
 /* ---- I5: everything fits ---- */
 
-/* Every data page on its own, and every granule of the page tables on its own, in an order given by `way`. */
+/* Every data page on its own, and every granule of the page tables on its own, in an order given
+ * by `way`. */
 static void capture_everything(struct bench *b, int way)
 {
     pms_undo_begin(&b->undo, b->undo.tag + 1);
@@ -737,7 +820,8 @@ static void capture_everything(struct bench *b, int way)
         for (uint32_t i = 0; i < b->super.segment_count; i++) {
             const struct pms_segment *s = &b->super.segment[i];
             if ((pass == 0) == ((way & 2) != 0))
-                for (uint64_t at_byte = 0; at_byte < s->data_pages * sizeof(struct pms_pte); at_byte += PMS_GRANULE)
+                for (uint64_t at_byte = 0; at_byte < s->data_pages * sizeof(struct pms_pte);
+                     at_byte += PMS_GRANULE)
                     pms_undo_append(&b->undo, s->table_off + at_byte, PMS_GRANULE);
             else
                 for (uint64_t page = 0; page < s->data_pages; page++)
@@ -748,13 +832,16 @@ static void capture_everything(struct bench *b, int way)
 
 static void worst_case_fits(void)
 {
-    static const struct { uint64_t file, growth; } size[] = {{MIB, 0}, {MIB + 4096 * 3, 0}, {9 * MIB, 0}, {40 * MIB, 0}, {MIB, 3 * MIB}};
+    static const struct {
+        uint64_t file, growth;
+    } size[] = {{MIB, 0}, {MIB + 4096 * 3, 0}, {9 * MIB, 0}, {40 * MIB, 0}, {MIB, 3 * MIB}};
     for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
         struct bench b;
         bench_open(&b, size[i].file, size[i].growth);
         uint64_t need = 0;
         for (uint32_t s = 0; s < b.super.segment_count; s++)
-            need += b.super.segment[s].data_pages * (PMS_PAGE + PMS_LINE + sizeof(struct pms_pte) * PMS_LINE / PMS_GRANULE);
+            need += b.super.segment[s].data_pages *
+                    (PMS_PAGE + PMS_LINE + sizeof(struct pms_pte) * PMS_LINE / PMS_GRANULE);
         CHECK(pms_undo_capacity(&b.undo) >= need);
         for (int way = 0; way < 4; way++) {
             capture_everything(&b, way); /* an assertion of take_place's would end us */
@@ -762,7 +849,8 @@ static void worst_case_fits(void)
         }
         uint64_t data = b.super.segment[0].data_pages * PMS_PAGE;
         pms_undo_begin(&b.undo, b.undo.tag + 1);
-        pms_undo_append(&b.undo, data_of(&b), data); /* in one piece, by all cores where it is large */
+        /* in one piece, by all cores where it is large */
+        pms_undo_append(&b.undo, data_of(&b), data);
         CHECK(scan(&b, b.undo.tag)->bytes == data);
         bench_close(&b);
     }
@@ -774,7 +862,8 @@ static char path[256];
 
 static struct pms_pool *store(int domain, uint64_t size, uint64_t max_size)
 {
-    struct pms_options o = {.size = size, .max_size = max_size, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+    struct pms_options o = {
+        .size = size, .max_size = max_size, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
     struct pms_pool *pool = NULL;
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK) {
@@ -795,7 +884,8 @@ static unsigned char *array(struct pms_pool *pool, const char *name, uint64_t by
 {
     struct pms_error e;
     uint64_t data = 0;
-    int status = pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 1, &data, &e);
+    int status = pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes,
+                                      PMS_FILL_ZERO, NULL, 0, 1, &data, &e);
     return status == PMS_OK ? pool->map.user + data : NULL;
 }
 
@@ -812,17 +902,21 @@ static void a_fault_opens_its_page_after_the_entry(void)
             a[i] = array(pool, name, size[i]);
         CHECK(pms_commit(pool, &e) == PMS_OK);
         for (size_t i = 0; i < 4; i++) {
-            unsigned char *page = pool->map.user + ((uint64_t)(a[i] + size[i] / 2 - pool->map.user) & ~4095ull);
+            unsigned char *page = pool->map.user +
+                                  ((uint64_t)(a[i] + size[i] / 2 - pool->map.user) & ~4095ull);
             poke(a[i] + size[i] / 2, 1);
             uint32_t opened = first_change(0, page, PMS_PAGE);
-            CHECK(steps < TRACE_MAX && opened < steps && trace[opened].primitive == PMS_PRIM_PROTECT);
-            CHECK(first_change(0, pool->map.user, pool->map.bytes) == opened); /* no other page before */
+            CHECK(steps < TRACE_MAX && opened < steps &&
+                  trace[opened].primitive == PMS_PRIM_PROTECT);
+            /* no other page before */
+            CHECK(first_change(0, pool->map.user, pool->map.bytes) == opened);
             check_fenced_before(&pool->undo, opened);
             CHECK(count_of(PMS_PRIM_FENCE) == 1 && count_of(PMS_PRIM_PROTECT) == 1);
             poke(a[i] + size[i] / 2, 2); /* captured: no more steps */
             CHECK(steps == 0);
         }
-        struct pms_range both[2] = {{(uint64_t)(uintptr_t)(a[2] + 40960), 10}, {(uint64_t)(uintptr_t)a[3], 9 << 20}};
+        struct pms_range both[2] = {{(uint64_t)(uintptr_t)(a[2] + 40960), 10},
+                                    {(uint64_t)(uintptr_t)a[3], 9 << 20}};
         CHECK(pms_commit(pool, &e) == PMS_OK);
         trace_start();
         CHECK(pms_will_write(pool, both, 2, &e) == PMS_OK);
@@ -836,14 +930,16 @@ static void a_fault_opens_its_page_after_the_entry(void)
     }
 }
 
-/* The page is captured by a fault after one of its granules was captured, and changed, by pms_write. */
+/* The page is captured by a fault after one of its granules was captured, and changed, by
+ * pms_write. */
 static void roll_back_after_both_kinds_of_capture(void)
 {
     struct pms_error e;
     struct pms_pool *pool = store(PMS_DOMAIN_EMULATED, 4 * MIB, 0);
     unsigned char *a = array(pool, "a", 8192), before[8192];
     scramble(before, sizeof before);
-    CHECK(pms_write(pool, a, before, sizeof before, &e) == PMS_OK && pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_write(pool, a, before, sizeof before, &e) == PMS_OK &&
+          pms_commit(pool, &e) == PMS_OK);
     for (int round = 0; round < 3; round++) {
         CHECK(pms_write(pool, a + 64, "engine's", 8, &e) == PMS_OK);
         memset(a, 1, 100); /* over it */
@@ -861,10 +957,12 @@ static void put_value(struct pms_pool *pool, int i, char fill, uint32_t bytes, i
     struct pms_error e;
     snprintf(name, sizeof name, "v%d", i);
     memset(value, fill, sizeof value);
-    CHECK(pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), value, bytes, &e) == expected);
+    CHECK(pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), value, bytes, &e) ==
+          expected);
 }
 
-/* I5 for the engine's own blocks: in a store full of names every one is changed, and then removed, in one transaction. */
+/* I5 for the engine's own blocks: in a store full of names every one is changed, and then
+ * removed, in one transaction. */
 static void a_full_directory_fits(void)
 {
     struct pms_error e;
@@ -873,7 +971,8 @@ static void a_full_directory_fits(void)
     for (;; n++) {
         char name[16];
         snprintf(name, sizeof name, "v%d", n);
-        int status = pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), "0123456789", 10, &e);
+        int status = pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), "0123456789", 10,
+                                          &e);
         if (status == PMS_E_FULL)
             break;
         CHECK(status == PMS_OK && n < 100000);
@@ -886,7 +985,8 @@ static void a_full_directory_fits(void)
         put_value(pool, i, 'x', 10, PMS_OK);
     for (int i = 0; i < n; i++) {
         char name[16];
-        snprintf(name, sizeof name, "v%d", i * 7919 % n); /* scattered, where 7919 and n have no common factor */
+        /* scattered, where 7919 and n have no common factor */
+        snprintf(name, sizeof name, "v%d", i * 7919 % n);
         pms_object_remove(pool, 0, name, (uint32_t)strlen(name), &e);
     }
     CHECK(pms_end(pool, 0, &e) == PMS_OK);
@@ -895,7 +995,8 @@ static void a_full_directory_fits(void)
     shut(pool);
 }
 
-/* I5 for small declared writes: a granule of 32 bytes takes a line of 64 in the log, so these take twice what they cover. */
+/* I5 for small declared writes: a granule of 32 bytes takes a line of 64 in the log, so these
+ * take twice what they cover. */
 static void write_every_granule(struct bench *unused)
 {
     (void)unused;
@@ -916,7 +1017,8 @@ static void write_every_granule(struct bench *unused)
             if (status != PMS_OK && status != PMS_E_FULL)
                 _exit(4);
         }
-    for (int i = 0; i < n; i++) /* and every page by a fault, on top of its granules: that cannot be refused */
+    /* and every page by a fault, on top of its granules: that cannot be refused */
+    for (int i = 0; i < n; i++)
         memset(a[i], 9, 200000);
     if (pms_rollback(pool, &e) != PMS_OK || a[0][0] != 0 || a[n - 1][199968] != 0)
         _exit(5);
@@ -931,7 +1033,8 @@ static void scattered_declared_writes_fit(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "%s/pms-test-undo-%ld", getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
+    snprintf(path, sizeof path, "%s/pms-test-undo-%ld",
+             getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     TEST(a_whole_log_is_taken);
     TEST(a_damaged_entry_ends_the_log);
     TEST(a_wrong_field_ends_the_log);

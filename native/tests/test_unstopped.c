@@ -1,7 +1,9 @@
-/* Stores that no page protection stops: a device, or a system call, that writes into pages which it was given before they were protected
- * (O_DIRECT, io_uring, RDMA). Here another mapping of the file does it, or, where the store's own is private, /proc/self/mem. They go on
- * while pre-images are taken and commits written. Whatever they do to the bytes they write, the rest of the store is whole: no torn
- * entry hides a later one, no torn record loses a commit that was acknowledged. */
+/* Stores that no page protection stops: a device, or a system call, that writes into pages which
+ * it was given before they were protected (O_DIRECT, io_uring, RDMA). Here another mapping of
+ * the file does it, or, where the store's own is private, /proc/self/mem. They go on while
+ * pre-images are taken and commits written. Whatever they do to the bytes they write, the rest
+ * of the store is whole: no torn entry hides a later one, no torn record loses a commit that was
+ * acknowledged. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -30,7 +32,8 @@ static void *write_on(void *arg)
     struct device *d = arg;
     bool in_place = domain != PMS_DOMAIN_FILE;
     int fd = open(in_place ? path : "/proc/self/mem", O_RDWR | O_CLOEXEC);
-    unsigned char *alias = in_place ? mmap(NULL, d->bytes, PROT_WRITE, MAP_SHARED, fd, (off_t)d->file_off) : NULL;
+    unsigned char *alias =
+        in_place ? mmap(NULL, d->bytes, PROT_WRITE, MAP_SHARED, fd, (off_t)d->file_off) : NULL;
     if (fd < 0 || alias == MAP_FAILED)
         abort();
     for (uint64_t n = 1; !atomic_load(&d->stop); n++) {
@@ -51,7 +54,8 @@ static void *write_on(void *arg)
 
 static void device_start(struct device *d, uint64_t data, uint64_t bytes)
 {
-    *d = (struct device){.address = (uint64_t)(uintptr_t)memory(data), .file_off = data, .bytes = bytes};
+    *d = (struct device){
+        .address = (uint64_t)(uintptr_t)memory(data), .file_off = data, .bytes = bytes};
     if (pthread_create(&d->thread, NULL, write_on, d) != 0)
         abort();
     while (!atomic_load(&d->begun))
@@ -68,7 +72,8 @@ static void device_stop(struct device *d)
 static uint64_t put(const char *name, uint64_t bytes)
 {
     uint64_t data;
-    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes, PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
+    CHECK(ok(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "m", 1, bytes,
+                                  PMS_FILL_ZERO, NULL, 0, 0, &data, &e)));
     return data;
 }
 
@@ -76,7 +81,8 @@ static uint64_t put(const char *name, uint64_t bytes)
 static void copy_file(void)
 {
     static unsigned char buffer[1 << 20];
-    int from = open(path, O_RDONLY | O_CLOEXEC), to = open(copy_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int from = open(path, O_RDONLY | O_CLOEXEC),
+        to = open(copy_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     ssize_t n;
     CHECK(from >= 0 && to >= 0);
     while ((n = read(from, buffer, sizeof buffer)) > 0)
@@ -85,7 +91,8 @@ static void copy_file(void)
     close(to);
 }
 
-/* The array that nobody but us wrote is as of the last commit, and the number of commits is the one that was acknowledged. */
+/* The array that nobody but us wrote is as of the last commit, and the number of commits is the
+ * one that was acknowledged. */
 static void check_copy(uint64_t epoch, uint64_t quiet, unsigned char content)
 {
     struct pms_options o = {.mode = PMS_MODE_READ_WRITE, .domain = domain, .force = 1};
@@ -106,7 +113,8 @@ static void check_copy(uint64_t epoch, uint64_t quiet, unsigned char content)
     unlink(copy_path);
 }
 
-/* Captured before the quiet array, in the same transaction: a torn entry of the one would hide the other's. */
+/* Captured before the quiet array, in the same transaction: a torn entry of the one would hide
+ * the other's. */
 static void pre_images_hold(uint64_t bytes)
 {
     struct device d;
