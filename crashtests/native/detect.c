@@ -22,9 +22,8 @@ void __tsan_func_exit(void) {}
     void __tsan_##name(void *p) { (void)p; }
 READ(read1)
 READ(read2)
-READ(read4)
-READ(read8) READ(read16) READ(unaligned_read2) READ(unaligned_read4) READ(unaligned_read8)
-    READ(unaligned_read16)
+READ(read4) READ(read8) READ(read16) READ(unaligned_read2) READ(unaligned_read4)
+    READ(unaligned_read8) READ(unaligned_read16)
 
 #define WRITE(name, bytes)       \
     void __tsan_##name(void *p); \
@@ -32,8 +31,9 @@ READ(read8) READ(read16) READ(unaligned_read2) READ(unaligned_read4) READ(unalig
         WRITE(write1, 1) WRITE(write2, 2) WRITE(write4, 4) WRITE(write8, 8) WRITE(write16, 16)
             WRITE(unaligned_write2, 2) WRITE(unaligned_write4, 4) WRITE(unaligned_write8, 8)
                 WRITE(unaligned_write16, 16)
+    /* clang-format on */
 
-                    void __tsan_read_range(void *p, uint64_t n);
+    void __tsan_read_range(void *p, uint64_t n);
 void __tsan_read_range(void *p, uint64_t n) { (void)p, (void)n; }
 void __tsan_write_range(void *p, uint64_t n);
 void __tsan_write_range(void *p, uint64_t n) { trace_store(p, n, CALLER); }
@@ -58,6 +58,7 @@ void *detect_memset(void *dst, int c, size_t n)
 }
 
 /* Atomics become calls: they do what they say, in the strongest order. */
+/* clang-format off: a table of macros */
 #define ATOMIC(bits, type, bytes)                                                                  \
     type __tsan_atomic##bits##_load(const volatile type *p, int order);                            \
     type __tsan_atomic##bits##_load(const volatile type *p, int order)                             \
@@ -103,17 +104,16 @@ void *detect_memset(void *dst, int c, size_t n)
         trace_store((const void *)(uintptr_t)p, bytes, CALLER);                 \
         return __atomic_fetch_##op(p, v, __ATOMIC_SEQ_CST);                     \
     }
-#define ATOMICS(bits, type, bytes)                                     \
-    ATOMIC(bits, type, bytes)                                          \
-    ATOMIC_OP(bits, type, bytes, add)                                  \
-    ATOMIC_OP(bits, type, bytes, sub)                                  \
-    ATOMIC_OP(bits, type, bytes, and) ATOMIC_OP(bits, type, bytes, or) \
-        ATOMIC_OP(bits, type, bytes, xor)
-/* clang-format on */
+#define ATOMICS(bits, type, bytes)                                      \
+    ATOMIC(bits, type, bytes)                                           \
+    ATOMIC_OP(bits, type, bytes, add)                                   \
+    ATOMIC_OP(bits, type, bytes, sub) ATOMIC_OP(bits, type, bytes, and) \
+        ATOMIC_OP(bits, type, bytes, or) ATOMIC_OP(bits, type, bytes, xor)
 ATOMICS(8, uint8_t, 1)
 ATOMICS(16, uint16_t, 2)
 ATOMICS(32, uint32_t, 4)
 ATOMICS(64, uint64_t, 8)
+/* clang-format on */
 
 void __tsan_atomic_thread_fence(int order);
 void __tsan_atomic_signal_fence(int order);
