@@ -107,7 +107,7 @@ _TX = [
     Mutant("no_write_back_fresh", "commit/tx.c", "        if (d->kind == PMS_DIRTY_BORN) continue;",
            "        if (d->kind == PMS_DIRTY_BORN || d->kind == PMS_DIRTY_FRESH) continue;",
            "fresh pages are not written back at commit"),
-    Mutant("begun_takes_all", "commit/tx.c", "            pool->begun = captured;", "            pool->begun = captured, pool->begun = pool->undo.dirty_count;",
+    Mutant("begun_takes_all", "commit/tx.c", "            pool->tx.begun = captured;", "            pool->tx.begun = captured, pool->tx.begun = pool->undo.dirty_count;",
            "what others stored while a landing waited that then failed is not pending", native=("test_landing",)),
     Mutant("write_back_short", "commit/tx.c", "pms_persist_flush(&pool->persist, view + d->off, d->len);",
            "pms_persist_flush(&pool->persist, view + d->off, d->len - (d->len > 64 ? 64 : 0));", "the last line of each range is not written back"),
@@ -122,7 +122,7 @@ _TX = [
            "}", "the anchor is never written back"),
     Mutant("anchor_first", "commit/tx.c", "before the anchor that makes it the state */ pms_persist_fence(&pool->persist);\n    finish(pool);",
            "*/ finish(pool);\n    pms_persist_fence(&pool->persist);", "the anchor and F2 change places"),
-    Mutant("epoch_not_counted", "commit/tx.c", "pms_pool_root(pool)->epoch + by;", "pms_pool_root(pool)->epoch + by * (pool->tx % 3 != 1);",
+    Mutant("epoch_not_counted", "commit/tx.c", "pms_pool_root(pool)->epoch + by;", "pms_pool_root(pool)->epoch + by * (pool->tx.last % 3 != 1);",
            "some commits are not counted", native=("test_pool",)),  # wrong from the start: no crash is needed to see it
     Mutant("root_not_captured", "commit/tx.c", "    pms_undo_prepare_locked(u, PMS_OFF_ROOT, PMS_GRANULE);\n", "", "the root's pre-image is not captured ahead", BOTH),
     Mutant("again_not_captured", "commit/tx.c", "        pms_undo_prepare_locked(u, a->again[i].off, a->again[i].len);", "        (void)u;",
@@ -136,8 +136,8 @@ _TX = [
            "copies that a failed commit made count as entries", native=("test_late_stores",)),
     Mutant("slipped_in", "commit/tx.c", "    } while (!pms_undo_is_applied(u) && --rounds);", "    } while (!u);",
            "what comes into a page while it is put back stays, and nobody knows", native=("test_late_stores",)),
-    Mutant("ahead_before_anchor", "commit/tx.c", "    finish(pool);\n    /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */\n    capture_ahead(pool, pool->tx + 1, &ahead);",
-           "    pool->tx++;\n    capture_ahead(pool, pool->tx + 1, &ahead);\n    pool->undo.tag--;\n    finish(pool);\n    pool->undo.tag++;",
+    Mutant("ahead_before_anchor", "commit/tx.c", "    finish(pool);\n    /* The next transaction's first entries go to the other fast log: this transaction's log stays whole until F3. */\n    capture_ahead(pool, pool->tx.last + 1, &ahead);",
+           "    pool->tx.last++;\n    capture_ahead(pool, pool->tx.last + 1, &ahead);\n    pool->undo.tag--;\n    finish(pool);\n    pool->undo.tag++;",
            "what is captured ahead is stored before the anchor",
            equivalent="both lie between F2 and F3, where their order is open; recovery never uses the tag again"),
     Mutant("rollback_no_fence", "commit/tx.c", "before the anchor gives their log up */ pms_persist_fence(&pool->persist);",
@@ -149,7 +149,7 @@ _TX = [
            equivalent="the pre-images are home before (the fence above), so repeating a part of the roll back changes nothing; and the next "
            "transaction stores to nothing before a fence of its own, which makes the anchor durable too"),
     Mutant("rollback_no_anchor", "commit/tx.c", "before the anchor gives their log up */ pms_persist_fence(&pool->persist); finish(pool);",
-           "*/ pms_persist_fence(&pool->persist); pool->tx = pool->undo.tag;",
+           "*/ pms_persist_fence(&pool->persist); pool->tx.last = pool->undo.tag;",
            "roll back does not move the anchor"),
     Mutant("file_runs_short", "commit/tx.c", "            .pages = (uint32_t)(end - first),", "            .pages = (uint32_t)(end - first > 1 ? end - first - 1 : 1),",
            "the last page of each range is not in the record", FILE),
@@ -168,17 +168,17 @@ _LOCKS = [
 ]  # fmt: skip
 
 _RECOVER = [
-    Mutant("recover_by_one", "store/recover.c", "    pool->tx += 2;", "    pool->tx += 1;", "entries captured ahead of a commit cut off come back"),
-    Mutant("recover_no_anchor", "store/recover.c", "    pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx));\n", "",
+    Mutant("recover_by_one", "store/recover.c", "    pool->tx.last += 2;", "    pool->tx.last += 1;", "entries captured ahead of a commit cut off come back"),
+    Mutant("recover_no_anchor", "store/recover.c", "    pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx.last));\n", "",
            "recovery does not move the anchor"),
     Mutant("recover_anchor_not_flushed", "store/recover.c", "    pms_persist_flush(&pool->persist, anchor, sizeof *anchor);\n", "",
            "recovery's anchor is never written back",
            equivalent="the session record is synced before the first transaction, and a sync writes back this line too"),
     Mutant("recover_no_settle", "store/recover.c", "    status = settle(pool, error);\n    if (status != PMS_OK)\n        return status;\n    /* By two",
            "    /* By two", "recovery gives the log up before the pre-images are home"),
-    Mutant("recover_nothing", "store/recover.c", "    int64_t n = status == PMS_OK ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL) : 0;",
+    Mutant("recover_nothing", "store/recover.c", "    int64_t n = status == PMS_OK ? pms_undo_apply(&undo, pool->tx.last + 1, map->engine, &pool->super, NULL) : 0;",
            "    int64_t n = 0;", "recovery undoes nothing"),
-    Mutant("recover_wrong_tag", "store/recover.c", "? pms_undo_apply(&undo, pool->tx + 1,", "? pms_undo_apply(&undo, pool->tx,",
+    Mutant("recover_wrong_tag", "store/recover.c", "? pms_undo_apply(&undo, pool->tx.last + 1,", "? pms_undo_apply(&undo, pool->tx.last,",
            "recovery undoes the transaction before"),
     Mutant("anchor_check_ignored", "heap/super.c", "    return pms_check16(ANCHOR_SALT, *tx) == word >> PMS_TX_BITS;", "    return true;",
            "an anchor's check bits are not compared", native=("test_damage",)),  # one aligned word, whole or not at all: against damage
@@ -337,7 +337,7 @@ _HEAD = [
            "a copy that has newer pages at home than its journal knows is taken for whole", FILE, native=("test_footer",)),
     Mutant("footer_left_by_growth", "store/open.c", "    pms_footer_end(&pool->map);\n", "",
            "the footer stays where the new part's page table is", native=("test_footer",)),
-    Mutant("clean_before_data", "store/open.c", "before the mark that says it is all there */ errno = pms_persist_sync(&pool->persist, pool->fd);",
+    Mutant("clean_before_data", "store/open.c", "before the mark that says it is all there */ errno = pms_persist_sync(&pool->persist, pool->opened.fd);",
            "*/ errno = 0;", "at close the data are not synced before the clean mark", RESTART, first=("reopen", "values")),
     Mutant("super_crc_unchecked", "heap/super.c", "    if (s->crc != super_crc(s) || ", "    if (", "a damaged superblock counts", native=("test_damage",)),
 ]  # fmt: skip

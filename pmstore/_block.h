@@ -168,7 +168,7 @@ int block_add_found(PyObject *module);
 /* The same for Transaction. */
 int block_add_transaction(PyObject *module);
 
-/* For pms_block_set_tasks. */
+/* For pms_txblock_set_tasks. */
 enum pms_whose block_whose(const _Atomic uint64_t *task);
 
 /* What an error says of a block that a close rolled back: see _ffi.py. */

@@ -491,7 +491,7 @@ class Pool:
 
     def block_depth(self) -> int:
         """Of the calling thread's block; 0 = it is in none."""
-        return int(_lib.pms_block_depth(self._p))
+        return int(_lib.pms_txblock_depth(self._p))
 
     def epoch(self) -> int:
         return int(_lib.pms_epoch(self._p))
@@ -776,12 +776,12 @@ _block.bind(
             "pms_pool_open",
             "pms_pool_close",
             "pms_pool_release",
-            "pms_block_enter",
-            "pms_block_commit_pending",
-            "pms_block_leave",
-            "pms_block_wait",
-            "pms_block_depth",
-            "pms_block_set_tasks",
+            "pms_txblock_enter",
+            "pms_txblock_commit_pending",
+            "pms_txblock_leave",
+            "pms_txblock_wait",
+            "pms_txblock_depth",
+            "pms_txblock_set_tasks",
             "pms_will_write",
             "pms_object_get",
             "pms_unpin",

@@ -242,7 +242,7 @@ static int enter(Transaction *t, enum patience patience)
     block_ranges_free(&r);
     if (status == 0) { /* from here to the return nothing can fail, and no Python code runs */
         PyObject *before = NULL;
-        if (t->entered && t->first.block != entry.block)
+        if (t->entered && t->first.number != entry.block)
             t->entered = 0; /* that block was rolled back, and never left */
         if (t->entered++ == 0) {
             t->first = entry;
@@ -286,7 +286,7 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
         return transaction_fault(t, PMS_E_STATE, "this transaction object was not entered");
     Handle *h = t->handle;
     bool last = t->entered == 1, commit = args[0] == Py_None;
-    struct pms_entered entry = {t->first.block, last ? t->first.depth : t->first.depth + 1};
+    struct pms_entered entry = {t->first.number, last ? t->first.depth : t->first.depth + 1};
     struct pms_error error = {0};
     PyObject *kind = NULL, *value = NULL, *trace = NULL;
     int status;

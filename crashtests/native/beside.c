@@ -30,7 +30,7 @@ void wl_flush_begin(struct wl *w, struct wl_flush *f)
     if (w->failed)
         return;
     if (!f->fd) {
-        snprintf(f->path, sizeof f->path, "%s-flushed", w->pool->path);
+        snprintf(f->path, sizeof f->path, "%s-flushed", w->pool->opened.path);
         f->fd = open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     }
     /* after that only what has changed is written */
@@ -76,7 +76,7 @@ static void compare(struct wl *w, const struct wl_flush *f)
 {
     static struct pms_check_report report;
     struct pms_error e = {0};
-    wl_done(w, pms_restore_seal(f->fd, f->info.super, (int)w->pool->domain, &w->error));
+    wl_done(w, pms_restore_seal(f->fd, f->info.super, (int)w->pool->opened.domain, &w->error));
     if (w->failed)
         return;
     struct pms_pool *flushed = wl_open(f->path, PMS_DOMAIN_AUTO, PMS_MODE_READ, &w->error);

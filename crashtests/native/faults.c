@@ -111,7 +111,7 @@ static void go_on(struct wl *w)
             broken("a commit after a failed sync did not say that the store is read-only");
         return;
     }
-    if (pms_block_depth(w->pool) && pms_end(w->pool, 0, &e) != PMS_OK)
+    if (pms_txblock_depth(w->pool) && pms_end(w->pool, 0, &e) != PMS_OK)
         broken("leaving the block after an error failed");
     if (pms_rollback(w->pool, &e) != PMS_OK && !w->pool->failed)
         broken("the roll back after an error failed");

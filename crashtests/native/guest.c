@@ -163,7 +163,7 @@ int main(int argc, char **argv)
     uint32_t n = check(), more = run ? (uint32_t)atol(argv[4]) : 2;
     if (!run && n < (uint32_t)atol(argv[4]))
         die("an acknowledged commit is lost");
-    const struct pms_info *info = &w.pool->info;
+    const struct pms_info *info = &w.pool->opened.info;
     printf("found %u domain %d map_sync %d undone %lu replayed %lu unclean %lu\n", n, info->domain,
            info->sync_mapping, (unsigned long)info->undone_entries,
            (unsigned long)info->replayed_records, (unsigned long)info->unclean_opens);

@@ -91,7 +91,7 @@ static void reopen(struct script *s)
 static void end_of_transaction(struct script *s, char op)
 {
     struct wl *w = s->w;
-    int depth = w->failed ? 0 : pms_block_depth(w->pool);
+    int depth = w->failed ? 0 : pms_txblock_depth(w->pool);
     if (op == 'b' && depth < 3)
         wl_begin(w);
     else if (op == 'b')
@@ -148,7 +148,7 @@ static void step(struct script *s, char op, uint32_t a, uint32_t b)
 
 static void finish(struct script *s)
 {
-    while (!s->w->failed && pms_block_depth(s->w->pool))
+    while (!s->w->failed && pms_txblock_depth(s->w->pool))
         wl_end(s->w, true);
     wl_commit(s->w);
     wl_flush_close(s->w, &s->flush);

@@ -217,7 +217,7 @@ void wl_begin(struct wl *w)
 {
     if (w->failed)
         return;
-    bool commits = pms_block_depth(w->pool) == 0 && pms_tx_pending(w->pool);
+    bool commits = pms_txblock_depth(w->pool) == 0 && pms_tx_pending(w->pool);
     if (commits)
         commit_begins(w);
     int status = pms_begin(w->pool, -1, &w->error);
@@ -231,7 +231,7 @@ void wl_end(struct wl *w, bool commit)
 {
     if (w->failed)
         return;
-    bool commits = commit && pms_block_depth(w->pool) == 1;
+    bool commits = commit && pms_txblock_depth(w->pool) == 1;
     if (commits)
         commit_begins(w);
     int status = pms_end(w->pool, commit, &w->error);
@@ -252,8 +252,8 @@ void wl_reopen(struct wl *w)
     char path[300];
     if (w->failed)
         return;
-    int domain = (int)w->pool->domain;
-    snprintf(path, sizeof path, "%s", w->pool->path);
+    int domain = (int)w->pool->opened.domain;
+    snprintf(path, sizeof path, "%s", w->pool->opened.path);
     /* another one */
     uint64_t limit = w->pool->super.max_bytes == TRACE_MAX_FILE ? TRACE_MAX_FILE - PMS_PAGE
                                                                 : TRACE_MAX_FILE;

@@ -95,7 +95,7 @@ void pms_thread_after_fork_in_child(void)
 
 static enum pms_whose (*ask_task)(const _Atomic uint64_t *task);
 
-void pms_block_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task))
+void pms_txblock_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task))
 {
     ask_task = whose;
 }
@@ -107,8 +107,8 @@ struct view { /* of a block that is a task's, by the caller */
 
 static struct view ask(const struct pms_pool *pool)
 {
-    uint64_t block = atomic_load_explicit(&pool->block, memory_order_relaxed);
-    return (struct view){block, ask_task ? ask_task(&pool->block_task) : PMS_ANOTHERS};
+    uint64_t block = atomic_load_explicit(&pool->gate.number, memory_order_relaxed);
+    return (struct view){block, ask_task ? ask_task(&pool->gate.task) : PMS_ANOTHERS};
 }
 
 /* REQUIRES: no lock is held, as a program that has tasks is asked. What it says is true until
@@ -116,7 +116,7 @@ static struct view ask(const struct pms_pool *pool)
  * whether it is still the same one. */
 static inline struct view look(const struct pms_pool *pool)
 {
-    if (atomic_load_explicit(&pool->block_task, memory_order_relaxed))
+    if (atomic_load_explicit(&pool->gate.task, memory_order_relaxed))
         return ask(pool);
     return (struct view){0, PMS_ANOTHERS};
 }
@@ -124,39 +124,39 @@ static inline struct view look(const struct pms_pool *pool)
 /* REQUIRES in these two: the operation lock; a block is open. */
 static inline bool is_mine(const struct pms_pool *pool, struct view v)
 {
-    if (pool->block_owner != me())
+    if (pool->gate.owner != me())
         return false;
-    return !pool->block_task || (v.whose == PMS_MINE && v.block == pool->block);
+    return !pool->gate.task || (v.whose == PMS_MINE && v.block == pool->gate.number);
 }
 
 /* Whether nobody can leave the block any more. */
 static bool is_orphan(const struct pms_pool *pool, struct view v)
 {
-    if (v.block == pool->block && v.whose == PMS_OVER)
+    if (v.block == pool->gate.number && v.whose == PMS_OVER)
         return true;
-    if (pool->block_owner == me())
+    if (pool->gate.owner == me())
         return false;
-    if (pool->block_record)
-        return atomic_load(&pool->block_record->number) != pool->block_owner;
-    return syscall(SYS_tgkill, getpid(), pool->block_thread, 0) != 0 && errno == ESRCH;
+    if (pool->gate.record)
+        return atomic_load(&pool->gate.record->number) != pool->gate.owner;
+    return syscall(SYS_tgkill, getpid(), pool->gate.thread, 0) != 0 && errno == ESRCH;
 }
 
 static int busy(const struct pms_pool *pool, struct pms_error *error)
 {
-    bool task = pool->block_owner == me();
+    bool task = pool->gate.owner == me();
     int status = pms_fail(error, PMS_E_BUSY,
                           task ? "another task of this thread is inside a transaction block"
                                : "another thread is inside a transaction block");
     if (error) {
-        error->holder = task ? 0 : pool->block_thread; /* 0: waiting would not help */
-        error->offset = pool->block_task;
+        error->holder = task ? 0 : pool->gate.thread; /* 0: waiting would not help */
+        error->offset = pool->gate.task;
     }
     return status;
 }
 
-bool pms_block_of_another_thread(const struct pms_pool *pool)
+bool pms_txblock_of_another_thread(const struct pms_pool *pool)
 {
-    return pool->block_owner && pool->block_owner != me() &&
+    return pool->gate.owner && pool->gate.owner != me() &&
            !is_orphan(pool, (struct view){0, PMS_ANOTHERS});
 }
 
@@ -167,8 +167,8 @@ static int end_block(struct pms_pool *pool, enum pms_how how, struct pms_error *
         int undone = pms_tx_rollback(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? undone : status;
     }
-    pms_block_forget(pool);
-    pthread_cond_signal(&pool->block_left);
+    pms_txblock_forget(pool);
+    pthread_cond_signal(&pool->gate.left);
     return status;
 }
 
@@ -178,10 +178,10 @@ int pms_pool_enter(struct pms_pool *pool, struct pms_error *error)
 {
     if (pms_pool_forked(pool)) /* before the lock: another thread may have held it at the fork */
         return pms_fail(error, PMS_E_FORKED, "the store was opened by the parent process");
-    pthread_mutex_lock(&pool->op);
-    if (!pool->closed)
+    pthread_mutex_lock(&pool->gate.lock);
+    if (!pool->gate.closed)
         return PMS_OK;
-    pthread_mutex_unlock(&pool->op);
+    pthread_mutex_unlock(&pool->gate.lock);
     return pms_fail(error, PMS_E_CLOSED, "the store is closed");
 }
 
@@ -190,7 +190,7 @@ int pms_pool_enter_beside(struct pms_pool *pool, struct pms_error *error)
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    if (!pool->read_only && !pool->failed)
+    if (!pool->opened.read_only && !pool->failed)
         return PMS_OK;
     status = pms_fail(error, PMS_E_READONLY,
                       pool->failed ? "an earlier failure left unknown what is durable"
@@ -204,7 +204,7 @@ void pms_pool_leave(struct pms_pool *pool)
     /* what is written back already, before F2 of a commit by another thread */
     if (pool->undo.stored)
         pms_persist_hand_over(&pool->persist);
-    pthread_mutex_unlock(&pool->op);
+    pthread_mutex_unlock(&pool->gate.lock);
 }
 
 /* ---- blocks ---- */
@@ -231,16 +231,16 @@ static __attribute__((noinline)) int wait_for_block(struct pms_pool *pool, struc
     bool late = timeout_ns == 0;
     if (timeout_ns > 0)
         deadline(&end, timeout_ns);
-    while (pool->block_owner && !is_mine(pool, v)) {
+    while (pool->gate.owner && !is_mine(pool, v)) {
         if (is_orphan(pool, v)) {
             *undone = true;
             return end_block(pool, PMS_UNDO, error);
         }
-        if (late || pool->block_owner == me())
+        if (late || pool->gate.owner == me())
             return busy(pool, error);
-        int r = timeout_ns < 0 ? pthread_cond_wait(&pool->block_left, &pool->op)
-                               : pthread_cond_timedwait(&pool->block_left, &pool->op, &end);
-        if (pool->closed)
+        int r = timeout_ns < 0 ? pthread_cond_wait(&pool->gate.left, &pool->gate.lock)
+                               : pthread_cond_timedwait(&pool->gate.left, &pool->gate.lock, &end);
+        if (pool->gate.closed)
             return pms_fail(error, PMS_E_CLOSED, "the store was closed");
         late = r == ETIMEDOUT;
     }
@@ -253,9 +253,9 @@ static int wait_a_moment(struct pms_pool *pool, struct view v, bool *undone,
                          struct pms_error *error)
 {
     int status = wait_for_block(pool, v, GRACE_NS, undone, error);
-    if (!pool->block_owner)
+    if (!pool->gate.owner)
         /* whatever woke this thread was for one that enters a block */
-        pthread_cond_signal(&pool->block_left);
+        pthread_cond_signal(&pool->gate.left);
     if (status != PMS_OK)
         pms_pool_leave(pool);
     return status;
@@ -266,46 +266,46 @@ int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error)
     struct view v = look(pool);
     bool undone = false;
     int status = pms_pool_enter_beside(pool, error);
-    return status != PMS_OK || !pool->block_owner || is_mine(pool, v)
+    return status != PMS_OK || !pool->gate.owner || is_mine(pool, v)
                ? status
                : wait_a_moment(pool, v, &undone, error);
 }
 
 static inline void open_block(struct pms_pool *pool, uint64_t task)
 {
-    pool->block_owner = me();
-    pool->block_thread = thread_id;
-    pool->block_record = thread_record;
-    atomic_store_explicit(&pool->block, pool->block + 1, memory_order_relaxed);
-    atomic_store_explicit(&pool->block_task, task, memory_order_relaxed);
+    pool->gate.owner = me();
+    pool->gate.thread = thread_id;
+    pool->gate.record = thread_record;
+    atomic_store_explicit(&pool->gate.number, pool->gate.number + 1, memory_order_relaxed);
+    atomic_store_explicit(&pool->gate.task, task, memory_order_relaxed);
 }
 
 static int commit_pending(struct pms_pool *pool, struct pms_error *error)
 {
-    if (pool->commits % LOOK_AT_HANDLER == 0)
+    if (pool->tx.commits % LOOK_AT_HANDLER == 0)
         pms_handler_install();
     return pms_tx_commit(pool, error);
 }
 
-int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns,
-                    struct pms_entered *entry, struct pms_error *error)
+int pms_txblock_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns,
+                      struct pms_entered *entry, struct pms_error *error)
 {
     struct view v = look(pool);
     bool undone = false;
     int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
-    if (pool->block_owner)
+    if (pool->gate.owner)
         status = wait_for_block(pool, v, timeout_ns, &undone, error);
-    if (status == PMS_OK && pool->block_depth == 0 && commit)
+    if (status == PMS_OK && pool->gate.depth == 0 && commit)
         status = commit_pending(pool, error);
     if (status == PMS_OK) {
-        if (pool->block_depth++ == 0)
+        if (pool->gate.depth++ == 0)
             open_block(pool, task);
-        *entry = (struct pms_entered){pool->block, pool->block_depth};
-    } else if (!pool->block_owner) {
+        *entry = (struct pms_entered){pool->gate.number, pool->gate.depth};
+    } else if (!pool->gate.owner) {
         /* the wake-up that brought us here is the next one's */
-        pthread_cond_signal(&pool->block_left);
+        pthread_cond_signal(&pool->gate.left);
     }
     pms_pool_leave(pool);
     return status;
@@ -322,10 +322,10 @@ static bool undo_orphan(struct pms_pool *pool, struct view v)
 static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct view v,
                  enum pms_how how, struct pms_error *error)
 {
-    bool mine = pool->block_owner && is_mine(pool, v);
-    if (mine && pool->block == entry->block && entry->depth == 1) /* the usual case */
+    bool mine = pool->gate.owner && is_mine(pool, v);
+    if (mine && pool->gate.number == entry->number && entry->depth == 1) /* the usual case */
         return end_block(pool, how, error);
-    if (!pool->block_owner || pool->block != entry->block)
+    if (!pool->gate.owner || pool->gate.number != entry->number)
         return pms_fail(
             error, PMS_E_STATE,
             "the transaction block was over before it was left: its outermost part was left, or nobody "
@@ -337,17 +337,17 @@ static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct 
             error, PMS_E_STATE,
             "a transaction is left by the thread that entered it, and by the same task");
         if (error)
-            error->holder = pool->block_thread;
+            error->holder = pool->gate.thread;
         return status;
     }
     if (entry->depth == 1)
         return end_block(pool, how, error);
-    pool->block_depth--;
+    pool->gate.depth--;
     return PMS_OK;
 }
 
-int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how,
-                    struct pms_error *error)
+int pms_txblock_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how,
+                      struct pms_error *error)
 {
     struct view v = look(pool);
     int status = pms_pool_enter(pool, error);
@@ -358,14 +358,14 @@ int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum
     return status;
 }
 
-int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *entry,
-                             struct pms_error *error)
+int pms_txblock_commit_pending(struct pms_pool *pool, const struct pms_entered *entry,
+                               struct pms_error *error)
 {
     int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
     PMS_ASSERT(entry->depth == 1);
-    if (pool->block_owner && pool->block == entry->block)
+    if (pool->gate.owner && pool->gate.number == entry->number)
         status = commit_pending(pool, error);
     else
         status = pms_fail(error, PMS_E_STATE,
@@ -374,17 +374,17 @@ int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *en
     return status;
 }
 
-int pms_block_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
+int pms_txblock_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
 {
     struct view v = look(pool);
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    if (pool->block_owner != me()) {
+    if (pool->gate.owner != me()) {
         bool undone = false;
         status = wait_for_block(pool, v, timeout_ns, &undone, error);
-        if (!pool->block_owner)
-            pthread_cond_signal(&pool->block_left); /* as in pms_block_enter: the next one's */
+        if (!pool->gate.owner)
+            pthread_cond_signal(&pool->gate.left); /* as in pms_txblock_enter: the next one's */
         if (undone)
             status = pms_fail(error, PMS_E_STATE, ORPHAN);
     }
@@ -395,7 +395,7 @@ int pms_block_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *
 int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error)
 {
     struct pms_entered entry;
-    return pms_block_enter(pool, 0, 1, timeout_ns, &entry, error);
+    return pms_txblock_enter(pool, 0, 1, timeout_ns, &entry, error);
 }
 
 int pms_end(struct pms_pool *pool, int commit, struct pms_error *error)
@@ -404,10 +404,10 @@ int pms_end(struct pms_pool *pool, int commit, struct pms_error *error)
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    if (pool->block_depth == 0 || !is_mine(pool, v))
+    if (pool->gate.depth == 0 || !is_mine(pool, v))
         status = pms_fail(error, PMS_E_STATE, "this thread is in no transaction block");
-    else if (pool->block_depth > 1)
-        pool->block_depth--;
+    else if (pool->gate.depth > 1)
+        pool->gate.depth--;
     else
         status = end_block(pool, commit ? PMS_COMMIT : PMS_UNDO, error);
     pms_pool_leave(pool);
@@ -419,9 +419,9 @@ int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_err
     bool undone = false;
     struct view v = look(pool);
     int status = pms_pool_enter_beside(pool, error);
-    if (status == PMS_OK && pool->block_owner && !is_mine(pool, v))
+    if (status == PMS_OK && pool->gate.owner && !is_mine(pool, v))
         status = wait_a_moment(pool, v, &undone, error);
-    if (status != PMS_OK || (!pool->block_owner && !undone))
+    if (status != PMS_OK || (!pool->gate.owner && !undone))
         return status;
     if (!undone)
         status = pms_fail(
@@ -454,12 +454,12 @@ int pms_rollback(struct pms_pool *pool, struct pms_error *error)
     return status;
 }
 
-int pms_block_depth(struct pms_pool *pool)
+int pms_txblock_depth(struct pms_pool *pool)
 {
     struct view v = look(pool);
     if (pms_pool_enter(pool, NULL) != PMS_OK)
         return 0;
-    int depth = is_mine(pool, v) ? pool->block_depth : 0;
+    int depth = is_mine(pool, v) ? pool->gate.depth : 0;
     pms_pool_leave(pool);
     return depth;
 }
@@ -470,23 +470,23 @@ uint64_t pms_epoch(struct pms_pool *pool)
      * closing */
     if (pms_pool_forked(pool))
         return atomic_load(&pool->capture.forked) && !atomic_load(&pool->capture.unreadable) &&
-                       !pool->closed
+                       !pool->gate.closed
                    ? pms_pool_root(pool)->epoch
                    : 0;
     /* else a close in another thread might unmap it under the read */
-    pthread_mutex_lock(&pool->op);
-    uint64_t epoch = pool->closed ? 0 : pms_pool_root(pool)->epoch;
-    pthread_mutex_unlock(&pool->op);
+    pthread_mutex_lock(&pool->gate.lock);
+    uint64_t epoch = pool->gate.closed ? 0 : pms_pool_root(pool)->epoch;
+    pthread_mutex_unlock(&pool->gate.lock);
     return epoch;
 }
 
-uint64_t pms_rollbacks(const struct pms_pool *pool) { return pool->rollbacks; }
+uint64_t pms_rollbacks(const struct pms_pool *pool) { return pool->tx.rollbacks; }
 
 uint64_t pms_put_backs(const struct pms_pool *pool)
 {
     /* what the caller has read, before the count that tells whether it may have changed */
     pms_full_fence();
-    return atomic_load(&pool->put_backs);
+    return atomic_load(&pool->tx.put_backs);
 }
 
 int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
@@ -496,7 +496,7 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
-    uint64_t base = pool->info.base;
+    uint64_t base = pool->opened.info.base;
     /* A span is a range with an offset for its address; few of them need no memory. */
     struct pms_span *s = span, *more = NULL;
     if (count > 16) {
@@ -532,7 +532,7 @@ int pms_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
-    struct pms_span span = {(uint64_t)(uintptr_t)addr - pool->info.base, bytes};
+    struct pms_span span = {(uint64_t)(uintptr_t)addr - pool->opened.info.base, bytes};
     if (!pool->map.shared) { /* one view: its pages are captured as if the user stored */
         /* rounds its span to pages */
         status = pms_capture_spans(&pool->capture, &(struct pms_span){span.off, bytes}, 1, error);

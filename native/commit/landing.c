@@ -127,8 +127,8 @@ void pms_landing_finish(struct pms_landing *l, int status, const struct pms_erro
 void pms_landing_disarm(struct pms_pool *pool)
 {
     struct pms_error error;
-    struct pms_landing *l = pool->landing;
-    pool->landing = NULL;
+    struct pms_landing *l = pool->tx.landing;
+    pool->tx.landing = NULL;
     if (l)
         pms_landing_finish(
             l,
@@ -143,7 +143,7 @@ int pms_landing_arm(struct pms_pool *pool, struct pms_landing *l, struct pms_err
         return status;
     pms_landing_disarm(pool);
     atomic_fetch_add(&l->owners, 1);
-    pool->landing = l;
+    pool->tx.landing = l;
     pms_pool_leave(pool);
     return PMS_OK;
 }
@@ -158,7 +158,7 @@ static void *commit(void *arg)
     int status = pms_pool_enter_alone(pool, "commit()", &error);
     if (status == PMS_OK) {
         pms_landing_disarm(pool);
-        pool->landing = l; /* pms_tx_commit finishes it */
+        pool->tx.landing = l; /* pms_tx_commit finishes it */
         pms_tx_commit(pool, &error);
         pms_pool_leave(pool);
     } else {

@@ -85,7 +85,7 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
  * same address, marks the store clean, unlocks. The handle stays valid (every call answers
  * PMS_E_CLOSED) until pms_pool_release and the last unpin. Idempotent. A block that is open is
  * rolled back whole, never committed.
- * ERRORS with commit: PMS_E_BUSY: another thread is in a block: not closed; pms_block_wait, or
+ * ERRORS with commit: PMS_E_BUSY: another thread is in a block: not closed; pms_txblock_wait, or
  * close without. PMS_E_STATE: closed, and a block that was open was rolled back. PMS_E_CLOSED:
  * it was closed before. */
 int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error);
@@ -101,7 +101,7 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
  * or task has ended is rolled back by the first call that it is in the way of. */
 /* one time that a block was entered; depth 1: the outermost */
 struct pms_entered {
-    uint64_t block;
+    uint64_t number;
     int32_t depth;
 };
 
@@ -109,31 +109,31 @@ enum pms_whose { PMS_ANOTHERS, PMS_MINE, PMS_OVER }; /* OVER: of a task that has
 
 /* For a program that has tasks: whose *task is, asked with no lock held. Once in a process,
  * before there are any. */
-void pms_block_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task));
+void pms_txblock_set_tasks(enum pms_whose (*whose)(const _Atomic uint64_t *task));
 
 /* Enters a block. Outermost: waits for another thread's block, and commits what is pending if
- * commit is set; else pms_block_commit_pending does. Nested: only counts.
+ * commit is set; else pms_txblock_commit_pending does. Nested: only counts.
  * ERRORS: PMS_E_BUSY after timeout_ns (< 0: for ever; holder 0: of another task of this thread,
  * at once). */
-int pms_block_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns,
-                    struct pms_entered *entry, struct pms_error *error);
+int pms_txblock_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns,
+                      struct pms_entered *entry, struct pms_error *error);
 
 /* REQUIRES: the outermost entry, nothing has been written in it. ERRORS: those of a commit;
  * PMS_E_STATE: it was rolled back. */
-int pms_block_commit_pending(struct pms_pool *pool, const struct pms_entered *entry,
-                             struct pms_error *error);
+int pms_txblock_commit_pending(struct pms_pool *pool, const struct pms_entered *entry,
+                               struct pms_error *error);
 
 /* Leaves a block. Outermost: ends it, however often it was entered. PMS_AS_IT_IS: what is
  * pending stays so.
  * ERRORS: PMS_E_STATE: the block is over; or, with a holder, it is to be committed by somebody
  * else than its owner: nothing is changed. */
 enum pms_how { PMS_UNDO, PMS_COMMIT, PMS_AS_IT_IS };
-int pms_block_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how,
-                    struct pms_error *error);
+int pms_txblock_leave(struct pms_pool *pool, const struct pms_entered *entry, enum pms_how how,
+                      struct pms_error *error);
 
 /* Waits until no other thread is in a block. ERRORS: PMS_E_BUSY; PMS_E_STATE: one whose owner
  * had ended was rolled back. */
-int pms_block_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error);
+int pms_txblock_wait(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error);
 
 /* The same without tasks, blocks left in the order in which they were entered. */
 int pms_begin(struct pms_pool *pool, int64_t timeout_ns, struct pms_error *error);
@@ -142,8 +142,8 @@ int pms_end(struct pms_pool *pool, int commit, struct pms_error *error);
 /* Outside blocks (in one: PMS_E_STATE; in another thread's: PMS_E_BUSY). */
 int pms_commit(struct pms_pool *pool, struct pms_error *error);
 int pms_rollback(struct pms_pool *pool, struct pms_error *error);
-int pms_block_depth(struct pms_pool *pool); /* of the caller's block; 0 = none */
-uint64_t pms_epoch(struct pms_pool *pool);  /* of the last commit; 0 when closed */
+int pms_txblock_depth(struct pms_pool *pool); /* of the caller's block; 0 = none */
+uint64_t pms_epoch(struct pms_pool *pool);    /* of the last commit; 0 when closed */
 /* changes when cached knowledge of the directory must be dropped */
 uint64_t pms_rollbacks(const struct pms_pool *pool);
 /* changes before a roll back's first store and after its last: what was read meanwhile is

@@ -11,49 +11,72 @@
 #include "base/process.h"
 #include "heap/super.h"
 
-struct pms_pool {
-    pthread_mutex_t op; /* the operation lock */
-    pthread_cond_t block_left;
+/* Who may operate on the store now: the operation lock, and whose transaction block is open.
+ * Changed by gate.c alone; closed by close. */
+struct pms_gate {
+    pthread_mutex_t lock;    /* the operation lock */
+    pthread_cond_t left;     /* a transaction block was left */
+    uint64_t process;        /* pms_process_generation of the store's owner */
+    _Atomic uint64_t number; /* of the open transaction block, or of the last one */
+    _Atomic uint64_t task;   /* whose it is in its thread; 0: the thread's, or none is open */
+    int64_t owner;           /* number of its thread; 0: none is open */
+    int64_t thread;          /* the kernel's id of its thread */
+    /* says whether that thread lives; NULL: ask the kernel */
+    struct pms_thread *record;
+    int depth;
+    bool closed;
+};
+
+/* What open finds and chooses. Nobody changes it afterwards; close closes the files. */
+struct pms_opened {
     char *path; /* real path */
     int fd;
-    int lock_fd;      /* the holder's: holder.h */
-    uint64_t process; /* pms_process_generation of its owner */
+    int lock_fd; /* the holder's: holder.h */
+    enum pms_domain domain;
+    bool read_only; /* mode r */
+    bool forced;    /* opened by force, whatever may be torn */
+    struct pms_info info;
+};
+
+/* Where the store's transactions are. Changed by commits and roll backs alone (tx.c). */
+struct pms_tx {
+    uint64_t last; /* finished transaction */
+    /* dirty ranges that the running transaction began with: hot ones and the root's */
+    uint64_t begun;
+    /* domain file: of one commit; address space reserved by open, never moved */
+    struct pms_run *runs;
+    uint64_t runs_room;
+    uint64_t commits, rollbacks;
+    _Atomic uint64_t put_backs;  /* odd while a roll back stores */
+    struct pms_landing *landing; /* what the next commit waits for, or NULL: landing.h */
+};
+
+struct pms_populate { /* populate.c's alone */
+    pthread_t thread; /* if running */
+    bool running;
+    _Atomic bool stop, done;
+    _Atomic uint64_t bytes;
+};
+
+struct pms_pool {
+    struct pms_gate gate;
+    struct pms_opened opened;
+    struct pms_tx tx;
+    struct pms_populate populate;
+    /* what the file says of itself: changed by growth, and by whoever writes it */
     struct pms_superblock super;
     struct pms_session session;
     bool session_unsynced; /* its newest copy was not synced; the other one was */
+    /* the engine: each part is changed by its own functions */
     struct pms_persist persist;
     struct pms_map map;
     struct pms_undo undo;
     struct pms_heap *heap;
     struct pms_capture capture;
     struct pms_journal *journal; /* domain file, opened for writing */
-    /* domain file: of one commit; address space reserved, never moved */
-    struct pms_run *runs;
-    uint64_t runs_room;
-    struct pms_info info;
-    enum pms_domain domain;
-    uint64_t tx; /* last finished transaction */
-    /* dirty ranges that the transaction began with: hot ones and the root's */
-    uint64_t begun;
-    _Atomic uint64_t block;      /* number of the open block, or of the last one */
-    _Atomic uint64_t block_task; /* whose it is in its thread; 0: the thread's, or none is open */
-    int64_t block_owner;         /* number of its thread (gate.c); 0: none is open */
-    int64_t block_thread;        /* the kernel's id of its thread */
-    /* says whether that thread lives (gate.c); NULL: ask the kernel */
-    struct pms_thread *block_record;
-    int block_depth;
+    /* anybody's, under the operation lock */
     uint64_t refs; /* the handle, and every pin */
-    uint64_t commits, rollbacks;
-    _Atomic uint64_t put_backs;  /* odd while a roll back stores */
-    struct pms_landing *landing; /* what the next commit waits for, or NULL: landing.h */
-    pthread_t populate_thread;   /* if populating: populate.c */
-    bool populating;
-    _Atomic bool populate_stop, populate_done;
-    _Atomic uint64_t populated_bytes;
-    bool read_only; /* mode r */
-    bool forced;    /* opened by force, whatever may be torn */
-    bool failed;    /* a sync failed: what is durable is unknown; no more commits */
-    bool closed;
+    bool failed;   /* a sync failed: what is durable is unknown; no more commits. For good */
 };
 
 /* REQUIRES in all of them: the operation lock. */
@@ -112,17 +135,17 @@ void pms_pool_unref(struct pms_pool *pool);
 /* In a fork child of the owner, whatever the owner's threads were doing at the fork. */
 static inline bool pms_pool_forked(const struct pms_pool *pool)
 {
-    return pool->process != pms_process_generation();
+    return pool->gate.process != pms_process_generation();
 }
 
 /* Whether one is open that can be waited for. */
-bool pms_block_of_another_thread(const struct pms_pool *pool);
+bool pms_txblock_of_another_thread(const struct pms_pool *pool);
 /* No block is open any more. */
-static inline void pms_block_forget(struct pms_pool *pool)
+static inline void pms_txblock_forget(struct pms_pool *pool)
 {
-    pool->block_depth = 0;
-    pool->block_owner = 0;
-    atomic_store_explicit(&pool->block_task, 0, memory_order_relaxed);
+    pool->gate.depth = 0;
+    pool->gate.owner = 0;
+    atomic_store_explicit(&pool->gate.task, 0, memory_order_relaxed);
 }
 
 void pms_thread_after_fork_in_child(void);

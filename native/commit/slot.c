@@ -156,7 +156,7 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     if (status == PMS_OK)
         status = find_pair(pool, dir, name, name_bytes, &pair, error);
     if (status == PMS_OK && turn && turn->epoch == pms_pool_root(pool)->epoch &&
-        turn->rollbacks == pool->rollbacks)
+        turn->rollbacks == pool->tx.rollbacks)
         status = flipped_already(name, name_bytes, error);
     uint64_t data = status == PMS_OK ? pair.data[!pair.current] : 0;
     if (data)
@@ -179,7 +179,7 @@ int pms_slot_flip(struct pms_pool *pool, uint64_t dir, const char *name, uint32_
     if (status == PMS_OK && data && stands_alone(pool, &before))
         pms_idle_leave(&pool->undo, before.extent_off);
     if (turn && status == PMS_OK)
-        *turn = (struct pms_slot_turn){pms_pool_root(pool)->epoch, pool->rollbacks};
+        *turn = (struct pms_slot_turn){pms_pool_root(pool)->epoch, pool->tx.rollbacks};
     pms_pool_leave(pool);
     return status;
 }

@@ -1,8 +1,8 @@
 /* The life of a transaction. docs/ARCHITECTURE.md tells it with every fence; here is the order
  * in short.
  *
- * Byte-addressable domains: write in place (captured) -> protect -> write back -> F2 -> anchor -> F3
- * Domain file:              write in private pages -> protect -> journal record + one fdatasync
+ * Byte-addressable domains: write in place (captured) -> protect -> write back -> F2 -> anchor ->
+ * F3 Domain file:              write in private pages -> protect -> journal record + one fdatasync
  *
  * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and
  * names together. */
@@ -50,19 +50,19 @@ static void choose_ahead(struct pms_pool *pool, struct ahead *a)
 static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct ahead *a)
 {
     struct pms_undo *u = &pool->undo;
-    PMS_ASSERT(pool->journal || tag == pool->tx + 1); /* I1 */
+    PMS_ASSERT(pool->journal || tag == pool->tx.last + 1); /* I1 */
     pms_undo_begin(u, tag);
     pms_capture_take_hot(&pool->capture, a->hot, a->hot_count);
     pms_undo_prepare_locked(u, PMS_OFF_ROOT, PMS_GRANULE);
     for (uint32_t i = 0; i < a->again_count; i++)
         pms_undo_prepare_locked(u, a->again[i].off, a->again[i].len);
-    pool->begun = u->dirty_count;
+    pool->tx.begun = u->dirty_count;
 }
 
 void pms_tx_start(struct pms_pool *pool)
 {
     pms_undo_lock(&pool->undo);
-    capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
+    capture_ahead(pool, pool->tx.last + 1, &(struct ahead){0});
     pms_undo_fence_locked(&pool->undo); /* F1: the root's pre-image, before the epoch is stored */
     pms_undo_unlock(&pool->undo);
 }
@@ -72,7 +72,8 @@ bool pms_tx_pending(struct pms_pool *pool)
     if (pool->undo.stored) /* changes under the operation lock only */
         return true;
     pms_undo_lock(&pool->undo);
-    bool pending = pool->undo.dirty_count > pool->begun || pms_capture_hot_changed(&pool->capture);
+    bool pending = pool->undo.dirty_count > pool->tx.begun ||
+                   pms_capture_hot_changed(&pool->capture);
     pms_undo_unlock(&pool->undo);
     return pending;
 }
@@ -94,7 +95,7 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
 {
     int status = PMS_OK;
     pms_undo_lock(&pool->undo);
-    bool pending = pool->undo.stored || pool->undo.dirty_count > pool->begun;
+    bool pending = pool->undo.stored || pool->undo.dirty_count > pool->tx.begun;
     if (landing)
         pms_landing_capture(pool, landing);
     uint64_t captured = pool->undo.dirty_count;
@@ -106,7 +107,7 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
         /* what the landing captured is as it was: nothing to commit. But others may have stored
          * while the lock was given up */
         if (!pending)
-            pool->begun = captured;
+            pool->tx.begun = captured;
         pms_undo_unlock(&pool->undo);
         return status;
     }
@@ -170,9 +171,9 @@ static void write_back(struct pms_pool *pool)
 
 static void finish(struct pms_pool *pool)
 {
-    pool->tx = pool->undo.tag;
+    pool->tx.last = pool->undo.tag;
     pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR),
-                       pms_anchor_pack(pool->tx));
+                       pms_anchor_pack(pool->tx.last));
     pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
 }
 
@@ -191,7 +192,7 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing,
     finish(pool);
     /* The next transaction's first entries go to the other fast log: this transaction's log
      * stays whole until F3. */
-    capture_ahead(pool, pool->tx + 1, &ahead);
+    capture_ahead(pool, pool->tx.last + 1, &ahead);
     /* F3: the anchor, before commit returns; F1 of what was captured ahead */
     pms_persist_fence(&pool->persist);
     pms_undo_fenced(&pool->undo);
@@ -240,16 +241,16 @@ static uint32_t gather_runs(struct pms_pool *pool)
         const struct pms_dirty *d = &u->dirty[i];
         uint64_t first = d->off / PMS_PAGE, end = (d->off + d->len + PMS_PAGE - 1) / PMS_PAGE;
         bool whole = d->off % PMS_PAGE == 0 && d->len % PMS_PAGE == 0;
-        if (n == pool->runs_room) /* more ranges than pages: many lie on one page */
-            n = merge_runs(pool->runs, n);
-        PMS_ASSERT(n < pool->runs_room);
-        pool->runs[n++] = (struct pms_run){
+        if (n == pool->tx.runs_room) /* more ranges than pages: many lie on one page */
+            n = merge_runs(pool->tx.runs, n);
+        PMS_ASSERT(n < pool->tx.runs_room);
+        pool->tx.runs[n++] = (struct pms_run){
             .page = first,
             .pages = (uint32_t)(end - first),
             .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= STRAIGHT_HOME_PAGES,
         };
     }
-    return (uint32_t)merge_runs(pool->runs, n);
+    return (uint32_t)merge_runs(pool->tx.runs, n);
 }
 
 /* What the transaction commits of hot ranges. */
@@ -271,14 +272,14 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
     int status = settle(pool, landing, &ahead, error);
     if (status != PMS_OK)
         return status;
-    struct pms_change change = {.tx = pool->tx + 1,
-                                .runs = pool->runs,
+    struct pms_change change = {.tx = pool->tx.last + 1,
+                                .runs = pool->tx.runs,
                                 .run_count = gather_runs(pool),
                                 .images = image,
                                 .image_count = gather_images(pool, &ahead, image)};
     status = pms_journal_commit(pool->journal, &change, &indeterminate, error);
     if (status == PMS_OK) {
-        pool->tx++;
+        pool->tx.last++;
         capture_ahead(pool, pool->undo.tag + 1, &ahead);
         pms_undo_fence_locked(&pool->undo);
     } else {
@@ -308,9 +309,9 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
                                : commit_in_place(pool, landing, error);
     if (status != PMS_OK)
         return status;
-    pool->commits++;
+    pool->tx.commits++;
     if (pms_debug_board)
-        pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->domain);
+        pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->opened.domain);
     pms_heap_committed(pool->heap);
     return PMS_OK;
 }
@@ -319,7 +320,7 @@ static int commit_landing(struct pms_pool *pool, struct pms_landing *landing,
                           struct pms_error *error)
 {
     struct pms_error own = {0};
-    pool->landing = NULL;
+    pool->tx.landing = NULL;
     int status = commit(pool, landing, &own);
     if (status != PMS_OK && error)
         *error = own;
@@ -329,7 +330,8 @@ static int commit_landing(struct pms_pool *pool, struct pms_landing *landing,
 
 int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
 {
-    return pool->landing ? commit_landing(pool, pool->landing, error) : commit(pool, NULL, error);
+    return pool->tx.landing ? commit_landing(pool, pool->tx.landing, error)
+                            : commit(pool, NULL, error);
 }
 
 /* ---- roll back ---- */
@@ -343,7 +345,7 @@ static void roll_back_in_place(struct pms_pool *pool)
     /* all pre-images back home, before the anchor gives their log up */
     pms_persist_fence(&pool->persist);
     finish(pool);
-    capture_ahead(pool, pool->tx + 1, &(struct ahead){0});
+    capture_ahead(pool, pool->tx.last + 1, &(struct ahead){0});
     /* F3: the anchor, before the log of this transaction is overwritten */
     pms_persist_fence(&pool->persist);
     pms_undo_fenced(u);
@@ -377,15 +379,15 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
     if (!pms_tx_pending(pool))
         return PMS_OK;
     pms_undo_lock(&pool->undo);
-    atomic_fetch_add(&pool->put_backs, 1);
+    atomic_fetch_add(&pool->tx.put_backs, 1);
     pms_full_fence(); /* the count, before the stores that it announces */
     if (pool->map.shared)
         roll_back_in_place(pool);
     else
         roll_back_private(pool);
-    atomic_fetch_add(&pool->put_backs, 1);
+    atomic_fetch_add(&pool->tx.put_backs, 1);
     pms_undo_unlock(&pool->undo);
-    pool->rollbacks++;
+    pool->tx.rollbacks++;
     int status = pms_heap_rebuild(pool->heap, error);
     /* without an index nothing can be allocated or freed safely */
     pool->failed = pool->failed || status != PMS_OK;

@@ -175,25 +175,25 @@ static void check_log(struct checker *c)
 {
     struct pms_pool *pool = c->pool;
     uint64_t word, tx;
-    if (!pool->map.shared || pool->read_only)
+    if (!pool->map.shared || pool->opened.read_only)
         return;
     memcpy(&word, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof word);
     if (!pms_anchor_unpack(word, &tx))
         problem(c, "the anchor's check bits are wrong");
-    else if (tx != pool->tx || pool->undo.tag != tx + 1)
+    else if (tx != pool->tx.last || pool->undo.tag != tx + 1)
         problem(c, "the anchor is at transaction %llu, the store at %llu (I1)",
-                (unsigned long long)tx, (unsigned long long)pool->tx);
+                (unsigned long long)tx, (unsigned long long)pool->tx.last);
 }
 
 static void check_copies(struct checker *c)
 {
     struct pms_superblock super;
     struct pms_error e = {0};
-    if (pms_super_read(c->pool->fd, &super, &e) != PMS_OK)
+    if (pms_super_read(c->pool->opened.fd, &super, &e) != PMS_OK)
         problem(c, "superblock: %s", e.what);
     else if (super.generation != c->pool->super.generation)
         problem(c, "the superblock in the file is not the one in use");
-    c->report->sound_copies = pms_super_sound_copies(c->pool->fd);
+    c->report->sound_copies = pms_super_sound_copies(c->pool->opened.fd);
     if (c->pool->undo.extent_count != c->pool->super.segment_count + 1)
         problem(c, "the undo log does not know all segments");
 }

@@ -19,14 +19,14 @@ int pms_history_read(struct pms_pool *pool, void *out, struct pms_error *error)
  * at open stays whole whatever happens to the machine. */
 static int write_session(struct pms_pool *pool, struct pms_session *next, struct pms_error *error)
 {
-    if (pool->domain == PMS_DOMAIN_DAX || pool->domain == PMS_DOMAIN_FILE) {
-        int status = pms_session_write(pool->fd, &pool->persist, next, error);
+    if (pool->opened.domain == PMS_DOMAIN_DAX || pool->opened.domain == PMS_DOMAIN_FILE) {
+        int status = pms_session_write(pool->opened.fd, &pool->persist, next, error);
         /* the kernel reports a lost write once: perhaps it was a commit's */
         pool->failed = pool->failed || status != PMS_OK;
         return status;
     }
     next->generation += pool->session_unsynced ? 2 : 1;
-    return pms_session_write_unsynced(pool->fd, &pool->persist, next, error);
+    return pms_session_write_unsynced(pool->opened.fd, &pool->persist, next, error);
 }
 
 int pms_history_write(struct pms_pool *pool, const void *data, uint32_t bytes,
@@ -45,7 +45,8 @@ int pms_history_write(struct pms_pool *pool, const void *data, uint32_t bytes,
     status = write_session(pool, &next, error);
     if (status == PMS_OK) {
         pool->session = next;
-        pool->session_unsynced = pool->domain != PMS_DOMAIN_DAX && pool->domain != PMS_DOMAIN_FILE;
+        pool->session_unsynced = pool->opened.domain != PMS_DOMAIN_DAX &&
+                                 pool->opened.domain != PMS_DOMAIN_FILE;
     }
     pms_pool_leave(pool);
     return status;

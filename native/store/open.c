@@ -25,13 +25,13 @@
 
 static int read_head(struct pms_pool *pool, struct pms_error *error)
 {
-    int status = pms_super_read(pool->fd, &pool->super, error);
+    int status = pms_super_read(pool->opened.fd, &pool->super, error);
     if (status == PMS_OK)
-        status = pms_session_read(pool->fd, &pool->session, error);
+        status = pms_session_read(pool->opened.fd, &pool->session, error);
     if (status != PMS_OK)
         return status;
     pool->persist.log_seed = pms_session_seed(&pool->session);
-    off_t end = lseek(pool->fd, 0, SEEK_END);
+    off_t end = lseek(pool->opened.fd, 0, SEEK_END);
     if (end >= 0 && (uint64_t)end >= pool->super.file_bytes)
         return PMS_OK;
     status = pms_fail(error, PMS_E_CORRUPT, "the file is shorter than its superblock says");
@@ -45,11 +45,11 @@ static int read_head(struct pms_pool *pool, struct pms_error *error)
 static int map_store(struct pms_pool *pool, struct pms_error *error)
 {
     enum pms_map_how how = PMS_MAP_SHARED;
-    if (pool->read_only || pool->domain == PMS_DOMAIN_FILE)
+    if (pool->opened.read_only || pool->opened.domain == PMS_DOMAIN_FILE)
         how = PMS_MAP_PRIVATE;
-    else if (pool->domain == PMS_DOMAIN_DAX)
+    else if (pool->opened.domain == PMS_DOMAIN_DAX)
         how = PMS_MAP_SYNC;
-    int status = pms_map_open(&pool->map, pool->fd, pool->super.file_bytes,
+    int status = pms_map_open(&pool->map, pool->opened.fd, pool->super.file_bytes,
                               pms_room_address_space(pool), how, &pool->persist, error);
     if (status == PMS_OK)
         pms_map_read_around(&pool->map, false); /* an open reads a page here and there */
@@ -61,7 +61,7 @@ static int open_reading(struct pms_pool *pool, struct pms_error *error)
     int status = map_store(pool, error);
     if (status != PMS_OK)
         return status;
-    pool->info.clean = pool->session.state == PMS_SESSION_CLEAN;
+    pool->opened.info.clean = pool->session.state == PMS_SESSION_CLEAN;
     errno = pms_map_unprotect(&pool->map, 0, pool->map.bytes);
     if (errno)
         return pms_fail_errno(error, "preparing a private view of the store");
@@ -85,7 +85,7 @@ static int set_limit(struct pms_pool *pool, uint64_t max_bytes, struct pms_error
     }
     struct pms_superblock super = pool->super;
     super.max_bytes = max_bytes;
-    int status = pms_super_write(pool->fd, &pool->persist, &super, error);
+    int status = pms_super_write(pool->opened.fd, &pool->persist, &super, error);
     if (status == PMS_OK)
         pool->super = super;
     return status;
@@ -103,15 +103,15 @@ static int open_writing(struct pms_pool *pool, const struct pms_options *o, stru
     if (status == PMS_OK)
         status = map_store(pool, error);
     if (status == PMS_OK && pool->session.footer)
-        pms_footer_begin(&pool->map, pool->tx, PMS_FOOTER_ALL);
-    if (status == PMS_OK && pool->domain == PMS_DOMAIN_FILE) {
-        status = pms_journal_open(&pool->journal, &pool->map, &pool->super, pool->tx, error);
-        pool->runs_room = pool->map.reserve / PMS_PAGE;
-        void *runs = mmap(NULL, pool->runs_room * sizeof *pool->runs, PROT_READ | PROT_WRITE,
+        pms_footer_begin(&pool->map, pool->tx.last, PMS_FOOTER_ALL);
+    if (status == PMS_OK && pool->opened.domain == PMS_DOMAIN_FILE) {
+        status = pms_journal_open(&pool->journal, &pool->map, &pool->super, pool->tx.last, error);
+        pool->tx.runs_room = pool->map.reserve / PMS_PAGE;
+        void *runs = mmap(NULL, pool->tx.runs_room * sizeof *pool->tx.runs, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (status == PMS_OK && runs == MAP_FAILED)
             status = pms_fail_errno(error, "reserving memory for commits");
-        pool->runs = runs == MAP_FAILED ? NULL : runs;
+        pool->tx.runs = runs == MAP_FAILED ? NULL : runs;
     }
     return status;
 }
@@ -126,12 +126,12 @@ static int start_engine(struct pms_pool *pool, const struct pms_options *o, stru
     status = pms_heap_open(&pool->heap, &pool->undo, &pool->super, error);
     if (status == PMS_OK)
         status = pms_capture_open(&pool->capture, &pool->undo, pool->heap, &pool->super,
-                                  pool->read_only, o->hot != 0, error);
-    if (status == PMS_OK && !pool->read_only)
+                                  pool->opened.read_only, o->hot != 0, error);
+    if (status == PMS_OK && !pool->opened.read_only)
         status = pms_room_check_memory(pool, error);
-    if (status == PMS_OK && !pool->read_only)
+    if (status == PMS_OK && !pool->opened.read_only)
         status = pms_session_begin(pool, error);
-    if (status == PMS_OK && !pool->read_only)
+    if (status == PMS_OK && !pool->opened.read_only)
         pms_tx_start(pool);
     return status;
 }
@@ -155,20 +155,20 @@ static int make_root(struct pms_pool *pool, struct pms_error *error)
 
 static void fill_info(struct pms_pool *pool)
 {
-    struct pms_info *info = &pool->info;
+    struct pms_info *info = &pool->opened.info;
     info->base = (uint64_t)(uintptr_t)pool->map.user;
     info->reserve_bytes = pool->map.reserve;
-    info->domain = (int32_t)(pool->read_only ? pool->session.domain : pool->domain);
+    info->domain = (int32_t)(pool->opened.read_only ? pool->session.domain : pool->opened.domain);
     info->flush = (int32_t)pool->persist.flush;
     info->sync_mapping = pool->map.sync;
-    info->read_only = pool->read_only;
+    info->read_only = pool->opened.read_only;
     info->asked_domain = (int32_t)pool->super.domain;
     info->max_bytes = pool->super.max_bytes;
     info->opens = pool->session.opens;
     info->unclean_opens = pool->session.unclean;
     memcpy(info->uuid, pool->super.uuid, sizeof info->uuid);
     struct stat st = {0}; /* unknown is 0: no file has that inode, and nothing is as private */
-    (void)fstat(pool->fd, &st);
+    (void)fstat(pool->opened.fd, &st);
     info->inode = st.st_ino;
     info->permissions = st.st_mode & 0777;
 }
@@ -176,7 +176,7 @@ static void fill_info(struct pms_pool *pool)
 static int create(struct pms_pool *pool, struct pms_files *files, const struct pms_options *o,
                   struct pms_error *error)
 {
-    pool->info.created = 1;
+    pool->opened.info.created = 1;
     int status = pms_super_plan(&pool->super, o->size ? o->size : PMS_DEFAULT_SIZE, o->max_size,
                                 (enum pms_domain)o->domain, error);
     if (status == PMS_OK)
@@ -188,10 +188,10 @@ static int open_files(struct pms_pool *pool, const char *path, const struct pms_
                       struct pms_files *files, struct pms_error *error)
 {
     int status = pms_files_open(files, path, o, error);
-    pool->fd = files->fd;
-    pool->lock_fd = files->lock_fd;
+    pool->opened.fd = files->fd;
+    pool->opened.lock_fd = files->lock_fd;
     if (status == PMS_OK && pms_debug_board)
-        pms_debug_file(pool, pool->fd);
+        pms_debug_file(pool, pool->opened.fd);
     if (status == PMS_OK && files->created)
         status = create(pool, files, o, error);
     if (status == PMS_OK)
@@ -200,13 +200,13 @@ static int open_files(struct pms_pool *pool, const char *path, const struct pms_
         status = pms_session_check(pool, o, error);
     if (status != PMS_OK)
         return status;
-    pool->domain = pms_domain_choose(pool->fd, (enum pms_domain)o->domain,
-                                     (enum pms_domain)pool->super.domain);
-    pool->persist.flush = pms_domain_flush(pool->domain);
-    status = pool->read_only ? open_reading(pool, error) : open_writing(pool, o, error);
+    pool->opened.domain = pms_domain_choose(pool->opened.fd, (enum pms_domain)o->domain,
+                                            (enum pms_domain)pool->super.domain);
+    pool->persist.flush = pms_domain_flush(pool->opened.domain);
+    status = pool->opened.read_only ? open_reading(pool, error) : open_writing(pool, o, error);
     if (status == PMS_OK)
         status = start_engine(pool, o, error);
-    if (status == PMS_OK && pms_pool_root(pool)->directory == 0 && pool->info.created)
+    if (status == PMS_OK && pms_pool_root(pool)->directory == 0 && pool->opened.info.created)
         status = make_root(pool, error);
     if (status == PMS_OK)
         status = pms_files_publish(files, error); /* complete, or not there at all */
@@ -222,9 +222,9 @@ static void tear_down(struct pms_pool *pool)
     if (pool->heap)
         pms_heap_close(pool->heap);
     pool->heap = NULL;
-    if (pool->runs)
-        munmap(pool->runs, pool->runs_room * sizeof *pool->runs);
-    pool->runs = NULL;
+    if (pool->tx.runs)
+        munmap(pool->tx.runs, pool->tx.runs_room * sizeof *pool->tx.runs);
+    pool->tx.runs = NULL;
     pms_undo_close(&pool->undo);
     pms_map_close(&pool->map);
 }
@@ -232,10 +232,10 @@ static void tear_down(struct pms_pool *pool)
 static void init_locks(struct pms_pool *pool)
 {
     pthread_condattr_t attr;
-    pthread_mutex_init(&pool->op, NULL);
+    pthread_mutex_init(&pool->gate.lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&pool->block_left, &attr);
+    pthread_cond_init(&pool->gate.left, &attr);
     pthread_condattr_destroy(&attr);
 }
 
@@ -255,12 +255,12 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
     pms_debug_opened(path);
     pms_parallel_start();
     init_locks(pool);
-    pool->process = pms_process_generation();
+    pool->gate.process = pms_process_generation();
     pool->refs = 1;
     int status;
     do {
-        pool->read_only = o.mode == PMS_MODE_READ;
-        pool->forced = o.force != 0;
+        pool->opened.read_only = o.mode == PMS_MODE_READ;
+        pool->opened.forced = o.force != 0;
         status = open_files(pool, path, &o, &files, error);
         if (status == PMS_OK)
             break;
@@ -268,16 +268,16 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
         bool raced = status == PMS_E_EXISTS && o.mode == PMS_MODE_APPEND;
         tear_down(pool);
         pms_files_close(&files);
-        memset(&pool->info, 0, sizeof pool->info);
+        memset(&pool->opened.info, 0, sizeof pool->opened.info);
         if (!raced) {
             free(pool);
             return status;
         }
     } while (true);
-    pool->path = files.path;
+    pool->opened.path = files.path;
     fill_info(pool);
     pms_populate_start(pool);
-    if (!pool->populating)
+    if (!pool->populate.running)
         pms_map_read_around(&pool->map, true);
     *out = pool;
     return PMS_OK;
@@ -288,17 +288,17 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
 static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32_t first,
                      struct pms_error *error)
 {
-    int status = pms_super_format_segments(pool->fd, &pool->persist, super, first, error);
+    int status = pms_super_format_segments(pool->opened.fd, &pool->persist, super, first, error);
     if (status == PMS_OK)
         status = pms_map_grow(&pool->map, super->file_bytes, error);
     if (status == PMS_OK)
-        status = pms_super_write(pool->fd, &pool->persist, super, error);
+        status = pms_super_write(pool->opened.fd, &pool->persist, super, error);
     if (status != PMS_OK)
         return status; /* the superblock in force does not know the new part */
     /* The other copy too, so that either one may be damaged. Should it not be written, the first
      * is durable, and the next write goes to the copy that failed. */
     struct pms_superblock twin = *super;
-    if (pms_super_write(pool->fd, &pool->persist, &twin, error) == PMS_OK)
+    if (pms_super_write(pool->opened.fd, &pool->persist, &twin, error) == PMS_OK)
         *super = twin;
     return PMS_OK;
 }
@@ -309,7 +309,7 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
 {
     if (!pool->map.footer)
         return grow_file(pool, super, first, error);
-    int status = pms_footer_reserve(pool->fd, super->file_bytes, error);
+    int status = pms_footer_reserve(pool->opened.fd, super->file_bytes, error);
     if (status != PMS_OK)
         return status;
     pms_undo_lock(&pool->undo);
@@ -318,7 +318,7 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
     status = grow_file(pool, super, first, error);
     pms_undo_lock(&pool->undo);
     bool in_memory = pool->undo.volatile_log;
-    pms_footer_begin(&pool->map, in_memory ? pool->tx : pool->undo.tag,
+    pms_footer_begin(&pool->map, in_memory ? pool->tx.last : pool->undo.tag,
                      in_memory ? PMS_FOOTER_ALL : pool->undo.seq);
     pms_undo_unlock(&pool->undo);
     return status;
@@ -446,34 +446,34 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
     if (status != PMS_OK || pool->failed)
         return status;
     /* all data, before the mark that says it is all there */
-    errno = pms_persist_sync(&pool->persist, pool->fd);
+    errno = pms_persist_sync(&pool->persist, pool->opened.fd);
     if (errno)
         return pms_fail_errno(error, "syncing the store at close");
     /* it is over: a copy that began in it does not have all of its entries */
-    pms_footer_note(&pool->map, pool->tx, PMS_FOOTER_ALL);
+    pms_footer_note(&pool->map, pool->tx.last, PMS_FOOTER_ALL);
     pool->session.state = PMS_SESSION_CLEAN;
-    return pms_session_write(pool->fd, &pool->persist, &pool->session, error);
+    return pms_session_write(pool->opened.fd, &pool->persist, &pool->session, error);
 }
 
 int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
 {
     if (pms_pool_forked(pool)) {
-        pool->closed = true; /* the parent's: nothing of it is touched */
+        pool->gate.closed = true; /* the parent's: nothing of it is touched */
         return PMS_OK;
     }
-    pthread_mutex_lock(&pool->op);
-    bool half = pool->block_owner != 0; /* of a block is no state */
+    pthread_mutex_lock(&pool->gate.lock);
+    bool half = pool->gate.owner != 0; /* of a block is no state */
     int status = PMS_OK;
-    if (pool->closed)
+    if (pool->gate.closed)
         status = commit ? pms_fail(error, PMS_E_CLOSED, "the store is closed") : PMS_OK;
-    else if (half && commit && pms_block_of_another_thread(pool))
+    else if (half && commit && pms_txblock_of_another_thread(pool))
         status = pms_fail(error, PMS_E_BUSY, "another thread is inside a transaction block");
-    if (status != PMS_OK || pool->closed) {
-        pthread_mutex_unlock(&pool->op);
+    if (status != PMS_OK || pool->gate.closed) {
+        pthread_mutex_unlock(&pool->gate.lock);
         return status;
     }
     pms_populate_stop(pool);
-    if (!pool->read_only)
+    if (!pool->opened.read_only)
         status = finish_writing(pool, commit && !half, error);
     if (half && commit && status == PMS_OK)
         status = pms_fail(
@@ -481,27 +481,27 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
             "a transaction block was open when the store was closed: all that was written since it was "
             "entered is rolled back");
     pms_landing_disarm(pool);
-    pool->closed = true;
+    pool->gate.closed = true;
     pms_snapshot_detach_all(&pool->undo);
     /* before the clean mark: from here on no thread stores into the file any more */
     release_views(pool);
-    if (!pool->read_only) {
+    if (!pool->opened.read_only) {
         int marked = mark_clean(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? marked : status;
     }
     pms_footer_close(&pool->map); /* views may live on, but nothing of the file stays mapped */
     pms_heap_close(pool->heap);
     pool->heap = NULL;
-    if (pool->runs)
-        munmap(pool->runs, pool->runs_room * sizeof *pool->runs);
-    pool->runs = NULL;
+    if (pool->tx.runs)
+        munmap(pool->tx.runs, pool->tx.runs_room * sizeof *pool->tx.runs);
+    pool->tx.runs = NULL;
     pms_undo_close(&pool->undo);
-    pms_process_close(pool->fd);
-    pms_holder_close(pool->lock_fd); /* last: whoever gets the lock finds a closed store */
-    pool->fd = pool->lock_fd = -1;
-    pms_block_forget(pool);
-    pthread_cond_broadcast(&pool->block_left);
-    pthread_mutex_unlock(&pool->op);
+    pms_process_close(pool->opened.fd);
+    pms_holder_close(pool->opened.lock_fd); /* last: whoever gets the lock finds a closed store */
+    pool->opened.fd = pool->opened.lock_fd = -1;
+    pms_txblock_forget(pool);
+    pthread_cond_broadcast(&pool->gate.left);
+    pthread_mutex_unlock(&pool->gate.lock);
     return status;
 }
 
@@ -509,17 +509,17 @@ int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error)
 
 void pms_pool_unref(struct pms_pool *pool)
 {
-    pthread_mutex_lock(&pool->op);
+    pthread_mutex_lock(&pool->gate.lock);
     PMS_ASSERT(pool->refs > 0);
     bool last = --pool->refs == 0;
-    pthread_mutex_unlock(&pool->op);
+    pthread_mutex_unlock(&pool->gate.lock);
     if (!last)
         return;
-    PMS_ASSERT(pool->closed);
+    PMS_ASSERT(pool->gate.closed);
     pms_map_close(&pool->map);
-    pthread_cond_destroy(&pool->block_left);
-    pthread_mutex_destroy(&pool->op);
-    free(pool->path);
+    pthread_cond_destroy(&pool->gate.left);
+    pthread_mutex_destroy(&pool->gate.lock);
+    free(pool->opened.path);
     free(pool);
 }
 
@@ -556,17 +556,20 @@ void pms_unpin(struct pms_pool *pool, uint64_t data)
 {
     if (pms_pool_forked(pool))
         return;
-    pthread_mutex_lock(&pool->op);
+    pthread_mutex_lock(&pool->gate.lock);
     /* after a failure the index may be incomplete, and nothing is allocated any more */
-    if (!pool->closed && !pool->failed)
+    if (!pool->gate.closed && !pool->failed)
         pms_heap_unpin(pool->heap, data);
-    pthread_mutex_unlock(&pool->op);
+    pthread_mutex_unlock(&pool->gate.lock);
     pms_pool_unref(pool);
 }
 
 /* ---- facts ---- */
 
-void pms_pool_info(const struct pms_pool *pool, struct pms_info *info) { *info = pool->info; }
+void pms_pool_info(const struct pms_pool *pool, struct pms_info *info)
+{
+    *info = pool->opened.info;
+}
 
 int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_error *error)
 {
@@ -580,7 +583,7 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
         pms_journal_stats(pool->journal, &j);
     *stats = (struct pms_stats){
         .epoch = pms_pool_root(pool)->epoch,
-        .tx = pool->tx,
+        .tx = pool->tx.last,
         .file_bytes = pool->super.file_bytes,
         .data_bytes = h.data_bytes,
         .used_bytes = h.used_bytes,
@@ -590,8 +593,8 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
         .blocks = h.blocks,
         .log_bytes = pms_undo_capacity(&pool->undo),
         .log_need_bytes = h.log_need,
-        .commits = pool->commits,
-        .rollbacks = pool->rollbacks,
+        .commits = pool->tx.commits,
+        .rollbacks = pool->tx.rollbacks,
         .faults = pool->capture.faults,
         .captures = pool->capture.captures,
         .captured_bytes = pool->undo.captured_bytes,
@@ -604,7 +607,7 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
         .home_syncs = j.home_syncs,
         .journal_waits = j.waits,
     };
-    for (uint64_t i = 0; i < pool->begun && i < pool->undo.dirty_count; i++) {
+    for (uint64_t i = 0; i < pool->tx.begun && i < pool->undo.dirty_count; i++) {
         if (pool->undo.dirty[i].kind != PMS_DIRTY_HOT)
             continue;
         stats->hot_ranges++;

@@ -23,7 +23,7 @@
 
 static bool stopped(struct pms_pool *pool)
 {
-    return atomic_load_explicit(&pool->populate_stop, memory_order_relaxed);
+    return atomic_load_explicit(&pool->populate.stop, memory_order_relaxed);
 }
 
 /* Takes the operation lock, unless it is time to stop: who holds it may be waiting for this
@@ -31,7 +31,7 @@ static bool stopped(struct pms_pool *pool)
 static bool enter(struct pms_pool *pool)
 {
     while (!stopped(pool)) {
-        if (pthread_mutex_trylock(&pool->op) == 0)
+        if (pthread_mutex_trylock(&pool->gate.lock) == 0)
             return true;
         nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
     }
@@ -51,7 +51,7 @@ static bool is_engines(const struct pms_block *extent)
 static bool populate(struct pms_pool *pool, const struct pms_block *extent)
 {
     unsigned char *view = (is_engines(extent) ? pool->map.engine : pool->map.user) + extent->off;
-    bool map = is_engines(extent) || pool->map.shared || pool->read_only;
+    bool map = is_engines(extent) || pool->map.shared || pool->opened.read_only;
     for (uint64_t done = 0, asked = 0; done < extent->bytes && !stopped(pool); done += STEP_BYTES) {
         uint64_t n = extent->bytes - done < STEP_BYTES ? extent->bytes - done : STEP_BYTES;
         uint64_t ahead = is_engines(extent) || extent->bytes - done < STEP_BYTES + AHEAD_BYTES
@@ -64,7 +64,7 @@ static bool populate(struct pms_pool *pool, const struct pms_block *extent)
         uint64_t from = map ? done : done + n - PMS_PAGE;
         if (madvise(view + from, done + n - from, MADV_POPULATE_READ) != 0)
             return false;
-        atomic_fetch_add_explicit(&pool->populated_bytes, n, memory_order_relaxed);
+        atomic_fetch_add_explicit(&pool->populate.bytes, n, memory_order_relaxed);
     }
     return true;
 }
@@ -83,7 +83,7 @@ static void populate_all(struct pms_pool *pool, int turn)
     struct pms_block extent = {0};
     for (bool more = true; more && enter(pool);) {
         more = pms_heap_next_used(pool->heap, (extent.off + extent.bytes) / PMS_PAGE, &extent);
-        pthread_mutex_unlock(&pool->op);
+        pthread_mutex_unlock(&pool->gate.lock);
         if (more && turn_of(&extent) == turn)
             more = populate(pool, &extent);
     }
@@ -97,11 +97,11 @@ static void *run(void *arg)
     for (int turn = 0; turn < TURNS; turn++) {
         if (turn == LARGE && enter(pool)) {
             pms_map_read_around(&pool->map, true);
-            pthread_mutex_unlock(&pool->op);
+            pthread_mutex_unlock(&pool->gate.lock);
         }
         populate_all(pool, turn);
     }
-    atomic_store(&pool->populate_done, true);
+    atomic_store(&pool->populate.done, true);
     return NULL;
 }
 
@@ -117,15 +117,15 @@ void pms_populate_start(struct pms_pool *pool)
     sigfillset(&all);
     /* inherited: no handler of the program's ever runs in it */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pool->populating = pthread_create(&pool->populate_thread, NULL, run, pool) == 0;
+    pool->populate.running = pthread_create(&pool->populate.thread, NULL, run, pool) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void pms_populate_stop(struct pms_pool *pool)
 {
-    if (!pool->populating)
+    if (!pool->populate.running)
         return;
-    atomic_store(&pool->populate_stop, true);
-    pthread_join(pool->populate_thread, NULL);
-    pool->populating = false;
+    atomic_store(&pool->populate.stop, true);
+    pthread_join(pool->populate.thread, NULL);
+    pool->populate.running = false;
 }

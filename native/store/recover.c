@@ -83,27 +83,27 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
                    struct pms_error *error)
 {
     struct pms_undo undo;
-    int status = read_anchor(map, &pool->tx, error);
+    int status = read_anchor(map, &pool->tx.last, error);
     if (status == PMS_OK)
         status = pms_undo_open(&undo, map, false, error);
     if (status != PMS_OK)
         return status;
     pms_undo_set_extents(&undo, &pool->super);
-    pms_undo_begin(&undo, pool->tx + 1);
+    pms_undo_begin(&undo, pool->tx.last + 1);
     struct difference d = {.map = map};
-    pms_undo_scan(&undo, pool->tx + 1, count_difference, &d);
-    status = pms_session_check_copy(pool, pool->tx + 1,
+    pms_undo_scan(&undo, pool->tx.last + 1, count_difference, &d);
+    status = pms_session_check_copy(pool, pool->tx.last + 1,
                                     d.seen < PMS_FOOTER_ALL ? d.seen : PMS_FOOTER_ALL - 1, error);
     int64_t n = status == PMS_OK
-                    ? pms_undo_apply(&undo, pool->tx + 1, map->engine, &pool->super, NULL)
+                    ? pms_undo_apply(&undo, pool->tx.last + 1, map->engine, &pool->super, NULL)
                     : 0;
     pms_undo_close(&undo);
     if (status != PMS_OK)
         return status;
     if (n < 0)
         return pms_fail(error, PMS_E_CORRUPT, "an undo log entry belongs to no place in the store");
-    pool->info.undone_entries = d.entries;
-    pool->info.undone_bytes = d.bytes;
+    pool->opened.info.undone_entries = d.entries;
+    pool->opened.info.undone_bytes = d.bytes;
     *entries = (uint64_t)n;
     return PMS_OK;
 }
@@ -114,7 +114,8 @@ static int settle(struct pms_pool *pool, struct pms_error *error)
 {
     /* pre-images home before the anchor; the anchor before the log is written again */
     pms_persist_fence(&pool->persist);
-    errno = pool->info.undone_entries ? pms_persist_sync(&pool->persist, pool->fd) : 0;
+    errno = pool->opened.info.undone_entries ? pms_persist_sync(&pool->persist, pool->opened.fd)
+                                             : 0;
     return errno ? pms_fail_errno(error, "syncing what was undone") : PMS_OK;
 }
 
@@ -130,8 +131,8 @@ static int undo_mapped(struct pms_pool *pool, struct pms_map *map, struct pms_er
     /* By two: a commit cut off before its F3 may have left entries captured ahead, under the tag
      * after the one undone here. No transaction may ever run under that tag: they would follow
      * its own first entries as if they were its. */
-    pool->tx += 2;
-    pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx));
+    pool->tx.last += 2;
+    pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx.last));
     pms_persist_flush(&pool->persist, anchor, sizeof *anchor);
     return settle(pool, error);
 }
@@ -139,7 +140,7 @@ static int undo_mapped(struct pms_pool *pool, struct pms_map *map, struct pms_er
 static int undo_file(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_map map;
-    int status = pms_map_open(&map, pool->fd, pool->super.file_bytes, 0, PMS_MAP_SHARED,
+    int status = pms_map_open(&map, pool->opened.fd, pool->super.file_bytes, 0, PMS_MAP_SHARED,
                               &pool->persist, error);
     if (status != PMS_OK)
         return status;
@@ -160,13 +161,13 @@ static int undo_file(struct pms_pool *pool, struct pms_error *error)
 static int hand_over(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_persist *p = &pool->persist;
-    if (!pms_domain_in_place(pool->domain))
-        return pms_journal_format(pool->fd, p, &pool->super, pool->tx, error);
-    uint64_t word = pms_anchor_pack(pool->tx);
-    errno = pms_persist_pwrite(p, pool->fd, &word, sizeof word, PMS_OFF_ANCHOR);
+    if (!pms_domain_in_place(pool->opened.domain))
+        return pms_journal_format(pool->opened.fd, p, &pool->super, pool->tx.last, error);
+    uint64_t word = pms_anchor_pack(pool->tx.last);
+    errno = pms_persist_pwrite(p, pool->opened.fd, &word, sizeof word, PMS_OFF_ANCHOR);
     if (!errno)
         /* the anchor, before the session record puts it in force */
-        errno = pms_persist_sync(p, pool->fd);
+        errno = pms_persist_sync(p, pool->opened.fd);
     return errno ? pms_fail_errno(error, "writing the anchor") : PMS_OK;
 }
 
@@ -174,12 +175,12 @@ static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *
 {
     struct pms_journal_recovery r = {0};
     bool closed = pool->session.state == PMS_SESSION_CLEAN;
-    int status = pms_journal_recover(pool->fd, &pool->persist, &pool->super, closed, into, &r,
-                                     error);
-    pool->tx = r.tx;
-    pool->info.replayed_records = r.records;
-    pool->info.replayed_bytes = r.bytes;
-    pool->info.torn = r.torn;
+    int status = pms_journal_recover(pool->opened.fd, &pool->persist, &pool->super, closed, into,
+                                     &r, error);
+    pool->tx.last = r.tx;
+    pool->opened.info.replayed_records = r.records;
+    pool->opened.info.replayed_bytes = r.bytes;
+    pool->opened.info.torn = r.torn;
     struct pms_error torn;
     /* that is why */
     if (status == PMS_E_CORRUPT &&
@@ -198,9 +199,10 @@ int pms_recover_file(struct pms_pool *pool, struct pms_error *error)
     bool was_in_place = pms_domain_in_place((enum pms_domain)pool->session.domain);
     int status;
     status = was_in_place ? undo_file(pool, error) : replay(pool, NULL, error);
-    if (status != PMS_OK || was_in_place == pms_domain_in_place(pool->domain))
+    if (status != PMS_OK || was_in_place == pms_domain_in_place(pool->opened.domain))
         return status;
-    errno = pms_persist_sync(&pool->persist, pool->fd); /* data, before the other log takes over */
+    errno = pms_persist_sync(&pool->persist,
+                             pool->opened.fd); /* data, before the other log takes over */
     return errno ? pms_fail_errno(error, "syncing the store") : hand_over(pool, error);
 }
 

@@ -17,9 +17,9 @@ static inline enum pms_flush pms_domain_flush(enum pms_domain d)
 }
 
 /* Finishes or undoes what the log that was in force (pool->session.domain) holds, and makes the
- * log of pool->domain ready. Sets pool->tx and the recovery fields of pool->info. Writes the
- * file; on return it is whole and durable under either log.
- * ERRORS: PMS_E_CORRUPT, PMS_E_OS.  CRASH: repeats at the next open. */
+ * log of pool->opened.domain ready. Sets pool->tx.last and the recovery fields of
+ * pool->opened.info. Writes the file; on return it is whole and durable under either log. ERRORS:
+ * PMS_E_CORRUPT, PMS_E_OS.  CRASH: repeats at the next open. */
 int pms_recover_file(struct pms_pool *pool, struct pms_error *error);
 
 /* Mode r: the same into private pages; no byte of the file changes. REQUIRES: pool->map open and

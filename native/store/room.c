@@ -18,7 +18,7 @@ uint64_t pms_room_address_space(const struct pms_pool *pool)
     static const int limits[] = {RLIMIT_AS, RLIMIT_DATA};
     struct statvfs fs;
     uint64_t bytes = pool->super.max_bytes;
-    if (!bytes && fstatvfs(pool->fd, &fs) == 0)
+    if (!bytes && fstatvfs(pool->opened.fd, &fs) == 0)
         bytes = (uint64_t)fs.f_blocks * fs.f_frsize;
     if (bytes < RESERVE_MIN)
         bytes = RESERVE_MIN;
@@ -53,12 +53,12 @@ int pms_room_fill_holes(struct pms_pool *pool, struct pms_error *error)
 {
     struct stat st;
     uint64_t bytes = pool->super.file_bytes;
-    if (fstat(pool->fd, &st) != 0)
+    if (fstat(pool->opened.fd, &st) != 0)
         return pms_fail_errno(error, "looking at the store's file");
     uint64_t has = (uint64_t)st.st_blocks * BLOCK_BYTES;
     if (has >= bytes)
         return PMS_OK;
-    errno = pms_persist_allocate(&pool->persist, pool->fd, 0, bytes);
+    errno = pms_persist_allocate(&pool->persist, pool->opened.fd, 0, bytes);
     if (errno != ENOSPC && errno != EDQUOT)
         return errno ? pms_fail_errno(error, "filling holes in the store's file") : PMS_OK;
     int status = pms_fail(

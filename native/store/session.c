@@ -78,8 +78,8 @@ int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t en
 {
     const struct pms_session *s = &pool->session;
     bool kept = s->footer || s->state == PMS_SESSION_CLEAN;
-    if (pool->forced || !is_copy(s, pool->fd) ||
-        (kept && pms_footer_allows(pool->fd, pool->super.file_bytes, tx, entries)))
+    if (pool->opened.forced || !is_copy(s, pool->opened.fd) ||
+        (kept && pms_footer_allows(pool->opened.fd, pool->super.file_bytes, tx, entries)))
         return PMS_OK;
     return pms_fail(
         error, PMS_E_COPIED,
@@ -96,19 +96,19 @@ static int64_t realtime_ns(void)
 int pms_session_plan(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_session *s = &pool->session;
-    struct identity id = identity_of(pool->fd);
-    pool->info.clean = s->state == PMS_SESSION_CLEAN;
+    struct identity id = identity_of(pool->opened.fd);
+    pool->opened.info.clean = s->state == PMS_SESSION_CLEAN;
     s->opens++;
     if (s->state == PMS_SESSION_DIRTY)
         s->unclean++;
     s->state = PMS_SESSION_DIRTY;
-    s->domain = pool->domain;
+    s->domain = pool->opened.domain;
     s->pid = getpid();
     s->opened_ns = realtime_ns();
     s->inode = id.inode;
     s->born_ns = id.born_ns;
     /* a full disk: copies are refused */
-    s->footer = pms_footer_reserve(pool->fd, pool->super.file_bytes, NULL) == PMS_OK;
+    s->footer = pms_footer_reserve(pool->opened.fd, pool->super.file_bytes, NULL) == PMS_OK;
     pms_boot_id(s->boot_id);
     if (getrandom(&s->nonce, sizeof s->nonce, 0) != sizeof s->nonce)
         return pms_fail_errno(error, "reading randomness");
@@ -122,6 +122,6 @@ int pms_session_begin(struct pms_pool *pool, struct pms_error *error)
     int status = PMS_OK;
     /* both: were one damaged, the other would say that nothing was open */
     for (int copy = 0; copy < 2 && status == PMS_OK; copy++)
-        status = pms_session_write(pool->fd, &pool->persist, &pool->session, error);
+        status = pms_session_write(pool->opened.fd, &pool->persist, &pool->session, error);
     return status;
 }

@@ -54,7 +54,7 @@ int pms_mend_superblock(struct pms_pool *pool, struct pms_error *error)
     int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
-    status = pms_super_write(pool->fd, &pool->persist, &pool->super, error);
+    status = pms_super_write(pool->opened.fd, &pool->persist, &pool->super, error);
     pms_pool_leave(pool);
     return status;
 }

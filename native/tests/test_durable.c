@@ -314,7 +314,7 @@ static void undone_with_the_guarantees_of_the_domain_that_crashed(void)
         CHECK(pms_pool_open(crashed, &o, &pool, &e) == PMS_OK);
         pms_persist_hook = NULL;
         order[order_length] = '\0';
-        CHECK(pool->info.undone_entries > 0);
+        CHECK(pool->opened.info.undone_entries > 0);
         const char *anchor = strchr(order, 'A'), *sync = strchr(order, 'Y');
         CHECK(anchor && sync && sync < anchor); /* pre-images before the anchor */
         CHECK(anchor && anchor[1] == 'F');      /* which is written back, */

@@ -317,10 +317,10 @@ static void many_ranges_on_few_pages(void)
                   PMS_OK);
         }
         if (pool->journal)
-            pool->runs_room = 200; /* as if the store were as small */
+            pool->tx.runs_room = 200; /* as if the store were as small */
         CHECK(pms_commit(pool, &e) == PMS_OK);
         if (pool->journal)
-            pool->runs_room = pool->map.reserve / PMS_PAGE;
+            pool->tx.runs_room = pool->map.reserve / PMS_PAGE;
     }
     sound();
     close_store();

@@ -316,7 +316,7 @@ static void the_writer_is_many_transactions_ahead(void)
     make_store();
     copy_half();
     store(2);
-    pms_footer_note(&pool->map, pool->tx + (1u << 23) + 2, 1);
+    pms_footer_note(&pool->map, pool->tx.last + (1u << 23) + 2, 1);
     end_copy();
     CHECK(look_at_copy(PMS_MODE_READ_WRITE) == 0);
     close_store(0);

@@ -137,7 +137,7 @@ static void kill_everywhere(void)
         struct pms_pool *pool = open_store(PMS_MODE_READ_WRITE);
         uint32_t found = read_number(pool), known = atomic_load(acknowledged);
         CHECK(found == known || found == known + 1);
-        CHECK(ended ? pool->info.clean : !pool->info.clean);
+        CHECK(ended ? pool->opened.info.clean : !pool->opened.info.clean);
         atomic_store(acknowledged, found);
         close_store(pool);
     }
@@ -170,7 +170,7 @@ static void one_copy_damaged(void)
         close(fd);
         close_store(pool); /* writes the clean mark over one of the copies */
         pool = open_store(PMS_MODE_READ_WRITE);
-        CHECK(read_number(pool) == 4 && pool->info.clean);
+        CHECK(read_number(pool) == 4 && pool->opened.info.clean);
         close_store(pool);
     }
 }

@@ -683,12 +683,13 @@ static void check_sound(void)
     image_bytes = now->bytes;
     write_image();
     struct pms_pool *pool = open_store(PMS_MODE_READ, PMS_DOMAIN_AUTO, &e);
-    CHECK(pool && pool->info.clean == !now->crashed);
+    CHECK(pool && pool->opened.info.clean == !now->crashed);
     if (!pool)
         return;
     CHECK(pms_check(pool, &r, &e) == PMS_OK && r.problem_count == 0 && r.names == 7 &&
           r.lists == 1);
-    CHECK((pool->info.undone_entries > 0) == (now->crashed && now->domain == PMS_DOMAIN_PROCESS));
+    CHECK((pool->opened.info.undone_entries > 0) ==
+          (now->crashed && now->domain == PMS_DOMAIN_PROCESS));
     pms_pool_release(pool);
     CHECK(file_unchanged());
 }

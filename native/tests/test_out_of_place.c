@@ -65,7 +65,7 @@ static void the_other_copy_of_a_session_says_that_it_was_open(void)
     CHECK(pwrite(fd, &s[newest], sizeof s[0], (off_t)PMS_OFF_SESSION(newest)) == sizeof s[0]);
     close(fd);
     CHECK(open_store(PMS_MODE_READ));
-    CHECK(!pool->info.clean);
+    CHECK(!pool->opened.info.clean);
     CHECK(ok(pms_object_count(pool, 0, &count, &e)));
     CHECK(count == COMMITS);
     close_store();

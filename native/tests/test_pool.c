@@ -100,7 +100,7 @@ static void commit_and_reopen(void)
     pool = open_store(PMS_MODE_READ_WRITE, 0, &e);
     CHECK(pool != NULL);
     CHECK(pms_epoch(pool) == before + 1);
-    CHECK(pool->info.clean && pool->info.undone_entries == 0);
+    CHECK(pool->opened.info.clean && pool->opened.info.undone_entries == 0);
     a = find(pool, "a");
     for (uint32_t i = 0; i < 1000; i++)
         CHECK(a[i] == i);
@@ -167,7 +167,7 @@ static void declared_writes(void)
     CHECK(a[0] == 0 && a[(4 << 20) - 1] == 0);
     struct pms_range bad = {(uint64_t)(uintptr_t)&e, 8};
     CHECK(pms_will_write(pool, &bad, 1, &e) == PMS_E_INVALID);
-    struct pms_range header = {pool->info.base, 8};
+    struct pms_range header = {pool->opened.info.base, 8};
     CHECK(pms_will_write(pool, &header, 1, &e) == PMS_E_INVALID);
     shut(pool, 0);
 }
@@ -467,7 +467,7 @@ static void blocks_exclude_threads(void)
     pthread_t t;
     void *result;
     CHECK(pms_begin(pool, 0, &e) == PMS_OK);
-    CHECK(pms_begin(pool, 0, &e) == PMS_OK && pms_block_depth(pool) == 2);
+    CHECK(pms_begin(pool, 0, &e) == PMS_OK && pms_txblock_depth(pool) == 2);
     CHECK(pms_commit(pool, &e) == PMS_E_STATE);
     pthread_create(&t, NULL, second_thread, pool);
     pthread_join(t, &result);
@@ -504,18 +504,18 @@ static void an_orphan_is_rolled_back(void)
         pthread_join(t, &result);
         CHECK((intptr_t)result == PMS_OK);
         /* as if its id had been given to another thread since */
-        pool->block_thread = (int64_t)syscall(SYS_gettid);
+        pool->gate.thread = (int64_t)syscall(SYS_gettid);
         if (meets == 0) {
             CHECK(pms_commit(pool, &e) == PMS_E_STATE && strstr(e.what, "had ended"));
             CHECK(pms_commit(pool, &e) == PMS_OK);
         } else if (meets == 1) {
-            CHECK(pms_begin(pool, 1000000000, &e) == PMS_OK && pms_block_depth(pool) == 1);
+            CHECK(pms_begin(pool, 1000000000, &e) == PMS_OK && pms_txblock_depth(pool) == 1);
             CHECK(pms_end(pool, 1, &e) == PMS_OK);
         } else if (meets == 2) {
             CHECK(pms_object_put_value(pool, 0, "b", 1, "2", 1, &e) == PMS_OK);
             CHECK(pms_commit(pool, &e) == PMS_OK);
         } else {
-            CHECK(pms_block_wait(pool, 1000000000, &e) == PMS_E_STATE &&
+            CHECK(pms_txblock_wait(pool, 1000000000, &e) == PMS_E_STATE &&
                   strstr(e.what, "had ended"));
         }
         CHECK(pms_object_find(pool, 0, "a", 1, &o, &e) == PMS_E_NOT_FOUND);
@@ -534,19 +534,20 @@ static void others_are_refused_and_a_block_is_never_halved(void)
     pthread_t t;
     void *result;
     struct pms_pool *pool = fresh(2 << 20);
-    CHECK(pms_block_enter(pool, 0, 1, 0, &outer, &e) == PMS_OK && outer.depth == 1);
-    CHECK(pms_block_enter(pool, 0, 1, 0, &inner, &e) == PMS_OK && inner.depth == 2 &&
-          inner.block == outer.block);
+    CHECK(pms_txblock_enter(pool, 0, 1, 0, &outer, &e) == PMS_OK && outer.depth == 1);
+    CHECK(pms_txblock_enter(pool, 0, 1, 0, &inner, &e) == PMS_OK && inner.depth == 2 &&
+          inner.number == outer.number);
     CHECK(pms_object_put_value(pool, 0, "a", 1, "1", 1, &e) == PMS_OK);
     pthread_create(&t, NULL, put_beside, pool);
     pthread_join(t, &result);
     CHECK((intptr_t)result == PMS_E_BUSY);
     /* the outermost decides */
-    CHECK(pms_block_leave(pool, &outer, PMS_COMMIT, &e) == PMS_OK && pms_block_depth(pool) == 0);
-    CHECK(pms_block_leave(pool, &inner, PMS_COMMIT, &e) == PMS_E_STATE);
+    CHECK(pms_txblock_leave(pool, &outer, PMS_COMMIT, &e) == PMS_OK &&
+          pms_txblock_depth(pool) == 0);
+    CHECK(pms_txblock_leave(pool, &inner, PMS_COMMIT, &e) == PMS_E_STATE);
     CHECK(pms_begin(pool, 0, &e) == PMS_OK);
     CHECK(pms_object_put_value(pool, 0, "c", 1, "1", 1, &e) == PMS_OK);
-    CHECK(pms_pool_close(pool, 1, &e) == PMS_E_STATE && pool->closed);
+    CHECK(pms_pool_close(pool, 1, &e) == PMS_E_STATE && pool->gate.closed);
     CHECK(pms_pool_close(pool, 1, &e) == PMS_E_CLOSED && pms_pool_close(pool, 0, &e) == PMS_OK);
     pms_pool_release(pool);
     pool = open_store(PMS_MODE_READ_WRITE, 0, &e);

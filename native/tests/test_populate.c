@@ -48,7 +48,7 @@ static void make(void)
     struct pms_error e;
     uint64_t data;
     open_store(PMS_MODE_TRUNCATE);
-    CHECK(!pool->populating); /* nothing there yet */
+    CHECK(!pool->populate.running); /* nothing there yet */
     CHECK(pms_object_put_array(pool, 0, "a", 1, "m", 1, BYTES, PMS_FILL_PATTERN, "ab", 2, 0, &data,
                                &e) == PMS_OK);
     CHECK(pms_commit(pool, &e) == PMS_OK);
@@ -57,9 +57,9 @@ static void make(void)
 
 static bool wait_until_done(void)
 {
-    for (int i = 0; i < 20000 && !atomic_load(&pool->populate_done); i++)
+    for (int i = 0; i < 20000 && !atomic_load(&pool->populate.done); i++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
-    return atomic_load(&pool->populate_done);
+    return atomic_load(&pool->populate.done);
 }
 
 static long faults(void)
@@ -75,8 +75,8 @@ static void reading_faults_no_more(void)
     make();
     for (int i = 0; i < 2; i++) {
         open_store(modes[i]);
-        CHECK(pool->populating && wait_until_done());
-        uint64_t sum = 0, bytes = atomic_load(&pool->populated_bytes);
+        CHECK(pool->populate.running && wait_until_done());
+        uint64_t sum = 0, bytes = atomic_load(&pool->populate.bytes);
         CHECK(bytes >= BYTES && bytes <= 128 * MIB);
         long before = faults();
         for (uint64_t at = 0; at < BYTES; at += PMS_PAGE)
@@ -104,7 +104,7 @@ static void what_is_on_a_disk_comes(void)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     CHECK(fd >= 0 && fsync(fd) == 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
     open_store(PMS_MODE_READ_WRITE);
-    CHECK(pool->populating && wait_until_done());
+    CHECK(pool->populate.running && wait_until_done());
     uint64_t first = ((uint64_t)(array - pool->map.user) + PMS_PAGE - 1) / PMS_PAGE,
              pages = BYTES / PMS_PAGE - 1, there = 0;
     unsigned char *seen = malloc(pages);
