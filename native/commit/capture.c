@@ -5,7 +5,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "commit/handler.h"
 #include "seam/mappings.h"
 #include "base/sort.h"
 
@@ -195,8 +194,10 @@ static bool engine_page(const struct pms_capture *c, uint64_t off)
     return !c->map->shared && (granule[0] | granule[1]) != 0;
 }
 
-bool pms_capture_fault(struct pms_capture *c, uint64_t off)
+static bool on_fault(struct pms_watched *w, uint64_t off)
 {
+    struct pms_capture *c = (struct pms_capture *)((char *)w -
+                                                   offsetof(struct pms_capture, watched));
     struct pms_span span;
     pms_undo_lock(c->undo);
     c->faults++;
@@ -484,14 +485,14 @@ int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_he
     c->map = undo->map;
     c->heap = heap;
     c->super = super;
-    c->read_only = read_only;
+    c->watched = (struct pms_watched){.map = c->map, .fault = on_fault, .read_only = read_only};
     c->hot = hot;
     void *heat = mmap(NULL, (size_t)(undo->map->reserve / PMS_PAGE), PROT_READ | PROT_WRITE,
                       RESERVE_FLAGS, -1, 0);
     if (heat == MAP_FAILED)
         return pms_fail_errno(error, "reserving memory for capture");
     c->heat = heat;
-    if (!pms_handler_register(c)) {
+    if (!pms_handler_register(&c->watched)) {
         munmap(heat, (size_t)(undo->map->reserve / PMS_PAGE));
         c->heat = NULL;
         return pms_fail(error, PMS_E_STATE,
@@ -504,7 +505,7 @@ void pms_capture_close(struct pms_capture *c)
 {
     if (!c->heat)
         return;
-    pms_handler_unregister(c);
+    pms_handler_unregister(&c->watched);
     munmap(c->heat, (size_t)(c->map->reserve / PMS_PAGE));
     c->heat = NULL;
 }

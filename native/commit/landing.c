@@ -1,7 +1,6 @@
 #include "commit/landing.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -24,12 +23,12 @@ struct pms_landing {
     struct flip *flip;
     uint64_t copies, flips;
     int64_t timeout_ns, left_ns;
-    struct pms_pool *pool; /* of its thread */
+    struct pms_pool *pool; /* who holds it */
     struct pms_error error;
     int status;
     _Atomic uint32_t phase;
     _Atomic bool failed;
-    _Atomic uint32_t owners; /* the program; the thread, or the pool where it is armed */
+    _Atomic uint32_t owners; /* the program; the pool */
 };
 
 /* ---- life ---- */
@@ -42,7 +41,7 @@ static void *copy_of(const void *from, uint64_t count, size_t size)
     return to;
 }
 
-static void drop(struct pms_landing *l)
+void pms_landing_free(struct pms_landing *l)
 {
     if (atomic_fetch_sub(&l->owners, 1) != 1)
         return;
@@ -51,7 +50,13 @@ static void drop(struct pms_landing *l)
     free(l);
 }
 
-void pms_landing_free(struct pms_landing *l) { drop(l); }
+void pms_landing_hold(struct pms_landing *l, struct pms_pool *pool)
+{
+    atomic_fetch_add(&l->owners, 1);
+    l->pool = pool;
+}
+
+struct pms_pool *pms_landing_holder(const struct pms_landing *l) { return l->pool; }
 
 struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t copy_count,
                                     const struct pms_land_flip *flips, uint64_t flip_count,
@@ -65,7 +70,7 @@ struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t
     }
     if (!l || !l->copy || !l->flip) {
         if (l)
-            drop(l);
+            pms_landing_free(l);
         pms_fail_errno(error, "allocating memory");
         return NULL;
     }
@@ -116,7 +121,7 @@ void pms_landing_finish(struct pms_landing *l, int status, const struct pms_erro
     if (status != PMS_OK && error)
         l->error = *error;
     reach(l, PMS_LANDING_DONE);
-    drop(l);
+    pms_landing_free(l);
 }
 
 void pms_landing_disarm(struct pms_pool *pool)
@@ -129,64 +134,6 @@ void pms_landing_disarm(struct pms_pool *pool)
             l,
             pms_fail(&error, PMS_E_STATE, "the commit that mirrors were copied for did not happen"),
             &error);
-}
-
-int pms_landing_arm(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
-{
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK)
-        return status;
-    pms_landing_disarm(pool);
-    atomic_fetch_add(&l->owners, 1);
-    pool->tx.landing = l;
-    pms_pool_leave(pool);
-    return PMS_OK;
-}
-
-/* ---- a thread that commits ---- */
-
-static void *commit(void *arg)
-{
-    struct pms_landing *l = arg;
-    struct pms_pool *pool = l->pool;
-    struct pms_error error = {0};
-    int status = pms_pool_enter_alone(pool, "commit()", &error);
-    if (status == PMS_OK) {
-        pms_landing_disarm(pool);
-        pool->tx.landing = l; /* pms_tx_commit finishes it */
-        pms_tx_commit(pool, &error);
-        pms_pool_leave(pool);
-    } else {
-        pms_landing_finish(l, status, &error);
-    }
-    pms_pool_unref(pool);
-    return NULL;
-}
-
-int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
-{
-    pthread_t thread;
-    sigset_t all, before;
-    /* in the caller's thread: his own block is to be told from another's */
-    int status = pms_pool_enter_alone(pool, "commit()", error);
-    if (status != PMS_OK)
-        return status;
-    pool->refs++;
-    pms_pool_leave(pool);
-    atomic_fetch_add(&l->owners, 1);
-    l->pool = pool;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: Python's handlers never run on it */
-    errno = pthread_create(&thread, NULL, commit, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (errno) {
-        status = pms_fail_errno(error, "starting a thread");
-        drop(l);
-        pms_pool_unref(pool);
-        return status;
-    }
-    pthread_detach(thread);
-    return PMS_OK;
 }
 
 /* ---- in the commit ---- */

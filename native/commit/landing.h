@@ -70,6 +70,13 @@ void pms_landing_fail(struct pms_landing *landing);
 /* by whom it was made; it goes on if it is under way */
 void pms_landing_free(struct pms_landing *landing);
 
+/* ---- for landing_start.c ---- */
+
+/* The pool holds it too, from arming or starting it until it is over: then pms_landing_finish
+ * gives that up, or pms_landing_free. */
+void pms_landing_hold(struct pms_landing *landing, struct pms_pool *pool);
+struct pms_pool *pms_landing_holder(const struct pms_landing *landing);
+
 /* ---- for tx.c. REQUIRES: the operation lock. ---- */
 
 /* Opens the blocks and finds the descriptions. Small blocks of a private view are copied
