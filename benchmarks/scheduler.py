@@ -1,6 +1,6 @@
 """Does the scheduler reach the exact optimum? Ten figures over 36 jobs in simulated time; and what a step of it costs.
 
-Figures are ratios of exact expected costs, not times of this machine (pmstore/simulation/study.py computes them;
+Figures are ratios of exact expected costs, not times of this machine (pmstore_lab/simulation/study.py computes them;
 docs/SCHEDULER.md says what they mean). The times are those of `CommitScheduler.step` when it does not commit.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.harness import LIMIT, NONE, Budget, Row, Target, TimeUp, report, summarize
 from pmstore.scheduler import CommitScheduler, LossFit, Young
-from pmstore.simulation.curves import CURVES, noisy
-from pmstore.simulation.study import FIGURES, Figure, Size
+from pmstore_lab.simulation.curves import CURVES, noisy
+from pmstore_lab.simulation.study import FIGURES, Figure, Size
 
 STEPS = 200_000
 SLOW = ("convergence", "notices")  # half of the time: begun first, so that all cores end together

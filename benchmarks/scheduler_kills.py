@@ -69,8 +69,8 @@ def _child(config: dict[str, Any], say: Connection) -> None:
 
     import pmstore
     import pmstore.torch
-    from pmstore.demo_trainer import Config, make_job, train_step
     from pmstore.scheduler import CheckFreq, CommitScheduler, EveryN, HazardModel, Young
+    from pmstore_lab.demo_trainer import Config, make_job, train_step
 
     job = make_job(Config(config["data"], config["store"], None, "file", config["steps"], SEED, 1))
     rate = 1.0 / config["mtbf"]
@@ -168,7 +168,7 @@ def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | No
 def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
     """Of a job, so that the jobs of all policies end in time; and its training time without commits."""
     # torch imports its compiler, for seconds, when the first optimizer is made: as long as a whole life.
-    preload = ["torch", "torch._dynamo", "pmstore.torch", "pmstore.demo_trainer", "pmstore.scheduler", __name__]
+    preload = ["torch", "torch._dynamo", "pmstore.torch", "pmstore_lab.demo_trainer", "pmstore.scheduler", __name__]
     FORKS.set_forkserver_preload(preload)
     tried = Tally()
     for steps in (20, 21):  # in a store each; the first waits for the imports
@@ -183,7 +183,7 @@ def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
 
 
 def main(quick: bool, budget: Budget) -> None:
-    from pmstore.demo import _write_data
+    from pmstore_lab.demo import _write_data
 
     names = [name for name in POLICIES if not quick or name in (PLAIN, "every step", "scheduler time, true rate")]
     tallies = {name: Tally() for name in names}

@@ -13,13 +13,14 @@ def extension(root: Path = ROOT) -> Path:
 
     Raises: SystemExit that says what to do: there is none, or a source is newer.
     """
-    found = sorted((root / "pmstore").glob("_native*.so"))
+    engine = root / "pmstore" / "engine"
+    found = sorted(engine.glob("_native*.so"))
     if not found:
-        raise SystemExit(f"crashtests: {root / 'pmstore'} has no built engine (_native*.so): {BUILD_IT}")
+        raise SystemExit(f"crashtests: {engine} has no built engine (_native*.so): {BUILD_IT}")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise SystemExit(f"crashtests: {root / 'pmstore'} has several built engines ({names}): remove the old ones")
-    sources = [*(root / "native").glob("*.[ch]"), *(root / "pmstore").glob("_*.c"), root / "pmstore" / "_build_ffi.py"]
+        raise SystemExit(f"crashtests: {engine} has several built engines ({names}): remove the old ones")
+    sources = [*(root / "native").glob("*.[ch]"), *engine.glob("_*.c"), engine / "_build_ffi.py"]
     newest = max((path for path in sources if path.exists()), key=lambda path: path.stat().st_mtime_ns)
     if newest.stat().st_mtime_ns > found[0].stat().st_mtime_ns:
         where = newest.relative_to(root)

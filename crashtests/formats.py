@@ -32,9 +32,10 @@ import msgpack
 import numpy as np
 
 import pmstore
-from pmstore import exchange, portable, tiers
+from pmstore import tiers
+from pmstore.engine.snapshot import checksum
 from pmstore.errors import PmstoreError
-from pmstore.tiers.engine import checksum
+from pmstore.formats import exchange, portable
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 
 ALLOWED_MIB = 100
@@ -252,7 +253,7 @@ def walk(path: Path) -> None:
     with pmstore.open(path, "r") as store:
         found = store.check()
         assert not found.problems, found.problems
-        for entry in pmstore.containers.tree(store):
+        for entry in pmstore.objects.containers.tree(store):
             item = store[entry.name]
             if isinstance(item, pmstore.Slots):
                 item = item.current

@@ -28,18 +28,19 @@ def build(source: Path | None = None) -> Path:
     """A folder for PYTHONPATH: the package as it is here, with an engine that has the recorder. Raises: CalledProcessError."""
     interface = PYTHON / "_native.c"
     PACKAGE.mkdir(parents=True, exist_ok=True)
-    emit = f"import runpy; runpy.run_path('pmstore/_build_ffi.py')['ffibuilder'].emit_c_code({str(interface)!r})"
+    emit = f"import runpy; runpy.run_path('pmstore/engine/_build_ffi.py')['ffibuilder'].emit_c_code({str(interface)!r})"
     subprocess.run([sys.executable, "-c", emit], cwd=jobs.ROOT, check=True, capture_output=True, text=True)
     flags = "-O2 -g -fPIC -fvisibility=hidden -ftls-model=initial-exec -fno-math-errno -fno-trapping-math -ffp-contract=off"
     include = f"-I{sysconfig.get_paths()['include']}"
     jobs.build(source, PYTHON, flags=f"{flags} {include}", goal="_native.so", variables={"NATIVE_C": str(interface)})
     installed = built.extension().name
-    links = {path.name: path for path in (jobs.ROOT / "pmstore").iterdir() if path.name not in (installed, "__pycache__")}
-    links[installed] = PYTHON / "_native.so"
-    for old in PACKAGE.iterdir():
-        old.unlink()
-    for name, path in links.items():
-        (PACKAGE / name).symlink_to(path)
+    shutil.rmtree(PACKAGE)
+    (PACKAGE / "engine").mkdir(parents=True)
+    for folder in ("", "engine"):
+        for path in (jobs.ROOT / "pmstore" / folder).iterdir():
+            if path.name not in ("engine", installed, "__pycache__"):
+                (PACKAGE / folder / path.name).symlink_to(path)
+    (PACKAGE / "engine" / installed).symlink_to(PYTHON / "_native.so")
     return PACKAGE.parent
 
 

@@ -12,15 +12,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakMethod, WeakValueDictionary, ref
 
-from pmstore import _ffi, array, slots, values
-from pmstore._block import Transaction
-from pmstore.alive import alive
-from pmstore.containers import Group
-from pmstore.core import Core
+from pmstore.base.alive import alive
+from pmstore.base.words import counted
+from pmstore.engine import _ffi
+from pmstore.engine._binding import Transaction
+from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, FormatVersionError, TierError
 from pmstore.extras import optional
-from pmstore.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
-from pmstore.words import counted
+from pmstore.objects import array, slots, values
+from pmstore.objects.containers import Group
+from pmstore.objects.core import Core
 
 if TYPE_CHECKING:
     import torch

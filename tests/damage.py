@@ -31,10 +31,10 @@ import numpy as np
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.commands import app
-from pmstore.containers import Group
-from pmstore.lists import List
-from pmstore.slots import Slots
+from pmstore.commands.program import app
+from pmstore.objects.containers import Group
+from pmstore.objects.lists import List
+from pmstore.objects.slots import Slots
 
 try:
     import torch
@@ -408,7 +408,7 @@ def examine(path: Path, data: bytes, folder: Path, rng: random.Random, variant: 
 
 def _muddle(store: pmstore.Store, rng: random.Random) -> None:
     """A store that is sound, and a run in it that is not: names are gone, or hold something else."""
-    from pmstore.containers import tree
+    from pmstore.objects.containers import tree
 
     names = [entry.name for entry in tree(store) if entry.name.startswith(("run", ".pmstore"))]
     for name in rng.sample(names, min(len(names), rng.choice((1, 1, 2, 5)))):

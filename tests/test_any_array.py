@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 import pmstore
-from pmstore import dtypes
+from pmstore.objects import dtypes
 
 long_doubles = st.sampled_from([np.dtype(np.longdouble), np.dtype(np.clongdouble)])
 scalars = (

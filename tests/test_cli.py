@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore.commands import app
+from pmstore.commands.program import app
 
 
 def run(*words: str | Path) -> Result:
@@ -153,7 +153,7 @@ def test_bad_options_of_the_demo(tmp_path: Path) -> None:
 
 def test_as_a_process(path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "pmstore.cli", *words], capture_output=True, text=True, check=False)
+        return subprocess.run([sys.executable, "-m", "pmstore.commands.cli", *words], capture_output=True, text=True, check=False)
 
     sound = call("check", str(path))
     assert (sound.returncode, sound.stderr) == (0, "")
@@ -163,7 +163,7 @@ def test_as_a_process(path: Path) -> None:
 
 
 def test_output_that_cannot_be_written(path: Path) -> None:
-    command = [sys.executable, "-m", "pmstore.cli", "ls", str(path)]
+    command = [sys.executable, "-m", "pmstore.commands.cli", "ls", str(path)]
     with open("/dev/full", "w") as full:
         told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (told.returncode, told.stderr) == (2, "pmstore: No space left on device\n")
@@ -175,12 +175,12 @@ def test_output_that_cannot_be_written(path: Path) -> None:
 
 
 def test_nothing_heavy_is_imported_for_the_package() -> None:
-    code = "import sys, pmstore, pmstore.cli; print([name for name in ('typer', 'rich', 'torch') if name in sys.modules])"
+    code = "import sys, pmstore, pmstore.commands.cli; print([name for name in ('typer', 'rich', 'torch') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 def test_without_the_extra() -> None:
-    code = "import sys; sys.modules['typer'] = None; from pmstore.cli import main; main()"
+    code = "import sys; sys.modules['typer'] = None; from pmstore.commands.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.strip() == "pmstore: the command line needs typer: pip install 'pmstore[cli]'"

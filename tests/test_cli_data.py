@@ -15,8 +15,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import _ffi, dtypes, picture, portable
-from pmstore.commands import app
+from pmstore import portable
+from pmstore.commands.program import app
+from pmstore.engine import _ffi
+from pmstore.objects import dtypes
+from pmstore.show import picture
 
 try:
     import torch

@@ -14,8 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 import pmstore
-from pmstore import crashboard
-from pmstore.testing import Outcome, crash_test
+from pmstore.testing import Outcome, crash_test, crashboard
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "crashtest_two_commits.py"
 
@@ -215,7 +214,7 @@ if Path("run.pm").exists():
 """
     marker = disk / "resumed"
     command = write(disk, source.replace("{marker}", str(marker)) + CORRECT)
-    words = [sys.executable, "-m", "pmstore.cli", "crashtest", "--at", "150,160", "--", *command]
+    words = [sys.executable, "-m", "pmstore.commands.cli", "crashtest", "--at", "150,160", "--", *command]
     process = subprocess.Popen(words, cwd=disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 300
     while not marker.exists() and time.monotonic() < end:
@@ -229,7 +228,7 @@ if Path("run.pm").exists():
 
 def test_the_command(disk: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pmstore.cli", "crashtest", *arguments]
+        command = [sys.executable, "-m", "pmstore.commands.cli", "crashtest", *arguments]
         return subprocess.run(command, cwd=disk, capture_output=True, text=True, timeout=600)
 
     program = write(disk, CORRECT)

@@ -16,8 +16,8 @@ import pytest
 from damage import Image
 
 import pmstore
-from pmstore import array
-from pmstore.core import payload
+from pmstore.objects import array
+from pmstore.objects.core import payload
 
 DAMAGE = Path(__file__).with_name("damage.py")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pmstore.commands import app
+from pmstore.commands.program import app
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import dtypes
 from pmstore.errors import FormatVersionError
+from pmstore.objects import dtypes
 
 SIMPLE = [
     f"{order}{kind}" for order in "<>" for kind in ["f2", "f4", "f8", "c8", "c16", "i2", "i4", "i8", "u2", "u4", "u8", "U5"]

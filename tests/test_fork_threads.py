@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import core
+from pmstore.objects import core
 
 
 def in_child(work: Callable[[], str]) -> tuple[str, int]:
@@ -237,7 +237,7 @@ def test_readers_beside_blocks_that_roll_back(store: pmstore.Store) -> None:
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], None]) -> threading.Thread:
     """Runs other in a thread between the moment at which this thread has found an array and that at which it has pinned it."""
-    from pmstore import array
+    from pmstore.objects import array
 
     thread = threading.Thread(target=other)
     check = array.check_bytes

@@ -95,7 +95,7 @@ except ImportError:
 number = interpreters.create()
 code = '''
 import importlib.util
-spec = importlib.util.spec_from_file_location("pmstore._block", PATH)
+spec = importlib.util.spec_from_file_location("pmstore.engine._binding", PATH)
 try:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -107,9 +107,9 @@ else:
 import sys
 interpreters.run_string(number, code.replace("PATH", repr(sys.argv[1])))
 """
-    from pmstore import _block
+    from pmstore.engine import _binding
 
-    done = subprocess.run([sys.executable, "-c", program, str(_block.__file__)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, str(_binding.__file__)], capture_output=True, text=True, timeout=60)
     assert "refused: " in done.stdout, (done.stdout, done.stderr)
     if sys.version_info < (3, 12):
         assert "main interpreter" in done.stdout

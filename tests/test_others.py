@@ -25,9 +25,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import crashboard, exchange, portable, values
-from pmstore.array import Descriptor
-from pmstore.commands import app
+from pmstore import exchange, portable
+from pmstore.commands.program import app
+from pmstore.objects import values
+from pmstore.objects.array import Descriptor
+from pmstore.testing import crashboard
 
 MIB = 1 << 20
 
@@ -81,7 +83,7 @@ def test_a_dump_that_declares_much_takes_little(shm: Path, records: list[Any]) -
     (shm / "dump").write_bytes(sealed(*records))
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore import portable
+        from pmstore.formats import portable
         try:
             portable.load(open({str(shm / "dump")!r}, "rb"), {str(shm / "s.pm")!r}, size="1MiB")
         except pmstore.CorruptStoreError as error:
@@ -101,7 +103,7 @@ def test_objects_within_objects_take_little(shm: Path) -> None:
     (shm / "dump").write_bytes(msgpack.packb({"format": "pmstore dump", "version": 1}) + tree)
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore import portable
+        from pmstore.formats import portable
         try:
             portable.load(open({str(shm / "dump")!r}, "rb"), {str(shm / "s.pm")!r}, size="1MiB")
         except pmstore.CorruptStoreError as error:
@@ -233,7 +235,7 @@ def test_compressed_members_have_a_limit(shm: Path) -> None:
     assert (shm / "x.npz").stat().st_size < MIB
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore import exchange
+        from pmstore.formats import exchange
         with pmstore.open({str(shm / "s.pm")!r}, "x") as store:
             try:
                 exchange.import_npz(store, {str(shm / "x.npz")!r})
@@ -357,7 +359,7 @@ def test_want_of_memory_is_told_with_its_place(shm: Path) -> None:
     (shm / "s.pm").unlink()
     _, said = peak_mib(f"""
         import resource, pmstore
-        from pmstore import exchange, portable
+        from pmstore.formats import exchange, portable
         def limited(read):
             had = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))) << 10
             resource.setrlimit(resource.RLIMIT_AS, (had + (100 << 20), -1))

@@ -11,8 +11,8 @@ import pytest
 
 import pmstore
 from pmstore.scheduler import CommitScheduler, EveryN, HazardModel, PreemptionGuard
-from pmstore.simulation import Clock
-from pmstore.simulation.notices import notice_trials
+from pmstore_lab.simulation import Clock
+from pmstore_lab.simulation.notices import notice_trials
 
 NEVER = 1 << 40
 

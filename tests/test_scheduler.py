@@ -32,8 +32,8 @@ from pmstore.scheduler import (
     Young,
     store_tiers,
 )
-from pmstore.simulation.driver import Clock
-from pmstore.simulation.optimum import best_integer
+from pmstore_lab.simulation.driver import Clock
+from pmstore_lab.simulation.optimum import best_integer
 
 
 class Bench:
@@ -638,7 +638,7 @@ def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
 
 
 def test_neither_torch_nor_matplotlib_is_needed() -> None:
-    code = "import sys, pmstore.scheduler, pmstore.simulation.study; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+    code = "import sys, pmstore.scheduler, pmstore_lab.simulation.study; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from pmstore.scheduler import CommitScheduler, EverySeconds, Young
-from pmstore.simulation import COSTS, CURVES, Cell, Job, Metric, Segments, best_integer, noisy, optimum
-from pmstore.simulation.failures import PUBLIC_MTBF_HOURS, poisson, read_trace, spot, trace, weibull
-from pmstore.simulation.study import FIGURES, Size
+from pmstore_lab.simulation import COSTS, CURVES, Cell, Job, Metric, Segments, best_integer, noisy, optimum
+from pmstore_lab.simulation.failures import PUBLIC_MTBF_HOURS, poisson, read_trace, spot, trace, weibull
+from pmstore_lab.simulation.study import FIGURES, Size
 
 METRICS: tuple[Metric, ...] = ("time", "value", "progress", "termination")
 SIZE = Size() if os.environ.get("PMSTORE_SCHEDULER_FULL") else Size(job=0.3, seeds=1, rate_seeds=8, trials=3000)
@@ -169,7 +169,7 @@ def test_figures(name: str) -> None:
 def test_simulate(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from pmstore.commands import app
+    from pmstore.commands.program import app
 
     def run(*args: str) -> object:
         return CliRunner().invoke(app, ["schedule", "simulate", *args])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import _ffi
-from pmstore.slots import pack
+from pmstore.engine import _ffi
+from pmstore.objects.slots import pack
 
 SIZES = [3, 1000, 5000, 300_000]  # float64: in a slab, up to several huge pages
 

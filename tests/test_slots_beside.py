@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands import app
+from pmstore.commands.program import app
 
 LENGTH = 200_000  # float64: extents of their own
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmstore import CorruptStoreError, FormatVersionError, values
+from pmstore import CorruptStoreError, FormatVersionError
+from pmstore.objects import values
 
 any_text = st.text(st.characters(codec=None))
 leaves = (

@@ -20,7 +20,7 @@ import pmstore
 from crashtests.stress import board as b
 from crashtests.stress.board import Board
 from crashtests.stress.content import WrongError
-from pmstore import crashboard
+from pmstore.testing import crashboard
 
 PATIENCE_SECONDS = 10.0
 FAILED_EXIT = 9

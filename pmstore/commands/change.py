@@ -11,12 +11,12 @@ import numpy as np
 import typer
 
 import pmstore
+from pmstore.base.untrusted import sound
 from pmstore.commands.app import Name, Names, StorePath, app, ending, existing, fail, find, progress, size, writing
-from pmstore.containers import Group
+from pmstore.engine.reports import SURVIVES
 from pmstore.errors import CorruptStoreError
-from pmstore.npz import read_header
-from pmstore.reports import SURVIVES
-from pmstore.untrusted import sound
+from pmstore.formats.npz import read_header
+from pmstore.objects.containers import Group
 
 Domain = Annotated[str, typer.Option(help=f"What a commit survives: auto, {', '.join(SURVIVES)}.")]
 

@@ -17,9 +17,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from pmstore.base.words import counted
 from pmstore.commands.app import Json, app, console, ending, fail
-from pmstore.crashtest import CrashTestResult, Outcome, Trial, crash_test
-from pmstore.words import counted
+from pmstore.testing.trials import CrashTestResult, Outcome, Trial, crash_test
 
 __all__ = ["crashtest"]
 

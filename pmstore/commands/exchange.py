@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pmstore import exchange
+from pmstore.base.newfile import PRIVATE
+from pmstore.base.words import counted
 from pmstore.commands.app import Mode, StorePath, app, ending, fail, find, progress, reading, size, writing
-from pmstore.containers import Group
-from pmstore.newfile import PRIVATE
+from pmstore.formats import exchange
+from pmstore.objects.containers import Group
 from pmstore.store import parse_size
-from pmstore.words import counted
 
 Separator = Annotated[str | None, typer.Option(help='Between groups in names. [default: "." in safetensors, "/" in npz]')]
 

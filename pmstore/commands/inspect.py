@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 import pmstore
+from pmstore.base.words import counted
 from pmstore.commands.app import Json, StorePath, app, console, fail, find, printable, reading, size
-from pmstore.containers import Group, tree
 from pmstore.errors import CorruptStoreError, TierError
-from pmstore.picture import SHADES
-from pmstore.words import counted
+from pmstore.objects.containers import Group, tree
+from pmstore.show.picture import SHADES
 
 
 @app.command()

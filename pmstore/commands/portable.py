@@ -10,11 +10,11 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from pmstore import portable
+from pmstore.base.newfile import PRIVATE, new_file
+from pmstore.base.words import counted
 from pmstore.commands.app import Mode, StorePath, app, ending, progress, reading, size
 from pmstore.commands.change import Domain
-from pmstore.newfile import PRIVATE, new_file
-from pmstore.words import counted
+from pmstore.formats import portable
 
 DumpPath = Annotated[Path, typer.Argument(metavar="DUMP", help="The dump, or - for a pipe.", show_default=False)]
 

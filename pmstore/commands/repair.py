@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 import pmstore
+from pmstore.base.words import counted
 from pmstore.commands.app import Json, StorePath, app, ending, fail, opened, progress, size
+from pmstore.engine.reports import CheckReport
 from pmstore.errors import UncleanMachineCrashError
-from pmstore.reports import CheckReport
-from pmstore.words import counted
 
 _BOTH = 0b11
 

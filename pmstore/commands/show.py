@@ -13,12 +13,13 @@ import typer
 from rich.pretty import pretty_repr
 from rich.text import Text
 
-from pmstore import dtypes, picture
+from pmstore.base.words import counted
 from pmstore.commands.app import Json, Name, StorePath, app, console, find, printable, progress, reading, size
-from pmstore.containers import Entry, Group
-from pmstore.lists import List
-from pmstore.slots import Slots
-from pmstore.words import counted
+from pmstore.objects import dtypes
+from pmstore.objects.containers import Entry, Group
+from pmstore.objects.lists import List
+from pmstore.objects.slots import Slots
+from pmstore.show import picture
 
 _LISTED = 64
 

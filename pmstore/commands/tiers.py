@@ -16,6 +16,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from pmstore.base.newfile import PRIVATE
+from pmstore.base.words import counted
 from pmstore.commands.app import (
     Json,
     Mode,
@@ -31,8 +33,6 @@ from pmstore.commands.app import (
     writing,
 )
 from pmstore.errors import PmstoreError
-from pmstore.newfile import PRIVATE
-from pmstore.words import counted
 
 __all__ = ["epochs", "export_tier", "flush", "restore", "trust"]
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
+from pmstore.engine.landing import LandCopy
 from pmstore.errors import MirrorError
-from pmstore.mirror.engine import LandCopy
 from pmstore.mirror.pending import Batch
 
 __all__ = ["Copier", "CudaCopier", "HostCopier", "Piece", "copier_for"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pmstore import notebook
-from pmstore.core import Core
+from pmstore.base import notebook
 from pmstore.errors import MirrorError
 from pmstore.mirror.copier import flat, flat_bytes
 from pmstore.mirror.mirrors import Mirrors
-from pmstore.slots import Slots
+from pmstore.objects.core import Core
+from pmstore.objects.slots import Slots
 
 if TYPE_CHECKING:
     from pmstore.store import Store

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from pmstore import _ffi
-from pmstore.core import Core
+from pmstore.engine import _ffi
+from pmstore.engine.landing import LandCopy, LandFlip, Landing
 from pmstore.errors import MirrorError, TransactionError
-from pmstore.mirror.engine import LandCopy, LandFlip, Landing
 from pmstore.mirror.pending import Batch, PendingCommit
-from pmstore.slots import pack
+from pmstore.objects.core import Core
+from pmstore.objects.slots import pack
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +201,7 @@ class Mirrors:
     # ---- blocks, roll backs, the end
 
     def hook(self, when: int) -> None:
-        """Called by `_block.Transaction`."""
+        """Called by `_binding.Transaction`."""
         if when != _ROLLED_BACK:  # of the outermost block: it is the caller's, so that nobody else commits what is armed
             self.arm()
         elif self._core.pool.block_depth() == 0 and not self._core.pool.handle.closed:

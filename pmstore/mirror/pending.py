@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from pmstore.base.workers import Worker
+from pmstore.engine.landing import COPIED, DONE, SEALED, Landing
 from pmstore.errors import MirrorError, TransactionError
-from pmstore.mirror.engine import COPIED, DONE, SEALED, Landing
-from pmstore.workers import Worker
 
 __all__ = ["Batch", "PendingCommit"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore import array
+from pmstore.objects import array
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.store import Store
 

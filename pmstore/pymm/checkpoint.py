@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.objects.tensor import is_tensor
 from pmstore.pymm.common import Core
 from pmstore.pymm.scalars import plain
-from pmstore.tensor import is_tensor
 
 HIDDEN = "__pymm__"
 """A group of the store: for each saved name, how its leaves go together."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.lists import List
+from pmstore.objects.lists import List
+from pmstore.objects.tensor import is_tensor
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.scalars import plain
 from pmstore.store import Store
-from pmstore.tensor import is_tensor
 
 __all__ = ["linked_list", "shelved_linked_list"]
 

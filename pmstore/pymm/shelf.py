@@ -9,16 +9,16 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pmstore.containers import Group
 from pmstore.errors import TransactionError
-from pmstore.lists import List
+from pmstore.objects.containers import Group
+from pmstore.objects.lists import List
+from pmstore.objects.tensor import is_tensor
 from pmstore.pymm import checkpoint
 from pmstore.pymm.arrays import shelved_ndarray
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import shelved_linked_list
 from pmstore.pymm.scalars import member_type, plain
 from pmstore.store import Domain, open
-from pmstore.tensor import is_tensor
 
 __all__ = ["shelf"]
 

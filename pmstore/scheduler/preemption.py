@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pmstore.scheduler.cost import CostModel
-    from pmstore.scheduler.tier import Tier
+    from pmstore.scheduler.target import Target
     from pmstore.scheduler.timer import IterationTimer
 
 __all__ = ["PreemptionGuard"]
@@ -109,7 +109,7 @@ class PreemptionGuard:
         """Seconds to set aside for a commit: the slowest seen and a margin, its background part included."""
         return max(cost.p99, cost.largest) * (1.0 + self.margin) + cost.background
 
-    def tier_for(self, tiers: Sequence[Tier], now: float) -> Tier:
+    def tier_for(self, tiers: Sequence[Target], now: float) -> Target:
         for tier in reversed(tiers):
             if self.tier is not None:
                 if tier.name == self.tier:

@@ -17,8 +17,8 @@ from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.memory import Memory
 from pmstore.scheduler.policies import CommitPolicy, ConvergenceAware, Objective
 from pmstore.scheduler.preemption import PreemptionGuard
+from pmstore.scheduler.target import NOTHING, Decision, Target, error_of, is_done
 from pmstore.scheduler.termination import TerminationModel
-from pmstore.scheduler.tier import NOTHING, Decision, Tier, error_of, is_done
 from pmstore.scheduler.timer import IterationTimer
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class CommitScheduler:
         self.hazard = hazard or HazardModel(store)
         self.timer = IterationTimer()
         self.fit = LossFit(self._sane_total(total_steps))
-        self.tiers = [Tier(i, name, commit) for i, (name, commit) in enumerate(tiers.items())]
+        self.tiers = [Target(i, name, commit) for i, (name, commit) in enumerate(tiers.items())]
         self.tiers_down = self.tiers[::-1]
         self._known_rates = self._sane_rates(failure_rate_per_second)
         self.decisions: deque[Decision] = deque(maxlen=4096)
@@ -226,7 +226,7 @@ class CommitScheduler:
 
     # ---- committing
 
-    def _commit(self, tier: Tier, reason: str) -> Decision:
+    def _commit(self, tier: Target, reason: str) -> Decision:
         if tier.handle is not None:  # one at a time is in the background
             return NOTHING
         decision = Decision(
@@ -261,7 +261,7 @@ class CommitScheduler:
         self.decisions.append(decision)
         return decision
 
-    def _reprice(self, tier: Tier) -> None:
+    def _reprice(self, tier: Target) -> None:
         tier.price = tier.cost.price(self._dirty()) if tier.cost.count else math.nan
         rule = self._rule
         if rule is not None and tier.price == tier.price:
@@ -274,7 +274,7 @@ class CommitScheduler:
             if tier.handle is not None:
                 self._look_at_handle(tier, now)
 
-    def _look_at_handle(self, tier: Tier, now: float) -> None:
+    def _look_at_handle(self, tier: Target, now: float) -> None:
         """Whether the commit in the background has ended, and how."""
         if not is_done(tier.handle):
             return

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
-from pmstore.alive import alive
+from pmstore.base.alive import alive
+from pmstore.engine import snapshot
 from pmstore.errors import TierError
-from pmstore.tiers import engine
 from pmstore.tiers.patience import Patience
 
 __all__ = ["Access", "Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "normal_url", "open_backend", "open_places"]
@@ -306,8 +306,8 @@ class LocalBackend:
         temporary = self.path / f".{name}.{secrets.token_hex(4)}.new"
         fd = self._access.create(temporary, os.O_WRONLY)
         try:
-            engine.write_all(fd, data, 0)
-            engine.sync(fd, str(temporary))
+            snapshot.write_all(fd, data, 0)
+            snapshot.sync(fd, str(temporary))
             os.close(fd)
             fd = -1
             os.rename(temporary, self.path / name)
@@ -348,9 +348,9 @@ class LocalBackend:
             fd = self._access.create(path, os.O_WRONLY)
         try:
             if nbytes >= _RESERVE_LEAST:
-                engine.reserve(fd, nbytes, str(path))
+                snapshot.reserve(fd, nbytes, str(path))
             yield fd
-            engine.sync(fd, str(path))
+            snapshot.sync(fd, str(path))
         except BaseException:
             self.delete(name)
             raise

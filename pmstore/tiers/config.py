@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pmstore.tiers.engine import PAGE_BYTES
+from pmstore.engine.snapshot import PAGE_BYTES
 from pmstore.tiers.manifest import RUN, WORLD_MOST
 
 __all__ = ["TierConfig"]

@@ -14,9 +14,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from pmstore import array
-from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, TierError
+from pmstore.objects import array
+from pmstore.objects.array import Descriptor
 from pmstore.tiers.backend import open_places
 from pmstore.tiers.image import Image, Stored
 from pmstore.tiers.patience import STALL_SECONDS, Patience

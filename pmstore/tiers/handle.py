@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
+from pmstore.base.workers import Worker, wait_for
+from pmstore.engine.snapshot import Transfer
 from pmstore.errors import ForkedStoreError, TierError
-from pmstore.tiers.engine import Transfer
-from pmstore.workers import Worker, wait_for
 
 __all__ = ["Flush", "FlushStats"]
 

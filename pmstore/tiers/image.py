@@ -6,9 +6,10 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pmstore import _ffi, values
-from pmstore.array import Descriptor
+from pmstore.engine import _ffi
 from pmstore.errors import CorruptStoreError
+from pmstore.objects import values
+from pmstore.objects.array import Descriptor
 
 __all__ = ["Image", "Stored"]
 

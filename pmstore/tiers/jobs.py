@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from pmstore.base.workers import Worker, wait_for
 from pmstore.errors import TierError
-from pmstore.workers import Worker, wait_for
 
 __all__ = ["Job", "Jobs"]
 

@@ -15,16 +15,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, ref
 
-from pmstore._ffi import Pool
-from pmstore.alive import alive
-from pmstore.containers import Group
+from pmstore.base.alive import alive
+from pmstore.base.words import counted
+from pmstore.base.workers import Worker
+from pmstore.engine._ffi import Pool
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
+from pmstore.objects.containers import Group
 from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
 from pmstore.tiers.writer import Writer, start_thread
-from pmstore.words import counted
-from pmstore.workers import Worker
 
 if TYPE_CHECKING:
     from pmstore.store import Store

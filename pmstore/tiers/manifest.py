@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from pmstore.array import Array
-from pmstore.tiers.engine import PAGE_BYTES, checksum, file_bytes_of, uuid_of
+from pmstore.engine.snapshot import PAGE_BYTES, checksum, file_bytes_of, uuid_of
+from pmstore.objects.array import Array
 
 MAGIC = b"PMSTIER1"
 SUFFIX = ".manifest"

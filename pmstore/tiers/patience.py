@@ -9,8 +9,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from pmstore.base.workers import LOOK_SECONDS, Worker
 from pmstore.errors import TierError
-from pmstore.workers import LOOK_SECONDS, Worker
 
 __all__ = ["STALL_SECONDS", "Patience"]
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.engine import snapshot
 from pmstore.errors import CorruptStoreError, FormatVersionError
-from pmstore.tiers import engine, sharding
+from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend, Places
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 
@@ -149,7 +150,7 @@ class EpochBytes:
             raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
         self.manifest = load_manifest(backend, info.manifests[rank])
         try:
-            self.store_bytes = engine.store_size(self.manifest.head, info.manifests[rank])
+            self.store_bytes = snapshot.store_size(self.manifest.head, info.manifests[rank])
         except (CorruptStoreError, FormatVersionError) as error:
             raise BrokenEpochError("corrupt", str(error)) from error
         self._everywhere = backend
@@ -174,7 +175,7 @@ class EpochBytes:
             return None
         one = manifest.chunks[at]
         data = self._read(manifest.files[int(one["file"])][0], int(one["position"]), index)
-        if engine.checksum(data) != int(one["crc"]):
+        if snapshot.checksum(data) != int(one["crc"]):
             file = manifest.files[int(one["file"])][0]
             raise BrokenEpochError("corrupt", f"chunk {index} in {file}: its checksum is wrong")
         self._cache = (index, data)

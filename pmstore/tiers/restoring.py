@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._ffi import DOMAINS
-from pmstore.array import Array
+from pmstore.engine import snapshot
+from pmstore.engine._ffi import DOMAINS
+from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
-from pmstore.tiers import engine
+from pmstore.objects.array import Array
 from pmstore.tiers.backend import LocalBackend, open_file, open_places
-from pmstore.tiers.engine import Fill, Transfer, UnreadableError
 from pmstore.tiers.handle import telling
 from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.manifest import Manifest
@@ -157,7 +157,7 @@ def _restore_one(
             try:
                 size = source.store_bytes
                 _fill(fd, temporary, source, size, str(target), progress, patience)
-                engine.seal_store(fd, source.manifest.head, domain, str(target))
+                snapshot.seal_store(fd, source.manifest.head, domain, str(target))
             except (CorruptStoreError, FormatVersionError) as error:
                 raise BrokenEpochError("corrupt", str(error)) from error
             os.link(temporary, target)  # fails if somebody made a file there meanwhile
@@ -184,8 +184,8 @@ def _sync_directory(path: Path) -> None:
 def _make_room(fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfer, path: str) -> bool:
     """Beside the copying; in memory for what will be copied first. False: it cannot be, and nothing was done."""
     if not fill.mapped:
-        return engine.reserve_store(fd, size, room, path)
-    block, offsets = engine.FILLING_BLOCK, manifest.chunks["index"].astype(np.int64) * manifest.chunk_bytes
+        return snapshot.reserve_store(fd, size, room, path)
+    block, offsets = snapshot.FILLING_BLOCK, manifest.chunks["index"].astype(np.int64) * manifest.chunk_bytes
     ends = np.zeros(
         -(-size // block) + 1, np.int64
     )  # of stretches of blocks that chunks touch: +1 where one begins, -1 after it
@@ -221,7 +221,7 @@ def _fill(
                 jobs.start(_fill_remote, fd, source, size, transfer, progress).result()
             _fill_borrowed(fd, source, size)
             if not allocated.result():
-                engine.allocate_store(fd, size, room, path)
+                snapshot.allocate_store(fd, size, room, path)
         except StoreFullError:
             allocated.result()  # says how much it needs
             raise
@@ -241,7 +241,7 @@ def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
     for index in manifest.borrowed:
         data = source.borrowed_chunk(int(index))
         offset = int(index) * manifest.chunk_bytes
-        engine.write_all(fd, data[: max(0, size - offset)], offset)
+        snapshot.write_all(fd, data[: max(0, size - offset)], offset)
 
 
 def _fill_local(
@@ -270,13 +270,13 @@ def _copy_file(source: EpochBytes, name: str, part: Array, target: int, fill: Fi
     assert isinstance(source.backend, LocalBackend)
     unit = source.manifest.chunk_bytes
     try:
-        opened = source.backend.open(name, direct=not np.any(part["position"] % np.uint64(engine.PAGE_BYTES)))
+        opened = source.backend.open(name, direct=not np.any(part["position"] % np.uint64(snapshot.PAGE_BYTES)))
     except FileNotFoundError:
         raise BrokenEpochError("missing", f"file {name}") from None
     try:
         positions, crc = np.ascontiguousarray(part["position"]), np.ascontiguousarray(part["crc"])
         offsets = part["index"] * np.uint64(unit)
-        bad = engine.copy_pieces(opened, positions, target, fill, offsets, crc, unit, size, transfer)
+        bad = snapshot.copy_pieces(opened, positions, target, fill, offsets, crc, unit, size, transfer)
     except UnreadableError as error:
         raise BrokenEpochError("corrupt", f"file {name} cannot be read: {error}") from error
     finally:
@@ -350,7 +350,7 @@ def _fetch(fd: int, source: EpochBytes, part: Any, size: int) -> None:
         raise BrokenEpochError("missing", f"file {name}") from None
     for i, one in enumerate(part):
         piece = data[i * unit : (i + 1) * unit]
-        if len(piece) != unit or engine.checksum(piece) != int(one["crc"]):
+        if len(piece) != unit or snapshot.checksum(piece) != int(one["crc"]):
             raise BrokenEpochError("corrupt", f"chunk {int(one['index'])} in {name}: its checksum is wrong, or it is cut off")
         offset = int(one["index"]) * unit
-        engine.write_all(fd, piece[: max(0, size - offset)], offset)
+        snapshot.write_all(fd, piece[: max(0, size - offset)], offset)

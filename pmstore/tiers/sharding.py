@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pmstore.array import Array
+from pmstore.objects.array import Array
 from pmstore.tiers.manifest import Shared
 
 

@@ -15,18 +15,18 @@ from weakref import finalize, ref
 
 import numpy as np
 
-from pmstore._ffi import Pool
-from pmstore.array import Array
+from pmstore.base.workers import Worker
+from pmstore.engine._ffi import Pool
+from pmstore.engine.snapshot import CHANGED, LIVE, Snapshot, SnapshotInfo, Transfer, checksum
 from pmstore.errors import PmstoreError, StoreFullError, TierError
-from pmstore.tiers import engine, sharding
+from pmstore.objects.array import Array
+from pmstore.tiers import sharding
 from pmstore.tiers.backend import RANK, Access, Backend, FsspecBackend, LocalBackend, Lock, open_backend
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.engine import Snapshot, SnapshotInfo, Transfer
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import CHUNK, Manifest, ManifestName, Shared
-from pmstore.workers import Worker
 
 __all__ = ["Writer", "start_thread"]
 
@@ -270,13 +270,13 @@ class Writer:
             shared = self._shared(snapshot)
             borrowed = sharding.borrowed(shared, config.rank, config.world_size, config.chunk_bytes, len(found))
             found[borrowed] = 0
-        live = np.flatnonzero(found & engine.LIVE).astype(np.uint64)
+        live = np.flatnonzero(found & LIVE).astype(np.uint64)
         chunks = np.zeros(len(live), CHUNK)
         chunks["index"] = live
         keep = np.zeros(len(live), bool)
         files: list[tuple[str, int]] = []
         if base is not None:
-            keep = (found[live] & engine.CHANGED) == 0
+            keep = (found[live] & CHANGED) == 0
             files = self._carry_over(base.manifest, chunks, keep)
         manifest = Manifest(
             epoch=snapshot.epoch,
@@ -346,7 +346,7 @@ class Writer:
         with backend.create(name) as file:
             for i, index in enumerate(chunks):
                 snapshot.take(int(index) * size, buffer)
-                crc[i] = engine.checksum(buffer)
+                crc[i] = checksum(buffer)
                 file.write(buffer.data)
                 transfer.raw.done_bytes += size
                 while not transfer.cancelled and self.config.max_bytes_per_second:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.alive import alive
+from pmstore.base.alive import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.torch.errors import AttachError, MismatchError, TornStepError, records

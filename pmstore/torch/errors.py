@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from pmstore import _ffi, dtypes
+from pmstore.engine import _ffi
 from pmstore.errors import PmstoreError
+from pmstore.objects import dtypes
 
 __all__ = ["AttachError", "MismatchError", "TornStepError", "records"]
 

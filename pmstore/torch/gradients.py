@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pmstore import Store, array
+from pmstore import Store
+from pmstore.objects import array
 from pmstore.torch.errors import AttachError
 from pmstore.torch.model import encode_name
 from pmstore.torch.part import Part

@@ -50,7 +50,7 @@ _DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRan
 class Position:
     """Batches taken of an epoch, and the generators' states at its start (None: it has not started)."""
 
-    epoch: int = 0
+    data_epoch: int = 0
     batch: int = 0
     start: dict[str, Any] | None = None
 

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.mirror.copier import flat_bytes
 from pmstore.mirror.mirror import Mirror, MirrorPart
-from pmstore.slots import Slots
-from pmstore.torch.block import check_movable
+from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.placed import check_movable
 
 __all__ = ["MirroredModel", "MirroredOptimizer", "Pack", "wants_mirror"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.torch.block import Block, Places, check_movable, take_in
 from pmstore.torch.errors import MismatchError
+from pmstore.torch.placed import Placed, Places, check_movable, take_in
 
 __all__ = ["ModelBinding", "compare", "encode_name", "encode_place", "plan", "root_tensors"]
 
@@ -162,8 +162,8 @@ class ModelBinding:
         self._linked: list[object] = []  # what is in the tables: names and objects
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self._places: Places | None = None  # of the members; None: to be made
-        self._blocks: dict[str, Block] = {}
-        self._block_of: dict[int, Block] = {}  # id of a tensor -> its block
+        self._blocks: dict[str, Placed] = {}
+        self._block_of: dict[int, Placed] = {}  # id of a tensor -> its block
         self._scan()
         for member in self._members:
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
@@ -173,19 +173,19 @@ class ModelBinding:
     def write(self) -> None:
         """Copies the model into the store. The model itself is untouched until `bind`."""
         places = plan(self._members)
-        bases: dict[str, Block] = {}
+        bases: dict[str, Placed] = {}
         for member in self._members:
             place = places[member.name]
             if place.tied_to not in bases:
                 tied = [other for other in self._members if places[other.name].tied_to == place.tied_to]
                 path = f"{self._path}/{encode_name(place.tied_to)}"
                 value = member.tensor if place.view is None else _span(tied)
-                bases[place.tied_to] = Block.create(self._store, path, value)
+                bases[place.tied_to] = Placed.create(self._store, path, value)
             self._blocks[member.name] = self._block(place, bases[place.tied_to])
         self._store[f"{self._path}_layout"] = {name: encode_place(place) for name, place in places.items()}
 
     @staticmethod
-    def _block(place: _Place, base: Block) -> Block:
+    def _block(place: _Place, base: Placed) -> Placed:
         return base if place.view is None else base.view(*place.view)
 
     def check(self) -> None:
@@ -198,11 +198,11 @@ class ModelBinding:
 
     def open(self) -> None:
         """Finds the stored blocks. Reads no data, and the model is untouched until `bind`."""
-        bases: dict[str, Block] = {}
+        bases: dict[str, Placed] = {}
         for name, place in self._layout().items():
             if place.tied_to not in bases:
                 path = f"{self._path}/{encode_name(place.tied_to)}"
-                bases[place.tied_to] = Block.open(self._store, path)
+                bases[place.tied_to] = Placed.open(self._store, path)
             self._blocks[name] = self._block(place, bases[place.tied_to])
 
     def bind(self) -> None:
@@ -224,7 +224,7 @@ class ModelBinding:
         """Each parameter once, with its first name. Not to be changed."""
         return self._parameters
 
-    def block(self, tensor: torch.Tensor) -> Block | None:
+    def block(self, tensor: torch.Tensor) -> Placed | None:
         """The block of one of the model's tensors."""
         return self._block_of.get(id(tensor))
 

@@ -11,10 +11,10 @@ import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.torch.block import Block, Memory, Places, check_movable, take_in
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.part import Part
+from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
 __all__ = ["OptimizerBinding"]
 
@@ -63,8 +63,8 @@ class OptimizerBinding:
         self._model = model
         self._rest = Part(store, f"{path}/rest")
         self._groups = Part(store, f"{path}/groups")
-        self._blocks: dict[int, dict[str, Block]] = {}
-        self._own: dict[int, Block] = {}  # of parameters that are in no module
+        self._blocks: dict[int, dict[str, Placed]] = {}
+        self._own: dict[int, Placed] = {}  # of parameters that are in no module
         self._layout: list[Any] | None = None  # as stored, if known
         self._synced: _Synced | None = None
         for index, parameter in enumerate(self.parameters):
@@ -94,7 +94,7 @@ class OptimizerBinding:
         known = self._known()
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
-                self._own[index] = Block.create(self._store, f"{self._path}/parameters/{index}", parameter)
+                self._own[index] = Placed.create(self._store, f"{self._path}/parameters/{index}", parameter)
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     self._create(index, key, value)
@@ -134,9 +134,9 @@ class OptimizerBinding:
         self._layout = self._store[f"{self._path}/layout"]
         _, tensors, own = self._layout
         for index in own:
-            self._own[index] = Block.open(self._store, f"{self._path}/parameters/{index}")
+            self._own[index] = Placed.open(self._store, f"{self._path}/parameters/{index}")
         for index, key in tensors:
-            self._blocks.setdefault(index, {})[key] = Block.open(self._store, self._state_path(index, key))
+            self._blocks.setdefault(index, {})[key] = Placed.open(self._store, self._state_path(index, key))
 
     def bind(self) -> None:
         """Makes the state what the blocks hold: tensors that are not stored vanish, others become the heap's."""
@@ -227,7 +227,7 @@ class OptimizerBinding:
 
     def collect(self) -> None:
         """Moves into the heap what is not there: state made or replaced since the last call. Writes no plain values."""
-        displaced: list[tuple[str, torch.Tensor, Block]] = []
+        displaced: list[tuple[str, torch.Tensor, Placed]] = []
         changed = False
         for index, parameter in enumerate(self.parameters):
             changed |= self._collect_parameter(index, parameter, displaced)
@@ -294,7 +294,7 @@ class OptimizerBinding:
                 return None
         return _Synced(self._objects(), Places(self._pairs()), self._written())
 
-    def _pairs(self) -> list[tuple[torch.Tensor, Block]]:
+    def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         """What has to lie in the blocks of this binding."""
         pairs = []
         for index, parameter in enumerate(self.parameters):
@@ -304,7 +304,7 @@ class OptimizerBinding:
             pairs += [(state[key], block) for key, block in self._blocks.get(index, {}).items()]
         return pairs
 
-    def _collect_parameter(self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Block]]) -> bool:
+    def _collect_parameter(self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Placed]]) -> bool:
         """Moves a parameter in that is in no module. True if it is new (`add_param_group`)."""
         if self._model is not None and self._model.block(parameter) is not None:
             return False
@@ -313,7 +313,7 @@ class OptimizerBinding:
         if block is None:
             check_movable(f"parameter {index} of the optimizer", parameter)
             path = f"{self._path}/parameters/{index}"
-            block = self._own[index] = Block.create(self._store, path, parameter)
+            block = self._own[index] = Placed.create(self._store, path, parameter)
         if not block.holds(parameter):
             displaced.append((f"parameter {index} of the optimizer", parameter, block))
         return created
@@ -321,13 +321,13 @@ class OptimizerBinding:
     def _state_path(self, index: int, key: str) -> str:
         return f"{self._path}/state/{index}.{encode_name(key)}"
 
-    def _create(self, index: int, key: str, value: torch.Tensor) -> Block:
+    def _create(self, index: int, key: str, value: torch.Tensor) -> Placed:
         """A new block with the value's bytes, in place of an old one of that name. The value itself is not bound."""
         if not isinstance(key, str):
             raise AttachError(f"the optimizer keeps state of a parameter under {key!r}: only names that are str can be stored")
         if key in self._blocks.get(index, {}):
             self._remove(index, key)
-        block = Block.create(self._store, self._state_path(index, key), value)
+        block = Placed.create(self._store, self._state_path(index, key), value)
         self._blocks.setdefault(index, {})[key] = block
         return block
 

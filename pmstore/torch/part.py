@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pmstore import Store, values
+from pmstore import Store
+from pmstore.objects import values
 from pmstore.torch.codec import Array, join, split
 
 __all__ = ["Part", "raw_bytes"]

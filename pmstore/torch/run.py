@@ -107,9 +107,9 @@ class Run:
         return self._committed
 
     @property
-    def epoch(self) -> int:
-        """Of the batch that `batches` gave last, counted from 0."""
-        return self._position.epoch
+    def data_epoch(self) -> int:
+        """The pass over the data that the batch which `batches` gave last is of, counted from 0."""
+        return self._position.data_epoch
 
     @property
     def batch(self) -> int:
@@ -293,7 +293,7 @@ class Run:
             if drawn != self._drawn:  # once an epoch
                 pieces.generators.write(states)
                 self._drawn = drawn
-        pieces.progress[:] = (done, position.epoch, position.batch, 0)
+        pieces.progress[:] = (done, position.data_epoch, position.batch, 0)
         self._spent = pieces.optimizer is None
 
     def _parameters(self) -> list[tuple[str, torch.Tensor]]:
@@ -370,7 +370,7 @@ class Run:
 
     def _batches(self, source: Source, epochs: int | None) -> Iterator[Any]:
         loop = self._loop = object()
-        while epochs is None or self._position.epoch < epochs:
+        while epochs is None or self._position.data_epoch < epochs:
             self._expect(source, epochs)
             turn = self._turn
             batches = source.open_at(self._position)
@@ -385,7 +385,7 @@ class Run:
             else:
                 if self._position.batch == 0:
                     raise ValueError("the loader gave no batch in a whole epoch")
-                self._position = Position(self._position.epoch + 1)
+                self._position = Position(self._position.data_epoch + 1)
             del batches  # worker processes end here, not when the next epoch's have started
         if self._scheduler is not None and self._lays_plans:
             self._scheduler.expect(self._done)
@@ -398,7 +398,7 @@ class Run:
             length = len(source.loader)
         except TypeError:  # a DataLoader over an IterableDataset without a length
             return
-        taken = self._position.epoch * length + self._position.batch
+        taken = self._position.data_epoch * length + self._position.batch
         share = self._done / taken if taken and self._done else 1.0
         self._scheduler.expect(max(round(epochs * length * share), 1))
 
@@ -467,8 +467,8 @@ class Run:
             pieces.gradients.restore(self._parameters())
         for stateful in pieces.statefuls:
             stateful.restore()
-        step, epoch, batch, _ = (int(number) for number in pieces.progress)
-        self._position = Position(epoch, batch)
+        step, data_epoch, batch, _ = (int(number) for number in pieces.progress)
+        self._position = Position(data_epoch, batch)
         if pieces.source is not None and pieces.start is not None and pieces.generators is not None:
             pieces.start.forget()
             pieces.generators.forget()

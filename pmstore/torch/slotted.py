@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.slots import Slots
-from pmstore.torch.block import Block, check_movable
+from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import TABLE, NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.placed import Placed, check_movable
 
 __all__ = ["SlottedBinding"]
 
@@ -322,7 +322,7 @@ class SlottedBinding(OptimizerBinding):
             found += pair
         return found
 
-    def _pairs(self) -> list[tuple[torch.Tensor, Block]]:
+    def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         return []
 
     def take_in(self) -> dict[int, torch.Tensor]:

@@ -17,7 +17,7 @@ import pmstore
 
 typer_testing = pytest.importorskip("typer.testing")
 
-from pmstore.commands import app  # noqa: E402
+from pmstore.commands.program import app  # noqa: E402
 
 Step = Callable[[float], int]
 
@@ -106,7 +106,7 @@ def test_flush(filled: pmstore.Store, path: Path, url: str) -> None:
 def on_a_terminal(*words: object) -> tuple[str, str]:
     """What a command writes to its output, and to a terminal that is its standard error."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pmstore.cli", *map(str, words)]
+    command = [sys.executable, "-m", "pmstore.commands.cli", *map(str, words)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     shown = b""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as running:

@@ -19,10 +19,10 @@ import pytest
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.engine.snapshot import checksum
 from pmstore.errors import PmstoreError, TierError
 from pmstore.tiers import export_safetensors
 from pmstore.tiers.backend import open_backend
-from pmstore.tiers.engine import checksum
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import BadManifestError, Manifest, Shared
 from pmstore.tiers.reading import EpochBytes, list_epochs, verify

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.tiers import engine, restoring
+from pmstore.engine import snapshot
+from pmstore.tiers import restoring
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -58,7 +59,7 @@ def test_what_is_mapped(shm: Path, disk: Path) -> None:
         kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True).stdout.strip()
         mapped = kind == "tmpfs"
         with open(folder / "new", "w+b") as file:
-            fill = engine.Fill(file.fileno(), 40 * MIB, "new")
+            fill = snapshot.Fill(file.fileno(), 40 * MIB, "new")
             assert fill.mapped == mapped
             fill.close()
             assert (folder / "new").stat().st_size == (40 * MIB if mapped else 0)
@@ -66,8 +67,8 @@ def test_what_is_mapped(shm: Path, disk: Path) -> None:
 
 def test_a_cancelled_reservation(shm: Path) -> None:
     with open(shm / "new", "w+b") as file:
-        fill = engine.Fill(file.fileno(), 40 * MIB, "new")
-        transfer = engine.Transfer()
+        fill = snapshot.Fill(file.fileno(), 40 * MIB, "new")
+        transfer = snapshot.Transfer()
         transfer.cancel()
         with pytest.raises(pmstore.TransactionError):
             fill.reserve(0, 40 * MIB, True, transfer, "new")
@@ -84,7 +85,7 @@ def test_an_interrupt_ends_the_copying(shm: Path, monkeypatch: pytest.MonkeyPatc
         store.add_tier("t", shm / "tier")
         store.commit()
         store.flush("t", wait=True)
-    main, copy, told = threading.get_ident(), engine.copy_pieces, []
+    main, copy, told = threading.get_ident(), snapshot.copy_pieces, []
 
     def interrupted(*arguments: Any) -> int | None:
         transfer = arguments[-1]
@@ -101,7 +102,7 @@ def test_an_interrupt_ends_the_copying(shm: Path, monkeypatch: pytest.MonkeyPatc
             told.append(str(error))
             raise
 
-    monkeypatch.setattr(engine, "copy_pieces", interrupted)
+    monkeypatch.setattr(snapshot, "copy_pieces", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pmstore.restore(shm / "r.pm", shm / "tier")
     assert len(told) == 1
@@ -147,12 +148,12 @@ def test_memory_that_is_full(shm: Path) -> None:
 LIMITED = """
 import resource, sys, pmstore
 from pathlib import Path
-from pmstore.tiers import engine
+from pmstore.engine import snapshot
 place, size = Path(sys.argv[1]), int(sys.argv[2])
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + size,) * 2)
 with open(place / "new", "w+b") as file:
-    print(engine.Fill(file.fileno(), 2 * size, "new").mapped)
+    print(snapshot.Fill(file.fileno(), 2 * size, "new").mapped)
 print(pmstore.restore(place / "r.pm", place / "tier").nbytes)
 """
 

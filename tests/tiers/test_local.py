@@ -21,6 +21,7 @@ import pytest
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.base.workers import Worker
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
 from pmstore.tiers.backend import Access, LocalBackend, open_backend
@@ -28,7 +29,6 @@ from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
 from pmstore.tiers.writer import Writer
-from pmstore.workers import Worker
 
 Step = Callable[[float], int]
 

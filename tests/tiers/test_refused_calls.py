@@ -20,7 +20,8 @@ REFUSING = """
 import ctypes, errno, os, struct, sys
 import numpy as np
 import pmstore
-from pmstore.tiers import engine, restoring
+from pmstore.engine import snapshot
+from pmstore.tiers import restoring
 
 def writes():
     return next(int(line.split()[1]) for line in open("/proc/self/io") if line.startswith("syscw"))
@@ -91,10 +92,10 @@ refuse(errno.EOPNOTSUPP, fallocate)
 fd = os.open(f"{folder}/new", os.O_RDWR | os.O_CREAT, 0o600)
 os.pwrite(fd, b"x", 3 * MIB)
 before = writes()
-assert not engine.reserve_store(fd, 40 * MIB, engine.Transfer(), "new")
+assert not snapshot.reserve_store(fd, 40 * MIB, snapshot.Transfer(), "new")
 print(writes() - before)
 assert os.fstat(fd).st_size == 3 * MIB + 1
-engine.allocate_store(fd, 40 * MIB, engine.Transfer(), "new")
+snapshot.allocate_store(fd, 40 * MIB, snapshot.Transfer(), "new")
 assert os.fstat(fd).st_size == 40 * MIB <= os.fstat(fd).st_blocks * 512
 assert os.pread(fd, 3, 3 * MIB - 1) == b"\\0x\\0"
 """,

@@ -11,9 +11,9 @@ import pytest
 
 import pmstore
 from pmstore.scheduler import CommitScheduler, HazardModel, store_tiers
-from pmstore.simulation.driver import Clock
-from pmstore.simulation.optimum import best_integer
 from pmstore.tiers.backend import LocalBackend
+from pmstore_lab.simulation.driver import Clock
+from pmstore_lab.simulation.optimum import best_integer
 
 COSTS = {"store": 0.01, "near": 0.5, "far": 8.0}
 RATES = {"store": 1e-3, "near": 4e-4, "far": 1e-4}

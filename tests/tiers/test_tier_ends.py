@@ -20,8 +20,8 @@ from test_interrupt import Interrupter
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.engine.snapshot import Snapshot
 from pmstore.errors import ClosedStoreError, ForkedStoreError, ReadOnlyStoreError, StoreFullError
-from pmstore.tiers.engine import Snapshot
 from pmstore.tiers.manager import Tiers
 
 STEP = int(os.environ.get("PMSTORE_TEST_INTERRUPT_STEP", "25"))

@@ -14,9 +14,9 @@ import pytest
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
 from pmstore.tiers.backend import LocalBackend, open_backend
-from pmstore.tiers.engine import checksum
 from pmstore.tiers.manifest import BadManifestError, Manifest
 
 
@@ -135,7 +135,7 @@ def repack(manifest: Path, fields: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e30, -1e30])
 def test_times_that_no_calendar_has(filled: pmstore.Store, url: str, time: float) -> None:
     testing = pytest.importorskip("typer.testing")
-    from pmstore.commands import app
+    from pmstore.commands.program import app
 
     filled.flush("t", wait=True)
     (manifest,) = Path(url).glob("*.manifest")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.commands import app
+from pmstore.commands.program import app
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust
 from pmstore.tiers.manager import GROUP

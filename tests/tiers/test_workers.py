@@ -14,12 +14,12 @@ import pytest
 from tier_helpers import restored
 
 import pmstore
-from pmstore import workers
+from pmstore.base import workers
+from pmstore.base.workers import Worker, wait_for
 from pmstore.errors import TierError
 from pmstore.tiers import writer
 from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.patience import Patience
-from pmstore.workers import Worker, wait_for
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def take(run: Run, limit: int | None = None) -> list[Any]:
     """Batches with the place in the data and a number that the step draws, as dropout does; each is committed."""
     seen = []
     for batch in run.batches(epochs=EPOCHS):
-        seen.append((run.epoch, run.batch, plain(batch), torch.rand(1).item(), random.random()))
+        seen.append((run.data_epoch, run.batch, plain(batch), torch.rand(1).item(), random.random()))
         run.commit()
         if limit is not None and len(seen) == limit:
             break
@@ -163,7 +163,7 @@ def test_order_over_roll_backs_and_breaks(tmp_path: Path, kind: str) -> None:
         while len(pieces) < len(whole):
             for batch in run.batches(epochs=EPOCHS):
                 turn += 1
-                entry = (run.epoch, run.batch, plain(batch), torch.rand(1).item(), random.random())
+                entry = (run.data_epoch, run.batch, plain(batch), torch.rand(1).item(), random.random())
                 if turn % 3 == 0:
                     run.rollback()
                     continue
@@ -207,8 +207,8 @@ def test_the_given_loader_is_untouched(store: pmstore.Store) -> None:
 
 def test_place_in_the_data(store: pmstore.Store) -> None:
     run = attach(store, loader=["a", "b"])
-    assert (run.epoch, run.batch) == (0, -1)
-    places = [(run.epoch, run.batch, batch) for batch in run.batches(epochs=2)]
+    assert (run.data_epoch, run.batch) == (0, -1)
+    places = [(run.data_epoch, run.batch, batch) for batch in run.batches(epochs=2)]
     assert places == [(0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")]
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import pmstore
+from pmstore.engine.landing import LandCopy
 from pmstore.errors import MirrorError, NameExistsError, TransactionError
 from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for, staging
-from pmstore.mirror.engine import LandCopy
 from pmstore.mirror.pending import PendingCommit
 from pmstore.testing import ForkServer
 

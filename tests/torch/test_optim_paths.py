@@ -15,7 +15,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from pmstore import _ffi
+from pmstore.engine import _ffi
 from pmstore.torch import AttachError, optim
 from tests.torch.test_optim import KINDS
 

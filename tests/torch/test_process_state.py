@@ -13,7 +13,8 @@ import torch
 
 import pmstore
 import pmstore.torch
-from pmstore import collectives, core, pymm
+from pmstore import pymm
+from pmstore.objects import collectives, core
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ KERNELS = """
 import sys
 import torch
 import pmstore
-from pmstore import collectives
+from pmstore.objects import collectives
 
 names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
 registered = lambda: {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutogradCPU")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pmstore import _ffi
+from pmstore.engine import _ffi
 from pmstore.torch.optim.base import NativeOptimizer
 
 __all__ = ["Adam", "AdamW"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from pmstore import _ffi
+from pmstore.engine import _ffi
 
 __all__ = ["TABLE", "NativeOptimizer", "Slotted", "refuse"]
 
