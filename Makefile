@@ -92,6 +92,7 @@ crashtest-vm: $(STAMP)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(MAKE) -C native lint
 

@@ -10,10 +10,25 @@ setup(
     ext_modules=[
         Extension(
             "pmstore.engine._binding",
-            sources=[f"{ENGINE}/{name}.c" for name in ("_binding", "_memory", "_objects", "_transaction")],
+            sources=[
+                f"{ENGINE}/{name}.c" for name in ("_binding", "_memory", "_objects", "_transaction")
+            ],
             include_dirs=["native", numpy.get_include()],
-            depends=[f"{ENGINE}/_binding.h", "native/pool.h", "native/directory.h", "native/status.h", "native/layout.h"],
-            extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            depends=[
+                f"{ENGINE}/_binding.h",
+                "native/pool.h",
+                "native/directory.h",
+                "native/status.h",
+                "native/layout.h",
+            ],
+            extra_compile_args=[
+                "-std=gnu11",
+                "-O2",
+                "-g",
+                "-Wall",
+                "-Wextra",
+                "-fvisibility=hidden",
+            ],
         )
     ],
 )

@@ -1,4 +1,5 @@
-"""Whether the engine that Python has is the one of these sources: what is tested by the crash tests has to be."""
+"""Whether the engine that Python has is the one of these sources: what is tested by the crash tests
+has to be."""
 
 from __future__ import annotations
 
@@ -19,10 +20,17 @@ def extension(root: Path = ROOT) -> Path:
         raise SystemExit(f"crashtests: {engine} has no built engine (_native*.so): {BUILD_IT}")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise SystemExit(f"crashtests: {engine} has several built engines ({names}): remove the old ones")
+        raise SystemExit(
+            f"crashtests: {engine} has several built engines ({names}): remove the old ones"
+        )
     sources = [*(root / "native").glob("*.[ch]"), *engine.glob("_*.c"), engine / "_build_ffi.py"]
-    newest = max((path for path in sources if path.exists()), key=lambda path: path.stat().st_mtime_ns)
+    newest = max(
+        (path for path in sources if path.exists()), key=lambda path: path.stat().st_mtime_ns
+    )
     if newest.stat().st_mtime_ns > found[0].stat().st_mtime_ns:
         where = newest.relative_to(root)
-        raise SystemExit(f"crashtests: the built engine is older than {where}, so that another one would be tested: {BUILD_IT}")
+        raise SystemExit(
+            f"crashtests: the built engine is older than {where}, so that another one would be "
+            f"tested: {BUILD_IT}"
+        )
     return found[0]

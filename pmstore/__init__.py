@@ -10,13 +10,18 @@
 
 What else there is, imported when it is used:
 
-    pmstore.torch.attach     a training run as one commit: model, optimizer, scheduler, loader, generators (needs torch)
-    pmstore.torch.optim      AdamW, Adam, SGD that write the next version beside the committed one: no copy at a commit
+    pmstore.torch.attach     a training run as one commit: model, optimizer, scheduler, loader,
+                             generators (needs torch)
+    pmstore.torch.optim      AdamW, Adam, SGD that write the next version beside the committed one:
+                             no copy at a commit
     pmstore.scheduler        when to commit, and to which tier: learned while the job runs
-    Store.add_tier, restore  committed state flows to disks and object stores in the background, and back (pmstore.tiers)
+    Store.add_tier, restore  committed state flows to disks and object stores in the background, and
+                             back (pmstore.tiers)
     pmstore.pymm             for programs written for PyMM
-    pmstore.exchange         safetensors and npz, in and out; pmstore.portable: a whole store as one file
-    pmstore.testing          crash tests of your own training loop, in pytest; on the command line: pmstore crashtest
+    pmstore.exchange         safetensors and npz, in and out
+    pmstore.portable         a whole store as one file
+    pmstore.testing          crash tests of your own training loop, in pytest; on the command line:
+                             pmstore crashtest
     pmstore_lab.simulation   commit policies in simulated time, against the exact optimum
 
 All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells how it works.

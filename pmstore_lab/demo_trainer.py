@@ -1,4 +1,5 @@
-"""The training job of `pmstore demo`, in a process of its own: `python -m pmstore_lab.demo_trainer config.json`.
+"""The training job of `pmstore demo`, in a process of its own:
+`python -m pmstore_lab.demo_trainer config.json`.
 
 It tells what it does on standard output, a JSON object a line, and is killed without warning.
 """
@@ -114,11 +115,16 @@ def train_in_store(config: Config, job: Job) -> None:
     with pmstore.open(config.store, domain=config.domain) as store:
         opened = time.monotonic()
         run = pmstore.torch.attach(
-            store, model=job.model, optimizer=job.optimizer, lr_scheduler=job.scheduler, loader=job.loader
+            store,
+            model=job.model,
+            optimizer=job.optimizer,
+            lr_scheduler=job.scheduler,
+            loader=job.loader,
         )
         losses = store.require("losses", (config.steps,), "float64")
         order = store.require("order", (config.steps, BATCH), "int64")
-        clock = store.require("clock", (1,), "float64")  # when the last commit was begun; not part of what is compared
+        # when the last commit was begun; not part of what is compared
+        clock = store.require("clock", (1,), "float64")
         tell(
             "ready",
             step=run.step,
@@ -134,8 +140,11 @@ def train_in_store(config: Config, job: Job) -> None:
         tell("done", accuracy=accuracy(job), state_bytes=state, primitives=primitives)
 
 
-def _train(config: Config, job: Job, run: pmstore.torch.Run, losses: Any, order: Any, clock: Any) -> int:
-    """Steps and commits to the end, or to the kill. Returns the number of engine writes of the last commit."""
+def _train(
+    config: Config, job: Job, run: pmstore.torch.Run, losses: Any, order: Any, clock: Any
+) -> int:
+    """Steps and commits to the end, or to the kill. Returns the number of engine writes of the last
+    commit."""
     primitives = 0
     end = time.monotonic()
     for batch in run.batches(epochs=None):
@@ -146,7 +155,8 @@ def _train(config: Config, job: Job, run: pmstore.torch.Run, losses: Any, order:
         trained = time.monotonic()
         clock[0] = trained
         if config.die_at_step is not None and step + 1 >= config.die_at_step and primitives:
-            # A commit is not the same number of primitives every time: go for ever earlier ones until it hits.
+            # A commit is not the same number of primitives every time: go for ever earlier ones
+            # until it hits.
             late = step + 1 - config.die_at_step
             chosen = 1 + int(config.die_at_fraction * primitives * 0.5**late)
             tell("armed", primitive=chosen, of=primitives, at=trained)
@@ -163,7 +173,8 @@ def _train(config: Config, job: Job, run: pmstore.torch.Run, losses: Any, order:
 
 
 def train_with_save(config: Config, job: Job) -> None:
-    """The same job with a checkpoint file at every step: written whole, synced, renamed over the old one."""
+    """The same job with a checkpoint file at every step: written whole, synced, renamed over the
+    old one."""
     assert config.save is not None
     target = Path(config.save)
     losses: list[float] = []

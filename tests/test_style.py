@@ -1,4 +1,5 @@
-"""The engine's layers: includes point downward (docs/ARCHITECTURE.md), fences say what they order."""
+"""The engine's layers: includes point downward (docs/ARCHITECTURE.md), fences say what they
+order."""
 
 from __future__ import annotations
 
@@ -24,10 +25,23 @@ LAYERS: list[set[str]] = [
     {"pool", "tier", "filelock"},
     {"pool_state"},
     {"populate", "room", "session"},
-    {"recover", "tx", "block", "object", "sequence", "slot", "check", "usage", "fork", "history", "landing"},
+    {
+        "recover",
+        "tx",
+        "block",
+        "object",
+        "sequence",
+        "slot",
+        "check",
+        "usage",
+        "fork",
+        "history",
+        "landing",
+    },
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-# Each with its reason: the seam's two users above it, and sources that implement an upper header's part.
+# Each with its reason: the seam's two users above it, and sources that implement an upper header's
+# part.
 ALLOWED = {
     ("super", "heap"),  # the page table's bytes, for an empty segment
     ("pool", "pool_state"),  # pool.c implements pool.h on the inside that pool_state.h declares
@@ -67,20 +81,48 @@ def test_every_fence_says_what_it_orders(path: Path) -> None:
 
 def test_only_the_seam_stores_and_syncs() -> None:
     """I7: file operations and write-back instructions stay behind persist.h."""
-    forbidden = re.compile(r"\b(fdatasync|fsync|msync|pwritev?|(?:posix_)?fallocate|ftruncate|_mm_clwb|_mm_sfence)\s*\(")
+    forbidden = re.compile(
+        r"\b(fdatasync|fsync|msync|pwritev?|(?:posix_)?fallocate|ftruncate|_mm_clwb|"
+        r"_mm_sfence)\s*\("
+    )
     for path in sorted(NATIVE.glob("*.c")):
         # power is the medium itself, as a failure leaves it; footer is no part of the state
         if path.stem in ("persist", "persist_file", "power", "footer"):
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if (found := forbidden.search(line)) and "fsync(dir)" not in line and "pwrite(mem," not in line:  # no medium
+            # no medium
+            if (
+                (found := forbidden.search(line))
+                and "fsync(dir)" not in line
+                and "pwrite(mem," not in line
+            ):
                 pytest.fail(f"{path.name}:{number}: {found.group(1)} outside the seam")
 
 
 def test_no_merge_was_left_half_done() -> None:
-    folders = ("native", "pmstore", "pmstore_lab", "crashtests", "benchmarks", "examples", "tests", "docs", ".")
-    files = [path for folder in folders for path in (NATIVE.parent / folder).glob("*.*" if folder == "." else "**/*.*")]
-    texts = [path for path in files if path.suffix in (".c", ".h", ".py", ".pyi", ".md", ".toml", ".txt", ".json")]
+    folders = (
+        "native",
+        "pmstore",
+        "pmstore_lab",
+        "crashtests",
+        "benchmarks",
+        "examples",
+        "tests",
+        "docs",
+        ".",
+    )
+    files = [
+        path
+        for folder in folders
+        for path in (NATIVE.parent / folder).glob("*.*" if folder == "." else "**/*.*")
+    ]
+    texts = [
+        path
+        for path in files
+        if path.suffix in (".c", ".h", ".py", ".pyi", ".md", ".toml", ".txt", ".json")
+    ]
     assert len(texts) > 300
-    marked = [str(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)]
+    marked = [
+        str(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)
+    ]
     assert marked == []

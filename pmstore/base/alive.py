@@ -13,5 +13,6 @@ Value = TypeVar("Value")
 
 
 def alive(kept: WeakValueDictionary[Key, Value]) -> list[Value]:
-    """Those that are there now. Not by iterating: other threads, finalizers and signal handlers add some meanwhile."""
+    """Those that are there now. Not by iterating: other threads, finalizers and signal handlers add
+    some meanwhile."""
     return [one for reference in kept.valuerefs() if (one := reference()) is not None]

@@ -1,4 +1,5 @@
-"""A file that comes into being at its path whole and durable, or not at all; its owner's alone, unless asked otherwise."""
+"""A file that comes into being at its path whole and durable, or not at all; its owner's alone,
+unless asked otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from typing import BinaryIO
 __all__ = ["PRIVATE", "absent", "new_file", "part_of", "publish"]
 
 PRIVATE = 0o600
-"""What the files have that hold a store's content, as the store itself: only their owner reads them."""
+"""What the files have that hold a store's content, as the store itself: only their owner reads
+them."""
 
 
 def absent(path: str | os.PathLike[str]) -> Path:
@@ -22,7 +24,9 @@ def absent(path: str | os.PathLike[str]) -> Path:
     Raises: FileExistsError.
     """
     if os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "the file exists: give another path, or remove it first", os.fspath(path))
+        raise FileExistsError(
+            errno.EEXIST, "the file exists: give another path, or remove it first", os.fspath(path)
+        )
     return Path(path)
 
 
@@ -50,16 +54,20 @@ def publish(part: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], mode: int = PRIVATE) -> Iterator[BinaryIO]:
-    """The file, for writing; it has the path when the block ends without an exception. mode: its permissions.
+    """The file, for writing; it has the path when the block ends without an exception. mode: its
+    permissions.
 
     Raises: FileExistsError if there is something at the path; OSError.
     """
     target = absent(path)
     part = part_of(target)
     try:
-        with open(str(part), "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)) as file:
+        with open(
+            str(part), "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)
+        ) as file:
             yield file
-        with open(part, "rb") as whole:  # a library may have put a file of its own in the place of the first
+        # a library may have put a file of its own in the place of the first
+        with open(part, "rb") as whole:
             os.fchmod(whole.fileno(), mode)
             os.fsync(whole.fileno())
         publish(part, target)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 __all__ = ["counted", "is_own_name", "warn_of_own_names"]
 
 OWN_NAMES = (".pmstore", "pmstore.scheduler")
-"""Groups at a store's top in which the library remembers what it is to do with this store on this machine."""
+"""Groups at a store's top in which the library remembers what it is to do with this store on this
+machine."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -21,10 +22,15 @@ def counted(count: int, noun: str) -> str:
 
 
 def is_own_name(path: str) -> bool:
-    """Whether the path, from the store's top, is the library's own. What files of others say under such a name would be
-    obeyed, as by a tier that is flushed to: it is neither imported nor loaded, nor exported or dumped for others.
+    """Whether the path, from the store's top, is the library's own. What files of others say under
+    such a name would be obeyed, as by a tier that is flushed to: it is neither imported nor loaded,
+    nor exported or dumped for others.
 
-    >>> is_own_name(".pmstore/tiers/disk"), is_own_name("pmstore.scheduler"), is_own_name("run/.pmstore")
+    >>> (
+    ...     is_own_name(".pmstore/tiers/disk"),
+    ...     is_own_name("pmstore.scheduler"),
+    ...     is_own_name("run/.pmstore"),
+    ... )
     (True, True, False)
     """
     return path.split("/", 1)[0] in OWN_NAMES
@@ -35,7 +41,8 @@ def warn_of_own_names(source: str, left_out: Iterable[str], stacklevel: int = 2)
     names = sorted({path.split("/", 1)[0] for path in left_out})
     if names:
         warnings.warn(
-            f"{source}: what it has under {', '.join(map(repr, names))} was left out: there a store remembers its tiers and "
+            f"{source}: what it has under {', '.join(map(repr, names))} was left out: there a "
+            "store remembers its tiers and "
             "its scheduler. Add tiers anew with store.add_tier",
             stacklevel=stacklevel + 1,
         )

@@ -1,9 +1,11 @@
-"""Threads that work is left to, such that nobody waits for one that could not be started, or has died.
+"""Threads that work is left to, such that nobody waits for one that could not be started, or has
+died.
 
-`threading.Thread.start` waits for the new thread to say that it runs. One that finds no memory for its first frame dies before
-that, and its starter waits for ever; one that dies later leaves whoever waits for its work. So a thread is started without
-waiting here, and carries the only reference to an object: when that is gone, so is the thread, however it ended. Whoever waits
-looks for it now and then.
+`threading.Thread.start` waits for the new thread to say that it runs. One that finds no memory for
+its first frame dies before that, and its starter waits for ever; one that dies later leaves whoever
+waits for its work. So a thread is started without waiting here, and carries the only reference to
+an object: when that is gone, so is the thread, however it ended. Whoever waits looks for it now and
+then.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class _Life:
 
 
 class Worker:
-    """A daemon thread that calls target(*arguments) once. What that raises goes to `threading.excepthook`."""
+    """A daemon thread that calls target(*arguments) once. What that raises goes to
+    `threading.excepthook`."""
 
     def __init__(self, name: str, target: Callable[..., object], *arguments: object) -> None:
         self.name = name
@@ -59,7 +62,8 @@ class Worker:
             self._life = None
             raise RuntimeError(f"can't start new thread: {error}") from error
         finally:
-            del life  # else whoever handles an error, or an interrupt, would keep it by the traceback
+            # else whoever handles an error, or an interrupt, would keep it by the traceback
+            del life
 
     @property
     def alive(self) -> bool:
@@ -80,13 +84,21 @@ class Worker:
             return True
 
 
-def _run(life: _Life, ended: threading.Event, name: str, target: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _run(
+    life: _Life,
+    ended: threading.Event,
+    name: str,
+    target: Callable[..., object],
+    arguments: tuple[object, ...],
+) -> None:
     try:
         life.ident = _thread.get_ident()
         threading.current_thread().name = name
         target(*arguments)
     except BaseException:
-        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        threading.excepthook(
+            threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+        )
     finally:
         del life, target, arguments  # a traceback that somebody keeps would keep them
         ended.set()
@@ -105,6 +117,8 @@ def wait_for(event: threading.Event, worker: Worker, timeout: float | None) -> b
         if not worker.alive:
             if event.is_set():
                 return True
-            raise RuntimeError(f"the thread {worker.name!r} died before its work was done, as for want of memory")
+            raise RuntimeError(
+                f"the thread {worker.name!r} died before its work was done, as for want of memory"
+            )
         if end is not None and time.monotonic() >= end:
             return False

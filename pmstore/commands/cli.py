@@ -1,4 +1,5 @@
-"""The command `pmstore`. The commands themselves are in `pmstore.commands.program`, which needs the extra `cli`."""
+"""The command `pmstore`. The commands themselves are in `pmstore.commands.program`, which needs the
+extra `cli`."""
 
 from __future__ import annotations
 
@@ -31,13 +32,18 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        print(f"pmstore: the command line needs {error.name}: pip install 'pmstore[cli]'", file=sys.stderr)
+        print(
+            f"pmstore: the command line needs {error.name}: pip install 'pmstore[cli]'",
+            file=sys.stderr,
+        )
         sys.exit(2)
     warnings.showwarning = _show_warning
     try:
         app()
         sys.stdout.flush()
-    except OSError as error:  # of standard output: a full disk. (click ends a broken pipe silently.)
+    except (
+        OSError
+    ) as error:  # of standard output: a full disk. (click ends a broken pipe silently.)
         print(f"pmstore: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         sys.exit(2)

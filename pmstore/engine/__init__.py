@@ -2,7 +2,7 @@
 
 _native        the engine and its cffi binding, compiled; _build_ffi.py builds it
 _binding       the steps between Python and the engine that no interrupt may split, in C
-_ffi.py        each call of the engine as a method; the only place where a status becomes an exception
+_ffi.py        each call of the engine as a method; only here a status becomes an exception
 snapshot.py    snapshots, transfers and checksums, for tiers
 landing.py     commits of what arrives from a device, for mirrors
 waiting.py     `async with store.transaction()`

@@ -41,11 +41,19 @@ class Memory(Buffer):
 class Transaction:
     def __enter__(self) -> Self: ...
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
     ) -> Literal[False]: ...
     def __aenter__(self) -> Coroutine[Any, Any, Self]: ...
     def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
     ) -> Coroutine[Any, Any, Literal[False]]: ...
     def enter_if_free(self, last: bool, /) -> bool: ...
 
@@ -67,7 +75,14 @@ class Handle:
         ranges: Callable[[Any], Iterable[tuple[int, int]]],
         /,
     ) -> Self: ...
-    def close(self, commit: bool, wait_seconds: float, asking: Callable[[], None], ending: Callable[[], None], /) -> None: ...
+    def close(
+        self,
+        commit: bool,
+        wait_seconds: float,
+        asking: Callable[[], None],
+        ending: Callable[[], None],
+        /,
+    ) -> None: ...
     def commit(self) -> None: ...
     def take_in_moved(self) -> None: ...
     def will_write(self, writes: Sequence[Any], /) -> None: ...
@@ -82,5 +97,12 @@ class Handle:
     def flip(self, directory: int, path: bytes, turn: bytearray, /) -> bool: ...
     def flipped(self, turn: bytearray, /) -> bool: ...
     def splice(
-        self, directory: int, path: bytes, index: int, remove: int, step: int, new: Sequence[tuple[Any, ...]], /
+        self,
+        directory: int,
+        path: bytes,
+        index: int,
+        remove: int,
+        step: int,
+        new: Sequence[tuple[Any, ...]],
+        /,
     ) -> None: ...

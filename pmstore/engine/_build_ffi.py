@@ -1,4 +1,5 @@
-"""Builds `pmstore.engine._native`: the engine (native/*.c) and its cffi binding (API mode), in one extension module.
+"""Builds `pmstore.engine._native`: the engine (native/*.c) and its cffi binding (API mode), in one
+extension module.
 
 Run by setuptools (`cffi_modules` in setup.py), never imported by the package.
 """
@@ -10,21 +11,32 @@ from cffi import FFI
 # setuptools wants source paths relative to the folder of setup.py, from which it runs.
 NATIVE = Path("native")
 
-# Without the first two the compiler leaves square roots, and with them the optimizers' loops, scalar; the third keeps it from
-# rounding less often than torch does: native/optim.c.
+# Without the first two the compiler leaves square roots, and with them the optimizers' loops,
+# scalar; the third keeps it from rounding less often than torch does: native/optim.c.
 VECTORS = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 
 ffibuilder = FFI()
 ffibuilder.cdef((NATIVE / "pms.cdef").read_text(encoding="utf-8"))
 ffibuilder.set_source(
     "pmstore.engine._native",
-    '#include "pool.h"\n#include "tier.h"\n#include "filling.h"\n#include "optim.h"\n#include "landing.h"\n#include "debug.h"',
+    '#include "pool.h"\n#include "tier.h"\n#include "filling.h"\n#include "optim.h"\n#include '
+    '"landing.h"\n#include "debug.h"',
     sources=sorted(str(path) for path in NATIVE.glob("*.c")),
     depends=sorted(str(path) for path in (*NATIVE.glob("*.h"), NATIVE / "pms.cdef")),
     include_dirs=[str(NATIVE)],
-    # Only the module's init function is seen from outside: two extensions of one process never share the engine by accident.
+    # Only the module's init function is seen from outside: two extensions of one process never
+    # share the engine by accident.
     extra_compile_args=[
-        *("-std=gnu11", "-D_GNU_SOURCE=", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"),
+        *(
+            "-std=gnu11",
+            "-D_GNU_SOURCE=",
+            "-O2",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-fvisibility=hidden",
+            "-pthread",
+        ),
         *VECTORS,
     ],
     extra_link_args=["-pthread", "-lm"],

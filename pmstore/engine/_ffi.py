@@ -1,7 +1,8 @@
-"""The engine, typed: the only importer of the compiled module, and the only place where a status becomes an exception.
+"""The engine, typed: the only importer of the compiled module, and the only place where a status
+becomes an exception.
 
-Every method is one call of native/pool.h, and so either happened as a whole or not at all, whatever interrupts Python.
-Nothing here looks into names, descriptors or values: they are bytes.
+Every method is one call of native/pool.h, and so either happened as a whole or not at all, whatever
+interrupts Python. Nothing here looks into names, descriptors or values: they are bytes.
 """
 
 from __future__ import annotations
@@ -63,12 +64,13 @@ ROOT = 0
 """The directory of the store itself."""
 
 native, native_ffi = _lib, _ffi
-"""For snapshot.py and landing.py, the bindings of native/tier.h and native/landing.h; `fail` makes its exceptions."""
+"""For snapshot.py and landing.py, the bindings of native/tier.h and native/landing.h; `fail` makes
+its exceptions."""
 
 
 Found = _binding.Found
-"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta, node; and memory, of an array
-that was found to be used: its block, pinned."""
+"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta,
+node; and memory, of an array that was found to be used: its block, pinned."""
 
 SLOT_CURRENT: int = _lib.PMS_SLOT_CURRENT
 SLOT_IDLE: int = _lib.PMS_SLOT_IDLE
@@ -81,12 +83,18 @@ OPTIM_ADAM, OPTIM_ADAMW, OPTIM_SGD = 1, 2, 3
 
 
 def optim_step(table: int, count: int, hyper: dict[str, float]) -> None:
-    """One step of an optimizer, by all cores, without the GIL. table: address of `count` structs as native/optim.h says."""
-    _lib.pms_optim_step(_ffi.cast("struct pms_optim_tensor *", table), count, _ffi.new("struct pms_optim_hyper *", hyper))
+    """One step of an optimizer, by all cores, without the GIL. table: address of `count` structs as
+    native/optim.h says."""
+    _lib.pms_optim_step(
+        _ffi.cast("struct pms_optim_tensor *", table),
+        count,
+        _ffi.new("struct pms_optim_hyper *", hyper),
+    )
 
 
 def optim_limit(instruction_set: int) -> None:
-    """For tests: the widest instruction set that `optim_step` uses from now on: 0 portable, 1 AVX2, 2 AVX-512 (the default)."""
+    """For tests: the widest instruction set that `optim_step` uses from now on: 0 portable, 1 AVX2,
+    2 AVX-512 (the default)."""
     _lib.pms_optim_limit(instruction_set)
 
 
@@ -130,7 +138,7 @@ class SlotPair(NamedTuple):
     current: int
 
 
-# ---- a status becomes an exception ---------------------------------------------------------------------------------
+# ---- a status becomes an exception ---------------------------------------------------------------
 
 
 def _address(name: str) -> int:
@@ -173,7 +181,10 @@ def _locked(path: str) -> errors.StoreLockedError:
         who = ", ".join(map(_process_name, pids))
         remedy = "stop it, or wait for it with lock_timeout=seconds"
     else:
-        who, remedy = "another process or another open in this one", "close it, or wait with lock_timeout=seconds"
+        who, remedy = (
+            "another process or another open in this one",
+            "close it, or wait with lock_timeout=seconds",
+        )
     problem = f"the store is held open by {who}"
     error = errors.StoreLockedError(errno.EAGAIN, f"{problem}: {remedy}", path)
     error.problem = problem
@@ -186,7 +197,8 @@ def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFull
     problem = f"no room in the store{amounts}: {what}. Nothing was changed"
     error = errors.StoreFullError(
         errno.ENOSPC,
-        f"{problem}. Delete objects and commit, free space on the file system, or open with a larger max_size "
+        f"{problem}. Delete objects and commit, free space on the file system, or open with a "
+        "larger max_size "
         "(a store takes about twice the bytes of what it holds, for its log)",
         path,
     )
@@ -196,7 +208,8 @@ def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFull
 
 
 def _thread_name(native_id: int) -> str:
-    # Not `threading.enumerate()`: it holds a lock, under which a finalizer may wait for the store's, which we may hold.
+    # Not `threading.enumerate()`: it holds a lock, under which a finalizer may wait for the
+    # store's, which we may hold.
     alive: dict[int, threading.Thread] = getattr(threading, "_active", {})
     for thread in alive.copy().values():
         if thread.native_id == native_id:
@@ -217,29 +230,41 @@ def _task_name(address: int) -> str:
 
 
 def _busy(path: str, what: str, holder: int, task: int) -> errors.TransactionError:
-    """holder: the thread in whose block the store is; 0: it is the caller's own thread, in another task."""
+    """holder: the thread in whose block the store is; 0: it is the caller's own thread, in another
+    task."""
     owner = _thread_name(holder) if holder else _task_name(task)
     if what == "open when the store was closed":
-        remedy = "all that was written since it was entered is rolled back. Join threads before the store is left"
+        remedy = (
+            "all that was written since it was entered is rolled back. "
+            "Join threads before the "
+            "store is left"
+        )
     elif holder:
         remedy = (
-            "`with store.transaction():` waits for it (timeout=), all else that changes the store does not. If who opened it "
+            "`with store.transaction():` waits for it (timeout=), all else that changes the store "
+            "does not. If who opened it "
             "waits for this thread, return the result to it, to be stored there"
         )
     else:
         remedy = (
-            "`async with store.transaction():` waits for it, and lets the event loop go on. If that task waits for this one, "
+            "`async with store.transaction():` waits for it, and lets the event loop go on. If "
+            "that task waits for this one, "
             "return the result to it, to be stored there"
         )
-    error = errors.TransactionError(f"{path}: the transaction of {owner} is open ({what}): {remedy}")
+    error = errors.TransactionError(
+        f"{path}: the transaction of {owner} is open ({what}): {remedy}"
+    )
     error.owner = owner
     return error
 
 
 def damaged(path: str, what: str, offset: int | None = None) -> errors.CorruptStoreError:
-    """The error for a file that breaks a rule: names the file, and the place in it where there is one."""
+    """The error for a file that breaks a rule: names the file, and the place in it where there is
+    one."""
     problem = f"the store is damaged{'' if offset is None else f' (at byte {offset:,})'}: {what}"
-    made = errors.CorruptStoreError(f"{path}: {problem}. Restore it from a tier or a copy; mode='r' may still read parts of it")
+    made = errors.CorruptStoreError(
+        f"{path}: {problem}. Restore it from a tier or a copy; mode='r' may still read parts of it"
+    )
     made.path, made.problem, made.offset = path, problem, offset
     return made
 
@@ -262,7 +287,11 @@ def _exception(path: str, error: Any) -> Exception:
     if status == _lib.PMS_E_OS:
         why = f"{os.strerror(error.sys_errno)} ({what})"
         if what == "syncing a commit":
-            why += ". Whether it is durable is unknown, so nothing more is written: close the store and open it again"
+            why += (
+                ". Whether it is durable is unknown, so nothing more is "
+                "written: close the store "
+                "and open it again"
+            )
         return OSError(error.sys_errno, why, path)
     if status == _lib.PMS_E_LOCKED:
         made = _locked(path)
@@ -272,52 +301,73 @@ def _exception(path: str, error: Any) -> Exception:
         return damaged(path, what, error.offset)
     elif status == _lib.PMS_E_NOT_A_STORE:
         problem = f"{what}. It was left as it is"
-        made = errors.NotAStoreError(f"{path}: {problem}; give another path, or mode='w' to replace it with a new store")
+        made = errors.NotAStoreError(
+            f"{path}: {problem}; give another path, or mode='w' to replace it with a new store"
+        )
     elif status == _lib.PMS_E_VERSION:
-        made = errors.FormatVersionError(f"{path}: {what}. Open it with the version of pmstore that wrote it")
+        made = errors.FormatVersionError(
+            f"{path}: {what}. Open it with the version of pmstore that wrote it"
+        )
     elif status == _lib.PMS_E_UNCLEAN:
         problem = (
-            f"{what}, and its domain survives the death of the process only: it may hold a mixture of old and new bytes"
+            f"{what}, and its domain survives the death of the process "
+            "only: it may hold a mixture "
+            "of old and new bytes"
         )
         made = errors.UncleanMachineCrashError(
             errno.EUCLEAN,
-            f"{problem}. Restore it from a tier or a copy, or accept it with `pmstore repair`, or look at it with "
+            f"{problem}. Restore it from a tier or a copy, or accept it with `pmstore repair`, or "
+            "look at it with "
             "open(..., force=True)",
             path,
         )
     elif status == _lib.PMS_E_COPIED:
         problem = (
-            "the file is a copy that was made while a process wrote to the store: it is a mixture of bytes of different "
+            "the file is a copy that was made while a process wrote to the store: it is a mixture "
+            "of bytes of different "
             "moments"
         )
         made = errors.UncleanCopyError(
             errno.EUCLEAN,
-            f"{problem}. Close the original and copy it then; for copies beside a writer there are tiers "
-            "(store.add_tier, store.flush). To look at this one all the same: open(..., force=True)",
+            f"{problem}. Close the original and copy it then; for copies beside "
+            "a writer there are tiers "
+            "(store.add_tier, store.flush). To look at this one all the "
+            "same: open(..., force=True)",
             path,
         )
     elif status == _lib.PMS_E_BUSY:
         made = _busy(path, what, error.holder, error.offset)
     elif status == _lib.PMS_E_FORKED:
         made = errors.ForkedStoreError(
-            f"{path}: the store belongs to the parent process. In a fork child its arrays can be read, but no call of it is "
-            "answered: look up before the fork what the child needs, and give it the arrays and values. Or open the store "
+            f"{path}: the store belongs to the parent process. In a fork child its arrays can be "
+            "read, but no call of it is "
+            "answered: look up before the fork what the child needs, and give it the arrays and "
+            "values. Or open the store "
             "with mode='r' after the parent has closed it"
         )
     elif status == _lib.PMS_E_CLOSED:
         made = errors.ClosedStoreError(
-            f"{path}: the store is closed, and what was not committed was rolled back: open it again. "
+            f"{path}: the store is closed, and what was not committed was "
+            "rolled back: open it again. "
             "(Arrays of it stay usable, as private copies)"
         )
     elif status == _lib.PMS_E_READONLY:
         opened_so = what == "the store is open for reading"  # else a sync has failed
-        remedy = "Open it with mode='r+' or 'a'" if opened_so else "Close it and open it again; meanwhile it can be read"
-        made = errors.ReadOnlyStoreError(errno.EROFS, f"the store cannot be written: {what}. {remedy}", path)
+        remedy = (
+            "Open it with mode='r+' or 'a'"
+            if opened_so
+            else "Close it and open it again; meanwhile it can be read"
+        )
+        made = errors.ReadOnlyStoreError(
+            errno.EROFS, f"the store cannot be written: {what}. {remedy}", path
+        )
     elif status == _lib.PMS_E_EXISTS:
         made = errors.NameExistsError(f"{path}: {what}")
     elif status == _lib.PMS_E_UNSUPPORTED:
         problem = what
-        made = errors.DomainError(errno.EOPNOTSUPP, f"{what}. Open it with domain='file', or 'process' on tmpfs", path)
+        made = errors.DomainError(
+            errno.EOPNOTSUPP, f"{what}. Open it with domain='file', or 'process' on tmpfs", path
+        )
     elif status == _lib.PMS_E_STATE:
         made = errors.TransactionError(f"{path}: {what}")
     elif status == _lib.PMS_E_NOT_FOUND:
@@ -360,14 +410,15 @@ def _fail_open(path: str, mode: str, address: int) -> NoReturn:
     raise made
 
 
-# ---- a store ---------------------------------------------------------------------------------------------------------
+# ---- a store -------------------------------------------------------------------------------------
 
 
 class Pool:
     """One open store: `struct pms_pool` behind a `_binding.Handle`, which owns it.
 
-    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or a roll back. A path is
-    walked from a directory on, in the step that uses it: names with a NUL between two, groups but for the last.
+    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or
+    a roll back. A path is walked from a directory on, in the step that uses it: names with a NUL
+    between two, groups but for the last.
     """
 
     __slots__ = (
@@ -399,7 +450,8 @@ class Pool:
         force: bool,
         ranges: Callable[[Any], Iterable[tuple[int, int]]],
     ) -> None:
-        """Opens the file. ranges: (address, bytes) pairs of an object that has no buffer, for declared writes.
+        """Opens the file. ranges: (address, bytes) pairs of an object that has no buffer, for
+        declared writes.
 
         Raises: what `pmstore.open` says.
         """
@@ -415,7 +467,8 @@ class Pool:
             },
         )
         self.path = path
-        # One callable for failures of open and for later ones: the handle exists when open has succeeded.
+        # One callable for failures of open and for later ones: the handle exists when open has
+        # succeeded.
         opened = False
 
         def fail(address: int) -> NoReturn:
@@ -423,13 +476,21 @@ class Pool:
                 _fail_at(path, address)
             _fail_open(path, mode, address)
 
-        self.handle = _binding.Handle(os.fsencode(path), int(_ffi.cast("uintptr_t", options)), lock_timeout_seconds, fail, ranges)
+        self.handle = _binding.Handle(
+            os.fsencode(path),
+            int(_ffi.cast("uintptr_t", options)),
+            lock_timeout_seconds,
+            fail,
+            ranges,
+        )
         opened = True
         self._p = _ffi.cast("struct pms_pool *", self.handle.pool)
-        # One of each from the start: a handler of IndexError that an interrupt ends may keep its traceback, and this pool.
+        # One of each from the start: a handler of IndexError that an interrupt ends may keep its
+        # traceback, and this pool.
         self._errors: list[Any] = [_ffi.new("struct pms_error *")]
-        # What look-ups call is functions of the handle itself: see _objects.c. Each walks its path in the step that uses what
-        # is there. The caller of `get`, `item` and `slot` keeps other threads from removing meanwhile what they find.
+        # What look-ups call is functions of the handle itself: see _objects.c. Each walks its path
+        # in the step that uses what is there. The caller of `get`, `item` and `slot` keeps other
+        # threads from removing meanwhile what they find.
         handle = self.handle
         self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
         self.rollbacks: Callable[[], int] = handle.rollbacks
@@ -438,7 +499,9 @@ class Pool:
         self.item: Callable[[int, bytes, int, bool], Any] = handle.item
         self.slot: Callable[[int, bytes, int], Any] = handle.slot
         self.put_value: Callable[[int, bytes, bytes], None] = handle.put_value
-        self.splice: Callable[[int, bytes, int, int, int, Sequence[tuple[Any, ...]]], None] = handle.splice
+        self.splice: Callable[[int, bytes, int, int, int, Sequence[tuple[Any, ...]]], None] = (
+            handle.splice
+        )
         self.info = self._read_info()
         handle.base, handle.read_only = self.info.base, self.info.read_only
 
@@ -447,8 +510,8 @@ class Pool:
         """`struct pms_pool *`, for the binding of snapshots."""
         return self._p
 
-    # A call needs a struct for its error: taken from a list, and put back if nothing went wrong, so that threads, signal
-    # handlers and finalizers that call in the middle never share one.
+    # A call needs a struct for its error: taken from a list, and put back if nothing went wrong, so
+    # that threads, signal handlers and finalizers that call in the middle never share one.
     def _error(self) -> Any:
         try:
             return self._errors.pop()
@@ -511,9 +574,11 @@ class Pool:
             node = entry[1].node
 
     def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
-        """All objects below a directory with their paths, a group before what is in it. REQUIRES: nobody changes any meanwhile.
+        """All objects below a directory with their paths, a group before what is in it. REQUIRES:
+        nobody changes any meanwhile.
 
-        Raises: CorruptStoreError, also if groups contain each other, or more than GROUPS_MAX of them.
+        Raises: CorruptStoreError, also if groups contain each other, or more than GROUPS_MAX of
+            them.
         """
         seen = {directory}
         open_groups = [(b"", self.scan(directory))]
@@ -524,17 +589,24 @@ class Pool:
                 if found.kind == GROUP:
                     if found.data in seen:
                         path = (prefix + name)[:200].decode(errors="backslashreplace")
-                        raise damaged(self.path, f"groups contain each other: {path!r} is met twice", found.node)
+                        raise damaged(
+                            self.path,
+                            f"groups contain each other: {path!r} is met twice",
+                            found.node,
+                        )
                     seen.add(found.data)
                     if len(open_groups) > GROUPS_MAX:
-                        raise errors.CorruptStoreError(f"{self.path}: a group is in more than {GROUPS_MAX - 1} others")
+                        raise errors.CorruptStoreError(
+                            f"{self.path}: a group is in more than {GROUPS_MAX - 1} others"
+                        )
                     open_groups.append((prefix + name + b"/", self.scan(found.data)))
                     break
             else:
                 open_groups.pop()
 
     def names(self, directory: int, after: int, limit: int) -> list[bytes]:
-        """At most `limit` names in order of insertion, from the one behind the node `after` on (0: from the first)."""
+        """At most `limit` names in order of insertion, from the one behind the node `after` on (0:
+        from the first)."""
         result: list[bytes] = []
         node = after
         while len(result) < limit and (entry := self.handle.next(directory, node)) is not None:
@@ -562,7 +634,8 @@ class Pool:
         source_bytes: int = 0,
         must_be_new: bool = False,
     ) -> int:
-        """Allocates, fills, publishes. source: address of source_bytes bytes. Returns the block's offset.
+        """Allocates, fills, publishes. source: address of source_bytes bytes. Returns the block's
+        offset.
 
         Raises: NameExistsError if it must be new and is not; StoreFullError.
         """
@@ -614,18 +687,31 @@ class Pool:
     def describe_group(self, directory: int, name: bytes, meta: bytes) -> None:
         """Puts a description beside a group's name."""
         error = self._error()
-        if _lib.pms_object_describe_group(self._p, directory, name, len(name), meta, len(meta), error):
+        if _lib.pms_object_describe_group(
+            self._p, directory, name, len(name), meta, len(meta), error
+        ):
             _fail(self.path, error)
         self._errors.append(error)
 
-    def make_slots(self, directory: int, path: bytes, about: bytes, meta: bytes, data_bytes: int) -> None:
+    def make_slots(
+        self, directory: int, path: bytes, about: bytes, meta: bytes, data_bytes: int
+    ) -> None:
         """A pair of arrays of zeros, in one step. about: which one is current.
 
         Raises: NameExistsError, StoreFullError.
         """
         error = self._error()
         status = _lib.pms_object_make_slots(
-            self._p, directory, path, len(path), about, len(about), meta, len(meta), data_bytes, error
+            self._p,
+            directory,
+            path,
+            len(path),
+            about,
+            len(about),
+            meta,
+            len(meta),
+            data_bytes,
+            error,
         )
         if status:
             _fail(self.path, error)
@@ -638,7 +724,11 @@ class Pool:
         if status and status != _NOT_FOUND:
             _fail(self.path, error)
         self._errors.append(error)
-        return None if status else SlotPair(pair.group, (pair.data[0], pair.data[1]), pair.bytes, pair.current)
+        return (
+            None
+            if status
+            else SlotPair(pair.group, (pair.data[0], pair.data[1]), pair.bytes, pair.current)
+        )
 
     def is_live(self, data: int) -> bool:
         """Whether a name or a list has the block."""
@@ -659,7 +749,10 @@ class Pool:
     # -- lists
 
     def list_count(self, directory: int, path: bytes = b"") -> int:
-        """Items of the list at the path; without one, of the list itself that `open_list` gave. Raises: KeyError."""
+        """Items of the list at the path; without one, of the list itself that `open_list` gave.
+
+        Raises: KeyError.
+        """
         error = self._error()
         count = _ffi.new("uint64_t *")
         if _lib.pms_sequence_count(self._p, directory, path, len(path), count, error):
@@ -696,7 +789,8 @@ class Pool:
         return {field: getattr(raw, field) for field, _ in _ffi.typeof("struct pms_stats").fields}
 
     def check(self) -> tuple[dict[str, int], list[str]]:
-        """Counts, and the problems found (the first PMS_CHECK_PROBLEMS in words, then how many more)."""
+        """Counts, and the problems found (the first PMS_CHECK_PROBLEMS in words, then how many
+        more)."""
         error = self._error()
         raw = _ffi.new("struct pms_check_report *")
         if _lib.pms_check(self._p, raw, error):
@@ -706,7 +800,16 @@ class Pool:
         problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
         if raw.problem_count > told:
             problems.append(f"and {raw.problem_count - told} more")
-        fields = ("blocks", "names", "groups", "lists", "extents", "leaks", "leaked_bytes", "sound_copies")
+        fields = (
+            "blocks",
+            "names",
+            "groups",
+            "lists",
+            "extents",
+            "leaks",
+            "leaked_bytes",
+            "sound_copies",
+        )
         return {field: getattr(raw, field) for field in fields}, problems
 
     def free_leaks(self) -> int:
@@ -736,15 +839,21 @@ class Pool:
         if _lib.pms_usage(self._p, raw, count, error):
             _fail(self.path, error)
         self._errors.append(error)
-        plain = [field for field, _ in _ffi.typeof("struct pms_segment_usage").fields if field != "cell"]
-        return [{**{field: getattr(raw[i], field) for field in plain}, "cells": tuple(raw[i].cell)} for i in range(count[0])]
+        plain = [
+            field for field, _ in _ffi.typeof("struct pms_segment_usage").fields if field != "cell"
+        ]
+        return [
+            {**{field: getattr(raw[i], field) for field in plain}, "cells": tuple(raw[i].cell)}
+            for i in range(count[0])
+        ]
 
 
-# ---- the process ---------------------------------------------------------------------------------------------------------
+# ---- the process ---------------------------------------------------------------------------------
 
 
 def kill_at_primitive(count: int) -> None:
-    """SIGKILLs this process at the count-th persistence primitive from now; 0: never. For crash tests."""
+    """SIGKILLs this process at the count-th persistence primitive from now; 0: never. For crash
+    tests."""
     _lib.pms_debug_kill_at(count)
 
 
@@ -763,10 +872,11 @@ def _handler_first(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-# faulthandler.enable() puts a SIGSEGV handler over the engine's, for which a first write into a protected page is not an
-# error. The engine notices that at its next call, but the next thing may be a write by numpy, without a call. So enable
-# (and disable, which restores what was there before it) are followed by putting the engine's handler first again, chained
-# to the new one: a real segmentation fault still prints its traceback.
+# faulthandler.enable() puts a SIGSEGV handler over the engine's, for which a first write into a
+# protected page is not an error. The engine notices that at its next call, but the next thing may
+# be a write by numpy, without a call. So enable (and disable, which restores what was there before
+# it) are followed by putting the engine's handler first again, chained to the new one: a real
+# segmentation fault still prints its traceback.
 faulthandler.enable = _handler_first(faulthandler.enable)
 faulthandler.disable = _handler_first(faulthandler.disable)
 

@@ -1,4 +1,5 @@
-"""Landings of the engine (native/landing.h), typed. Every call runs without the interpreter's lock."""
+"""Landings of the engine (native/landing.h), typed. Every call runs without the interpreter's
+lock."""
 
 from __future__ import annotations
 
@@ -36,15 +37,22 @@ class LandFlip(NamedTuple):
 
 
 class Landing:
-    """What a commit waits for: copies into idle slots, and the flips that name them. Keeps what it was given."""
+    """What a commit waits for: copies into idle slots, and the flips that name them. Keeps what it
+    was given."""
 
     __slots__ = ("_kept", "_pool", "_raw")
 
     def __init__(
-        self, pool: Pool, copies: Sequence[LandCopy], flips: Sequence[LandFlip], timeout_seconds: float | None
+        self,
+        pool: Pool,
+        copies: Sequence[LandCopy],
+        flips: Sequence[LandFlip],
+        timeout_seconds: float | None,
     ) -> None:
         self._pool = pool
-        names = [(native_ffi.from_buffer(one.name), native_ffi.from_buffer(one.meta)) for one in flips]
+        names = [
+            (native_ffi.from_buffer(one.name), native_ffi.from_buffer(one.meta)) for one in flips
+        ]
         some_copies = native_ffi.new("struct pms_land_copy[]", max(len(copies), 1))
         some_flips = native_ffi.new("struct pms_land_flip[]", max(len(flips), 1))
         for raw, copy in zip(some_copies, copies, strict=False):
@@ -56,7 +64,9 @@ class Landing:
             raw.name_bytes, raw.meta_bytes = len(flip.name), len(flip.meta)
         error = native_ffi.new("struct pms_error *")
         timeout = -1 if timeout_seconds is None else int(timeout_seconds * 1e9)
-        made = native.pms_landing_new(some_copies, len(copies), some_flips, len(flips), timeout, error)
+        made = native.pms_landing_new(
+            some_copies, len(copies), some_flips, len(flips), timeout, error
+        )
         if made == native_ffi.NULL:
             fail(pool.path, error)
         self._kept = names
@@ -69,7 +79,8 @@ class Landing:
             fail(self._pool.path, error)
 
     def start(self) -> None:
-        """Commits with it in a thread of the engine. Once it is SEALED nothing that is stored later is part of the commit."""
+        """Commits with it in a thread of the engine. Once it is SEALED nothing that is stored later
+        is part of the commit."""
         error = native_ffi.new("struct pms_error *")
         if native.pms_landing_start(self._pool.raw, self._raw, error):
             fail(self._pool.path, error)

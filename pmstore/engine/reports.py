@@ -1,4 +1,5 @@
-"""What a store says of itself: of its last recovery, its sizes and counts, its soundness, the places of its bytes."""
+"""What a store says of itself: of its last recovery, its sizes and counts, its soundness, the
+places of its bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ SURVIVES = {
     "dax": "power failure (persistent memory, MAP_SYNC)",
     "file": "power failure (journal, one fdatasync for each commit)",
     "process": "death of the process; not of the machine",
-    "emulated": "death of the process; not of the machine (persistent-memory instructions over ordinary memory)",
+    "emulated": (
+        "death of the process; not of the machine (persistent-memory instructions over "
+        "ordinary memory)"
+    ),
 }
 """What a commit survives in each domain."""
 
@@ -30,7 +34,8 @@ class Recovery:
     """Commits of domain "file" that were in the journal and not yet in their place."""
     replayed_bytes: int
     torn: bool
-    """An incomplete last entry or record was dropped; what it belonged to had not been acknowledged."""
+    """An incomplete last entry or record was dropped; what it belonged to had not been
+    acknowledged."""
     opens: int
     """For writing, since creation, this one included."""
     unclean_opens: int
@@ -43,12 +48,14 @@ class Recovery:
         parts = ["the last writer was killed"]
         if self.undone_entries:
             parts.append(
-                f"its uncommitted writes were undone ({self.undone_bytes:,} bytes in {counted(self.undone_entries, 'piece')})"
+                f"its uncommitted writes were undone ({self.undone_bytes:,} bytes in "
+                f"{counted(self.undone_entries, 'piece')})"
             )
         if self.replayed_records:
             were = "was" if self.replayed_records == 1 else "were"
             parts.append(
-                f"{counted(self.replayed_records, 'commit')} {were} replayed from the journal ({self.replayed_bytes:,} bytes)"
+                f"{counted(self.replayed_records, 'commit')} {were} replayed from the journal "
+                f"({self.replayed_bytes:,} bytes)"
             )
         if self.torn:
             parts.append("an incomplete write of its last transaction was dropped")
@@ -105,16 +112,20 @@ class CheckReport:
     """Blocks that belong to nobody. Each is among the problems."""
     leaked_bytes: int
     sound_copies: int
-    """Of the superblock's two, by bits. With one the store works; `pmstore repair` restores the other."""
+    """Of the superblock's two, by bits. With one the store works; `pmstore repair` restores the
+    other."""
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
         found = (
-            f"{counted(self.names, 'name')} in {counted(self.groups, 'group')}, {counted(self.lists, 'list')}, "
+            f"{counted(self.names, 'name')} in {counted(self.groups, 'group')}, "
+            f"{counted(self.lists, 'list')}, "
             f"{counted(self.blocks, 'block')} in {counted(self.extents, 'extent')}: "
         )
         return found + (
-            "sound" if not self.problems else counted(len(self.problems), "problem") + "\n" + "\n".join(self.problems)
+            "sound"
+            if not self.problems
+            else counted(len(self.problems), "problem") + "\n" + "\n".join(self.problems)
         )
 
 
@@ -144,10 +155,14 @@ class Info:
                 f"domain    {self.domain}: a commit survives {self.survives}",
                 f"epoch     {counted(self.epoch, 'commit')}",
                 (
-                    f"content   {counted(self.names, 'name')} at the top, {self.used_bytes:,} bytes used, "
+                    f"content   {counted(self.names, 'name')} at the top, {self.used_bytes:,} "
+                    "bytes used, "
                     f"{self.free_bytes:,} free, file {self.file_bytes:,} bytes"
                 ),
-                f"opened    {counted(self.opens, 'time')} for writing, {self.unclean_opens} of them after a crash",
+                (
+                    f"opened    {counted(self.opens, 'time')} for writing, {self.unclean_opens} of "
+                    "them after a crash"
+                ),
                 f"recovery  {self.recovery}",
             )
         )
@@ -155,7 +170,8 @@ class Info:
 
 @dataclass(frozen=True)
 class SegmentUsage:
-    """Where the bytes of one segment of the file are (the store begins with one, and each growth adds one)."""
+    """Where the bytes of one segment of the file are (the store begins with one, and each growth
+    adds one)."""
 
     table_off: int
     """Where the segment begins in the file: with its page table, then come its log and its data."""

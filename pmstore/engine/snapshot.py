@@ -1,4 +1,5 @@
-"""Snapshots and transfers of the engine (native/tier.h), typed. Every call runs without the interpreter's lock."""
+"""Snapshots and transfers of the engine (native/tier.h), typed. Every call runs without the
+interpreter's lock."""
 
 from __future__ import annotations
 
@@ -77,38 +78,62 @@ class SnapshotInfo:
 
 
 def _unpin(pool: Pool, process: int, holder: Any) -> None:
-    """Also when the last reference goes, in whatever thread; in a fork child the snapshot is the parent's."""
+    """Also when the last reference goes, in whatever thread; in a fork child the snapshot is the
+    parent's."""
     raw, holder[0] = holder[0], native_ffi.NULL
     if raw and os.getpid() == process:
         native.pms_snapshot_end(pool.raw, raw)
 
 
 class Snapshot:
-    """The last commit of a store, pinned until `close`. Opening copies nothing, whatever the size of the store."""
+    """The last commit of a store, pinned until `close`. Opening copies nothing, whatever the size
+    of the store."""
 
-    __slots__ = ("_calls", "_closed", "_holder", "_lock", "_pool", "epoch", "file_bytes", "super", "tag")
+    __slots__ = (
+        "_calls",
+        "_closed",
+        "_holder",
+        "_lock",
+        "_pool",
+        "epoch",
+        "file_bytes",
+        "super",
+        "tag",
+    )
 
-    def __init__(self, pool: Pool, bound_bytes: int = 0, max_wait_seconds: float | None = None) -> None:
-        """bound_bytes: of pages kept for it; 0: a quarter of the state. max_wait_seconds: how long a commit waits at the
-        bound before the snapshot is given up; None: for ever.
+    def __init__(
+        self, pool: Pool, bound_bytes: int = 0, max_wait_seconds: float | None = None
+    ) -> None:
+        """bound_bytes: of pages kept for it; 0: a quarter of the state. max_wait_seconds: how long
+            a commit waits at the bound before the snapshot is given up; None: for ever.
 
         Raises: ClosedStoreError, ForkedStoreError, OSError.
         """
         error = native_ffi.new("struct pms_error *")
         wait_ns = -1 if max_wait_seconds is None else round(max_wait_seconds * 1e9)
         self._pool = pool
-        self._lock = threading.RLock()  # taken and given back without memory: a thread that has none ends its call all the same
+        # taken and given back without memory: a thread that has none ends its call all the same
+        self._lock = threading.RLock()
         self._calls = 0
         self._closed = False
-        # It is there before the snapshot: an interrupt between any two bytecodes would leave that pinned, and commits waiting.
-        self._holder = native_ffi.gc(native_ffi.new("struct pms_snapshot **"), partial(_unpin, pool, os.getpid()))
+        # It is there before the snapshot: an interrupt between any two bytecodes would leave that
+        # pinned, and commits waiting.
+        self._holder = native_ffi.gc(
+            native_ffi.new("struct pms_snapshot **"), partial(_unpin, pool, os.getpid())
+        )
         if native.pms_snapshot_begin(pool.raw, bound_bytes, wait_ns, self._holder, error):
             fail(pool.path, error)
         info = self.info()
-        self.epoch, self.tag, self.file_bytes, self.super = info.epoch, info.tag, info.file_bytes, info.super
+        self.epoch, self.tag, self.file_bytes, self.super = (
+            info.epoch,
+            info.tag,
+            info.file_bytes,
+            info.super,
+        )
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        """A call that `close` waits for: a transfer that was given up may still be somewhere in its thread."""
+        """A call that `close` waits for: a transfer that was given up may still be somewhere in its
+        thread."""
         with self._lock:
             if self._closed:
                 raise ValueError("the snapshot is closed")
@@ -122,7 +147,8 @@ class Snapshot:
                 self._calls -= 1
 
     def info(self) -> SnapshotInfo:
-        """Raises: TransactionError if a commit waited too long for room and the snapshot was given up."""
+        """Raises: TransactionError if a commit waited too long for room and the snapshot was given
+        up."""
         raw = native_ffi.new("struct pms_snapshot_info *")
         self._call(native.pms_snapshot_info, raw)
         return SnapshotInfo(
@@ -138,13 +164,17 @@ class Snapshot:
         )
 
     def chunks(self, chunk_bytes: int, since: int) -> Array:
-        """uint8 for each chunk of the file: 0, LIVE, or LIVE | CHANGED since the snapshot with that tag. Once, and first."""
+        """uint8 for each chunk of the file: 0, LIVE, or LIVE | CHANGED since the snapshot with that
+        tag. Once, and first."""
         state = np.zeros(-(-self.file_bytes // chunk_bytes), np.uint8)
-        self._call(native.pms_snapshot_chunks, since, chunk_bytes, _as("uint8_t *", state), len(state))
+        self._call(
+            native.pms_snapshot_chunks, since, chunk_bytes, _as("uint8_t *", state), len(state)
+        )
         return state
 
     def take(self, offset: int, into: Array) -> None:
-        """Copies whole pages from a page's offset on, and gives them up: they are not to be read again."""
+        """Copies whole pages from a page's offset on, and gives them up: they are not to be read
+        again."""
         self._call(native.pms_snapshot_take, offset, into.nbytes, _at(into), 1)
 
     def peek(self, offset: int, nbytes: int) -> bytes:
@@ -155,8 +185,11 @@ class Snapshot:
         start = offset - first * PAGE_BYTES
         return pages[start : start + nbytes].tobytes()
 
-    def write(self, fd: int, chunk_bytes: int, chunks: Array, position: int, transfer: Transfer) -> Array:
-        """Writes chunks (uint64 indices) one after another from position on; returns their CRC-32C (uint32)."""
+    def write(
+        self, fd: int, chunk_bytes: int, chunks: Array, position: int, transfer: Transfer
+    ) -> Array:
+        """Writes chunks (uint64 indices) one after another from position on; returns their CRC-32C
+        (uint32)."""
         crc = np.zeros(len(chunks), np.uint32)
         self._call(
             native.pms_snapshot_write,
@@ -183,7 +216,12 @@ class Snapshot:
     def __enter__(self) -> Snapshot:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -205,7 +243,8 @@ def sync(fd: int, path: str) -> None:
 
 
 class Fill:
-    """A new file in memory, filled through a mapping (native/filling.h); not mapped if it lies elsewhere."""
+    """A new file in memory, filled through a mapping (native/filling.h); not mapped if it lies
+    elsewhere."""
 
     __slots__ = ("raw",)
 
@@ -221,8 +260,11 @@ class Fill:
     def mapped(self) -> bool:
         return bool(self.raw)
 
-    def reserve(self, offset: int, nbytes: int, filled: bool, transfer: Transfer, path: str) -> None:
-        """Room, while others fill the file. filled: a range that will be; the memory of others is not touched.
+    def reserve(
+        self, offset: int, nbytes: int, filled: bool, transfer: Transfer, path: str
+    ) -> None:
+        """Room, while others fill the file. filled: a range that will be; the memory of others is
+        not touched.
 
         Raises: StoreFullError, OSError; TransactionError if it was cancelled.
         """
@@ -252,7 +294,8 @@ def copy_pieces(
     end: int,
     transfer: Transfer,
 ) -> int | None:
-    """Copies pieces between files, each checked. Returns the index of the first bad one, or None. fill: of the target.
+    """Copies pieces between files, each checked. Returns the index of the first bad one, or None.
+    fill: of the target.
 
     Raises: UnreadableError: of the source; OSError.
     """
@@ -296,7 +339,8 @@ def store_size(head: bytes, path: str) -> int:
 
 
 def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
-    """Makes room for a file that large while others write to it. False: the file system cannot, and nothing was done.
+    """Makes room for a file that large while others write to it. False: the file system cannot, and
+    nothing was done.
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
@@ -308,7 +352,8 @@ def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
 
 
 def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
-    """Makes a file that large, with room for all of it, while nobody writes to it. What was written to it stays.
+    """Makes a file that large, with room for all of it, while nobody writes to it. What was written
+    to it stays.
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """

@@ -16,7 +16,8 @@ from pmstore.store import Store
 from pmstore.store import open as open_store
 
 _ROOM = ((1.02, 64), (1.1, 256), (1.3, 1024))
-"""Tried in turn: a multiple of the bytes in use, and pages on top. What size classes and alignment cost shows only then."""
+"""Tried in turn: a multiple of the bytes in use, and pages on top. What size classes and alignment
+cost shows only then."""
 _BATCH_BYTES = 64 << 20
 _BATCH_ITEMS = 1000
 
@@ -40,16 +41,18 @@ def compact(
     lock_timeout: float | None = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Compaction:
-    """Rewrites a store into a new file without its free space, and puts that in the old one's place by one rename.
+    """Rewrites a store into a new file without its free space, and puts that in the old one's place
+    by one rename.
 
-    A crash at any point leaves the old or the new file at the path, whole; at worst a file `.<name>.<pid>.<...>.compact` stays
-    beside it, which can be removed. Needs room for both files. Permissions, `max_size` and domain stay; owner, where allowed.
-    The new store is another store to its tiers: it has a new uuid, and its epochs start again.
+    A crash at any point leaves the old or the new file at the path, whole; at worst a file
+    `.<name>.<pid>.<...>.compact` stays beside it, which can be removed. Needs room for both files.
+    Permissions, `max_size` and domain stay; owner, where allowed. The new store is another store to
+    its tiers: it has a new uuid, and its epochs start again.
 
     lock_timeout: as of `pmstore.open`. progress: called with bytes done and bytes in all.
 
-    Raises: what `open` with mode "r+" raises; CorruptStoreError if the store's check finds a problem (nothing was changed);
-        StoreFullError, OSError.
+    Raises: what `open` with mode "r+" raises; CorruptStoreError if the store's check finds a
+        problem (nothing was changed); StoreFullError, OSError.
 
     >>> import numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -62,11 +65,15 @@ def compact(
     with open_store(path, "r+", lock_timeout=lock_timeout, hot=False) as old:
         report = old.check()
         if report.problems:
-            raise _ffi.damaged(old.path, f"not compacted, because the check finds: {report.problems[0]}")
+            raise _ffi.damaged(
+                old.path, f"not compacted, because the check finds: {report.problems[0]}"
+            )
         real = Path(os.path.realpath(old.path))
         before = old.stats().file_bytes
         for room in _ROOM:
-            new_path = real.with_name(f".{real.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.compact")
+            new_path = real.with_name(
+                f".{real.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.compact"
+            )
             try:
                 grown, after = _rewrite(old, new_path, room, progress)
                 if not grown or room == _ROOM[-1]:
@@ -79,9 +86,14 @@ def compact(
 
 
 def _file_bytes_for(data_bytes: int) -> int:
-    """A file of about that much data: fixed pages, and for each data page itself, its log and its entry in the page table."""
+    """A file of about that much data: fixed pages, and for each data page itself, its log and its
+    entry in the page table."""
     pages = data_bytes // 4096 + 1
-    return pages * (4096 + 4096 + 64 + 3 * 16) + 84 * 4096 + (2 << 20 if pages * 4096 >= 32 << 20 else 0)
+    return (
+        pages * (4096 + 4096 + 64 + 3 * 16)
+        + 84 * 4096
+        + (2 << 20 if pages * 4096 >= 32 << 20 else 0)
+    )
 
 
 def _rewrite(
@@ -93,7 +105,9 @@ def _rewrite(
     from pmstore.tiers.manager import hand_over as hand_over_tiers
 
     info, stats = old._core.pool.info, old.stats()
-    size = max(_ffi.MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * 4096))
+    size = max(
+        _ffi.MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * 4096)
+    )
     with open_store(
         new_path,
         "x",
@@ -108,7 +122,9 @@ def _rewrite(
         hand_over_tiers(old, new)
         was, now = old.check(), new.check()
         if now.problems or (was.names, was.groups, was.lists) != (now.names, now.groups, now.lists):
-            raise CorruptStoreError(f"{old.path}: not compacted, because the copy is not whole: {now}")
+            raise CorruptStoreError(
+                f"{old.path}: not compacted, because the copy is not whole: {now}"
+            )
         after = new.stats().file_bytes
     return after > begun, after
 
@@ -128,7 +144,7 @@ def _replace(real: Path, new_path: Path) -> None:
         os.close(folder)
 
 
-# ---- copying, without decoding anything --------------------------------------------------------------------------------
+# ---- copying, without decoding anything ----------------------------------------------------------
 
 
 def _copy(old: Store, new: Store, total: int, progress: Callable[[int, int], None] | None) -> None:
@@ -184,6 +200,8 @@ def _copied_items(old: _ffi.Pool, source: int, new: _ffi.Pool, target: int) -> I
         for at in range(first, min(count, first + _BATCH_ITEMS)):
             found = old.item(source, b"", at, True)
             assert found is not None  # the store was checked, and is ours alone
-            batch.append(Payload(found.kind, found.meta, found.data_bytes, old.info.base + found.data))
+            batch.append(
+                Payload(found.kind, found.meta, found.data_bytes, old.info.base + found.data)
+            )
         new.splice(target, b"", first, 0, 1, batch)
         yield sum(64 + len(item.meta) + item.data_bytes for item in batch)

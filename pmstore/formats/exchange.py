@@ -1,8 +1,9 @@
 """Stores to and from the files of others: safetensors and npz. Nothing is pickled or unpickled.
 
-Groups become parts of the names, with "." between them in safetensors (as torch names parameters) and "/" in npz. What the
-formats have no place for (plain values, lists, which of array and tensor it was, names that contain the separator) goes into
-the file's metadata, so that what was exported comes back as it was; other programs see the arrays, and str values as metadata.
+Groups become parts of the names, with "." between them in safetensors (as torch names parameters)
+and "/" in npz. What the formats have no place for (plain values, lists, which of array and tensor
+it was, names that contain the separator) goes into the file's metadata, so that what was exported
+comes back as it was; other programs see the arrays, and str values as metadata.
 """
 
 from __future__ import annotations
@@ -32,16 +33,35 @@ from pmstore.objects.lists import List
 from pmstore.objects.slots import Slots
 
 OURS = "pmstore"
-"""The metadata key of safetensors, and the member of npz, that hold what the format has no place for."""
+"""The metadata key of safetensors, and the member of npz, that hold what the format has no place
+for."""
 
 Progress = Callable[[int], None]
 
-_EMPTY: dict[str, Any] = {"groups": [], "tensors": [], "values": {}, "paths": {}, "lists": {}, "order": []}
+_EMPTY: dict[str, Any] = {
+    "groups": [],
+    "tensors": [],
+    "values": {},
+    "paths": {},
+    "lists": {},
+    "order": [],
+}
 """What describes a file that is not ours."""
 
 _SAFETENSORS = frozenset(
     (
-        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "complex64"),
+        *(
+            "bool",
+            "uint8",
+            "int8",
+            "uint16",
+            "int16",
+            "uint32",
+            "int32",
+            "uint64",
+            "int64",
+            "complex64",
+        ),
         *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
     )
 )
@@ -55,7 +75,7 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "data_ptr")
 
 
-# ---- what a store holds, flat ----------------------------------------------------------------------------------------------
+# ---- what a store holds, flat --------------------------------------------------------------------
 
 
 def _flat(group: Group, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -96,7 +116,9 @@ class _Parts:
     def _add(self, key: str, joined: str, value: Any, description: dict[str, Any]) -> None:
         if _is_tensor(value) or isinstance(value, np.ndarray):
             if key in self.arrays or key == OURS:
-                raise ValueError(f"two names of the store are {key!r} in the file: choose another --separator")
+                raise ValueError(
+                    f"two names of the store are {key!r} in the file: choose another --separator"
+                )
             self.arrays[key] = value
             self._note_path(key, joined, description)
             if _is_tensor(value):
@@ -123,29 +145,41 @@ def _dtype_name(value: Any) -> str:
 def _refuse(wrong: list[str], what: str) -> None:
     if wrong:
         names = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise TypeError(f"{what} has no dtype for {names}: `pmstore dump` carries every dtype, or convert them")
+        raise TypeError(
+            f"{what} has no dtype for {names}: `pmstore dump` carries every dtype, or convert them"
+        )
 
 
-# ---- export ----------------------------------------------------------------------------------------------------------------
+# ---- export --------------------------------------------------------------------------------------
 
 
-def export_safetensors(group: Group, path: str | os.PathLike[str], *, separator: str = ".", mode: int = PRIVATE) -> int:
-    """Writes the store, or one of its groups, as safetensors. Returns the number of arrays. Nothing is copied on the way but
-    arrays that are not in C order. The file is durable on return. mode: its permissions.
+def export_safetensors(
+    group: Group, path: str | os.PathLike[str], *, separator: str = ".", mode: int = PRIVATE
+) -> int:
+    """Writes the store, or one of its groups, as safetensors. Returns the number of arrays. Nothing
+    is copied on the way but arrays that are not in C order. The file is durable on return. mode:
+    its permissions.
 
-    Raises: TypeError naming arrays of a dtype that safetensors has not; FileExistsError; ModuleNotFoundError.
+    Raises: TypeError naming arrays of a dtype that safetensors has not; FileExistsError;
+        ModuleNotFoundError.
     """
     with optional:
         import safetensors
 
     parts = _Parts(group, separator)
     _refuse(
-        [f"{key} ({_dtype_name(value)})" for key, value in parts.arrays.items() if _dtype_name(value) not in _SAFETENSORS],
+        [
+            f"{key} ({_dtype_name(value)})"
+            for key, value in parts.arrays.items()
+            if _dtype_name(value) not in _SAFETENSORS
+        ],
         "safetensors",
     )
     kept, specs = [], {}
     for key, value in parts.arrays.items():
-        dense: Any = value.detach().contiguous() if _is_tensor(value) else np.ascontiguousarray(value)
+        dense: Any = (
+            value.detach().contiguous() if _is_tensor(value) else np.ascontiguousarray(value)
+        )
         kept.append(dense)
         address = dense.data_ptr() if _is_tensor(dense) else dense.ctypes.data
         nbytes = dense.numel() * dense.element_size() if _is_tensor(dense) else dense.nbytes
@@ -167,8 +201,8 @@ def export_npz(
     mode: int = PRIVATE,
     progress: Progress = _nothing,
 ) -> int:
-    """Writes the store, or one of its groups, as npz. Returns the number of arrays. Tensors become arrays. The file is
-    durable on return.
+    """Writes the store, or one of its groups, as npz. Returns the number of arrays. Tensors become
+    arrays. The file is durable on return.
 
     mode: its permissions. progress: called with bytes written since.
     Raises: TypeError naming tensors of a dtype that numpy has not; FileExistsError.
@@ -193,7 +227,7 @@ def export_npz(
     return len(arrays)
 
 
-# ---- import: what the file says ---------------------------------------------------------------------------------------------
+# ---- import: what the file says ------------------------------------------------------------------
 
 
 class _Items(list[Any]):
@@ -231,10 +265,17 @@ class _Description:
             must(is_texts(said[key]), key)
         for key, kind in (("lists", int), ("values", str), ("paths", str)):
             entries = said[key]
-            must(isinstance(entries, dict) and all(type(k) is str and type(v) is kind for k, v in entries.items()), key)
+            must(
+                isinstance(entries, dict)
+                and all(type(k) is str and type(v) is kind for k, v in entries.items()),
+                key,
+            )
         must(all(length >= 0 for length in said["lists"].values()), "the length of a list")
         tensors = said["tensors"]
-        must(isinstance(tensors, list) and all(is_texts(entry) and entry for entry in tensors), "tensors")
+        must(
+            isinstance(tensors, list) and all(is_texts(entry) and entry for entry in tensors),
+            "tensors",
+        )
         return cls(
             said["separator"],
             {path: at for at, path in enumerate(said["order"])},
@@ -251,13 +292,20 @@ class _Description:
 
 
 class _Plan:
-    """What an import puts where: by path in the group, in order. All names are checked before anything is put.
+    """What an import puts where: by path in the group, in order. All names are checked before
+    anything is put.
 
     Raises: ValueError.
     """
 
-    def __init__(self, description: _Description, texts: Mapping[str, str], arrays: Mapping[str, Callable[[], Any]]) -> None:
-        """texts: of other programs. arrays: functions that read them, by their names in the file."""
+    def __init__(
+        self,
+        description: _Description,
+        texts: Mapping[str, str],
+        arrays: Mapping[str, Callable[[], Any]],
+    ) -> None:
+        """texts: of other programs. arrays: functions that read them, by their names in the
+        file."""
         found: dict[str, Callable[[], Any] | None] = {}
 
         def add(path: str, read: Callable[[], Any] | None) -> None:
@@ -276,13 +324,17 @@ class _Plan:
         for path, length in description.lists.items():
             missing = next((at for at in range(length) if f"{path}/{at}" not in found), None)
             if missing is not None:
-                raise ValueError(f"the metadata {OURS!r} are damaged: the list {path!r} lacks item {missing}")
+                raise ValueError(
+                    f"the metadata {OURS!r} are damaged: the list {path!r} lacks item {missing}"
+                )
             add(path, partial(_items, [found.pop(f"{path}/{at}") for at in range(length)]))
         for path in description.groups:
             add(path, None)
         for path in found:
             split_name(path)
-        self.steps = sorted(found.items(), key=lambda step: description.order.get(step[0], len(description.order)))
+        self.steps = sorted(
+            found.items(), key=lambda step: description.order.get(step[0], len(description.order))
+        )
 
 
 def _value(encoded: str) -> Any:
@@ -296,7 +348,10 @@ def _items(reads: list[Any]) -> _Items:
 def _put(group: Group, name: str, value: Any, replace: bool) -> None:
     if name in group:
         if not replace:
-            raise NameExistsError(f"{name!r} is in the store already: --replace replaces it, --group imports beside it")
+            raise NameExistsError(
+                f"{name!r} is in the store already: --replace replaces it, "
+                "--group imports beside it"
+            )
         if isinstance(group[name], (Group, List)) or isinstance(value, _Items):
             del group[name]
     if isinstance(value, _Items):
@@ -332,7 +387,7 @@ def _tensor(read: Callable[[], Any], kinds: Sequence[str]) -> Any:
     return value.requires_grad_("requires_grad" in kinds)
 
 
-# ---- import ----------------------------------------------------------------------------------------------------------------
+# ---- import --------------------------------------------------------------------------------------
 
 
 def import_safetensors(
@@ -344,13 +399,16 @@ def import_safetensors(
     tensors: bool = False,
     progress: Progress = _nothing,
 ) -> int:
-    """Copies a safetensors file into the store or group. Returns the number of arrays. Call it inside a transaction.
+    """Copies a safetensors file into the store or group. Returns the number of arrays. Call it
+    inside a transaction.
 
-    What `export_safetensors` wrote comes back as it was. Of other files, separators in names become groups, the arrays numpy
-    arrays, but torch tensors where numpy lacks the dtype or tensors is set, and the metadata str values.
+    What `export_safetensors` wrote comes back as it was. Of other files, separators in names become
+    groups, the arrays numpy arrays, but torch tensors where numpy lacks the dtype or tensors is
+    set, and the metadata str values.
 
-    Raises: NameExistsError unless replace is set; CorruptStoreError that names the file and the place; PmstoreError if there is
-        not enough memory for an array; OSError; ModuleNotFoundError for torch, where it is needed.
+    Raises: NameExistsError unless replace is set; CorruptStoreError that names the file and the
+        place; PmstoreError if there is not enough memory for an array; OSError; ModuleNotFoundError
+        for torch, where it is needed.
     """
     with optional:
         from safetensors import safe_open
@@ -360,14 +418,16 @@ def import_safetensors(
         with sound(source):
             file = stack.enter_context(safe_open(path, "numpy"))
             metadata = dict(file.metadata() or {})
-            dtypes = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 # no mapping
+            dtypes = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # no mapping  # noqa: SIM118
             description = _Description.of(json.loads(metadata.pop(OURS, "{}")), separator)
         arrays: dict[str, Callable[[], Any]] = {}
         torch_file: Any = None
         for key, dtype in dtypes.items():
             if tensors or key in description.tensors or dtype == "BF16" or dtype.startswith("F8"):
                 torch_file = torch_file or stack.enter_context(safe_open(path, "pt"))
-                arrays[key] = partial(_tensor, partial(torch_file.get_tensor, key), description.tensors.get(key, ()))
+                arrays[key] = partial(
+                    _tensor, partial(torch_file.get_tensor, key), description.tensors.get(key, ())
+                )
             else:
                 arrays[key] = partial(file.get_tensor, key)
         with sound(source):
@@ -386,10 +446,12 @@ def import_npz(
     inflated_most: int | None = None,
     progress: Progress = _nothing,
 ) -> int:
-    """Copies an npz file into the store or group, as `import_safetensors` does. Members that are pickles are refused.
+    """Copies an npz file into the store or group, as `import_safetensors` does. Members that are
+    pickles are refused.
 
-    inflated_most: bytes that its compressed members may have together, uncompressed; None: 16 times as many as compressed, and
-    64 MiB. A file of zeros that a friend compressed may need more; a stranger's may be made to fill the memory.
+    inflated_most: bytes that its compressed members may have together, uncompressed; None: 16 times
+        as many as compressed, and 64 MiB. A file of zeros that a friend compressed may need more; a
+        stranger's may be made to fill the memory.
 
     Raises: as `import_safetensors`.
     """
@@ -402,7 +464,9 @@ def import_npz(
         arrays: dict[str, Callable[[], Any]] = {}
         for key in file:
             if key in description.tensors or (tensors and key != OURS):
-                arrays[key] = partial(_tensor, partial(file.read, key), description.tensors.get(key, ()))
+                arrays[key] = partial(
+                    _tensor, partial(file.read, key), description.tensors.get(key, ())
+                )
             elif key != OURS:
                 arrays[key] = partial(file.read, key)
         with sound(source):

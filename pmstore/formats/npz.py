@@ -1,5 +1,6 @@
-"""Reading npy and npz files that strangers made. What a file declares is believed only as far as its bytes bear it out: no more
-memory is taken than the file has bytes, or than the limit for compressed members says. Nothing is unpickled.
+"""Reading npy and npz files that strangers made. What a file declares is believed only as far as
+its bytes bear it out: no more memory is taken than the file has bytes, or than the limit for
+compressed members says. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _INFLATED_FACTOR = 16
 _INFLATED_FREE = 64 << 20
 
 
-# ---- one array -------------------------------------------------------------------------------------------------------------
+# ---- one array -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ def read_header(file: IO[bytes]) -> Header:
     if version == (0, 0):
         raise ValueError("no array of numpy's: its magic is missing")
     if version not in _HEAD:
-        raise ValueError(f"an array in version {version[0]}.{version[1]} of numpy's format, which is not known")
+        raise ValueError(
+            f"an array in version {version[0]}.{version[1]} of numpy's format, which is not known"
+        )
     prefix = file.read(struct.calcsize(_HEAD[version]))
     (length,) = struct.unpack(_HEAD[version], prefix)
     if length > 4 * _HEADER_MOST:  # characters of UTF-8
@@ -71,7 +74,9 @@ def read_header(file: IO[bytes]) -> Header:
     except (MemoryError, RecursionError):  # of the parser, for its stack
         raise ValueError("a header nested too deep") from None
     if dtype.hasobject:
-        raise ValueError("its elements are Python objects, pickled, which might run any code: they are not read")
+        raise ValueError(
+            "its elements are Python objects, pickled, which might run any code: they are not read"
+        )
     if type(shape) is not tuple or not all(type(each) is int and each >= 0 for each in shape):
         raise ValueError(f"{str(shape)[:100]} is no shape")
     return Header(shape, fortran_order is True, dtype, 8 + len(prefix) + length)
@@ -86,14 +91,15 @@ def _parse(version: tuple[int, int], prefix: bytes, text: bytes) -> tuple[Any, A
     return parts["shape"], parts["fortran_order"], np.lib.format.descr_to_dtype(parts["descr"])
 
 
-# ---- a file of them --------------------------------------------------------------------------------------------------------
+# ---- a file of them ------------------------------------------------------------------------------
 
 
 class NpzFile:
     """The members of an npz file, by name.
 
-    inflated_most: bytes that compressed members may have together, uncompressed; None: 16 times as many as compressed, and
-    64 MiB. Members that are not compressed cannot have more than the file.
+    inflated_most: bytes that compressed members may have together, uncompressed; None: 16 times as
+        many as compressed, and 64 MiB. Members that are not compressed cannot have more than the
+        file.
 
     Raises: CorruptStoreError.
     """
@@ -104,7 +110,9 @@ class NpzFile:
         with self._stack:  # closes what is open if the rest fails
             file = self._stack.enter_context(open(path, "rb"))  # noqa: SIM115
             if file.read(len(_MAGIC)) == _MAGIC:
-                raise CorruptStoreError(f"{self.path}: not an npz file but a single array: pmstore set --file stores it")
+                raise CorruptStoreError(
+                    f"{self.path}: not an npz file but a single array: pmstore set --file stores it"
+                )
             with sound(self.path):
                 self._zip = self._stack.enter_context(zipfile.ZipFile(file))
                 self._members = self._checked(os.fstat(file.fileno()).st_size, inflated_most)
@@ -113,7 +121,12 @@ class NpzFile:
     def __enter__(self) -> NpzFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._stack.close()
 
     def _checked(self, file_bytes: int, inflated_most: int | None) -> dict[str, zipfile.ZipInfo]:
@@ -136,11 +149,15 @@ class NpzFile:
                 raise ValueError(f"{name!r} is compressed otherwise than numpy does it (deflate)")
         if stored + packed > file_bytes:
             raise ValueError("its members have more bytes than the file")
-        most = _INFLATED_FACTOR * packed + _INFLATED_FREE if inflated_most is None else inflated_most
+        most = (
+            _INFLATED_FACTOR * packed + _INFLATED_FREE if inflated_most is None else inflated_most
+        )
         if inflated > most:
             raise ValueError(
-                f"its compressed members ({packed:,} bytes) would take {inflated:,} bytes, and {most:,} are allowed. "
-                f"If you know who made it: pmstore import --inflated {inflated}, or inflated_most={inflated} in Python"
+                f"its compressed members ({packed:,} bytes) would take {inflated:,} bytes, and "
+                f"{most:,} are allowed. "
+                f"If you know who made it: pmstore import --inflated {inflated}, or "
+                f"inflated_most={inflated} in Python"
             )
         return members
 
@@ -159,7 +176,9 @@ class NpzFile:
         with self._zip.open(info) as member:
             header = read_header(member)
             if header.header_bytes + header.data_bytes != info.file_size:
-                raise ValueError(f"an array of shape {header.shape} and {header.dtype} in {info.file_size} bytes")
+                raise ValueError(
+                    f"an array of shape {header.shape} and {header.dtype} in {info.file_size} bytes"
+                )
             flat = np.empty(header.data_bytes, np.uint8)
             at = 0
             while at < flat.size:
@@ -169,5 +188,7 @@ class NpzFile:
                 at += got
             if member.read(1):  # at the end its checksum is looked at
                 raise ValueError("it is longer than it says")
-            made: Array = np.ndarray(header.shape, header.dtype, flat.data, order="F" if header.fortran_order else "C")
+            made: Array = np.ndarray(
+                header.shape, header.dtype, flat.data, order="F" if header.fortran_order else "C"
+            )
             return made

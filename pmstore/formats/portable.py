@@ -1,5 +1,6 @@
-"""A store as one portable file, and back: `dump` and `load`. The format is in docs/FORMAT.md: a stream of msgpack, in which
-nothing is code, that holds names, kinds, descriptions and bytes. It can be piped.
+"""A store as one portable file, and back: `dump` and `load`. The format is in docs/FORMAT.md: a
+stream of msgpack, in which nothing is code, that holds names, kinds, descriptions and bytes. It can
+be piped.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _nothing(done: int) -> None:
     pass
 
 
-# ---- writing ---------------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 class _Writer:
@@ -70,17 +71,24 @@ class _Writer:
 
 
 def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
-    """Writes all that the store holds to the file, which need not be seekable. Returns the number of objects.
+    """Writes all that the store holds to the file, which need not be seekable. Returns the number
+    of objects.
 
-    Memory used does not depend on the store's size. What is uncommitted is dumped too; the caller keeps others from writing
-    meanwhile (a store opened with mode "r" has no writers). progress: called with bytes of arrays that were written.
+    Memory used does not depend on the store's size. What is uncommitted is dumped too; the caller
+    keeps others from writing meanwhile (a store opened with mode "r" has no writers). progress:
+    called with bytes of arrays that were written.
 
     Raises: CorruptStoreError, OSError.
     """
     pool = store._core.pool
     stats = store.stats()
     writer = _Writer(file, progress)
-    header = {"format": FORMAT, "version": VERSION, "epoch": stats.epoch, "used_bytes": stats.used_bytes}
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "epoch": stats.epoch,
+        "used_bytes": stats.used_bytes,
+    }
     file.write(msgpack.packb(header))
     with store._core.lock:
         for raw, found in pool.tree():
@@ -88,13 +96,16 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
             if is_own_name(path):
                 continue
             if found.kind == _ffi.GROUP:
-                writer.record("group", path, found.meta)  # the description of slots, which are a group
+                # the description of slots, which are a group
+                writer.record("group", path, found.meta)
             elif found.kind == _ffi.LIST:
                 writer.record("list", path)
                 for at in range(pool.list_count(found.data)):
                     item = pool.item(found.data, b"", at, True)
                     if item is None:
-                        raise _ffi.damaged(store.path, f"the list {path!r} is shorter than it says", found.node)
+                        raise _ffi.damaged(
+                            store.path, f"the list {path!r} is shorter than it says", found.node
+                        )
                     _dump_object(writer, pool, "item", item)
             else:
                 _dump_object(writer, pool, path, found)
@@ -111,10 +122,13 @@ def _dump_object(writer: _Writer, pool: _ffi.Pool, where: str, found: _ffi.Found
         writer.record(f"{kind} array", *path, found.meta, found.data_bytes)
         writer.data(pool.info.base + found.data, found.data_bytes)
     else:
-        raise TypeError(f"{pool.path}: {where!r} is of a kind that a dump cannot hold: copy what it holds into arrays first")
+        raise TypeError(
+            f"{pool.path}: {where!r} is of a kind that a dump cannot hold: copy what it holds into "
+            "arrays first"
+        )
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 _RECORDS: dict[str, tuple[type, ...]] = {
@@ -129,10 +143,12 @@ _RECORDS: dict[str, tuple[type, ...]] = {
 
 
 class _Reader:
-    """Records, and the bytes of arrays. Takes memory only for what has arrived. msgpack bounds each length by itself, so
-    objects within objects, of which a few bytes declare many, are refused when the first of them ends.
+    """Records, and the bytes of arrays. Takes memory only for what has arrived. msgpack bounds each
+    length by itself, so objects within objects, of which a few bytes declare many, are refused when
+    the first of them ends.
 
-    Raises (all methods): CorruptStoreError, which names the file and the record; PmstoreError for want of memory; OSError.
+    Raises (all methods): CorruptStoreError, which names the file and the record; PmstoreError for
+    want of memory; OSError.
     """
 
     def __init__(self, file: BinaryIO, progress: Progress) -> None:
@@ -160,7 +176,9 @@ class _Reader:
         """The file, and the record that was read last."""
         if not self.objects:
             return self.source
-        return f"{self.source}: record {self.objects}" + ("" if self._name is None else f", {self._name[:200]!r}")
+        return f"{self.source}: record {self.objects}" + (
+            "" if self._name is None else f", {self._name[:200]!r}"
+        )
 
     def wrong(self, what: str) -> CorruptStoreError:
         return CorruptStoreError(f"{self.place}: {what}")
@@ -184,7 +202,11 @@ class _Reader:
         self.objects += 1
         self._name = None
         record: Any = self.next()
-        kinds = _RECORDS.get(record[0]) if isinstance(record, list) and record and type(record[0]) is str else None
+        kinds = (
+            _RECORDS.get(record[0])
+            if isinstance(record, list) and record and type(record[0]) is str
+            else None
+        )
         if kinds is None or [type(part) for part in record[1:]] != list(kinds):
             raise self.wrong("the dump is damaged: no record where one should be")
         if kinds[0] is str:
@@ -203,7 +225,9 @@ class _Reader:
         while left:
             piece = self.next()
             if not isinstance(piece, bytes) or not 0 < len(piece) <= left:
-                raise self.wrong("the dump is damaged: not the bytes of an array where they should be")
+                raise self.wrong(
+                    "the dump is damaged: not the bytes of an array where they should be"
+                )
             self.crc = zlib.crc32(piece, self.crc)
             self._progress(len(piece))
             left -= len(piece)
@@ -219,16 +243,20 @@ def load(
     domain: Domain = "auto",
     progress: Progress = _nothing,
 ) -> int:
-    """Makes a store of a dump. Returns the number of objects. The file is not at the path before it is whole and durable.
+    """Makes a store of a dump. Returns the number of objects. The file is not at the path before it
+    is whole and durable.
 
-    An array gets its room in the store when an eighth of it has arrived: what a dump merely declares takes none. Until then
-    its bytes are in memory, and from 16 MiB on in a file without a name beside the path.
+    An array gets its room in the store when an eighth of it has arrived: what a dump merely
+    declares takes none. Until then its bytes are in memory, and from 16 MiB on in a file without a
+    name beside the path.
 
-    size, max_size, domain: as of `pmstore.open`. progress: called with bytes of arrays that were read.
+    size, max_size, domain: as of `pmstore.open`. progress: called with bytes of arrays that were
+        read.
 
-    Raises: FileExistsError if there is something at the path; CorruptStoreError, which names the record, if the dump is damaged
-        or cut short, has a name twice, or slots that hold anything but their two arrays; PmstoreError for want of memory;
-        StoreFullError, OSError. Then nothing is made.
+    Raises: FileExistsError if there is something at the path; CorruptStoreError, which names the
+        record, if the dump is damaged or cut short, has a name twice, or slots that hold anything
+        but their two arrays; PmstoreError for want of memory; StoreFullError, OSError. Then nothing
+        is made.
     """
     target = absent(path)
     reader = _Reader(file, progress)
@@ -237,7 +265,9 @@ def load(
         raise reader.wrong("not a dump of a store (made by `pmstore dump`)")
     if header.get("version") != VERSION:
         version = str(header.get("version"))[:40]
-        raise reader.wrong(f"a dump of version {version}, made by a newer pmstore: load it with that")
+        raise reader.wrong(
+            f"a dump of version {version}, made by a newer pmstore: load it with that"
+        )
     part = part_of(target)
     try:
         with open(part, "x", size=size, max_size=max_size, domain=domain, hot=False) as store:
@@ -268,7 +298,9 @@ class _Loader:
             record = self._reader.record()
             what = record[0]
             is_item = what.startswith("item")
-            if self._batch and (not is_item or self._pending >= _BATCH_BYTES or len(self._batch) >= _BATCH_ITEMS):
+            if self._batch and (
+                not is_item or self._pending >= _BATCH_BYTES or len(self._batch) >= _BATCH_ITEMS
+            ):
                 assert self._list is not None
                 self._pool.splice(self._list, b"", _ffi.LIST_END, 0, 1, self._batch)
                 self._batch = []
@@ -294,7 +326,8 @@ class _Loader:
                 self._named(*record)
 
     def _pass_over(self, what: str, *parts: Any) -> None:
-        """What is under a name of the library's own is read, as all of the dump is, and goes nowhere."""
+        """What is under a name of the library's own is read, as all of the dump is, and goes
+        nowhere."""
         if what.endswith(" array"):
             for _ in self._reader.pieces(parts[-1]):
                 pass
@@ -352,7 +385,9 @@ class _Loader:
             if found is None or found.kind != _ffi.GROUP:
                 raise self._reader.wrong("the dump is damaged: no record made a group for it")
             if found.meta and parts[:depth] != self._pair:
-                raise self._reader.wrong("the dump is damaged: slots hold two arrays and nothing else")
+                raise self._reader.wrong(
+                    "the dump is damaged: slots hold two arrays and nothing else"
+                )
             directory = found.data
         return directory
 
@@ -362,7 +397,10 @@ class _Loader:
             pair, self._pair = self._pair, []
             found = self._pool.find(self._directory(pair[:-1]), pair[-1])
             assert found is not None
-            with sound(f"{self._reader.place}: before it, {b'/'.join(pair)[:200].decode(errors='replace')!r}"):
+            with sound(
+                f"{self._reader.place}: before it, "
+                f"{b'/'.join(pair)[:200].decode(errors='replace')!r}"
+            ):
                 slots.check(self._pool, found)
 
     def _array(self, directory: int, name: bytes, meta: bytes, length: int) -> None:
@@ -371,10 +409,14 @@ class _Loader:
         with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES, dir=str(self._folder)) as early:
             while length > _SPOOLED_BYTES and arrived < length >> 3:
                 arrived += early.write(next(pieces))
-            block = self._pool.put_array(directory, name, meta, length, fill=_ffi.FILL_NONE, must_be_new=True)
+            block = self._pool.put_array(
+                directory, name, meta, length, fill=_ffi.FILL_NONE, must_be_new=True
+            )
             if not length:
                 return
-            memory: Any = memoryview((ctypes.c_uint8 * length).from_address(self._pool.info.base + block)).cast("B")
+            memory: Any = memoryview(
+                (ctypes.c_uint8 * length).from_address(self._pool.info.base + block)
+            ).cast("B")
             early.seek(0)
             at = 0
             for piece in itertools.chain(iter(lambda: early.read(_CHUNK_BYTES), b""), pieces):

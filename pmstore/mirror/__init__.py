@@ -1,4 +1,5 @@
-"""Device mirrors: state that lives on an accelerator, copied into slots of the store at each commit.
+"""Device mirrors: state that lives on an accelerator, copied into slots of the store at each
+commit.
 
 pending.py   the handle of a commit under way
 copier.py    the seam between a device and host memory, and its two implementations

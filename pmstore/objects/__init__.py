@@ -1,6 +1,6 @@
 """What a store holds: arrays, tensors, values, groups, lists, slots.
 
-core.py         what the objects of an open store share: its pool, and how a description becomes an object
+core.py         what the objects of an open store share: its pool, how descriptions are read
 values.py       values as bytes
 dtypes.py       dtypes as text
 array.py        numpy arrays over blocks

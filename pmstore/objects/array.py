@@ -34,7 +34,11 @@ class Descriptor:
     parameter: bool = False
 
     def pack(self) -> bytes:
-        if self.order is None and not (self.requires_grad or self.parameter) and type(self.dtype) is str:
+        if (
+            self.order is None
+            and not (self.requires_grad or self.parameter)
+            and type(self.dtype) is str
+        ):
             return _pack_plain(self.torch, self.dtype, self.shape)
         return self._pack()
 
@@ -74,12 +78,15 @@ class Descriptor:
                 parameter=data.get("parameter") is True,
             )
         except dtypes.UNDECODABLE as error:
-            raise CorruptStoreError(f"the description of an array does not decode: {error!r}") from error
+            raise CorruptStoreError(
+                f"the description of an array does not decode: {error!r}"
+            ) from error
 
     def check_dtype(self) -> None:
-        """Raises: CorruptStoreError, FormatVersionError: as `numpy_dtype`. torch is not imported for the names of its own."""
+        """Raises: CorruptStoreError, FormatVersionError: as `numpy_dtype`. torch is not imported
+        for the names of its own."""
         if not self.torch:
-            self.in_numpy  # noqa: B018 # worked out, and kept
+            self.in_numpy  # worked out, and kept  # noqa: B018
         elif self.dtype not in dtypes.TORCH_DTYPES:
             raise CorruptStoreError(f"the dtype of a tensor does not decode: {self.dtype!r}")
 
@@ -89,13 +96,19 @@ class Descriptor:
 
     @cached_property
     def in_numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Dtype (see `own_dtype`), and strides in bytes. Worked out once for all of the kind. Raises: as `numpy_dtype`."""
+        """Dtype (see `own_dtype`), and strides in bytes. Worked out once for all of the kind.
+
+        Raises: as `numpy_dtype`.
+        """
         dtype = numpy_dtype(self)
-        return dtype, tuple(step * dtype.itemsize for step in axes.strides_of(self.shape, self.order))
+        return dtype, tuple(
+            step * dtype.itemsize for step in axes.strides_of(self.shape, self.order)
+        )
 
     @property
     def own_dtype(self) -> np.dtype[Any]:
-        """For one array: numpy lets the fields of a dtype be renamed (`x.dtype.names = ...`), which is to change no other's."""
+        """For one array: numpy lets the fields of a dtype be renamed (`x.dtype.names = ...`), which
+        is to change no other's."""
         shared = self.in_numpy[0]
         return shared if shared.fields is None and shared.subdtype is None else numpy_dtype(self)
 
@@ -126,7 +139,8 @@ def check_bytes(descriptor: Descriptor, itemsize: int, data_bytes: int) -> None:
     """Raises: CorruptStoreError if shape and dtype do not fill the block exactly."""
     if bytes_of(descriptor.shape, itemsize) != data_bytes:
         raise CorruptStoreError(
-            f"an array of shape {descriptor.shape} with elements of {itemsize} bytes does not fill its {data_bytes} bytes"
+            f"an array of shape {descriptor.shape} with elements of {itemsize} bytes does not fill "
+            f"its {data_bytes} bytes"
         )
 
 
@@ -143,7 +157,11 @@ def normal_shape(shape: Any) -> tuple[int, ...]:
     Raises: TypeError, ValueError.
     """
     try:
-        lengths = (shape.__index__(),) if hasattr(shape, "__index__") else tuple(length.__index__() for length in shape)
+        lengths = (
+            (shape.__index__(),)
+            if hasattr(shape, "__index__")
+            else tuple(length.__index__() for length in shape)
+        )
     except (TypeError, AttributeError):
         raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
     if any(length < 0 for length in lengths):
@@ -152,14 +170,18 @@ def normal_shape(shape: Any) -> tuple[int, ...]:
 
 
 def describe(value: Array) -> tuple[Array, Descriptor]:
-    """What to store for an array: itself if it is dense, else a dense copy in C order; and its descriptor.
+    """What to store for an array: itself if it is dense, else a dense copy in C order; and its
+    descriptor.
 
     A subclass is stored as the plain array that it is made of.
 
     Raises: TypeError for dtypes that cannot be stored, and masked arrays.
     """
-    if hasattr(value, "filled") and hasattr(value, "mask"):  # numpy.ma.MaskedArray, without importing numpy.ma
-        raise TypeError("a masked array has two arrays: store .data and .mask under names of their own")
+    # numpy.ma.MaskedArray, without importing numpy.ma
+    if hasattr(value, "filled") and hasattr(value, "mask"):
+        raise TypeError(
+            "a masked array has two arrays: store .data and .mask under names of their own"
+        )
     dtype = dtypes.encode_numpy(value.dtype)
     plain = value.view(np.ndarray) if type(value) is not np.ndarray else value
     if plain.flags.c_contiguous:
@@ -179,7 +201,8 @@ def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
     Raises: CorruptStoreError if numpy has no such array.
     """
     dtype, strides = descriptor.own_dtype, descriptor.in_numpy[1]
-    # Not frombuffer().reshape(): the base of every view of this array is to be this array, which the store knows.
+    # Not frombuffer().reshape(): the base of every view of this array is to be this array, which
+    # the store knows.
     return _made(lambda: np.ndarray(descriptor.shape, dtype, memory, 0, strides))  # type: ignore[arg-type] # any buffer does
 
 
@@ -188,7 +211,8 @@ def empty(descriptor: Descriptor, writable: bool) -> Array:
     if not writable:
         return bind(descriptor, b"")
     dtype = numpy_dtype(descriptor)
-    # Not numpy.empty, which makes elements without bytes (U0) into others, and takes memory for them.
+    # Not numpy.empty, which makes elements without bytes (U0) into others, and takes memory for
+    # them.
     return _made(lambda: np.ndarray(descriptor.shape, dtype))
 
 
@@ -210,14 +234,22 @@ def span(value: Any) -> list[tuple[int, int]]:
     Raises: TypeError if it is neither.
     """
     if isinstance(value, np.ndarray):
-        low, high = np.lib.array_utils.byte_bounds(value) if hasattr(np.lib, "array_utils") else _byte_bounds(value)
+        low, high = (
+            np.lib.array_utils.byte_bounds(value)
+            if hasattr(np.lib, "array_utils")
+            else _byte_bounds(value)
+        )
         return [(low, high - low)]
     if hasattr(value, "data_ptr") and hasattr(value, "untyped_storage"):
         if value.numel() == 0:
             return []
-        last = sum((length - 1) * step for length, step in zip(value.shape, value.stride(), strict=True))
+        last = sum(
+            (length - 1) * step for length, step in zip(value.shape, value.stride(), strict=True)
+        )
         return [(value.data_ptr(), (last + 1) * value.element_size())]
-    raise TypeError(f"declared writes are arrays or tensors of the store, not {type(value).__name__}")
+    raise TypeError(
+        f"declared writes are arrays or tensors of the store, not {type(value).__name__}"
+    )
 
 
 def _byte_bounds(value: Array) -> tuple[int, int]:  # numpy < 2

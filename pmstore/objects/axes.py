@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
-    """Strides in elements. order: the axes from the slowest to the fastest; None: as they come (C)."""
+    """Strides in elements. order: the axes from the slowest to the fastest; None: as they come
+    (C)."""
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(order if order is not None else range(len(shape))):
@@ -22,8 +23,11 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, 
     return tuple(strides)
 
 
-def order_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | Literal[False] | None:
-    """The order of the axes if the elements are dense; None for C order; False if they are not dense."""
+def order_of(
+    shape: Sequence[int], strides: Sequence[int]
+) -> tuple[int, ...] | Literal[False] | None:
+    """The order of the axes if the elements are dense; None for C order; False if they are not
+    dense."""
     if 0 in shape:
         return None
     # An axis of length 1 has no stride that matters; it keeps its place among the others.
@@ -41,6 +45,10 @@ def decode_order(order: Any, axes: int) -> tuple[int, ...] | None:
     """An order from a store, checked."""
     if order is None:
         return None
-    if not isinstance(order, list) or not all(type(axis) is int for axis in order) or sorted(order) != list(range(axes)):
+    if (
+        not isinstance(order, list)
+        or not all(type(axis) is int for axis in order)
+        or sorted(order) != list(range(axes))
+    ):
         raise ValueError("not an order of the axes")
     return tuple(order)

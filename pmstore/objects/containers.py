@@ -1,4 +1,5 @@
-"""Groups: mappings of names to values, arrays, tensors, lists and further groups. The store itself is the outermost one."""
+"""Groups: mappings of names to values, arrays, tensors, lists and further groups. The store itself
+is the outermost one."""
 
 from __future__ import annotations
 
@@ -33,14 +34,16 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Entry:
-    """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values, groups and lists."""
+    """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values,
+    groups and lists."""
 
     name: str
     kind: Literal["value", "array", "tensor", "group", "list", "slots"]
     dtype: str | None
     shape: tuple[int, ...] | None
     nbytes: int
-    """Of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for groups and lists."""
+    """Of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for groups
+    and lists."""
 
 
 def split_name(name: Any) -> list[bytes]:
@@ -57,15 +60,20 @@ def split_name(name: Any) -> list[bytes]:
     except UnicodeEncodeError as error:
         raise ValueError(f"a name must be encodable as UTF-8: {name!r} ({error.reason})") from None
     if len(parts) > GROUPS_MAX + 1:
-        raise ValueError(f"a name lies in at most {GROUPS_MAX} groups within each other, this path in {len(parts) - 1}")
+        raise ValueError(
+            f"a name lies in at most {GROUPS_MAX} groups within each other, this path in "
+            f"{len(parts) - 1}"
+        )
     for part in parts:
         if not part:
             raise ValueError(
-                f"a name is not empty, and '/' separates groups, so that none may stand first, last or twice: {name!r}"
+                "a name is not empty, and '/' separates groups, so that none may stand first, "
+                f"last or twice: {name!r}"
             )
         if len(part) > NAME_MAX_BYTES:
             raise ValueError(
-                f"a name has at most {NAME_MAX_BYTES} bytes between slashes, this one has {len(part)}: {name[:40]!r}..."
+                f"a name has at most {NAME_MAX_BYTES} bytes between slashes, this one has "
+                f"{len(part)}: {name[:40]!r}..."
             )
         if b"\0" in part:
             raise ValueError(f"a name has no NUL character: {name!r}")
@@ -73,22 +81,26 @@ def split_name(name: Any) -> list[bytes]:
 
 
 class Group(MutableMapping[str, Any]):
-    """A mapping in the store, named by its path. `"a/b"` is the name `b` of the group `a`; missing groups are created on
-    assignment. Iteration is in order of insertion; what it has passed may be removed. It streams: of more than 1,000 names it
-    holds no more at a time, and a RuntimeError says that it cannot go on because the name that is next was removed.
+    """A mapping in the store, named by its path. `"a/b"` is the name `b` of the group `a`; missing
+    groups are created on assignment. Iteration is in order of insertion; what it has passed may be
+    removed. It streams: of more than 1,000 names it holds no more at a time, and a RuntimeError
+    says that it cannot go on because the name that is next was removed.
 
-    `group[name]` is an array or tensor **over the heap**, whose writes are part of the next commit, and which is the same
-    object as long as it lives; or a copy of a plain value, which has to be assigned again when it changes.
+    `group[name]` is an array or tensor **over the heap**, whose writes are part of the next commit,
+    and which is the same object as long as it lives; or a copy of a plain value, which has to be
+    assigned again when it changes.
 
     A group is the path, not the object: if it is removed and made again, this is the new one.
 
-    An array or tensor that is altered in place (`x.shape = ...`) is the program's: the store gives out a new one, over the
-    same memory. A tensor that was told to use other memory (`x.data = ...`) is copied back into the store's, and lies there
-    again, by the next look-up or commit; one that cannot be (another shape or dtype, shared memory) raises MovedError there.
+    An array or tensor that is altered in place (`x.shape = ...`) is the program's: the store gives
+    out a new one, over the same memory. A tensor that was told to use other memory (`x.data = ...`)
+    is copied back into the store's, and lies there again, by the next look-up or commit; one that
+    cannot be (another shape or dtype, shared memory) raises MovedError there.
 
-    Raises (all methods): ClosedStoreError; TypeError or ValueError for a name that is no name; CorruptStoreError; and for
-    changes ReadOnlyStoreError, StoreFullError (nothing changed), ForkedStoreError in a fork child, TransactionError while
-    another thread or task is in a block (see `Store.transaction`).
+    Raises (all methods): ClosedStoreError; TypeError or ValueError for a name that is no name;
+    CorruptStoreError; and for changes ReadOnlyStoreError, StoreFullError (nothing changed),
+    ForkedStoreError in a fork child, TransactionError while another thread or task is in a block
+    (see `Store.transaction`).
     """
 
     __slots__ = ("_core", "_parts", "_prefix")
@@ -118,7 +130,8 @@ class Group(MutableMapping[str, Any]):
 
     def _too_deep(self) -> ValueError:
         return ValueError(
-            f"{self._core.path}: a store has at most {GROUPS_MAX} groups within each other: use longer names, or lists"
+            f"{self._core.path}: a store has at most {GROUPS_MAX} groups within each other: use "
+            "longer names, or lists"
         )
 
     def _full(self, name: str) -> tuple[bytes, ...]:
@@ -137,8 +150,11 @@ class Group(MutableMapping[str, Any]):
         """Of what `Pool.get` gave. REQUIRES: the lock."""
         if type(found) is _ffi.Found:
             if found.kind == _ffi.GROUP:
-                if len(self._parts) + name.count("/") >= GROUPS_MAX:  # who walks down by such handles comes to an end
-                    raise CorruptStoreError(f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others")
+                # who walks down by such handles comes to an end
+                if len(self._parts) + name.count("/") >= GROUPS_MAX:
+                    raise CorruptStoreError(
+                        f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others"
+                    )
                 return (Slots if found.meta else Group)(self._core, self._full(name))
             if found.kind == _ffi.LIST:
                 return List(self._core, self._full(name))
@@ -151,12 +167,14 @@ class Group(MutableMapping[str, Any]):
             found = pool.find(_ffi.ROOT, b"\0".join(parts[:at]))
             if found is not None and found.kind != _ffi.GROUP:
                 return NameExistsError(
-                    f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored under it: choose another name, "
+                    f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored "
+                    "under it: choose another name, "
                     "or del it first"
                 )
             if found is not None and found.meta:
                 return NameExistsError(
-                    f"{path}: {parts[at - 1].decode()!r} is a pair of slots, and names below it are its own: write .next and "
+                    f"{path}: {parts[at - 1].decode()!r} is a pair of slots, and names below it "
+                    "are its own: write .next and "
                     "flip(), or del the pair first"
                 )
         found = pool.find(_ffi.ROOT, b"\0".join(parts))
@@ -164,8 +182,14 @@ class Group(MutableMapping[str, Any]):
             return error
         what = "list: assign to its items"
         if found.kind == _ffi.GROUP:
-            what = "pair of slots: write .next and flip()" if found.meta else "group: assign to names in it"
-        return NameExistsError(f"{path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first")
+            what = (
+                "pair of slots: write .next and flip()"
+                if found.meta
+                else "group: assign to names in it"
+            )
+        return NameExistsError(
+            f"{path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first"
+        )
 
     # ---- the mapping ----
 
@@ -202,7 +226,8 @@ class Group(MutableMapping[str, Any]):
         return map(bytes.decode, names if len(names) <= _BATCH else self._stream(names, left))
 
     def _stream(self, names: list[bytes], left: int) -> Iterator[bytes]:
-        """Goes on where a batch ended, by the name of what comes next: it is looked up again, whatever happened meanwhile."""
+        """Goes on where a batch ended, by the name of what comes next: it is looked up again,
+        whatever happened meanwhile."""
         while True:
             following = names.pop() if len(names) > _BATCH else None
             yield from names[:left]
@@ -212,25 +237,39 @@ class Group(MutableMapping[str, Any]):
             with self._core.lock:
                 found = self._core.pool.find(_ffi.ROOT, self._prefix + following)
                 if found is None:
-                    raise RuntimeError(f"the group {self.name!r} changed while it was iterated: iterate over list(group)")
+                    raise RuntimeError(
+                        f"the group {self.name!r} changed while it was iterated: "
+                        "iterate over list(group)"
+                    )
                 names = [following, *self._core.pool.names(self._directory(), found.node, _BATCH)]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Copies the value in. What had the name is freed at the next commit; arrays of it stay valid as long as they live.
+        """Copies the value in. What had the name is freed at the next commit; arrays of it stay
+        valid as long as they live.
 
-        An array or tensor assigned to its own name stays where it is (`store["w"] += 1` allocates nothing).
-        Durable after the next commit.
+        An array or tensor assigned to its own name stays where it is (`store["w"] += 1` allocates
+        nothing). Durable after the next commit.
 
         Raises: TypeError for what cannot be stored; NameExistsError if the name is a group.
         """
         path = self._path(name)
         if isinstance(value, Slots):
-            raise TypeError("slots of a store are not a value: make some with slots(name, shape, dtype), and fill .next")
+            raise TypeError(
+                "slots of a store are not a value: make some with slots(name, "
+                "shape, dtype), and fill .next"
+            )
         if isinstance(value, (Group, List)):
-            if isinstance(value, List) and value == List(self._core, self._full(name)) and name in self:
+            if (
+                isinstance(value, List)
+                and value == List(self._core, self._full(name))
+                and name in self
+            ):
                 return  # store["losses"] += [0.5]
             kind = "group" if isinstance(value, Group) else "list"
-            raise TypeError(f"a {kind} of a store is not a value: open one with {kind}(name), and assign its items")
+            raise TypeError(
+                f"a {kind} of a store is not a value: open one with "
+                f"{kind}(name), and assign its items"
+            )
         new, pool = payload(value), self._core.pool
         with self._core.lock:
             try:
@@ -250,7 +289,8 @@ class Group(MutableMapping[str, Any]):
                 raise self._told_more(name, error) from None
 
     def __delitem__(self, name: str) -> None:
-        """Removes the object, or the group with all it holds. Room is free after the next commit; works when full.
+        """Removes the object, or the group with all it holds. Room is free after the next commit;
+        works when full.
 
         Raises: KeyError; NameExistsError for a name below slots.
         """
@@ -263,7 +303,8 @@ class Group(MutableMapping[str, Any]):
                 raise KeyError(name)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """`self[name]`, after storing default there if there is nothing: what is returned is the stored one."""
+        """`self[name]`, after storing default there if there is nothing: what is returned is the
+        stored one."""
         with self._core.lock:
             if name not in self:
                 self[name] = default
@@ -275,13 +316,16 @@ class Group(MutableMapping[str, Any]):
             for name in list(self):
                 del self[name]
 
-    # As for any handle of something outside: two are equal if they are one. Comparing contents would compare arrays.
+    # As for any handle of something outside: two are equal if they are one. Comparing contents
+    # would compare arrays.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     # ---- making arrays ----
 
-    def _create(self, name: str, descriptor: Descriptor, itemsize: int, fill: int, pattern: bytes = b"") -> Any:
+    def _create(
+        self, name: str, descriptor: Descriptor, itemsize: int, fill: int, pattern: bytes = b""
+    ) -> Any:
         path = self._path(name)
         data_bytes = array.bytes_of(descriptor.shape, itemsize)
         if data_bytes > array.LARGEST_BYTES:
@@ -305,18 +349,23 @@ class Group(MutableMapping[str, Any]):
                 if core.pool.find(_ffi.ROOT, path) is None:
                     raise self._told_more(name, error) from None
                 raise NameExistsError(
-                    f"{core.path}: {name!r} is in the store already: use store.require(name, shape, dtype), which returns "
+                    f"{core.path}: {name!r} is in the store already: use store.require(name, "
+                    "shape, dtype), which returns "
                     f"what is there or creates it, or store[name] = array to replace it"
                 ) from None
             found = core.pool.get(_ffi.ROOT, path, False)
             if found is None:
-                raise KeyError(name)  # another thread's block rolled back in this very moment, or a signal handler removed it
+                # another thread's block rolled back in this very moment, or a signal handler
+                # removed it
+                raise KeyError(name)
             return self._load(name, found)
 
     def empty(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
-        """A new array over the heap, of unspecified content. shape: an int or a sequence; dtype: of numpy, no objects.
+        """A new array over the heap, of unspecified content. shape: an int or a sequence; dtype: of
+        numpy, no objects.
 
-        The array is 64-byte aligned and stays where it is; it is in the store after the next commit.
+        The array is 64-byte aligned and stays where it is; it is in the store after the next
+        commit.
 
         Raises: NameExistsError, StoreFullError, TypeError (dtype).
         """
@@ -335,7 +384,9 @@ class Group(MutableMapping[str, Any]):
         element = np.asarray(fill_value, dtype=dtype)
         descriptor, itemsize = _numpy_descriptor(shape, element.dtype)
         if element.ndim == 0 and itemsize:
-            result: Array = self._create(name, descriptor, itemsize, _ffi.FILL_PATTERN, element.tobytes())
+            result: Array = self._create(
+                name, descriptor, itemsize, _ffi.FILL_PATTERN, element.tobytes()
+            )
             return result
         np.broadcast_to(element, descriptor.shape)  # raises before anything is made
         result = self._create(name, descriptor, itemsize, _ffi.FILL_NONE)
@@ -350,12 +401,15 @@ class Group(MutableMapping[str, Any]):
         with optional:
             import torch
 
-        descriptor, itemsize = _torch_descriptor(shape, torch.get_default_dtype() if dtype is None else dtype)
+        descriptor, itemsize = _torch_descriptor(
+            shape, torch.get_default_dtype() if dtype is None else dtype
+        )
         result: torch.Tensor = self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
         return result
 
     def require(self, name: str, shape: Any, dtype: Any = np.float64) -> Any:
-        """The array of that name, shape and dtype (a tensor if it is a torch dtype): what is there, or a new one of zeros.
+        """The array of that name, shape and dtype (a tensor if it is a torch dtype): what is there,
+        or a new one of zeros.
 
         Raises: NameExistsError if something else has the name; the message says what.
         """
@@ -367,9 +421,17 @@ class Group(MutableMapping[str, Any]):
                 return self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
             if found.kind == _ffi.ARRAY:
                 there = self._core.describe(found)
-                if (there.torch, there.dtype, there.shape) == (descriptor.torch, descriptor.dtype, descriptor.shape):
+                if (there.torch, there.dtype, there.shape) == (
+                    descriptor.torch,
+                    descriptor.dtype,
+                    descriptor.shape,
+                ):
                     return self._core.load(found, name)
-                what = f"{'a tensor' if there.torch else 'an array'} of shape {there.shape}, dtype {there.dtype_name()}"
+                what = (
+                    f"{'a tensor' if there.torch else 'an array'} of "
+                    f"shape {there.shape}, dtype "
+                    f"{there.dtype_name()}"
+                )
             else:
                 what = {_ffi.GROUP: "a group", _ffi.LIST: "a list"}.get(found.kind, "a plain value")
             raise NameExistsError(
@@ -387,7 +449,8 @@ class Group(MutableMapping[str, Any]):
             found = pool.find(_ffi.ROOT, path)
             if found is not None and found.kind != _ffi.GROUP:
                 raise NameExistsError(
-                    f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing can be stored under it: "
+                    f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing "
+                    "can be stored under it: "
                     "choose another name, or del it first"
                 )
             if found is not None and found.meta and not pool.info.read_only:
@@ -410,7 +473,9 @@ class Group(MutableMapping[str, Any]):
         with self._core.lock:
             found = pool.find(_ffi.ROOT, path)
             if found is not None and found.kind != _ffi.LIST:
-                raise NameExistsError(f"{self._core.path}: {name!r} is no list: del it first, or use another name")
+                raise NameExistsError(
+                    f"{self._core.path}: {name!r} is no list: del it first, or use another name"
+                )
             try:
                 if pool.open_list(_ffi.ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
@@ -419,13 +484,14 @@ class Group(MutableMapping[str, Any]):
         return List(self._core, self._full(name))
 
     def slots(self, name: str, shape: Any = None, dtype: Any = None) -> Slots:
-        """The slots of that name: opened, or made with both versions zero. See `pmstore.objects.slots.Slots`.
+        """The slots of that name: opened, or made with both versions zero. See
+        `pmstore.objects.slots.Slots`.
 
-        shape, dtype: of numpy or torch (then the versions are tensors), as for `zeros` and `tensor`; dtype None is float64.
-        They may be left out to open what is there.
+        shape, dtype: of numpy or torch (then the versions are tensors), as for `zeros` and
+            `tensor`; dtype None is float64. They may be left out to open what is there.
 
-        Raises: NameExistsError if the name is something else, or has another shape or dtype; KeyError if it is not there and no
-        shape was given; StoreFullError (nothing changed).
+        Raises: NameExistsError if the name is something else, or has another shape or dtype;
+            KeyError if it is not there and no shape was given; StoreFullError (nothing changed).
         """
         made = Slots(self._core, self._full(name))
         is_torch = dtypes.is_torch_dtype(dtype)
@@ -440,13 +506,22 @@ class Group(MutableMapping[str, Any]):
                     raise KeyError(name)
                 self._make_slots(name, *given)
             elif found.kind != _ffi.GROUP or not found.meta:
-                raise NameExistsError(f"{self._core.path}: {name!r} is no pair of slots: del it first, or use another name")
+                raise NameExistsError(
+                    f"{self._core.path}: {name!r} is no pair of slots: del it first, or use "
+                    "another name"
+                )
             elif given is not None:
                 there, wanted = made._description(), given[0]
-                if (there.torch, there.dtype, there.shape) != (wanted.torch, wanted.dtype, wanted.shape):
+                if (there.torch, there.dtype, there.shape) != (
+                    wanted.torch,
+                    wanted.dtype,
+                    wanted.shape,
+                ):
                     raise NameExistsError(
-                        f"{self._core.path}: the slots {name!r} have shape {there.shape}, dtype {there.dtype_name()}; asked "
-                        f"for was shape {wanted.shape}, dtype {wanted.dtype_name()}: del them first, or use another name"
+                        f"{self._core.path}: the slots {name!r} have shape {there.shape}, dtype "
+                        f"{there.dtype_name()}; asked "
+                        f"for was shape {wanted.shape}, dtype {wanted.dtype_name()}: del them "
+                        "first, or use another name"
                     )
         return made
 
@@ -456,7 +531,9 @@ class Group(MutableMapping[str, Any]):
         if data_bytes > array.LARGEST_BYTES:
             raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
         try:
-            self._core.pool.make_slots(_ffi.ROOT, self._path(name), pack_slots(0), descriptor.pack(), data_bytes)
+            self._core.pool.make_slots(
+                _ffi.ROOT, self._path(name), pack_slots(0), descriptor.pack(), data_bytes
+            )
         except NameExistsError as error:
             raise self._told_more(name, error) from None
         self._core.turns.pop(self._full(name), None)
@@ -489,13 +566,17 @@ class Group(MutableMapping[str, Any]):
             entries = self.entries()
         except (KeyError, PmstoreError):  # removed, closed, of the parent process: the line says so
             return notebook.table(repr(self), [], [], 0)
-        rows = ((e.name, e.kind, e.dtype or "", "" if e.shape is None else e.shape, f"{e.nbytes:,}") for e in entries)
+        rows = (
+            (e.name, e.kind, e.dtype or "", "" if e.shape is None else e.shape, f"{e.nbytes:,}")
+            for e in entries
+        )
         head = ("name", "kind", "dtype", "shape", "bytes")
         return notebook.table(repr(self), head, islice(rows, notebook.SHOWN), len(entries))
 
 
 def tree(group: Group) -> builtins.list[Entry]:
-    """What is in a group and in all below, each with its path from there, a group before what is in it; slots are one thing.
+    """What is in a group and in all below, each with its path from there, a group before what is in
+    it; slots are one thing.
 
     Raises: CorruptStoreError, also if groups contain each other.
     """
@@ -520,12 +601,15 @@ def _entry(core: Core, name: str, found: _ffi.Found) -> Entry:
 
 def _numpy_descriptor(shape: Any, dtype: Any) -> tuple[Descriptor, int]:
     if dtypes.is_torch_dtype(dtype):
-        raise TypeError(f"{dtype} is a torch dtype: make tensors with store.tensor(name, shape, dtype)")
+        raise TypeError(
+            f"{dtype} is a torch dtype: make tensors with store.tensor(name, shape, dtype)"
+        )
     element = np.dtype(dtype)
     if element.char in "SUV" and element.itemsize == 0:
         element = np.empty(0, element).dtype  # numpy makes 'U' a string of one character here
     lengths = array.normal_shape(shape)
-    while element.subdtype is not None:  # elements that are arrays lengthen the shape, as everywhere in numpy
+    # elements that are arrays lengthen the shape, as everywhere in numpy
+    while element.subdtype is not None:
         element, inner = element.subdtype
         lengths += inner
     return Descriptor(False, dtypes.encode_numpy(element), lengths), element.itemsize

@@ -1,4 +1,5 @@
-"""What a store, its groups and its lists share: the pool, the objects that are alive, and what is written for an object."""
+"""What a store, its groups and its lists share: the pool, the objects that are alive, and what is
+written for an object."""
 
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ from pmstore.objects.array import Descriptor
 class Core:
     """What a store and its groups share.
 
-    lock: taken around each operation on objects, because what the engine finds holds until the next change only, and for
-    the cache. A roll back and the end of the store take it too: they undo what another thread may just have found. It is
-    never held while waiting for another thread's block.
-    It does not keep out signal handlers and finalizers, which run in the thread that has it, between any two steps: so
-    whatever is to be used is found and pinned in one call (`Pool.get`), and is checked afterwards, never looked up again.
-    empty: the arrays and tensors without bytes that are alive, by node and description. Those with bytes are found by their
-    block, which is not reused while they live: `_memory.c`.
+    lock: taken around each operation on objects, because what the engine finds holds until the next
+        change only, and for the cache. A roll back and the end of the store take it too: they undo
+        what another thread may just have found. It is never held while waiting for another thread's
+        block.
+    It does not keep out signal handlers and finalizers, which run in the thread that has it,
+    between any two steps: so whatever is to be used is found and pinned in one call (`Pool.get`),
+    and is checked afterwards, never looked up again.
+    empty: the arrays and tensors without bytes that are alive, by node and description. Those with
+        bytes are found by their block, which is not reused while they live: `_memory.c`.
     turns: of slots, by path: see `pmstore.objects.slots`.
     """
 
@@ -55,14 +58,18 @@ class Core:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{self.path}: a store, and what is a part of it, cannot be pickled: give the other process the path, to open it "
-            "with mode='r' when it is closed here. Arrays, tensors and values of it can be pickled, as copies"
+            f"{self.path}: a store, and what is a part of it, cannot be pickled: give the other "
+            "process the path, to open it "
+            "with mode='r' when it is closed here. Arrays, tensors and values of it can be "
+            "pickled, as copies"
         )
 
-    # What the file says becomes Python's in the next three alone: they tell file and place of what does not decode.
+    # What the file says becomes Python's in the next three alone: they tell file and place of what
+    # does not decode.
 
     def load(self, found: Any, name: str) -> Any:
-        """Of what `Pool.get`, `item` and `slot` gave: a value, or the array or tensor over the object's block.
+        """Of what `Pool.get`, `item` and `slot` gave: a value, or the array or tensor over the
+        object's block.
 
         name: for messages. REQUIRES: the lock. Raises: CorruptStoreError.
         """
@@ -74,14 +81,19 @@ class Core:
             except CorruptStoreError as error:
                 raise _ffi.placed(self.path, error, found.node) from error
         if found.kind != _ffi.ARRAY:
-            raise _ffi.damaged(self.path, f"an object of kind {found.kind}, which is none of a value", found.node)
+            raise _ffi.damaged(
+                self.path, f"an object of kind {found.kind}, which is none of a value", found.node
+            )
         try:
             return self._bind(found, name)
         except CorruptStoreError as error:
             raise _ffi.placed(self.path, error, found.node) from error
 
     def describe(self, found: _ffi.Found) -> Descriptor:
-        """An array's or tensor's description, whole, without touching its data. Raises: CorruptStoreError."""
+        """An array's or tensor's description, whole, without touching its data.
+
+        Raises: CorruptStoreError.
+        """
         try:
             descriptor = Descriptor.unpack(found.meta)
             descriptor.check_dtype()
@@ -101,7 +113,8 @@ class Core:
             self.take_in([memory])  # `give` finds it then
         made: Any
         if descriptor.torch:
-            # torch has no read-only tensors; a write to one of a store opened with mode="r" is a segmentation fault.
+            # torch has no read-only tensors; a write to one of a store opened with mode="r" is a
+            # segmentation fault.
             memory.read_only = False
             made = tensor.bind(descriptor, memory)
             if not self.pool.info.read_only:
@@ -115,7 +128,9 @@ class Core:
         if alive is not None and tuple(alive.shape) == descriptor.shape and alive.dtype == dtype:
             return alive
         writable = not self.pool.info.read_only
-        made: Any = tensor.bind(descriptor, None) if descriptor.torch else array.empty(descriptor, writable)
+        made: Any = (
+            tensor.bind(descriptor, None) if descriptor.torch else array.empty(descriptor, writable)
+        )
         self.empty[key] = made
         return made
 
@@ -142,9 +157,12 @@ class Core:
         if why:
             name = memory.name
             raise MovedError(
-                f"{self.path}: {name!r} left the store: {why}. What it holds now is not stored. Assign it, "
-                f"store[{name!r}] = x: that stores a copy, and leaves x to the program; or let go of x, and look the stored "
-                "one up again. To write in place, use x[...] = values or x.copy_(values); to give other processes a copy, "
+                f"{self.path}: {name!r} left the store: {why}. What it holds now "
+                "is not stored. Assign it, "
+                f"store[{name!r}] = x: that stores a copy, and leaves x to the program; or let go "
+                "of x, and look the stored "
+                "one up again. To write in place, use x[...] = values or x.copy_(values); to give "
+                "other processes a copy, "
                 "x.clone().share_memory_()"
             )
         tensor.take_back(moved, descriptor, memory)
@@ -152,7 +170,8 @@ class Core:
 
 
 def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str:
-    """The repr of something in a store, whatever became of it: a debugger asks at any time. state: while it is there."""
+    """The repr of something in a store, whatever became of it: a debugger asks at any time. state:
+    while it is there."""
     try:
         told = state()
     except KeyError:
@@ -170,10 +189,12 @@ _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
 
 
 def owner(address: int) -> Core | None:
-    """Of the store in whose heap the address is, if this process has it open for writing: a store to it is captured."""
+    """Of the store in whose heap the address is, if this process has it open for writing: a store
+    to it is captured."""
     for core in alive(_cores):
         info = core.pool.info
-        if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:  # else others may lie there now
+        # else others may lie there now
+        if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:
             return core if not info.read_only and core.process == os.getpid() else None
     return None
 
@@ -191,7 +212,8 @@ def _watch_torch() -> None:
 
 
 def _new_locks() -> None:
-    for core in alive(_cores):  # another thread may have held one at the fork; in the child it is not there to give it back
+    # another thread may have held one at the fork; in the child it is not there to give it back
+    for core in alive(_cores):
         core._new_lock()
 
 
@@ -199,7 +221,8 @@ os.register_at_fork(after_in_child=_new_locks)
 
 
 class Payload(NamedTuple):
-    """What is written for an object: its description, and for an array the bytes to copy. `Pool.splice` takes these."""
+    """What is written for an object: its description, and for an array the bytes to copy.
+    `Pool.splice` takes these."""
 
     kind: int
     meta: bytes
@@ -225,4 +248,6 @@ def payload(value: Any) -> Payload:
         address, itemsize = source.data_ptr(), source.element_size()
     else:
         return Payload(_ffi.VALUE, values.encode(value))
-    return Payload(_ffi.ARRAY, descriptor.pack(), array.bytes_of(descriptor.shape, itemsize), address, source)
+    return Payload(
+        _ffi.ARRAY, descriptor.pack(), array.bytes_of(descriptor.shape, itemsize), address, source
+    )

@@ -1,8 +1,10 @@
-"""Element types as plain data, so that a store can be read without importing or executing anything it names.
+"""Element types as plain data, so that a store can be read without importing or executing anything
+it names.
 
-A numpy dtype is its array-protocol string ('<f4', '>M8[25us]', '|S3'); a structured one a map of names, formats, offsets,
-titles and item size; a subarray [base, shape]; a long double also carries its format, which differs between machines.
-A torch dtype is its name. `docs/FORMAT.md` has the details.
+A numpy dtype is its array-protocol string ('<f4', '>M8[25us]', '|S3'); a structured one a map of
+names, formats, offsets, titles and item size; a subarray [base, shape]; a long double also carries
+its format, which differs between machines. A torch dtype is its name. `docs/FORMAT.md` has the
+details.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ UNDECODABLE = (
     SystemError,  # numpy, for a str of numbers that are no characters
     msgpack.UnpackException,
 )
-"""What comes out of msgpack, numpy and torch for bytes that are no description, dtype or value: each decoder of a store's bytes
-makes a CorruptStoreError of these."""
+"""What comes out of msgpack, numpy and torch for bytes that are no description, dtype or value:
+each decoder of a store's bytes makes a CorruptStoreError of these."""
 
 _NO_NUMBERS = re.compile(r"torch\.(bits.*|float4_.*|u?int[1-7])")
 
@@ -79,7 +81,8 @@ def _longdouble_format() -> str:
     return f"{info.nmant}:{info.maxexp}"
 
 
-_PLAIN = frozenset("?bBhHiIlLqQefdFD")  # their string says it all, and they are nearly all that is stored
+# their string says it all, and they are nearly all that is stored
+_PLAIN = frozenset("?bBhHiIlLqQefdFD")
 
 
 def encode_numpy(dtype: np.dtype[Any]) -> Any:
@@ -94,10 +97,12 @@ def encode_numpy(dtype: np.dtype[Any]) -> Any:
     if dtype.isbuiltin == 1 and dtype.char in _PLAIN:
         return dtype.str
     descriptor = _encode(dtype)
-    # The one test that catches what numpy's strings cannot say: dtypes of other packages, StringDType, titles.
+    # The one test that catches what numpy's strings cannot say: dtypes of other packages,
+    # StringDType, titles.
     if decode_numpy(descriptor) != dtype:
         raise TypeError(
-            f"cannot store dtype {dtype!r}: only numpy's own dtypes of a fixed size keep their meaning. Convert the array, "
+            f"cannot store dtype {dtype!r}: only numpy's own dtypes of a fixed size keep their "
+            "meaning. Convert the array, "
             "or store .view() of it as one of those"
         )
     return descriptor
@@ -106,7 +111,8 @@ def encode_numpy(dtype: np.dtype[Any]) -> Any:
 def _encode(dtype: np.dtype[Any]) -> Any:
     if dtype.hasobject or dtype.char == "T":
         raise TypeError(
-            f"cannot store dtype {dtype!r}: its elements are Python objects. Convert the array to a fixed-size dtype "
+            f"cannot store dtype {dtype!r}: its elements are Python objects. Convert the array to "
+            "a fixed-size dtype "
             "(float64, 'U20', ...), or store a list"
         )
     if dtype.subdtype is not None:
@@ -157,7 +163,8 @@ def decode_numpy(descriptor: Any, depth: int = 0) -> np.dtype[Any]:
             raise ValueError("a long double without its format")
         if written != _longdouble_format():
             raise FormatVersionError(
-                f"the array was written on a machine whose long double has the format {written!r}; here it is "
+                "the array was written on a machine whose long double has the format "
+                f"{written!r}; here it is "
                 f"{_longdouble_format()!r}. Convert it to float64 there"
             )
         dtype = decode_numpy(descriptor["longdouble"], depth + 1)
@@ -167,7 +174,10 @@ def decode_numpy(descriptor: Any, depth: int = 0) -> np.dtype[Any]:
     known = {"names", "formats", "offsets", "titles", "itemsize", "aligned"}
     if not {"names", "formats", "offsets", "itemsize"} <= descriptor.keys() <= known:
         raise ValueError("not the parts of a structured dtype")
-    record: Any = {**descriptor, "formats": [decode_numpy(part, depth + 1) for part in descriptor["formats"]]}
+    record: Any = {
+        **descriptor,
+        "formats": [decode_numpy(part, depth + 1) for part in descriptor["formats"]],
+    }
     made: np.dtype[Any] = np.dtype(record)
     return made
 
@@ -189,7 +199,10 @@ def encode_torch(dtype: torch.dtype) -> str:
     """
     name = str(dtype).removeprefix("torch.")
     if name not in TORCH_DTYPES:
-        raise TypeError(f"cannot store tensors of dtype {dtype}: what can be stored is {', '.join(TORCH_DTYPES)}")
+        raise TypeError(
+            f"cannot store tensors of dtype {dtype}: what can be stored is "
+            f"{', '.join(TORCH_DTYPES)}"
+        )
     return name
 
 
@@ -207,12 +220,15 @@ def decode_torch(name: Any) -> torch.dtype:
         raise ValueError(f"not the name of a torch dtype: {name!r}")
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise FormatVersionError(f"the installed torch {torch.__version__} has no dtype {name}: install a newer one")
+        raise FormatVersionError(
+            f"the installed torch {torch.__version__} has no dtype {name}: install a newer one"
+        )
     return dtype
 
 
 def has_numbers(dtype: Any) -> bool:
-    """Whether torch knows what numbers the bytes of a tensor of that torch dtype are: of some it only holds the bytes."""
+    """Whether torch knows what numbers the bytes of a tensor of that torch dtype are: of some it
+    only holds the bytes."""
     return _NO_NUMBERS.fullmatch(str(dtype)) is None
 
 

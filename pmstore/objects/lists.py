@@ -15,21 +15,28 @@ from pmstore.objects.core import Core, Payload, payload, represent
 
 
 class List(MutableSequence[Any]):
-    """A list in the store, made or opened by `store.list(name)`: what `list` does, with indices, slices, `append`, `insert`,
-    `del`, `pop`, `extend`, ... Each of them happens as a whole or not at all, and is part of the next commit.
+    """A list in the store, made or opened by `store.list(name)`: what `list` does, with indices,
+    slices, `append`, `insert`, `del`, `pop`, `extend`, ... Each of them happens as a whole or not
+    at all, and is part of the next commit.
 
-    `items[i]` is an array or tensor **over the heap**, whose writes are part of the next commit, and which is the same object
-    as long as it lives; or a copy of a plain value, which has to be assigned again when it changes. A slice is a plain `list`
-    of these. Reading, appending and changing anywhere take a time that hardly grows with the length (a tree of 126 items
-    a leaf), and opening a store does not depend on it.
+    `items[i]` is an array or tensor **over the heap**, whose writes are part of the next commit,
+    and which is the same object as long as it lives; or a copy of a plain value, which has to be
+    assigned again when it changes. A slice is a plain `list` of these. Reading, appending and
+    changing anywhere take a time that hardly grows with the length (a tree of 126 items a leaf),
+    and opening a store does not depend on it.
 
-    A list is its path, not the object: if it is removed and made again, this is the new one. Two are equal if they are one.
+    A list is its path, not the object: if it is removed and made again, this is the new one. Two
+    are equal if they are one.
 
-    Raises (all methods): KeyError if the list is not in the store any more; ClosedStoreError, and for changes
-    ReadOnlyStoreError, StoreFullError (nothing changed), TypeError (cannot be stored), ForkedStoreError; CorruptStoreError.
+    Raises (all methods): KeyError if the list is not in the store any more; ClosedStoreError, and
+    for changes ReadOnlyStoreError, StoreFullError (nothing changed), TypeError (cannot be stored),
+    ForkedStoreError; CorruptStoreError.
 
     >>> import pmstore, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, pmstore.open(f"{folder}/run.pm", size="8MiB") as store:
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     pmstore.open(f"{folder}/run.pm", size="8MiB") as store,
+    ... ):
     ...     losses = store.list("losses")
     ...     losses.extend([0.5, 0.25, 0.125])
     ...     losses[0] = 1.0
@@ -60,11 +67,16 @@ class List(MutableSequence[Any]):
         try:
             at = index.__index__()
         except AttributeError:
-            raise TypeError(f"indices of a list are integers or slices, not {type(index).__name__}") from None
+            raise TypeError(
+                f"indices of a list are integers or slices, not {type(index).__name__}"
+            ) from None
         if at < 0:
             at += length
         if not 0 <= at < length:
-            raise IndexError(f"index {index} is out of range for the list {self.name!r} of {counted(length, 'item')}")
+            raise IndexError(
+                f"index {index} is out of range for the list {self.name!r} of "
+                f"{counted(length, 'item')}"
+            )
         return int(at)
 
     # ---- the sequence ----
@@ -94,7 +106,9 @@ class List(MutableSequence[Any]):
                 if found is not None:
                     return core.load(found, self.name)
             if isinstance(index, slice):
-                return [core.load(self._find(i), self.name) for i in range(*index.indices(len(self)))]
+                return [
+                    core.load(self._find(i), self.name) for i in range(*index.indices(len(self)))
+                ]
             return core.load(self._find(self._index(index, len(self))), self.name)
 
     def __iter__(self) -> Iterator[Any]:
@@ -114,7 +128,8 @@ class List(MutableSequence[Any]):
     @overload
     def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
     def __setitem__(self, index: int | slice, value: Any) -> None:
-        """Copies the value, or for a slice the values, in. An item assigned to its own place stays where it is."""
+        """Copies the value, or for a slice the values, in. An item assigned to its own place stays
+        where it is."""
         if isinstance(index, slice):
             self._set_slice(index, [payload(item) for item in value])
             return
@@ -131,7 +146,9 @@ class List(MutableSequence[Any]):
                 self._splice(places.start, len(places), new)
                 return
             if len(places) != len(new):
-                raise ValueError(f"{len(new)} values for the {counted(len(places), 'item')} of an extended slice")
+                raise ValueError(
+                    f"{len(new)} values for the {counted(len(places), 'item')} of an extended slice"
+                )
             if places.step < 0:
                 places, new = places[::-1], new[::-1]
             if new:

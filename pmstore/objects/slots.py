@@ -1,4 +1,5 @@
-"""Slots: an array with two blocks. The next version is written into the idle one, and a commit names it the current one."""
+"""Slots: an array with two blocks. The next version is written into the idle one, and a commit
+names it the current one."""
 
 from __future__ import annotations
 
@@ -20,17 +21,21 @@ _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the 
 
 @dataclass(slots=True)
 class Turn:
-    """What this process knows about a Slots beyond what is stored. Shared by all objects of the name.
+    """What this process knows about a Slots beyond what is stored. Shared by all objects of the
+    name.
 
-    flipped: when it was last, as the engine has it (struct pms_slot_turn): `Handle.flip` and `flipped` know.
+    flipped: when it was last, as the engine has it (struct pms_slot_turn): `Handle.flip` and
+        `flipped` know.
     """
 
     flipped: bytearray = field(default_factory=lambda: bytearray(b"\xff" * 16))
-    whole: int | None = None  # roll backs when the idle slot was known to hold the version before; None: it does not
+    # roll backs when the idle slot was known to hold the version before; None: it does not
+    whole: int | None = None
 
 
 def pack(current: int) -> bytes:
-    """What stands beside the group's name. Its length never changes, so that a flip stores one byte."""
+    """What stands beside the group's name. Its length never changes, so that a flip stores one
+    byte."""
     packed: bytes = msgpack.packb({"slots": current})
     return packed
 
@@ -49,7 +54,10 @@ def unpack(meta: bytes) -> int:
 
 
 def check(pool: _ffi.Pool, group: _ffi.Found) -> None:
-    """What is described as slots has to be a pair: two arrays of one description. Raises: CorruptStoreError."""
+    """What is described as slots has to be a pair: two arrays of one description.
+
+    Raises: CorruptStoreError.
+    """
     unpack(group.meta)
     held = dict(pool.entries(group.data))
     if sorted(held) != list(_NAMES) or any(found.kind != _ffi.ARRAY for found in held.values()):
@@ -62,26 +70,32 @@ def check(pool: _ffi.Pool, group: _ffi.Found) -> None:
 class Slots:
     """An array or tensor with two blocks, made or opened by `store.slots(name, shape, dtype)`.
 
-    `current` is the version that the last flip named. The next one is written into `next` and takes its place by `flip()`,
-    which is part of the transaction: all flips of a transaction and all its other writes take effect together at the commit,
-    or not at all. Neither costs a copy: blocks of more than 32 KiB are written in place, without a page fault or a pre-image,
-    and the commit only writes them back. (Smaller ones are captured, as cheap.) A crash or a roll back finds `current` as the
-    last commit left it.
+    `current` is the version that the last flip named. The next one is written into `next` and takes
+    its place by `flip()`, which is part of the transaction: all flips of a transaction and all its
+    other writes take effect together at the commit, or not at all. Neither costs a copy: blocks of
+    more than 32 KiB are written in place, without a page fault or a pre-image, and the commit only
+    writes them back. (Smaller ones are captured, as cheap.) A crash or a roll back finds `current`
+    as the last commit left it.
 
         with store.transaction():
             np.multiply(means.current, 0.9, out=means.next)
             means.flip()
 
-    The two versions lie at two fixed addresses that take turns: an array got from `current` or `next` keeps its address and
-    becomes the other one by a flip. Writing into `current` works too, captured like any array.
+    The two versions lie at two fixed addresses that take turns: an array got from `current` or
+    `next` keeps its address and becomes the other one by a flip. Writing into `current` works too,
+    captured like any array.
 
-    A Slots is its path, not the object. Source: shadow paging (Gray et al., 1981) of one object; double buffering.
+    A Slots is its path, not the object. Source: shadow paging (Gray et al., 1981) of one object;
+    double buffering.
 
-    Raises (all methods): KeyError if it is not in the store any more; ClosedStoreError, ReadOnlyStoreError, ForkedStoreError,
-    CorruptStoreError.
+    Raises (all methods): KeyError if it is not in the store any more; ClosedStoreError,
+    ReadOnlyStoreError, ForkedStoreError, CorruptStoreError.
 
     >>> import numpy as np, pmstore, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, pmstore.open(f"{folder}/run.pm", size="8MiB") as store:
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     pmstore.open(f"{folder}/run.pm", size="8MiB") as store,
+    ... ):
     ...     w = store.slots("w", 3)
     ...     with store.transaction():
     ...         w.next[:] = w.current + 1
@@ -110,8 +124,8 @@ class Slots:
         return found.data if found is not None and found.kind == _ffi.GROUP else None
 
     def _array(self, which: int) -> Any:
-        """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip slots that are a mirror, and
-        a signal handler may remove them. REQUIRES: the lock."""
+        """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip
+        slots that are a mirror, and a signal handler may remove them. REQUIRES: the lock."""
         found = self._core.pool.slot(_ffi.ROOT, self._path, which)
         if found is None:
             raise self._gone()
@@ -135,34 +149,40 @@ class Slots:
 
     @property
     def current(self) -> Any:
-        """The version that the last flip named, committed or not: the array or tensor over its block, zeros at first."""
+        """The version that the last flip named, committed or not: the array or tensor over its
+        block, zeros at first."""
         with self._core.lock:
             return self._array(_ffi.SLOT_CURRENT)
 
     @property
     def next(self) -> Any:
-        """The idle slot, to write the next version into. It is scratch: its content is undefined until it is written, after a
-        roll back and after a crash. `previous` is gone once this was asked for. All of it becomes current by `flip`: what is
-        not written keeps what was there, in this process the version before the current one.
+        """The idle slot, to write the next version into. It is scratch: its content is undefined
+        until it is written, after a roll back and after a crash. `previous` is gone once this was
+        asked for. All of it becomes current by `flip`: what is not written keeps what was there, in
+        this process the version before the current one.
 
-        Raises: TransactionError after a flip that is not committed: the idle slot is then the committed version, which is not
-        written to. Write into `current` (see `target`), or commit first.
+        Raises: TransactionError after a flip that is not committed: the idle slot is then the
+            committed version, which is not written to. Write into `current` (see `target`), or
+            commit first.
         """
         with self._core.lock:
             turn = self._turn()
             if self._flipped(turn):
                 self._array(_ffi.SLOT_CURRENT)  # KeyError, should it be gone
                 raise TransactionError(
-                    f"{self.name!r} was flipped in this transaction, so that its other slot holds the committed version: write "
-                    "the next one into .current, in place (or .target, which is always the right one), or commit first"
+                    f"{self.name!r} was flipped in this transaction, so that its other slot holds "
+                    "the committed version: write "
+                    "the next one into .current, in place (or .target, which is always the right "
+                    "one), or commit first"
                 )
             turn.whole = None
             return self._array(_ffi.SLOT_NEXT)
 
     @property
     def target(self) -> Any:
-        """Where a step that needs only the elements it replaces may write the next version: `next`, or `current` itself when
-        that was flipped in this transaction already (it is not the committed one, and needs no second flip).
+        """Where a step that needs only the elements it replaces may write the next version: `next`,
+        or `current` itself when that was flipped in this transaction already (it is not the
+        committed one, and needs no second flip).
         """
         with self._core.lock:
             return self.current if self.flipped else self.next
@@ -175,8 +195,8 @@ class Slots:
 
     @property
     def previous(self) -> Any:
-        """The version before `current`, read-only if it is a numpy array; None if there is none: before the first flip in this
-        process, once `next` was asked for, and after a roll back.
+        """The version before `current`, read-only if it is a numpy array; None if there is none:
+        before the first flip in this process, once `next` was asked for, and after a roll back.
         """
         with self._core.lock:
             made = self._array(_ffi.SLOT_IDLE)
@@ -189,8 +209,9 @@ class Slots:
             return view
 
     def flip(self) -> None:
-        """Makes `next` the current version, at the commit of this transaction. What was not written into it since the last
-        flip is as it was: without any write in between this goes back to the version before.
+        """Makes `next` the current version, at the commit of this transaction. What was not written
+        into it since the last flip is as it was: without any write in between this goes back to the
+        version before.
 
         In a `with store.transaction()` block, or outside one, pending until the next commit.
 
@@ -206,7 +227,8 @@ class Slots:
 
     def _description(self) -> Descriptor:
         with self._core.lock:
-            found = self._core.pool.find(_ffi.ROOT, self._path + b"\0" + _NAMES[0])  # both are of one description
+            # both are of one description
+            found = self._core.pool.find(_ffi.ROOT, self._path + b"\0" + _NAMES[0])
             if found is None or found.kind != _ffi.ARRAY:
                 raise self._gone()
             return self._core.describe(found)
@@ -217,7 +239,9 @@ class Slots:
         return self._description().shape
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Slots) and other._core is self._core and other._parts == self._parts
+        return (
+            isinstance(other, Slots) and other._core is self._core and other._parts == self._parts
+        )
 
     def __hash__(self) -> int:
         return hash((id(self._core), self._parts))
@@ -239,5 +263,8 @@ class Slots:
         except (KeyError, PmstoreError):
             return notebook.table(repr(self), [], [], 0)
         kinds = ["current" if number == pair.current else "idle" for number in range(2)]
-        rows = [(number, kind, about.dtype_name(), about.shape, f"{pair.bytes:,}") for number, kind in enumerate(kinds)]
+        rows = [
+            (number, kind, about.dtype_name(), about.shape, f"{pair.bytes:,}")
+            for number, kind in enumerate(kinds)
+        ]
         return notebook.table(repr(self), ("slot", "", "dtype", "shape", "bytes"), rows, 2)

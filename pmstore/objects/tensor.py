@@ -1,4 +1,5 @@
-"""torch tensors over the heap. torch is imported when the first tensor is stored or loaded, and not before."""
+"""torch tensors over the heap. torch is imported when the first tensor is stored or loaded, and not
+before."""
 
 from __future__ import annotations
 
@@ -21,38 +22,67 @@ _introduced: list[Any] = []
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether it is a tensor, without importing torch: where torch was never imported there are none."""
+    """Whether it is a tensor, without importing torch: where torch was never imported there are
+    none."""
     module = sys.modules.get("torch")
     # While torch itself is being imported it has no Tensor yet.
     return module is not None and isinstance(value, getattr(module, "Tensor", ()))
 
 
 def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
-    """What to store for a tensor: its data if dense, else a dense copy; and its descriptor. Its `.grad` is not stored.
+    """What to store for a tensor: its data if dense, else a dense copy; and its descriptor. Its
+    `.grad` is not stored.
 
-    Raises: TypeError for a tensor on another device, sparse, quantized, or of a subclass other than Parameter.
+    Raises: TypeError for a tensor on another device, sparse, quantized, or of a subclass other than
+        Parameter.
     """
     import torch
 
     if value.is_nested:
-        raise TypeError("cannot store a nested tensor: store the tensors of value.unbind() under names of their own")
+        raise TypeError(
+            "cannot store a nested tensor: store the tensors of value.unbind() "
+            "under names of their own"
+        )
     if value.layout != torch.strided:
-        raise TypeError(f"cannot store a tensor of layout {value.layout}: store value.to_dense(), or its indices and values")
+        raise TypeError(
+            f"cannot store a tensor of layout {value.layout}: store value.to_dense(), or its "
+            "indices and values"
+        )
     if value.is_quantized:
-        raise TypeError("cannot store a quantized tensor: store value.int_repr() and its scale and zero point")
+        raise TypeError(
+            "cannot store a quantized tensor: store value.int_repr() and its scale and zero point"
+        )
     if value.device.type != "cpu":
-        raise TypeError(f"cannot store a tensor on device {value.device}: a store holds CPU memory. Store value.cpu()")
-    # Buffer is a Tensor to torch >= 2.5, where it only marks; other subclasses (DTensor, ...) are more than their memory.
+        raise TypeError(
+            f"cannot store a tensor on device {value.device}: a store holds CPU "
+            "memory. Store value.cpu()"
+        )
+    # Buffer is a Tensor to torch >= 2.5, where it only marks; other subclasses (DTensor, ...) are
+    # more than their memory.
     if type(value) not in (torch.Tensor, torch.nn.Parameter) and type(value).__name__ != "Buffer":
-        raise TypeError(f"cannot store a {type(value).__name__}: store the plain tensors that it is made of")
+        raise TypeError(
+            f"cannot store a {type(value).__name__}: store the plain tensors that it is made of"
+        )
     dtype = dtypes.encode_torch(value.dtype)
     data = value.detach().resolve_conj().resolve_neg()
     order = axes.order_of(data.shape, data.stride())
     if order is False:
-        # As bytes where that is possible: torch copies no tensors of its dtypes of less than a byte.
-        dense = data.view(torch.uint8).contiguous().view(data.dtype) if data.element_size() == 1 else data.contiguous()
+        # As bytes where that is possible: torch copies no tensors of its dtypes of less than a
+        # byte.
+        dense = (
+            data.view(torch.uint8).contiguous().view(data.dtype)
+            if data.element_size() == 1
+            else data.contiguous()
+        )
         data, order = dense, None
-    descriptor = Descriptor(True, dtype, tuple(data.shape), order, value.requires_grad, isinstance(value, torch.nn.Parameter))
+    descriptor = Descriptor(
+        True,
+        dtype,
+        tuple(data.shape),
+        order,
+        value.requires_grad,
+        isinstance(value, torch.nn.Parameter),
+    )
     return data, descriptor
 
 
@@ -67,7 +97,8 @@ def dtype_of(descriptor: Descriptor) -> torch.dtype:
 
 
 def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
-    """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the block.
+    """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the
+    block.
 
     Raises: CorruptStoreError if torch has no such tensor.
     """
@@ -83,10 +114,14 @@ def _bind(descriptor: Descriptor, dtype: torch.dtype, memory: Memory | None) -> 
     import torch
 
     strides = axes.strides_of(descriptor.shape, descriptor.order)
-    # Reinterpreted, not made as dtype: torch warns when a complex32 tensor is made, and it is not the user who makes one.
-    # The CPU's, whatever torch.set_default_device says.
+    # Reinterpreted, not made as dtype: torch warns when a complex32 tensor is made, and it is not
+    # the user who makes one. The CPU's, whatever torch.set_default_device says.
     tensor = torch.empty(0, dtype=torch.uint8, device="cpu").view(dtype)
-    flat = torch.empty(0, dtype=torch.uint8, device="cpu") if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+    flat = (
+        torch.empty(0, dtype=torch.uint8, device="cpu")
+        if memory is None
+        else torch.frombuffer(memory, dtype=torch.uint8)
+    )
     # Not .view(): a view would carry its base along in autograd and in pickles.
     tensor.set_(flat.untyped_storage(), 0, descriptor.shape, strides)
     if descriptor.parameter:
@@ -104,7 +139,8 @@ def cannot_return(moved: torch.Tensor, descriptor: Descriptor) -> str:
         return "it lies in shared memory now, where other processes may write at any time"
     if tuple(moved.shape) != descriptor.shape or moved.dtype != dtype_of(descriptor):
         return (
-            f"it has shape {tuple(moved.shape)}, dtype {moved.dtype} now; stored is shape {descriptor.shape}, dtype "
+            f"it has shape {tuple(moved.shape)}, dtype {moved.dtype} now; stored is shape "
+            f"{descriptor.shape}, dtype "
             f"{descriptor.dtype_name()}"
         )
     return ""

@@ -1,10 +1,13 @@
-"""Python values as bytes and back, without pickle: what `store[name] = value` writes for anything but arrays.
+"""Python values as bytes and back, without pickle: what `store[name] = value` writes for anything
+but arrays.
 
-The bytes are msgpack. What msgpack has no type for is one of the extension types below, whose payloads are plain data too:
-nothing in a store is ever executed or imported, so a hostile file can at worst give a `CorruptStoreError`.
+The bytes are msgpack. What msgpack has no type for is one of the extension types below, whose
+payloads are plain data too: nothing in a store is ever executed or imported, so a hostile file can
+at worst give a `CorruptStoreError`.
 
-A value comes back equal and of the same type: a tuple stays a tuple, -0.0, nan and infinities stay what they are, the order
-of a dict is kept, an `np.float32` stays one. What cannot keep that promise (subclasses, functions, objects) is refused.
+A value comes back equal and of the same type: a tuple stays a tuple, -0.0, nan and infinities stay
+what they are, the order of a dict is kept, an `np.float32` stays one. What cannot keep that promise
+(subclasses, functions, objects) is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ MAX_DEPTH = 100
 """Containers within containers. More is a cycle, or nothing a person wrote."""
 
 STORABLE = (
-    "None, bool, int, float, complex, str, bytes, bytearray, date, time, datetime, timedelta, numpy scalars, and lists, "
+    "None, bool, int, float, complex, str, bytes, bytearray, date, time, datetime, timedelta, "
+    "numpy scalars, and lists, "
     "tuples and dicts of these; arrays and tensors under a name of their own"
 )
 
@@ -54,7 +58,7 @@ _TUPLE_MARK = _TupleMark()
 _TUPLE_EXT = msgpack.ExtType(_TUPLE, b"")
 
 
-# ---- encoding --------------------------------------------------------------------------------------------------------------
+# ---- encoding ------------------------------------------------------------------------------------
 
 
 def _refuse(value: Any) -> NoReturn:
@@ -63,13 +67,22 @@ def _refuse(value: Any) -> NoReturn:
     hint = ""
     for base in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict):
         if isinstance(value, base):
-            hint = f" A subclass would come back as {base.__name__}: convert it, {base.__name__}(value)."
+            hint = (
+                f" A subclass would come back as {base.__name__}: convert it, "
+                f"{base.__name__}(value)."
+            )
     if isinstance(value, np.ndarray) or hasattr(value, "data_ptr"):
-        hint = " Arrays and tensors have names of their own: use a group, store['group/name'] = array."
+        hint = (
+            " Arrays and tensors have names of their own: use a group, store['group/name'] = array."
+        )
     elif isinstance(value, (set, frozenset)):
         hint = " Store sorted(value), a list."
     elif hasattr(value, "state_dict"):
-        hint = " pmstore.torch.attach(store, model=..., optimizer=...) keeps modules and optimizers of torch in a store."
+        hint = (
+            " pmstore.torch.attach(store, model=..., optimizer=...) "
+            "keeps modules and optimizers "
+            "of torch in a store."
+        )
     raise TypeError(f"cannot store a value of type {name}.{hint} What can be stored: {STORABLE}")
 
 
@@ -83,9 +96,14 @@ def _lower_clock(value: dt.datetime | dt.time) -> Any:
     code = _DATETIME if isinstance(value, dt.datetime) else _TIME
     payload = f"{value.fold}{value.isoformat()}".encode()
     if repr(_RAISE[code](payload)) != repr(value):  # a named or rule-based time zone
-        whole = "value.astimezone(datetime.timezone.utc)" if code == _DATETIME else "value.replace(tzinfo=None)"
+        whole = (
+            "value.astimezone(datetime.timezone.utc)"
+            if code == _DATETIME
+            else "value.replace(tzinfo=None)"
+        )
         raise TypeError(
-            f"cannot store {value!r}: of time zones only fixed offsets from UTC without a name survive. Store {whole}, and "
+            f"cannot store {value!r}: of time zones only fixed offsets from UTC without a name "
+            f"survive. Store {whole}, and "
             "the zone's name beside it if it matters"
         )
     return msgpack.ExtType(code, payload)
@@ -111,7 +129,9 @@ _LOWER: dict[type, Callable[[Any], Any]] = {
     dt.datetime: _lower_clock,
     dt.time: _lower_clock,
     dt.date: lambda value: msgpack.ExtType(_DATE, value.isoformat().encode()),
-    dt.timedelta: lambda value: msgpack.ExtType(_TIMEDELTA, _DELTA.pack(value.days, value.seconds, value.microseconds)),
+    dt.timedelta: lambda value: msgpack.ExtType(
+        _TIMEDELTA, _DELTA.pack(value.days, value.seconds, value.microseconds)
+    ),
 }
 
 LEAVES = _LOWER.keys()
@@ -126,14 +146,18 @@ def _lower(value: Any, depth: int) -> Any:
         return leaf(value)
     if kind is list or kind is tuple or kind is dict:
         if depth == MAX_DEPTH:
-            raise ValueError(f"cannot store a value nested more than {MAX_DEPTH} deep, or one that contains itself")
+            raise ValueError(
+                f"cannot store a value nested more than {MAX_DEPTH} deep, or "
+                "one that contains itself"
+            )
         depth += 1
         if kind is dict:
             return {_lower(key, depth): _lower(item, depth) for key, item in value.items()}
         items = [_lower(item, depth) for item in value]
         if kind is tuple:
             items.insert(0, _TUPLE_EXT)
-            return tuple(items)  # msgpack packs it as an array, and on the way there it can be a key
+            # msgpack packs it as an array, and on the way there it can be a key
+            return tuple(items)
         return items
     if isinstance(value, np.generic):
         return _lower_numpy(value)
@@ -149,7 +173,8 @@ def encode(value: Any) -> bytes:
     """The value's bytes.
 
     Raises:
-        TypeError: it, or something in it, is of a type that cannot be stored; the message says what can.
+        TypeError: it, or something in it, is of a type that cannot be stored; the message says what
+            can.
         ValueError: it contains itself, or is nested more than 100 deep.
 
     >>> decode(encode({"lr": 1e-3, (1, 2): [None, 2**100]}))
@@ -158,7 +183,7 @@ def encode(value: Any) -> bytes:
     return _pack(_lower(value, 0))
 
 
-# ---- decoding --------------------------------------------------------------------------------------------------------------
+# ---- decoding ------------------------------------------------------------------------------------
 
 
 def _raise_numpy(payload: bytes) -> np.generic:
@@ -227,7 +252,8 @@ def decode(data: bytes) -> Any:
         FormatVersionError: a long double of another kind of machine.
     """
     try:
-        # Bounded by the length of data in memory, by msgpack's own stack in depth, and it does not recurse.
+        # Bounded by the length of data in memory, by msgpack's own stack in depth, and it does not
+        # recurse.
         value = msgpack.unpackb(
             data,
             ext_hook=_ext_hook,

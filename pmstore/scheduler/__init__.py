@@ -1,4 +1,5 @@
-"""When to commit, and to which tier: see `CommitScheduler`, and docs/SCHEDULER.md for the theory and the measurements."""
+"""When to commit, and to which tier: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
+and the measurements."""
 
 from pmstore.scheduler.cost import CostModel
 from pmstore.scheduler.hazard import HazardModel

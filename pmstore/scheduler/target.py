@@ -23,11 +23,14 @@ class Decision:
     Attributes:
         tier: that committed; None: none did.
         reason: in words; "" without a commit.
-        risk: expected seconds lost to failures since the tier's last commit, that a commit now ends.
-        cost: C_eff of the tier's commit as expected before it, in seconds; NaN where nothing was known.
+        risk: expected seconds lost to failures since the tier's last commit, that a commit now
+            ends.
+        cost: C_eff of the tier's commit as expected before it, in seconds; NaN where nothing was
+            known.
         hazard: h, failures per second, weighted as the objective says.
         weight: w, density of progress; 1.0 where it is unknown or of no interest.
-        predicted_overhead: share of the running time that commits and failures cost at the present rates: sqrt(2 h C).
+        predicted_overhead: share of the running time that commits and failures cost at the present
+            rates: sqrt(2 h C).
         step: finished steps of the run. seconds: of work done.
     """
 
@@ -54,17 +57,34 @@ class Target:
 
     Attributes:
         number: 0 for the first (fastest), upward.
-        work, steps: seconds of work and steps since its last commit. risk: accumulated since then, in seconds.
-        price: C_eff now; NaN before the first commit. handle: of the commit that is being written in the background, or None.
-        free_work, least_work: seconds of work from which a commit is free, and before which none is allowed.
-        retry_work: seconds of work before which one that failed in the background is not tried again.
+        work, steps: seconds of work and steps since its last commit. risk: accumulated since then,
+            in seconds.
+        price: C_eff now; NaN before the first commit. handle: of the commit that is being written
+            in the background, or None.
+        free_work, least_work: seconds of work from which a commit is free, and before which none is
+            allowed.
+        retry_work: seconds of work before which one that failed in the background is not tried
+            again.
         hazard: h per second.
     """
 
     __slots__ = (
-        "commit", "cost", "free_work", "handle", "hazard", "launched", "least_work", "name", "number", "price", "retry_work",
-        "risk", "stake", "steps", "work",
-    )  # fmt: skip
+        "commit",
+        "cost",
+        "free_work",
+        "handle",
+        "hazard",
+        "launched",
+        "least_work",
+        "name",
+        "number",
+        "price",
+        "retry_work",
+        "risk",
+        "stake",
+        "steps",
+        "work",
+    )
 
     def __init__(self, number: int, name: str, commit: Callable[[], object]) -> None:
         self.number = number
@@ -78,7 +98,8 @@ class Target:
         self.least_work = self.retry_work = 0.0
         self.handle: Any = None
         self.launched = 0.0
-        self.stake = (0.0, 0.0, 0)  # work, risk and steps that the commit in the background will have saved
+        # work, risk and steps that the commit in the background will have saved
+        self.stake = (0.0, 0.0, 0)
 
     def reset(self) -> None:
         self.work = self.risk = self.retry_work = 0.0
@@ -87,27 +108,34 @@ class Target:
     def put_back(self) -> None:
         """The commit in the background failed: what it was to save is at stake as before.
 
-        It is tried again an interval later, sqrt(2 C_eff / h): a tier that is away costs no more than one that is there.
+        It is tried again an interval later, sqrt(2 C_eff / h): a tier that is away costs no more
+        than one that is there.
         """
         work, risk, steps = self.stake
         self.risk += risk + self.hazard * work * self.work
         self.work += work
         self.steps += steps
-        self.retry_work = self.work + (math.sqrt(2.0 * self.price / self.hazard) if self.hazard > 0.0 else self.work)
+        self.retry_work = self.work + (
+            math.sqrt(2.0 * self.price / self.hazard) if self.hazard > 0.0 else self.work
+        )
 
     def __repr__(self) -> str:
-        return f"<Target {self.name!r}: price {self.price:.3g} s, risk {self.risk:.3g} s, work {self.work:.3g} s>"
+        return (
+            f"<Target {self.name!r}: price {self.price:.3g} s, risk {self.risk:.3g} s, work "
+            f"{self.work:.3g} s>"
+        )
 
 
 def is_done(handle: Any) -> bool:
-    """Of a handle with `done`, a method or a property; or `over`: while a flush deletes old epochs the next one does not
-    begin, and its snapshot would only be held meanwhile."""
+    """Of a handle with `done`, a method or a property; or `over`: while a flush deletes old epochs
+    the next one does not begin, and its snapshot would only be held meanwhile."""
     done = getattr(handle, "over", handle.done)
     return bool(done() if callable(done) else done)
 
 
 def error_of(handle: Any) -> BaseException | None:
-    """Of a handle that is done: a `pmstore.tiers.Flush`, or a Future. Who asks was told: the next flush does not raise it."""
+    """Of a handle that is done: a `pmstore.tiers.Flush`, or a Future. Who asks was told: the next
+    flush does not raise it."""
     error = getattr(handle, "error", None)
     if isinstance(error, BaseException):
         if callable(wait := getattr(handle, "wait", None)):
@@ -119,14 +147,17 @@ def error_of(handle: Any) -> BaseException | None:
 
 
 def store_tiers(store: Store, *names: str) -> dict[str, Callable[[], object]]:
-    """Tiers for a scheduler: the store's own commit, as "store", and flushes to the store's tiers `names`, nearest first.
+    """Tiers for a scheduler: the store's own commit, as "store", and flushes to the store's tiers
+    `names`, nearest first.
 
     A flush commits the store first, so that it takes what is there now.
 
     Raises: ValueError for a name given twice, and for "store".
     """
     if len({"store", *names}) <= len(names):
-        raise ValueError(f"{names}: each tier once, and none named 'store', which is the store's own commit")
+        raise ValueError(
+            f"{names}: each tier once, and none named 'store', which is the store's own commit"
+        )
 
     def flush(name: str) -> Callable[[], object]:
         def run() -> object:

@@ -1,4 +1,5 @@
-"""Statistics of an array, and a small picture of it in text. Works through large arrays piece by piece."""
+"""Statistics of an array, and a small picture of it in text. Works through large arrays piece by
+piece."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Statistics:
-    """Of the elements that are finite; complex ones by magnitude. None where there is no such element."""
+    """Of the elements that are finite; complex ones by magnitude. None where there is no such
+    element."""
 
     elements: int = 0
     zeros: int = 0
@@ -37,15 +39,21 @@ class Statistics:
 
 def is_numeric(value: Any) -> bool:
     """Whether there are statistics and pictures of it: numbers and truth values."""
-    return dtypes.has_numbers(value.dtype) if hasattr(value, "data_ptr") else value.dtype.kind in "biufc"
+    return (
+        dtypes.has_numbers(value.dtype)
+        if hasattr(value, "data_ptr")
+        else value.dtype.kind in "biufc"
+    )
 
 
 def _pieces(value: Any) -> Iterator[Numbers]:
-    """The elements as float64 in pieces of bounded size, in any order that is the same each time."""
+    """The elements as float64 in pieces of bounded size, in any order that is the same each
+    time."""
     if hasattr(value, "data_ptr"):
         import torch
 
-        flat = value.detach().as_strided((value.numel(),), (1,))  # dense in the store, whatever the order of its axes
+        # dense in the store, whatever the order of its axes
+        flat = value.detach().as_strided((value.numel(),), (1,))
         for at in range(0, flat.numel(), _PIECE):
             piece = flat[at : at + _PIECE]
             if piece.is_complex():  # complex32 has no arithmetic
@@ -60,7 +68,8 @@ def _pieces(value: Any) -> Iterator[Numbers]:
 
 
 def statistics(value: Any, progress: Callable[[int], None] = lambda done: None) -> Statistics:
-    """Of an array or tensor of numbers. progress: called with elements worked on since; all are, twice.
+    """Of an array or tensor of numbers. progress: called with elements worked on since; all are,
+    twice.
 
     >>> s = statistics(np.array([0.0, 1.0, 2.0, np.nan]))
     >>> s.elements, s.zeros, s.nan, s.minimum, s.maximum, s.mean
@@ -79,16 +88,24 @@ def statistics(value: Any, progress: Callable[[int], None] = lambda done: None) 
             if not piece.size:
                 continue
             low, high = min(low, float(piece.min())), max(high, float(piece.max()))
-            # Chan, Golub and LeVeque's way of putting variances of parts together: no sum of large squares.
+            # Chan, Golub and LeVeque's way of putting variances of parts together: no sum of large
+            # squares.
             part = float(piece.mean())
             delta, total = part - mean, count + piece.size
-            squares += float(((piece - part) ** 2).sum()) + delta * delta * count * piece.size / total
+            squares += (
+                float(((piece - part) ** 2).sum()) + delta * delta * count * piece.size / total
+            )
             mean += delta * piece.size / total
             count = total
         found.infinite = found.elements - found.nan - count
         if not count:
             return found
-        found.minimum, found.maximum, found.mean, found.std = low, high, mean, float(np.sqrt(squares / count))
+        found.minimum, found.maximum, found.mean, found.std = (
+            low,
+            high,
+            mean,
+            float(np.sqrt(squares / count)),
+        )
         counts = np.zeros(BINS, np.int64)
         for piece in _pieces(value):
             progress(piece.size)
@@ -125,7 +142,9 @@ def sparkline(values: Any) -> str:
 def histogram_line(counts: list[int]) -> str:
     """A row of bars, in which only an empty part is empty."""
     most = max(counts, default=0)
-    return "".join(BARS[0 if not count else max(1, round(count / most * (len(BARS) - 1)))] for count in counts)
+    return "".join(
+        BARS[0 if not count else max(1, round(count / most * (len(BARS) - 1)))] for count in counts
+    )
 
 
 def heat(values: Any) -> list[str]:
@@ -141,7 +160,9 @@ def shrink(values: Numbers, most: int, axis: int) -> Numbers:
         return values
     edges = np.linspace(0, length, most + 1).astype(int)
     with np.errstate(all="ignore"):
-        return np.stack([values.take(range(a, b), axis).mean(axis) for a, b in pairwise(edges)], axis)
+        return np.stack(
+            [values.take(range(a, b), axis).mean(axis) for a, b in pairwise(edges)], axis
+        )
 
 
 def _as_numbers(value: Any) -> Numbers:
@@ -150,17 +171,30 @@ def _as_numbers(value: Any) -> Numbers:
 
         value = value.detach()
         value = value.to(torch.complex128 if value.is_complex() else torch.float64).numpy()
-    return np.abs(value).astype(np.float64) if value.dtype.kind == "c" else np.asarray(value, np.float64)
+    return (
+        np.abs(value).astype(np.float64)
+        if value.dtype.kind == "c"
+        else np.asarray(value, np.float64)
+    )
 
 
 _PICTURED = 1 << 22
 """Elements. A histogram tells more of a larger one."""
 
 
-def picture(value: Any, found: Statistics, width: int = 64, height: int = 20) -> tuple[str, list[str]]:
+def picture(
+    value: Any, found: Statistics, width: int = 64, height: int = 20
+) -> tuple[str, list[str]]:
     """What is pictured ("values", "rows and columns" or "histogram"), and the lines."""
     if found.minimum is not None and value.ndim == 1 and 1 < found.elements <= _PICTURED:
         return "values", [sparkline(shrink(_as_numbers(value), width, 0))]
-    if found.minimum is not None and value.ndim == 2 and found.elements <= _PICTURED and min(value.shape) > 1:
-        return "rows and columns", heat(shrink(shrink(_as_numbers(value), height, 0), width // 2, 1))
+    if (
+        found.minimum is not None
+        and value.ndim == 2
+        and found.elements <= _PICTURED
+        and min(value.shape) > 1
+    ):
+        return "rows and columns", heat(
+            shrink(shrink(_as_numbers(value), height, 0), width // 2, 1)
+        )
     return "histogram", [histogram_line(found.histogram)] if sum(found.histogram) > 1 else []

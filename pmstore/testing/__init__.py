@@ -1,7 +1,8 @@
 """For crash tests: dying at a chosen instruction, and killing workloads by the hundred.
 
-A `ForkServer` is one process that has imported what the workload needs. For each run it forks a child, which does the work
-until SIGKILL; so a run costs milliseconds, and the children share nothing with the tests but files.
+A `ForkServer` is one process that has imported what the workload needs. For each run it forks a
+child, which does the work until SIGKILL; so a run costs milliseconds, and the children share
+nothing with the tests but files.
 
     with ForkServer() as server:
         run = server.run("mytests:work", ["/dev/shm/x.pm"], delay_seconds=0.003)
@@ -9,8 +10,8 @@ until SIGKILL; so a run costs milliseconds, and the children share nothing with 
 
 The workload is a function `work(ack, *args)`: it calls `ack(n)` when step n has been committed.
 
-Where pytest is installed there is also a fixture, `crashtest`, which does what `pmstore crashtest` does. Put
-`pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`, then
+Where pytest is installed there is also a fixture, `crashtest`, which does what `pmstore crashtest`
+does. Put `pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`, then
 
     def test_training_survives(crashtest):
         crashtest([sys.executable, "train.py"], trials=9)

@@ -1,7 +1,9 @@
-"""What a crash test and the program that it runs share: a file of one page, of which `native/debug.h` has the layout.
+"""What a crash test and the program that it runs share: a file of one page, of which
+`native/debug.h` has the layout.
 
-The engine of the program heeds the environment only if the board has the magic and the token that the environment names, so
-that neither a variable that somebody left behind nor one that names another file does anything.
+The engine of the program heeds the environment only if the board has the magic and the token that
+the environment names, so that neither a variable that somebody left behind nor one that names
+another file does anything.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ _COUNTS = struct.Struct("=QQQQ")
 
 
 class Seen(NamedTuple):
-    """primitives: that the program has carried out. acknowledged: commits of its first store that had returned. domain: of that
-    store, as a number. power: 1 if it died by a simulated power failure. path: of the store, as the program named it."""
+    """primitives: that the program has carried out. acknowledged: commits of its first store that
+    had returned. domain: of that store, as a number. power: 1 if it died by a simulated power
+    failure. path: of the store, as the program named it."""
 
     primitives: int
     acknowledged: int
@@ -35,9 +38,11 @@ class Seen(NamedTuple):
 def environment(
     board: Path, *, at: int = 0, power_seed: int | None = None, base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Makes a board, and the environment of the program that it is for: base, without what another crash test put there.
+    """Makes a board, and the environment of the program that it is for: base, without what another
+    crash test put there.
 
-    at: SIGKILL at that persistence point (0: none); power_seed: with a simulated power failure. See `native/debug.h`.
+    at: SIGKILL at that persistence point (0: none); power_seed: with a simulated power failure. See
+        `native/debug.h`.
     """
     token = secrets.token_hex(16)
     board.unlink(missing_ok=True)

@@ -14,7 +14,8 @@ __all__ = ["crashtest"]
 
 @pytest.fixture
 def crashtest(request: pytest.FixtureRequest) -> Callable[..., CrashTestResult]:
-    """A function of the arguments of `crash_test` that fails the test unless every trial was a clean resume.
+    """A function of the arguments of `crash_test` that fails the test unless every trial was a
+    clean resume.
 
     folder: by default that of the test's file. Returns the result.
     """

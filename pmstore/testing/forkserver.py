@@ -24,8 +24,8 @@ __all__ = ["ForkServer", "KilledRun", "shared_words"]
 def shared_words(count: int) -> memoryview:
     """`count` signed integers of 64 bits, zero, that forked children share with their parent.
 
-    Each is written by one store, so a kill leaves the old value or the new one. (`struct.pack_into` would not do: it
-    clears the place first, and a child killed just then has acknowledged step 0.)
+    Each is written by one store, so a kill leaves the old value or the new one. (`struct.pack_into`
+    would not do: it clears the place first, and a child killed just then has acknowledged step 0.)
     """
     return memoryview(mmap.mmap(-1, 8 * count)).cast("q")
 
@@ -43,15 +43,21 @@ class KilledRun:
 
 
 class ForkServer:
-    """Runs workloads in forked children and kills them. Also a context manager, which ends the server.
+    """Runs workloads in forked children and kills them. Also a context manager, which ends the
+    server.
 
     search_path: folders for the server's `sys.path`, where the workloads' modules are.
     """
 
     def __init__(self, search_path: Sequence[str] = ()) -> None:
         command = [sys.executable, "-c", "from pmstore.testing.forkserver import _serve; _serve()"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*search_path, os.environ.get("PYTHONPATH", "")])}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*search_path, os.environ.get("PYTHONPATH", "")]),
+        }
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def run(
         self,
@@ -64,12 +70,18 @@ class ForkServer:
     ) -> KilledRun:
         """Runs `module:function` in a child until it ends or is killed.
 
-        args: anything JSON has. delay_seconds: SIGKILL so long after the fork. kill_at: SIGKILL at that persistence
-        primitive. timeout_seconds: then it is killed whatever else was asked for.
+        args: anything JSON has. delay_seconds: SIGKILL so long after the fork. kill_at: SIGKILL at
+            that persistence primitive. timeout_seconds: then it is killed whatever else was asked
+            for.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"workload": workload, "args": list(args), "delay": delay_seconds, "kill_at": kill_at}
+        request = {
+            "workload": workload,
+            "args": list(args),
+            "delay": delay_seconds,
+            "kill_at": kill_at,
+        }
         self._process.stdin.write(json.dumps({**request, "timeout": timeout_seconds}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

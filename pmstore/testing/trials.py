@@ -1,15 +1,17 @@
-"""Crash-testing a training program: kill it again and again, resume it, and say what became of its state.
+"""Crash-testing a training program: kill it again and again, resume it, and say what became of its
+state.
 
     result = crash_test(["python", "train.py"], trials=20, verify=check)
     assert result.ok, result
 
-The program is run in copies of the working directory, so it has to name its store by a relative path. Two runs that nobody
-kills come first: they show how many persistence points there are, how the state ends, and whether it always ends so. Each trial
-then starts afresh, kills the program at a persistence point (or at a random time), checks a copy of the store, kills the
-resumed program once more, and lets it end. What counts as the end is the store, and the files that `results` names.
+The program is run in copies of the working directory, so it has to name its store by a relative
+path. Two runs that nobody kills come first: they show how many persistence points there are, how
+the state ends, and whether it always ends so. Each trial then starts afresh, kills the program at a
+persistence point (or at a random time), checks a copy of the store, kills the resumed program once
+more, and lets it end. What counts as the end is the store, and the files that `results` names.
 
-Source: the classes of outcomes, and the comparison with a run that nobody kills, follow ckpt-chaos (PyPI), which kills at file
-boundaries.
+Source: the classes of outcomes, and the comparison with a run that nobody kills, follow ckpt-chaos
+    (PyPI), which kills at file boundaries.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ __all__ = ["CrashTestResult", "Kill", "Outcome", "Trial", "crash_test"]
 
 Verify = Callable[[pmstore.Store], object]
 
-_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache")
+_NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache"
+)
 _DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
 _POWER_DOMAINS = ("dax", "file", "emulated")
 
@@ -60,7 +64,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Kill:
-    """One death. primitive: the persistence point, 0 if it came at a random time. acknowledged: commits that had returned;
+    """One death. primitive: the persistence point, 0 if it came at a random time. acknowledged:
+    commits that had returned;
     found: commits that the store held afterwards, None if there was no store yet."""
 
     primitive: int
@@ -74,7 +79,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Trial:
-    """One program killed and resumed. commits: what the store held at the end, None if it did not get there."""
+    """One program killed and resumed. commits: what the store held at the end, None if it did not
+    get there."""
 
     number: int
     kills: tuple[Kill, ...]
@@ -87,8 +93,9 @@ class Trial:
 class CrashTestResult:
     """What `crash_test` found. `ok`: every trial was a clean resume.
 
-    primitives, commits: of the run that nobody killed. deterministic: a second such run ended in the same state; if not,
-    `not_compared` has the names that two such runs leave with different contents, and only all others were compared.
+    primitives, commits: of the run that nobody killed. deterministic: a second such run ended in
+        the same state; if not, `not_compared` has the names that two such runs leave with different
+        contents, and only all others were compared.
     """
 
     seed: int
@@ -109,11 +116,19 @@ class CrashTestResult:
         return sum(trial.outcome is outcome for trial in self.trials)
 
     def __str__(self) -> str:
-        lines = [f"{self.count(Outcome.CLEAN)} of {len(self.trials)} trials resumed cleanly (seed {self.seed})"]
+        lines = [
+            (
+                f"{self.count(Outcome.CLEAN)} of {len(self.trials)} trials resumed cleanly (seed "
+                f"{self.seed})"
+            )
+        ]
         for trial in self.trials:
             if trial.outcome is not Outcome.CLEAN:
                 kills = ", ".join(map(str, trial.kills))
-                lines.append(f"trial {trial.number}, killed at {kills}: {trial.outcome.value}: {trial.detail}")
+                lines.append(
+                    f"trial {trial.number}, killed at {kills}: {trial.outcome.value}: "
+                    f"{trial.detail}"
+                )
         return "\n".join(lines)
 
 
@@ -124,7 +139,7 @@ class _Finding(Exception):
         self.acknowledged = 0
 
 
-# ---- a store's state -------------------------------------------------------------------------------------------------
+# ---- a store's state -----------------------------------------------------------------------------
 
 
 def _leaves(mapping: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -146,7 +161,9 @@ def _content(value: Any) -> bytes:
         return f"{value.dtype} {tuple(value.shape)} ".encode() + bytes(raw)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} ".encode() + value.tobytes()
-    return repr([_content(item) for item in value] if isinstance(value, pmstore.List) else value).encode()
+    return repr(
+        [_content(item) for item in value] if isinstance(value, pmstore.List) else value
+    ).encode()
 
 
 def _digest(store: pmstore.Store) -> dict[str, str]:
@@ -157,11 +174,16 @@ def _digest(store: pmstore.Store) -> dict[str, str]:
 def _digest_files(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Of the files that are there, the same."""
     found = {name: folder / name for name in names}
-    return {f"file {name}": hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items() if path.is_file()}
+    return {
+        f"file {name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in found.items()
+        if path.is_file()
+    }
 
 
 def _examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
-    """Opens a copy of the store, as the resumed program will open it; its number of commits and state."""
+    """Opens a copy of the store, as the resumed program will open it; its number of commits and
+    state."""
     copy = path.with_name(path.name + ".examined")
     shutil.copyfile(path, copy)
     try:
@@ -173,7 +195,9 @@ def _examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
                 try:
                     answer = verify(store)
                 except Exception as error:  # the user's function, in any way
-                    raise _Finding(Outcome.DIFFERENT, f"the verification fails: {error!r}") from None
+                    raise _Finding(
+                        Outcome.DIFFERENT, f"the verification fails: {error!r}"
+                    ) from None
                 if answer is False:
                     raise _Finding(Outcome.DIFFERENT, "the verification says no")
             return store.epoch, _digest(store)
@@ -183,7 +207,7 @@ def _examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
         copy.unlink(missing_ok=True)
 
 
-# ---- the program -----------------------------------------------------------------------------------------------------
+# ---- the program ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -204,8 +228,8 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
 class _Program:
     """The user's command, run in copies of the working directory.
 
-    resume: the command that goes on after a kill. results: files it leaves. grace_seconds: between SIGTERM and SIGKILL, where
-    a kill is at a time; None: there is no SIGTERM.
+    resume: the command that goes on after a kill. results: files it leaves. grace_seconds: between
+        SIGTERM and SIGKILL, where a kill is at a time; None: there is no SIGTERM.
     """
 
     def __init__(
@@ -238,11 +262,20 @@ class _Program:
         shutil.copytree(self.folder, into, ignore=_NOT_COPIED, symlinks=True)
         return into
 
-    def run(self, cwd: Path, kill: Kill | None = None, power_seed: int | None = None, *, resumed: bool = False) -> _Run:
+    def run(
+        self,
+        cwd: Path,
+        kill: Kill | None = None,
+        power_seed: int | None = None,
+        *,
+        resumed: bool = False,
+    ) -> _Run:
         board, output = cwd.with_name(cwd.name + ".board"), cwd.with_name(cwd.name + ".output")
         point = kill.primitive if kill is not None else 0
         environment = crashboard.environment(board, at=point, power_seed=power_seed)
-        patience = kill.delay_seconds if kill is not None and not kill.primitive else self.timeout_seconds
+        patience = (
+            kill.delay_seconds if kill is not None and not kill.primitive else self.timeout_seconds
+        )
         with output.open("wb") as file:
             with self._lock:
                 if self._ended:
@@ -261,7 +294,9 @@ class _Program:
                 child.wait(patience)
             except subprocess.TimeoutExpired:
                 if patience == self.timeout_seconds:
-                    raise _Finding(Outcome.MANUAL, f"it did not end within {self.timeout_seconds:g} s") from None
+                    raise _Finding(
+                        Outcome.MANUAL, f"it did not end within {self.timeout_seconds:g} s"
+                    ) from None
                 if self.grace_seconds is not None:
                     child.terminate()
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -273,7 +308,14 @@ class _Program:
                     self._running.discard(child)
         seen = crashboard.read(board)
         said = output.read_bytes()[-400:].decode(errors="replace").strip()
-        return _Run(child.returncode, said, seen.primitives, seen.acknowledged, _DOMAINS.get(seen.domain, ""), seen.path)
+        return _Run(
+            child.returncode,
+            said,
+            seen.primitives,
+            seen.acknowledged,
+            _DOMAINS.get(seen.domain, ""),
+            seen.path,
+        )
 
 
 @dataclass(frozen=True)
@@ -302,12 +344,17 @@ def _reference(program: _Program, cwd: Path, verify: Verify | None) -> _Referenc
     run = program.run(cwd)
     seconds = time.monotonic() - began
     if run.status != 0:
-        raise ValueError(f"the program ends with status {run.status} without being killed: {run.said}")
+        raise ValueError(
+            f"the program ends with status {run.status} without being killed: {run.said}"
+        )
     if not run.path:
         raise ValueError("the program opens no store")
     path = (cwd / run.path).resolve()
     if not path.is_relative_to(cwd.resolve()):
-        raise ValueError(f"the program names its store {run.path}: the path has to be relative, because each trial has its own")
+        raise ValueError(
+            f"the program names its store {run.path}: the path has to be relative, because each "
+            "trial has its own"
+        )
     if not run.acknowledged:
         raise ValueError("the program commits nothing")
     try:
@@ -317,10 +364,12 @@ def _reference(program: _Program, cwd: Path, verify: Verify | None) -> _Referenc
     if missing := [name for name in program.results if not (cwd / name).is_file()]:
         raise ValueError(f"a run that nobody killed leaves no file {missing[0]}")
     state |= _digest_files(cwd, program.results)
-    return _Reference(str(path.relative_to(cwd.resolve())), run.primitives, epoch, seconds, run.domain, state)
+    return _Reference(
+        str(path.relative_to(cwd.resolve())), run.primitives, epoch, seconds, run.domain, state
+    )
 
 
-# ---- trials ----------------------------------------------------------------------------------------------------------
+# ---- trials --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -331,8 +380,8 @@ class _Plan:
 
 
 def _plan(trials: int, reference: _Reference, model: str, seed: int) -> list[_Plan]:
-    """The first kill of trial i lies in the ith part of all points, so that all of the run is covered; every third is at a
-    random time. SIGTERM always is."""
+    """The first kill of trial i lies in the ith part of all points, so that all of the run is
+    covered; every third is at a random time. SIGTERM always is."""
     chance = random.Random(seed)
     plans = []
     for i in range(trials):
@@ -343,18 +392,30 @@ def _plan(trials: int, reference: _Reference, model: str, seed: int) -> list[_Pl
         second = Kill(chance.randint(1, reference.primitives), 0.0)
         if model == "term":
             first, second = (Kill(0, chance.uniform(0.0, reference.seconds)) for _ in range(2))
-        plans.append(_Plan(i + 1, (first, second), chance.getrandbits(63) if model == "power" else None))
+        plans.append(
+            _Plan(i + 1, (first, second), chance.getrandbits(63) if model == "power" else None)
+        )
     return plans
 
 
 def _die(
-    program: _Program, cwd: Path, path: Path, kill: Kill, power_seed: int | None, verify: Verify | None, had: int, resumed: bool
+    program: _Program,
+    cwd: Path,
+    path: Path,
+    kill: Kill,
+    power_seed: int | None,
+    verify: Verify | None,
+    had: int,
+    resumed: bool,
 ) -> Kill:
     """Runs until the kill, and looks at what it left. had: commits before."""
     run = program.run(cwd, kill, power_seed, resumed=resumed)
     asked_to_end = program.grace_seconds is not None  # how it says that it did so is its own affair
     if run.status not in (0, -signal.SIGKILL) and not asked_to_end:
-        raise _Finding(Outcome.MANUAL, f"{'resumed, ' if had else ''}it ended with status {run.status}: {run.said}")
+        raise _Finding(
+            Outcome.MANUAL,
+            f"{'resumed, ' if had else ''}it ended with status {run.status}: {run.said}",
+        )
     acknowledged = max(had, run.acknowledged)
     if not path.exists():
         if acknowledged:
@@ -366,12 +427,20 @@ def _die(
         finding.acknowledged = acknowledged
         raise
     if found < acknowledged:
-        raise _Finding(Outcome.LOST, f"{acknowledged} commits had returned, the store holds {found}")
+        raise _Finding(
+            Outcome.LOST, f"{acknowledged} commits had returned, the store holds {found}"
+        )
     return Kill(kill.primitive, kill.delay_seconds, acknowledged, found)
 
 
 def _one_trial(
-    plan: _Plan, program: _Program, cwd: Path, reference: _Reference, verify: Verify | None, compare: bool, keep: Path | None
+    plan: _Plan,
+    program: _Program,
+    cwd: Path,
+    reference: _Reference,
+    verify: Verify | None,
+    compare: bool,
+    keep: Path | None,
 ) -> Trial:
     program.fresh_copy(cwd)
     path = cwd / reference.store
@@ -380,21 +449,37 @@ def _one_trial(
     try:
         for kill in plan.kills:
             kills.append(kill)
-            kills[-1] = _die(program, cwd, path, kill, plan.power_seed, verify, found, resumed=len(kills) > 1)
+            kills[-1] = _die(
+                program, cwd, path, kill, plan.power_seed, verify, found, resumed=len(kills) > 1
+            )
             found = kills[-1].found or 0
         run = program.run(cwd, resumed=True)
         if run.status != 0:
-            raise _Finding(Outcome.MANUAL, f"resumed, it ended with status {run.status}: {run.said}")
+            raise _Finding(
+                Outcome.MANUAL, f"resumed, it ended with status {run.status}: {run.said}"
+            )
         commits, state = _examine(path, verify)
         state |= _digest_files(cwd, program.results)
         if commits < found:
             raise _Finding(Outcome.LOST, f"the store went back from commit {found} to {commits}")
         slack = len(plan.kills) + 1  # what a program may commit at each start
-        if compare and reference.steady and found > 2 * slack and commits - found > reference.commits - found // 2:
-            raise _Finding(Outcome.LOST, f"it started over: {commits - found} commits after {found} were there")
-        names = [name for name in _differing(state, reference.state) if name not in reference.differs]
+        if (
+            compare
+            and reference.steady
+            and found > 2 * slack
+            and commits - found > reference.commits - found // 2
+        ):
+            raise _Finding(
+                Outcome.LOST, f"it started over: {commits - found} commits after {found} were there"
+            )
+        names = [
+            name for name in _differing(state, reference.state) if name not in reference.differs
+        ]
         if compare and names:
-            raise _Finding(Outcome.DIFFERENT, f"not the end of a run that nobody killed: {', '.join(names[:4])}")
+            raise _Finding(
+                Outcome.DIFFERENT,
+                f"not the end of a run that nobody killed: {', '.join(names[:4])}",
+            )
     except _Finding as finding:
         if finding.acknowledged:
             kills[-1] = replace(kills[-1], acknowledged=finding.acknowledged)
@@ -426,26 +511,32 @@ def crash_test(
 ) -> CrashTestResult:
     """Runs the command, kills it and resumes it, `trials` times, in copies of the folder.
 
-    model: "kill" is SIGKILL, two of three at a persistence point, every third at a random time. "power": the process dies at a
-        persistence point, and of all that was not durable its store's file keeps a part drawn at random, by cache lines
-        (domains dax, emulated) or sectors (domain file). "term": SIGTERM at a random time, as a scheduler of jobs sends it, and
+    model: "kill" is SIGKILL, two of three at a persistence point, every third at a random time.
+        "power": the process dies at a persistence point, and of all that was not durable its
+        store's file keeps a part drawn at random, by cache lines (domains dax, emulated) or sectors
+        (domain file). "term": SIGTERM at a random time, as a scheduler of jobs sends it, and
         SIGKILL after grace_seconds.
-    verify: gets the open store (a copy) after each kill; False or an exception is a state that should not be.
-    compare: the final state has to be, bit for bit, that of a run that nobody killed, but for names whose contents differ
-        between two such runs.
-    resume: the command that goes on after a kill; empty: the same. results: files below the folder that the program leaves,
-        compared as the state is.
-    seed: the same seed draws the same points. at: one trial with these points instead, as an earlier run printed them.
+    verify: gets the open store (a copy) after each kill; False or an exception is a state that
+        should not be.
+    compare: the final state has to be, bit for bit, that of a run that nobody killed, but for names
+        whose contents differ between two such runs.
+    resume: the command that goes on after a kill; empty: the same. results: files below the folder
+        that the program leaves, compared as the state is.
+    seed: the same seed draws the same points. at: one trial with these points instead, as an
+        earlier run printed them.
     jobs: trials at a time. keep: a folder that gets the working directories of trials that failed.
 
     Raises:
-        ValueError: the program fails without being killed, opens no store or one outside its working directory, commits
-            nothing, leaves none of the results, or uses a domain that does not claim to survive what the model does; points
-            are given though SIGTERM comes at times.
+        ValueError: the program fails without being killed, opens no store or one outside its
+            working directory, commits nothing, leaves none of the results, or uses a domain that
+            does not claim to survive what the model does; points are given though SIGTERM comes at
+            times.
     """
     start = time.monotonic()
     if at and model == "term":
-        raise ValueError("SIGTERM comes at random times, not at persistence points: leave out either")
+        raise ValueError(
+            "SIGTERM comes at random times, not at persistence points: leave out either"
+        )
     with tempfile.TemporaryDirectory(prefix="pmstore-crashtest-") as temporary:
         room = Path(temporary)
         grace = grace_seconds if model == "term" else None
@@ -455,12 +546,15 @@ def crash_test(
             if compare:
                 control = _reference(program, room / "control", verify)
                 differs = frozenset(_differing(reference.state, control.state))
-                reference = replace(reference, differs=differs, steady=control.commits == reference.commits)
+                reference = replace(
+                    reference, differs=differs, steady=control.commits == reference.commits
+                )
         except _Finding as finding:
             raise ValueError(str(finding)) from None
         if model == "power" and reference.domain not in _POWER_DOMAINS:
             raise ValueError(
-                f"the store is in domain {reference.domain}, which does not survive a power failure: open it with domain='file'"
+                f"the store is in domain {reference.domain}, which does not survive a power "
+                "failure: open it with domain='file'"
             )
         plans = _plan(trials, reference, model, seed)
         if at:
@@ -469,7 +563,16 @@ def crash_test(
         with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
             kept = Path(keep) if keep is not None else None
             futures = [
-                pool.submit(_one_trial, plan, program, room / f"trial{plan.number}", reference, verify, compare, kept)
+                pool.submit(
+                    _one_trial,
+                    plan,
+                    program,
+                    room / f"trial{plan.number}",
+                    reference,
+                    verify,
+                    compare,
+                    kept,
+                )
                 for plan in plans
             ]
             try:
@@ -484,6 +587,13 @@ def crash_test(
                     future.cancel()
     found.sort(key=lambda trial: trial.number)
     return CrashTestResult(
-        seed, model, reference.domain, reference.primitives, reference.commits, not reference.differs,
-        time.monotonic() - start, tuple(found), tuple(sorted(reference.differs)),
-    )  # fmt: skip
+        seed,
+        model,
+        reference.domain,
+        reference.primitives,
+        reference.commits,
+        not reference.differs,
+        time.monotonic() - start,
+        tuple(found),
+        tuple(sorted(reference.differs)),
+    )

@@ -23,10 +23,18 @@ if TYPE_CHECKING:
 
 @app.command()
 def demo(
-    steps: Annotated[int | None, typer.Option(min=10, help="Training steps, each a commit. [default: 400]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the training and of the kills. [default: drawn and shown]")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=10, help="Training steps, each a commit. [default: 400]")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the training and of the kills. [default: drawn and shown]"),
+    ] = None,
     domain: Annotated[str, typer.Option(help="auto, dax, file, process or emulated.")] = "auto",
-    folder: Annotated[Path | None, typer.Option("--dir", help="Where to put its files. [default: a temporary folder]")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Where to put its files. [default: a temporary folder]"),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files there.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the steps.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Of torch, in each training process.")] = 1,
@@ -53,7 +61,12 @@ def demo(
     settings = Settings(steps or (80 if quick else 400), chosen, domain, folder, keep, threads)
     out = console(stderr=as_json)
     out.print(f"seed {chosen}, {settings.steps} steps, {threads} thread{'s' * (threads > 1)}")
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     try:
         with Progress(*columns, console=out) as bars:
             tasks = {name: bars.add_task(name, total=settings.steps, start=False) for name in JOBS}
@@ -82,14 +95,21 @@ def _table(jobs: list[JobReport]) -> Table:
     for job in jobs:
         table.add_column(job.name, justify="right")
     plain = len(jobs) - 1  # the last keeps no store, and is not killed
-    bare = jobs[plain].median_train_seconds  # in a store, some of a commit's work is done while the step writes
+    # in a store, some of a commit's work is done while the step writes
+    bare = jobs[plain].median_train_seconds
     rows: list[tuple[str, list[str]]] = [
         ("steps", [f"{job.steps}" for job in jobs]),
-        ("kills", [str(len(job.kills)) if index < plain else "-" for index, job in enumerate(jobs)]),
+        (
+            "kills",
+            [str(len(job.kills)) if index < plain else "-" for index, job in enumerate(jobs)],
+        ),
         ("training step, median", [milliseconds(job.median_train_seconds) for job in jobs]),
         ("commit, median", [milliseconds(job.median_commit_seconds) for job in jobs]),
         ("commit, share of step time", [f"{job.commit_share:.1%}" for job in jobs]),
-        ("step and commit, against a plain step", [f"{job.median_step_seconds / bare:.2f} x" for job in jobs]),
+        (
+            "step and commit, against a plain step",
+            [f"{job.median_step_seconds / bare:.2f} x" for job in jobs],
+        ),
         ("accuracy on held-out images", [f"{job.accuracy:.1%}" for job in jobs]),
         ("wall time, with process starts", [f"{job.wall_seconds:.1f} s" for job in jobs]),
     ]
@@ -103,16 +123,23 @@ def _show(console: Console, report: Report) -> None:
     console.print(_table(jobs))
     for number, kill in enumerate((kill for job in jobs for kill in job.kills), start=1):
         console.print(
-            f"kill {number} {kill.where}, after step {kill.at_step}: resumed at step {kill.resumed_at_step}; lost "
-            f"{milliseconds(kill.lost_work_seconds)} of work and {kill.restart_seconds:.2f} s to start a new process, "
+            f"kill {number} {kill.where}, after step {kill.at_step}: resumed at step "
+            f"{kill.resumed_at_step}; lost "
+            f"{milliseconds(kill.lost_work_seconds)} of work and {kill.restart_seconds:.2f} s to "
+            "start a new process, "
             f"of which open and attach took {milliseconds(kill.attach_seconds)}"
         )
     domain = jobs[0].domain
-    console.print(f"domain {domain}: a commit survives {SURVIVES.get(domain, '')}; state {size(jobs[0].state_bytes)}")
+    console.print(
+        f"domain {domain}: a commit survives {SURVIVES.get(domain, '')}; state "
+        f"{size(jobs[0].state_bytes)}"
+    )
     if report.ok:
         console.print(
-            f"[bold green]bitwise equal[/]: all {report.compared} names (parameters, optimizer state, losses, batch "
-            "order, generators, ...) of the killed and the undisturbed run; parameters and losses of plain torch too"
+            f"[bold green]bitwise equal[/]: all {report.compared} names (parameters, optimizer "
+            "state, losses, batch "
+            "order, generators, ...) of the killed and the undisturbed run; parameters and losses "
+            "of plain torch too"
         )
     else:
         for name in report.differences:

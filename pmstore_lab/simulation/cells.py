@@ -1,4 +1,5 @@
-"""The jobs that policies are compared on: three classes of commit cost, four loss curves, three failure rates."""
+"""The jobs that policies are compared on: three classes of commit cost, four loss curves, three
+failure rates."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class CostClass:
-    """Seconds of an iteration, of a commit's two parts, and of the job; share of time lost beside the background part."""
+    """Seconds of an iteration, of a commit's two parts, and of the job; share of time lost beside
+    the background part."""
 
     name: str
     iteration: float
@@ -74,7 +76,9 @@ class Cell:
 def cells(job_share: float = 1.0) -> Iterator[Cell]:
     """All 36. job_share: shortens jobs of more than 20,000 iterations, for tests."""
     for cost in COSTS.values():
-        short = cost if cost.job / cost.iteration < 20_000 else replace(cost, job=cost.job * job_share)
+        short = (
+            cost if cost.job / cost.iteration < 20_000 else replace(cost, job=cost.job * job_share)
+        )
         for curve in CURVES.values():
             for hours in MTBF_HOURS:
                 yield Cell(short, curve, hours * HOUR)

@@ -1,4 +1,5 @@
-"""Policies side by side on one job: what each costs in expectation, and what became of it under simulated failures."""
+"""Policies side by side on one job: what each costs in expectation, and what became of it under
+simulated failures."""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ class Row:
 
     Attributes:
         commits: in a job without failures; at: the iterations after which it made them.
-        overhead, value: expected wall time beyond the work, and value lost; over_optimum, value_over_optimum: / the least.
-        simulated, failures: mean overhead and failures of the simulated jobs; NaN and 0 for the optima, which are not run.
+        overhead, value: expected wall time beyond the work, and value lost; over_optimum,
+            value_over_optimum: / the least.
+        simulated, failures: mean overhead and failures of the simulated jobs; NaN and 0 for the
+            optima, which are not run.
     """
 
     policy: str
@@ -42,18 +45,35 @@ class Row:
 
 
 def compare(
-    cell: Cell, seeds: int, failures: Failures = poisson, progress: Callable[[str], None] = lambda name: None
+    cell: Cell,
+    seeds: int,
+    failures: Failures = poisson,
+    progress: Callable[[str], None] = lambda name: None,
 ) -> list[Row]:
-    """All policies of `study.policies` and the two optima. Failures and noise are the same for every policy."""
+    """All policies of `study.policies` and the two optima. Failures and noise are the same for
+    every policy."""
     time, value = Segments(cell, "time"), Segments(cell, "value")
     least, best_time = optimum(time)
     least_value, best_value = optimum(value)
 
     def row(name: str, commits: list[int], simulated: float, count: float) -> Row:
         wall, lost = time.total(commits), value.total(commits)
-        return Row(name, len(commits), wall, wall / least, lost, lost / least_value, simulated, count, tuple(commits))
+        return Row(
+            name,
+            len(commits),
+            wall,
+            wall / least,
+            lost,
+            lost / least_value,
+            simulated,
+            count,
+            tuple(commits),
+        )
 
-    rows = [row(name, best, float("nan"), 0.0) for name, best in zip(OPTIMA, (best_time, best_value), strict=True)]
+    rows = [
+        row(name, best, float("nan"), 0.0)
+        for name, best in zip(OPTIMA, (best_time, best_value), strict=True)
+    ]
     for name, make in policies(cell).items():
         progress(name)
         overhead, count = [], []

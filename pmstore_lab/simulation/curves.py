@@ -27,16 +27,21 @@ class Curve:
     lr_drops: tuple[float, ...] = ()
 
     def progress(self, u: Floats) -> Floats:
-        """Share of the whole fall of the loss that has been made at u: W(u), from 0 to 1. Its slope is w, with mean 1."""
+        """Share of the whole fall of the loss that has been made at u: W(u), from 0 to 1. Its slope
+        is w, with mean 1."""
         first, last = self.loss(np.array([0.0, 1.0]))
         return np.asarray((first - self.loss(u)) / (first - last))
 
 
 def _staircase(u: Floats) -> Floats:
-    """Exponentials that start anew where the learning rate drops by ten, as in ResNet training (He et al. 2016, figure 4)."""
+    """Exponentials that start anew where the learning rate drops by ten, as in ResNet training (He
+    et al. 2016, figure 4)."""
     u = np.asarray(u, dtype=float)
     after = [np.maximum(u - start, 0.0) for start in (0.0, 1 / 3, 2 / 3)]
-    parts = [amplitude * (-np.expm1(-20.0 * v)) for amplitude, v in zip((1.5, 0.45, 0.15), after, strict=True)]
+    parts = [
+        amplitude * (-np.expm1(-20.0 * v))
+        for amplitude, v in zip((1.5, 0.45, 0.15), after, strict=True)
+    ]
     return np.asarray(2.5 - parts[0] - parts[1] - parts[2])
 
 
@@ -49,11 +54,19 @@ CURVES: dict[str, Curve] = {
         Curve("staircase", _staircase, (1 / 3, 2 / 3)),
     )
 }
-"""Exponential, power law (as of language models), Optimus 1/(a k + b) + c (Peng et al., EuroSys 2018), staircase."""
+"""Exponential, power law (as of language models), Optimus 1/(a k + b) + c (Peng et al., EuroSys
+2018), staircase."""
 
 
-def noisy(losses: Floats, rng: np.random.Generator, white: float = 0.08, drift: float = 0.03, memory: float = 0.9) -> Floats:
-    """Losses with relative noise: white, and an AR(1) part of standard deviation `drift` and correlation `memory`."""
+def noisy(
+    losses: Floats,
+    rng: np.random.Generator,
+    white: float = 0.08,
+    drift: float = 0.03,
+    memory: float = 0.9,
+) -> Floats:
+    """Losses with relative noise: white, and an AR(1) part of standard deviation `drift` and
+    correlation `memory`."""
     steps = rng.standard_normal(len(losses)) * drift * np.sqrt(1.0 - memory**2)
     kernel = memory ** np.arange(int(np.ceil(np.log(1e-4) / np.log(memory))))
     slow = np.convolve(steps, kernel)[: len(losses)]

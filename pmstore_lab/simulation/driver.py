@@ -45,9 +45,17 @@ class _Writing:
 
 
 class Disk:
-    """A tier: its commit blocks, and goes on in the background. `factor` scales its cost; noise is log-normal."""
+    """A tier: its commit blocks, and goes on in the background. `factor` scales its cost; noise is
+    log-normal."""
 
-    def __init__(self, clock: Clock, blocking: float, background: float, rng: np.random.Generator, noise: float) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        blocking: float,
+        background: float,
+        rng: np.random.Generator,
+        noise: float,
+    ) -> None:
         self._clock = clock
         self._blocking = blocking
         self._background = background
@@ -83,7 +91,8 @@ class Outcome:
 
 
 class Job:
-    """One job of a cell: noise of losses, iterations and commits is fixed by the seed, the same for every policy.
+    """One job of a cell: noise of losses, iterations and commits is fixed by the seed, the same for
+    every policy.
 
     Args:
         noise: relative standard deviation of iteration and of commit times.
@@ -91,7 +100,12 @@ class Job:
     """
 
     def __init__(
-        self, cell: Cell, seed: int, *, noise: tuple[float, float] = (0.02, 0.1), factor: Sequence[float] | None = None
+        self,
+        cell: Cell,
+        seed: int,
+        *,
+        noise: tuple[float, float] = (0.02, 0.1),
+        factor: Sequence[float] | None = None,
     ) -> None:
         self.cell = cell
         self._seed = seed
@@ -100,19 +114,27 @@ class Job:
         rng = np.random.default_rng(seed)
         n = cell.iterations
         self.losses: list[float] = noisy(cell.losses(), rng).tolist()
-        self.times: list[float] = (cell.cost.iteration * np.exp(noise[0] * rng.standard_normal(n))).tolist()
+        self.times: list[float] = (
+            cell.cost.iteration * np.exp(noise[0] * rng.standard_normal(n))
+        ).tolist()
         drops = {round(place * n): 10.0**-k for k, place in enumerate(cell.curve.lr_drops, start=1)}
         self._lr = drops
 
     def run(self, make: Make, failures: Sequence[float] = (), *, hazard: Any = None) -> Outcome:
         """The job to its end. failures: times of it, increasing; after the last there is none.
 
-        A failure takes the job, and the scheduler's state that was committed with it, back to the last commit; a new scheduler
-        goes on. What the hazard model learned stays, and it is told.
+        A failure takes the job, and the scheduler's state that was committed with it, back to the
+        last commit; a new scheduler goes on. What the hazard model learned stays, and it is told.
         """
         clock = Clock()
         cost = self.cell.cost
-        disk = Disk(clock, cost.blocking, cost.background, np.random.default_rng(self._seed + 1), self._noise)
+        disk = Disk(
+            clock,
+            cost.blocking,
+            cost.background,
+            np.random.default_rng(self._seed + 1),
+            self._noise,
+        )
         outcome = Outcome()
         n, at = self.cell.iterations, 0
         saved: tuple[int, list[float] | None] = (0, None)
@@ -124,7 +146,9 @@ class Job:
             if saved[1] is not None:
                 scheduler.restore(saved[1])
             at = saved[0]
-            scheduler.learning_rate(min([lr for place, lr in self._lr.items() if place <= at], default=1.0))
+            scheduler.learning_rate(
+                min([lr for place, lr in self._lr.items() if place <= at], default=1.0)
+            )
             lost = False
             while at < n:
                 at = self._iterate(scheduler, clock, disk, at, n, failure)
@@ -152,9 +176,18 @@ class Job:
         outcome.scheduler = scheduler
         return outcome
 
-    def _iterate(self, scheduler: CommitScheduler, clock: Clock, disk: Disk, at: int, n: int, failure: float) -> int:
-        """To the next commit or the job's end; the number of iterations done, or -1 at a failure before it."""
-        step, times, losses, factor, lr = scheduler.step, self.times, self.losses, self._factor, self._lr
+    def _iterate(
+        self, scheduler: CommitScheduler, clock: Clock, disk: Disk, at: int, n: int, failure: float
+    ) -> int:
+        """To the next commit or the job's end; the number of iterations done, or -1 at a failure
+        before it."""
+        step, times, losses, factor, lr = (
+            scheduler.step,
+            self.times,
+            self.losses,
+            self._factor,
+            self._lr,
+        )
         slow = 1.0 / (1.0 - self.cell.cost.slowdown)
         while at < n:
             seconds = times[at]

@@ -15,26 +15,36 @@ PUBLIC_MTBF_HOURS = {
     "opt-175b": 7.5,
     "rsc-1024": 7.9,
 }
-"""llama3: 419 unexpected interruptions in 54 days on 16,384 GPUs (Grattafiori et al. 2024, section 3.3.4); opt-175b: Zhang et
-al. 2022, the training logbook; rsc-1024: Meta's research clusters, jobs on 1,024 GPUs (Kokolis et al., HPCA 2025)."""
+"""llama3: 419 unexpected interruptions in 54 days on 16,384 GPUs (Grattafiori et al. 2024, section
+    3.3.4); opt-175b: Zhang et al. 2022, the training logbook; rsc-1024: Meta's research clusters,
+    jobs on 1,024 GPUs (Kokolis et al., HPCA 2025)."""
 
 
 def poisson(rng: np.random.Generator, mtbf_seconds: float, until_seconds: float) -> list[float]:
     """Times of failures at a constant rate, in seconds."""
-    return _renewal(rng.exponential(mtbf_seconds, _enough(until_seconds / mtbf_seconds)), until_seconds)
+    return _renewal(
+        rng.exponential(mtbf_seconds, _enough(until_seconds / mtbf_seconds)), until_seconds
+    )
 
 
-def weibull(rng: np.random.Generator, mtbf_seconds: float, until_seconds: float, shape: float = 0.7) -> list[float]:
-    """Times of failures that cluster (shape < 1): a hazard that falls with the time since the last failure.
+def weibull(
+    rng: np.random.Generator, mtbf_seconds: float, until_seconds: float, shape: float = 0.7
+) -> list[float]:
+    """Times of failures that cluster (shape < 1): a hazard that falls with the time since the last
+    failure.
 
-    Source of the shape: Schroeder and Gibson, DSN 2006: 0.7 to 0.8 fits the failures of large machines.
+    Source of the shape: Schroeder and Gibson, DSN 2006: 0.7 to 0.8 fits the failures of large
+    machines.
     """
     scale = mtbf_seconds / math.gamma(1.0 + 1.0 / shape)
-    return _renewal(scale * rng.weibull(shape, 2 * _enough(until_seconds / mtbf_seconds)), until_seconds)
+    return _renewal(
+        scale * rng.weibull(shape, 2 * _enough(until_seconds / mtbf_seconds)), until_seconds
+    )
 
 
 def spot(rng: np.random.Generator, mtbf_seconds: float, until_seconds: float) -> list[float]:
-    """Times of preemptions as on a spot market: the rate goes up and down by a factor of five over a day (synthetic)."""
+    """Times of preemptions as on a spot market: the rate goes up and down by a factor of five over
+    a day (synthetic)."""
     peak = 5.0 / 3.0 / mtbf_seconds
     times, now = [], 0.0
     phase = rng.uniform(0.0, 2.0 * math.pi)
@@ -51,7 +61,12 @@ def trace(times: Sequence[float], rng: np.random.Generator, until_seconds: float
     offset = rng.uniform(0.0, length)
     shifted = np.sort((recorded - offset) % length)
     turns = int(until_seconds / length) + 1
-    return [float(t + k * length) for k in range(turns) for t in shifted if t + k * length < until_seconds]
+    return [
+        float(t + k * length)
+        for k in range(turns)
+        for t in shifted
+        if t + k * length < until_seconds
+    ]
 
 
 def read_trace(path: Path) -> list[float]:
@@ -68,7 +83,9 @@ def read_trace(path: Path) -> list[float]:
             except ValueError:
                 raise ValueError(f"{path}:{number}: not a number of seconds: {text!r}") from None
     if len(times) < 2 or not all(0.0 <= t < math.inf for t in times) or max(times) == 0.0:
-        raise ValueError(f"{path}: a trace has at least two times of failures, in seconds from its start")
+        raise ValueError(
+            f"{path}: a trace has at least two times of failures, in seconds from its start"
+        )
     return times
 
 

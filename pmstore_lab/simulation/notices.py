@@ -1,4 +1,5 @@
-"""Preemption notices, by the hundred thousand: what is lost, and whether the last commit is in time."""
+"""Preemption notices, by the hundred thousand: what is lost, and whether the last commit is in
+time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ __all__ = ["NoticeTrials", "notice_trials"]
 @dataclass(frozen=True, slots=True)
 class NoticeTrials:
     """Attributes:
-    misses: trials in which no commit made after the notice was whole at the deadline, or the last one was not.
+    misses: trials in which no commit made after the notice was whole at the deadline, or the last
+        one was not.
     worst_lost, allowed: seconds of work lost; and 2 iterations + one commit at p99.
     over: trials in which more was lost than allowed.
     """
@@ -29,9 +31,16 @@ class NoticeTrials:
 
 
 def notice_trials(
-    trials: int, *, iteration: float, commit: float, spread: float = 0.1, notice: float = 30.0, seed: int = 0
+    trials: int,
+    *,
+    iteration: float,
+    commit: float,
+    spread: float = 0.1,
+    notice: float = 30.0,
+    seed: int = 0,
 ) -> NoticeTrials:
-    """Trials of one job: iterations with 3 % noise, log-normal commits of standard deviation `spread`, notices at random times.
+    """Trials of one job: iterations with 3 % noise, log-normal commits of standard deviation
+    `spread`, notices at random times.
 
     The scheduler is the one users run; before the first notice it has seen 60 commits.
     """
@@ -49,7 +58,9 @@ def notice_trials(
         clock.now += commits[count & 0xFFFF]
         ends.append(clock.now)
 
-    scheduler = CommitScheduler({"tier": save}, policy=EveryN(1), failure_rate_per_second=0.0, clock=clock)
+    scheduler = CommitScheduler(
+        {"tier": save}, policy=EveryN(1), failure_rate_per_second=0.0, clock=clock
+    )
     for i in range(60):
         clock.now += times[i]
         scheduler.step()

@@ -1,16 +1,21 @@
-"""What a schedule costs, exactly, and the schedule that costs least, by dynamic programming over iterations.
+"""What a schedule costs, exactly, and the schedule that costs least, by dynamic programming over
+iterations.
 
-A schedule is the list of iterations after which a commit is made; the last iteration always ends with one. Between two
-commits the job is in a renewal process: a failure takes it back to the commit before, and it tries again.
+A schedule is the list of iterations after which a commit is made; the last iteration always ends
+with one. Between two commits the job is in a renewal process: a failure takes it back to the commit
+before, and it tries again.
 
 Four metrics, each a sum over segments (a, b] between commits:
 
-* "time": wall time beyond the work: (e^(lambda L) - 1) / lambda - n d, with L = n d + C; C itself is in it.
-* "value": C, and the progress (in seconds of mean progress) that failures destroy, each time it is destroyed.
-* "progress": as "value", but a commit's seconds are priced at the progress that could have been made in them (COCI's metric:
-  everything is counted in loss).
-* "termination": C, lost seconds after failures, and the progress that is lost for good when the user ends the job between two
-  commits; of the jobs, 60 % end early at a time that is uniform over the job.
+* "time": wall time beyond the work: (e^(lambda L) - 1) / lambda - n d, with L = n d + C; C itself
+  is in it.
+* "value": C, and the progress (in seconds of mean progress) that failures destroy, each time it is
+  destroyed.
+* "progress": as "value", but a commit's seconds are priced at the progress that could have been
+  made in them (COCI's metric: everything is counted in loss).
+* "termination": C, lost seconds after failures, and the progress that is lost for good when the
+  user ends the job between two commits; of the jobs, 60 % end early at a time that is uniform over
+  the job.
 """
 
 from __future__ import annotations
@@ -49,7 +54,8 @@ class Segments:
         k = np.arange(n + 1)
         self._alive = 1.0 - EARLY * k / n
         if metric in ("value", "progress"):
-            # Integrals of the density of the first failure times the progress there, iteration by iteration.
+            # Integrals of the density of the first failure times the progress there, iteration by
+            # iteration.
             self._decay = np.exp(-cell.rate * d * k)
             # From the end: each sum is as small as the decay that it will be divided by.
             self._sums = np.append(np.cumsum((-np.diff(self._decay) * middle)[::-1])[::-1], 0.0)
@@ -70,9 +76,13 @@ class Segments:
         gained = self._value[b] - self._value[a]
         if self._metric == "termination":
             lost_seconds = rate * (
-                self._time_sums[b] - self._time_sums[a] - a * d * (self._alive_sums[b] - self._alive_sums[a])
+                self._time_sums[b]
+                - self._time_sums[a]
+                - a * d * (self._alive_sums[b] - self._alive_sums[a])
             )
-            lost_value = self._sums[b] - self._sums[a] - self._value[a] * EARLY / self.iterations * (b - a)
+            lost_value = (
+                self._sums[b] - self._sums[a] - self._value[a] * EARLY / self.iterations * (b - a)
+            )
             return np.asarray(self._alive[b] * price + lost_seconds + lost_value)
         before = np.exp(-rate * (b - a) * d)
         lost = (self._sums[a] - self._sums[b]) / self._decay[a] - self._value[a] * (1.0 - before)
@@ -92,8 +102,9 @@ class Segments:
 def optimum(segments: Segments) -> tuple[float, list[int]]:
     """The least total, and its schedule.
 
-    Exact: for each b the best last commit a is looked for from the best one of b - 1 on (it never moves back, because the cost
-    of a segment satisfies the quadrangle inequality; `tests` compare with a search that does not use this).
+    Exact: for each b the best last commit a is looked for from the best one of b - 1 on (it never
+        moves back, because the cost of a segment satisfies the quadrangle inequality; `tests`
+        compare with a search that does not use this).
     """
     n = segments.iterations
     best = np.zeros(n + 1)
@@ -112,7 +123,10 @@ def optimum(segments: Segments) -> tuple[float, list[int]]:
 
 
 def best_integer(price: float, rate: float, iteration: float, limit: int = 1_000_000) -> int:
-    """The number of iterations between commits that costs least per second, found by trying all: C/(n d) + h (n d) / 2."""
-    cost: Callable[[Floats], Floats] = lambda n: price / (n * iteration) + rate * n * iteration / 2.0  # noqa: E731
+    """The number of iterations between commits that costs least per second, found by trying all:
+    C/(n d) + h (n d) / 2."""
+    cost: Callable[[Floats], Floats] = lambda n: (  # noqa: E731
+        price / (n * iteration) + rate * n * iteration / 2.0
+    )
     n = np.arange(1, limit + 1, dtype=float)
     return int(cost(n).argmin()) + 1

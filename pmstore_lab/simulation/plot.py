@@ -16,9 +16,11 @@ _LIMIT = 4.0  # longer bars are cut off; their figure stands in them
 
 
 def plot(cell: Cell, rows: Sequence[Row], path: Path) -> None:
-    """Writes the figure: what each policy costs over the optimum, and how its intervals change along the job.
+    """Writes the figure: what each policy costs over the optimum, and how its intervals change
+    along the job.
 
-    Raises: ModuleNotFoundError without matplotlib; ValueError for a file type it does not know; OSError.
+    Raises: ModuleNotFoundError without matplotlib; ValueError for a file type it does not know;
+        OSError.
     """
     from matplotlib.figure import Figure
 
@@ -54,7 +56,14 @@ def plot(cell: Cell, rows: Sequence[Row], path: Path) -> None:
             continue
         dashed = row.policy in OPTIMA
         label, style = row.policy, "--" if dashed else "-"
-        intervals.step(at[1:] * hours, np.diff(at) * cell.cost.iteration, style, where="pre", label=label, linewidth=1.2)
+        intervals.step(
+            at[1:] * hours,
+            np.diff(at) * cell.cost.iteration,
+            style,
+            where="pre",
+            label=label,
+            linewidth=1.2,
+        )
     intervals.set_yscale("log")
     intervals.set_xlabel("work done, hours")
     intervals.set_ylabel("seconds of work between commits")

@@ -1,7 +1,8 @@
 """The ten figures that the scheduler has to reach, computed.
 
-`benchmarks/scheduler.py` prints them at full size, `tests/test_simulation.py` asserts them on a reduced one. The yardstick
-is always exact: a policy runs a job in simulated time, and the schedule it made is priced by `Segments`, as the optimum is.
+`benchmarks/scheduler.py` prints them at full size, `tests/test_simulation.py` asserts them on a
+reduced one. The yardstick is always exact: a policy runs a job in simulated time, and the schedule
+it made is priced by `Segments`, as the optimum is.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Size:
 
 @dataclass(slots=True)
 class Figure:
-    """One result and its bound. `values` and the bounds are ratios unless the title says otherwise."""
+    """One result and its bound. `values` and the bounds are ratios unless the title says
+    otherwise."""
 
     number: int
     title: str
@@ -73,7 +75,8 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def known(cell: Cell, objective: Objective, **options: Any) -> Make:
-    """The scheduler with the true failure rate. Without a free budget: that spends wall time on purpose."""
+    """The scheduler with the true failure rate. Without a free budget: that spends wall time on
+    purpose."""
     return lambda **job: CommitScheduler(
         objective=objective, failure_rate_per_second=cell.rate, free_budget=0.0, **options, **job
     )
@@ -92,7 +95,9 @@ def policies(cell: Cell) -> dict[str, Make]:
         "progress": known(cell, "progress"),
         "Young": ruled(cell, Young(cell.rate)),
         "CheckFreq": ruled(cell, CheckFreq()),
-        "COCI (minutes)": ruled(cell, COCI(decay_per_second=decay, failure_rate_per_second=cell.rate, unit_seconds=60.0)),
+        "COCI (minutes)": ruled(
+            cell, COCI(decay_per_second=decay, failure_rate_per_second=cell.rate, unit_seconds=60.0)
+        ),
     }
 
 
@@ -100,7 +105,8 @@ def policies(cell: Cell) -> dict[str, Make]:
 
 
 def convergence(size: Size) -> Iterator[Figure]:
-    """`time`, `progress` and `balanced` against the optimum of wall time and of value, over the 36 cells."""
+    """`time`, `progress` and `balanced` against the optimum of wall time and of value, over the 36
+    cells."""
     ratio: dict[tuple[str, Metric], dict[Cell, float]] = {}
     least_time: dict[tuple[str, float], float] = {}
     for cell in cells(size.job):
@@ -116,10 +122,14 @@ def convergence(size: Size) -> Iterator[Figure]:
                 commits = job.run(chosen[name]).commits
                 for metric, each in segments.items():
                     values = ratio.setdefault((name, metric), {})  # type: ignore[arg-type]
-                    values[cell] = values.get(cell, 0.0) + each.total(commits) / least[metric] / size.seeds
+                    values[cell] = (
+                        values.get(cell, 0.0) + each.total(commits) / least[metric] / size.seeds
+                    )
 
     def mean(name: str, metric: Metric, cost: str | None = None) -> float:
-        return geometric_mean(v for cell, v in ratio[name, metric].items() if cost in (None, cell.cost.name))
+        return geometric_mean(
+            v for cell, v in ratio[name, metric].items() if cost in (None, cell.cost.name)
+        )
 
     time = Figure(1, "time, known rate: wall overhead / optimum")
     time.add("geometric mean", mean("time", "time"), "<=", 1.01)
@@ -130,9 +140,19 @@ def convergence(size: Size) -> Iterator[Figure]:
     progress.add("geometric mean", mean("progress", "value"), "<=", 1.15)
     progress.add("worst cell", max(ratio["progress", "value"].values()), "<=", 1.30)
     for cost in COSTS:
-        progress.add(f"{cost}: / Young", mean("progress", "value", cost) / mean("Young", "value", cost), "<=", 0.85)
+        progress.add(
+            f"{cost}: / Young",
+            mean("progress", "value", cost) / mean("Young", "value", cost),
+            "<=",
+            0.85,
+        )
         bound = {"disk": 0.25, "big": 0.65}.get(cost)
-        progress.add(f"{cost}: / CheckFreq", mean("progress", "value", cost) / mean("CheckFreq", "value", cost), "<=", bound)
+        progress.add(
+            f"{cost}: / CheckFreq",
+            mean("progress", "value", cost) / mean("CheckFreq", "value", cost),
+            "<=",
+            bound,
+        )
     progress.add("its wall overhead / optimum", mean("progress", "time"))
     yield progress
     balanced = Figure(3, "balanced: / optimum")
@@ -146,7 +166,8 @@ def convergence(size: Size) -> Iterator[Figure]:
 
 
 def exploration(size: Size) -> Iterator[Figure]:
-    """Short jobs of which 60 % are ended early, at a uniform time; mu is learned from 20 earlier ones."""
+    """Short jobs of which 60 % are ended early, at a uniform time; mu is learned from 20 earlier
+    ones."""
     own: list[float] = []
     young: dict[float, list[float]] = {}
     for cell in cells():
@@ -155,7 +176,9 @@ def exploration(size: Size) -> Iterator[Figure]:
         least, _ = optimum(segments)
         for seed in range(size.seeds):
             rng = np.random.default_rng(1000 + seed)
-            lengths = [cell.cost.job * (rng.random() if early else 1.0) for early in rng.random(20) < EARLY]
+            lengths = [
+                cell.cost.job * (rng.random() if early else 1.0) for early in rng.random(20) < EARLY
+            ]
             runs = TerminationModel((length, length == cell.cost.job) for length in lengths)
             job = Job(cell, seed)
             explore = segments.total(job.run(known(cell, "explore", termination=runs)).commits)
@@ -164,7 +187,12 @@ def exploration(size: Size) -> Iterator[Figure]:
             young.setdefault(cell.mtbf, []).append(explore / plain)
     figure = Figure(4, "explore, mu from 20 stored runs: early-termination cost")
     figure.add("/ optimum, geometric mean", geometric_mean(own), "<=", 1.15)
-    figure.add("/ Young, geometric mean", geometric_mean(v for values in young.values() for v in values), "<=", 0.85)
+    figure.add(
+        "/ Young, geometric mean",
+        geometric_mean(v for values in young.values() for v in values),
+        "<=",
+        0.85,
+    )
     for mtbf, values in young.items():
         figure.add(f"/ Young, MTBF {mtbf / HOUR:g} h", geometric_mean(values))
     yield figure
@@ -174,7 +202,8 @@ def exploration(size: Size) -> Iterator[Figure]:
 
 
 def unknown_rate(size: Size) -> Iterator[Figure]:
-    """A first job with the prior alone, and a job after ten stored ones, against Young with the true rate."""
+    """A first job with the prior alone, and a job after ten stored ones, against Young with the
+    true rate."""
     ratios: dict[int, list[float]] = {0: [], 10: []}
     by_cell: dict[str, float] = {}
     for cell in cells(size.job):
@@ -183,7 +212,9 @@ def unknown_rate(size: Size) -> Iterator[Figure]:
         segments = Segments(cell, "time")
         for earlier, found in ratios.items():
             totals = [_learned(cell, segments, earlier, seed) for seed in range(size.rate_seeds)]
-            mean = float(np.mean([one for one, _ in totals]) / np.mean([other for _, other in totals]))
+            mean = float(
+                np.mean([one for one, _ in totals]) / np.mean([other for _, other in totals])
+            )
             found.append(mean)
             by_cell[f"{cell.cost.name}, {cell.mtbf / HOUR:g} h, after {earlier}"] = mean
     figure = Figure(5, "unknown rate: wall overhead / Young with the true rate")
@@ -195,7 +226,8 @@ def unknown_rate(size: Size) -> Iterator[Figure]:
 
 
 def _learned(cell: Cell, segments: Segments, earlier: int, seed: int) -> tuple[float, float]:
-    """Expected overhead of the schedules that a learner and Young made, in the same job with the same failures."""
+    """Expected overhead of the schedules that a learner and Young made, in the same job with the
+    same failures."""
     rng = np.random.default_rng(5000 + seed)
     hazard = HazardModel()
     hazard.expose(earlier * cell.cost.job)
@@ -213,7 +245,9 @@ def _learned(cell: Cell, segments: Segments, earlier: int, seed: int) -> tuple[f
 
 def drift(size: Size) -> Iterator[Figure]:
     """Commits cost ten times as much in the middle third of the job."""
-    figure = Figure(6, "cost x 10 for a third of the run: wall overhead / Young with the initial cost")
+    figure = Figure(
+        6, "cost x 10 for a third of the run: wall overhead / Young with the initial cost"
+    )
     ratios = []
     for cell in cells(size.job):
         if cell.curve.name != "exponential":
@@ -224,7 +258,9 @@ def drift(size: Size) -> Iterator[Figure]:
         segments = Segments(cell, "time", price=cell.cost.price * factor)
         job = Job(cell, 0, factor=factor[1:].tolist())
         own = segments.total(job.run(known(cell, "time")).commits)
-        young = segments.total(job.run(ruled(cell, Young(cell.rate, cost_seconds=cell.cost.price))).commits)
+        young = segments.total(
+            job.run(ruled(cell, Young(cell.rate, cost_seconds=cell.cost.price))).commits
+        )
         ratios.append(own / young)
         figure.add(f"{cell.cost.name}, {cell.mtbf / HOUR:g} h", own / young)
     figure.add("geometric mean", geometric_mean(ratios), "<=", 0.80)
@@ -255,8 +291,11 @@ def tiers(size: Size) -> Iterator[Figure]:
     yield figure
 
 
-def _tier_overhead(costs: dict[str, float], rates: Sequence[float], job: float, iteration: float = 0.25) -> float:
-    """Seconds spent on commits, and expected to be lost to failures, for each second of work, over whole remote intervals."""
+def _tier_overhead(
+    costs: dict[str, float], rates: Sequence[float], job: float, iteration: float = 0.25
+) -> float:
+    """Seconds spent on commits, and expected to be lost to failures, for each second of work, over
+    whole remote intervals."""
     clock = Clock()
     spent = dict.fromkeys(costs, 0.0)
 
@@ -301,7 +340,8 @@ def _tier_overhead(costs: dict[str, float], rates: Sequence[float], job: float, 
 
 
 def integer_rule(size: Size) -> Iterator[Figure]:
-    """Interval of the scheduler against trying all integers, for C/d from 2e-5 to 0.05 and three failure rates."""
+    """Interval of the scheduler against trying all integers, for C/d from 2e-5 to 0.05 and three
+    failure rates."""
     wrong = cases = 0
     for hours in MTBF_HOURS:
         for ratio in np.geomspace(2e-5, 0.05, 24 if size.job >= 1 else 8):
@@ -314,7 +354,10 @@ def integer_rule(size: Size) -> Iterator[Figure]:
                 at.append(scheduler.steps)  # noqa: B023
 
             scheduler = CommitScheduler(
-                {"tier": commit}, failure_rate_per_second=1.0 / (hours * HOUR), free_budget=0.0, clock=clock
+                {"tier": commit},
+                failure_rate_per_second=1.0 / (hours * HOUR),
+                free_budget=0.0,
+                clock=clock,
             )
             best = best_integer(price, 1.0 / (hours * HOUR), 0.25)
             while len(at) < 5:
@@ -331,21 +374,31 @@ def integer_rule(size: Size) -> Iterator[Figure]:
 
 
 def coci(size: Size) -> Iterator[Figure]:
-    """COCI in its own metric and others, at the planned failure rate and at one 20 times higher, in three units of time."""
-    figure = Figure(9, "COCI as published / Young, both planned for MTBF 24 h (disk, exponential curve)")
+    """COCI in its own metric and others, at the planned failure rate and at one 20 times higher, in
+    three units of time."""
+    figure = Figure(
+        9, "COCI as published / Young, both planned for MTBF 24 h (disk, exponential curve)"
+    )
     plan = next(
         cell
         for cell in cells(size.job)
-        if cell.cost.name == "disk" and cell.curve is CURVES["exponential"] and cell.mtbf == 24 * HOUR
+        if cell.cost.name == "disk"
+        and cell.curve is CURVES["exponential"]
+        and cell.mtbf == 24 * HOUR
     )
     decay = -6.0 / plan.cost.job
     for label, mtbf in (("planned rate", plan.mtbf), ("20 x the planned rate", plan.mtbf / 20.0)):
         cell = replace(plan, mtbf=mtbf)
         young = _totals(cell, Young(plan.rate))
         for metric, total in _totals(cell, None).items():
-            figure.add(f"{label}, not COCI but objective='progress' with the true rate, {metric}", total / young[metric])
+            figure.add(
+                f"{label}, not COCI but objective='progress' with the true rate, {metric}",
+                total / young[metric],
+            )
         for unit, seconds in (("s", 1.0), ("min", 60.0), ("h", HOUR)):
-            policy = COCI(decay_per_second=decay, failure_rate_per_second=plan.rate, unit_seconds=seconds)
+            policy = COCI(
+                decay_per_second=decay, failure_rate_per_second=plan.rate, unit_seconds=seconds
+            )
             for metric, total in _totals(cell, policy).items():
                 figure.add(f"{label}, unit 1 {unit}, {metric}", total / young[metric])
     yield figure
@@ -353,7 +406,11 @@ def coci(size: Size) -> Iterator[Figure]:
 
 def _totals(cell: Cell, policy: Any) -> dict[Metric, float]:
     """policy: None: the scheduler's own."""
-    commits = Job(cell, 0).run(ruled(cell, policy) if policy is not None else known(cell, "progress")).commits
+    commits = (
+        Job(cell, 0)
+        .run(ruled(cell, policy) if policy is not None else known(cell, "progress"))
+        .commits
+    )
     metrics: tuple[Metric, ...] = ("progress", "value", "time")
     return {metric: Segments(cell, metric).total(commits) for metric in metrics}
 
@@ -367,9 +424,16 @@ def notices(size: Size) -> Iterator[Figure]:
     misses = 0
     for name, share in (("disk", 0.4), ("big", 0.4), ("pmem", 0.2)):
         cost = COSTS[name]
-        trials = notice_trials(round(size.trials * share), iteration=cost.iteration, commit=cost.blocking)
+        trials = notice_trials(
+            round(size.trials * share), iteration=cost.iteration, commit=cost.blocking
+        )
         misses += trials.misses
-        figure.add(f"{name}: most seconds lost / (2 iterations + commit at p99)", trials.worst_lost / trials.allowed, "<=", 1.0)
+        figure.add(
+            f"{name}: most seconds lost / (2 iterations + commit at p99)",
+            trials.worst_lost / trials.allowed,
+            "<=",
+            1.0,
+        )
         figure.add(f"{name}: mean seconds lost", trials.mean_lost)
     figure.add(f"misses in {size.trials:,} trials", misses, "<=", 0.0)
     yield figure

@@ -26,10 +26,14 @@ KIB, MIB = 1 << 10, 1 << 20
 def test_every_byte_whatever_the_size_of_a_chunk(
     shm: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, mapped: bool
 ) -> None:
-    """Chunks that end with the file or go beyond it, are larger than what room is made for at once, or do not divide it."""
+    """Chunks that end with the file or go beyond it, are larger than what room is made for at once,
+    or do not divide it."""
     monkeypatch.setattr(restoring, "MAP_MEMORY", mapped)
     rng = np.random.default_rng(chunk_bytes)
-    content = {f"a{i}": rng.integers(0, 256, size, np.uint8) for i, size in enumerate([10, 3 * MIB, 100 * KIB, 5 * MIB + 1])}
+    content = {
+        f"a{i}": rng.integers(0, 256, size, np.uint8)
+        for i, size in enumerate([10, 3 * MIB, 100 * KIB, 5 * MIB + 1])
+    }
     with pmstore.open(shm / "s.pm", size=40 * MIB + 12 * KIB) as store:
         for name, value in content.items():
             store[name] = value
@@ -42,7 +46,8 @@ def test_every_byte_whatever_the_size_of_a_chunk(
         store.flush("t", wait=True)
     report = pmstore.restore(shm / "r.pm", shm / "tier")
     status = (shm / "r.pm").stat()
-    assert status.st_size == report.nbytes == (shm / "s.pm").stat().st_size - 4 * KIB  # the last one is not of the state
+    # the last one is not of the state
+    assert status.st_size == report.nbytes == (shm / "s.pm").stat().st_size - 4 * KIB
     assert status.st_blocks * 512 >= status.st_size
     with pmstore.open(shm / "r.pm") as store:
         assert store.check().problems == ()
@@ -56,7 +61,9 @@ def test_every_byte_whatever_the_size_of_a_chunk(
 
 def test_what_is_mapped(shm: Path, disk: Path) -> None:
     for folder in (shm, disk):
-        kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True).stdout.strip()
+        kind = subprocess.run(
+            ["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True
+        ).stdout.strip()
         mapped = kind == "tmpfs"
         with open(folder / "new", "w+b") as file:
             fill = snapshot.Fill(file.fileno(), 40 * MIB, "new")
@@ -77,9 +84,11 @@ def test_a_cancelled_reservation(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 3])
-def test_an_interrupt_ends_the_copying(shm: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    """Which is done in threads of the engine that no signal reaches; they have ended before their memory goes, however often it
-    comes."""
+def test_an_interrupt_ends_the_copying(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """Which is done in threads of the engine that no signal reaches; they have ended before their
+    memory goes, however often it comes."""
     with pmstore.open(shm / "s.pm", size=40 * MIB) as store:
         store["a"] = np.ones(MIB)
         store.add_tier("t", shm / "tier")
@@ -133,11 +142,17 @@ def test_memory_that_is_full(shm: Path) -> None:
         store.flush("t", wait=True)
     place = shm / "small"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", place], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "none", place], capture_output=True, check=False
+    ).returncode:
         pytest.skip("mounts need root")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", FULL, place, shm / "tier"], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", FULL, place, shm / "tier"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == ["full ['else']"] * 4
@@ -168,7 +183,9 @@ def test_address_space_that_is_limited(shm: Path) -> None:
     size = (shm / "s.pm").stat().st_size - 4 * KIB
     one_arena = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # glibc sets 64 MiB aside for each thread
     command = [sys.executable, "-c", LIMITED, shm, str(size)]
-    done = subprocess.run(command, env=one_arena, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=one_arena, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", str(size)]
     with pmstore.open(shm / "r.pm", "r") as store:

@@ -14,8 +14,8 @@ __all__ = ["SGD"]
 class SGD(NativeOptimizer):
     """`torch.optim.SGD` with its names and defaults.
 
-    Parameters float32 or bfloat16 on the CPU, the momentum buffer float32. fused and foreach are accepted and mean nothing. Not
-    here, and refused: differentiable.
+    Parameters float32 or bfloat16 on the CPU, the momentum buffer float32. fused and foreach are
+    accepted and mean nothing. Not here, and refused: differentiable.
     """
 
     kind = _ffi.OPTIM_SGD
