@@ -31,12 +31,11 @@ from benchmarks.harness import (
 LOOKUPS = 100_000
 RANDOM = (
     "names and places are random among a million: directory, block and description are cache "
-    "misses each, as a dict's own "
-    "look-up is; what is left is the call from Python and the decoding of the value"
+    "misses each, as a dict's own look-up is; what is left is the call from Python and the "
+    "decoding of the value"
 )
 WRITES = (
-    "a name, its value and the index are three blocks, each logged before "
-    "it changes; the rest is "
+    "a name, its value and the index are three blocks, each logged before it changes; the rest is "
     "the call from Python"
 )
 COMMIT_EVERY = 10_000

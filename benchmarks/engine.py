@@ -22,19 +22,17 @@ from benchmarks.native import CompileError, compile_program
 YARDSTICK = "libpmemobj"
 PAGES = (
     "pms_write is the engine's own store, which knows its bytes; declared memory may be written "
-    "anywhere in its pages, so a "
-    "page is captured whole: in emulated, below 4 KiB, that is dearer than libpmemobj's exact range"
+    "anywhere in its pages, so a page is captured whole: in emulated, below 4 KiB, that is dearer "
+    "than libpmemobj's exact range"
 )
 TURNS = (
     "2 threads: a store has one writer at a time, so two threads take turns, and a turn moves the "
-    "lock and what it guards "
-    "to the other core's cache; libpmemobj has a log for each thread, and leaves it to the program "
-    "to lock its data"
+    "lock and what it guards to the other core's cache; libpmemobj has a log for each thread, and "
+    "leaves it to the program to lock its data"
 )
 LINES = (
     "nearly all of it is the write-back of the new block's lines, as many on both sides (see the "
-    "column): from 32 KiB to 1 "
-    "MiB the two are equal but for the noise of the caches"
+    "column): from 32 KiB to 1 MiB the two are equal but for the noise of the caches"
 )
 TITLE = "Engine against libpmemobj (C, tmpfs)"
 
@@ -90,8 +88,8 @@ def main(quick: bool, budget: Budget) -> None:
         targets=_targets(rows),
         notes=[
             (
-                "fences and lines are per operation; of libpmemobj they are "
-                "counted in a run of their own"
+                "fences and lines are per operation; of libpmemobj they are counted in a run of "
+                "their own"
             ),
             PAGES,
             TURNS,

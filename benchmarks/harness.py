@@ -90,8 +90,7 @@ class Target:
         sign = ">=" if self.at_least else "<="
         why = f": {self.reason}" if self.reason and not self.met else ""
         return (
-            f"{'met   ' if self.met else 'MISSED'}  {self.text}: "
-            f"{self.value:.3g} (target {sign} "
+            f"{'met   ' if self.met else 'MISSED'}  {self.text}: {self.value:.3g} (target {sign} "
             f"{self.bound:g}){why}"
         )
 

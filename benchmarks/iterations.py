@@ -31,20 +31,17 @@ AMONG = "among other work: "
 COLD_PREFIX = "cold: "
 FILE_COSTS = (
     "beside the pages and the sync, which both have: every byte is checksummed; in place its "
-    "pre-image is kept in memory, and "
-    "a thread writes it a second time, home, while the next save goes on"
+    "pre-image is kept in memory, and a thread writes it a second time, home, while the next save "
+    "goes on"
 )
 TWO_COPIES = (
     "an undo log copies twice, the pre-image and the new state: 3.5 us at 63 KB; a transaction "
-    "takes 4 us when 63 KB have "
-    "just gone through the caches; and np.savez, 406 us where the aim was set, takes 340 us here: "
-    "60 times cheaper would be"
-    " 5.6 us"
+    "takes 4 us when 63 KB have just gone through the caches; and np.savez, 406 us where the aim "
+    "was set, takes 340 us here: 60 times cheaper would be 5.6 us"
 )
 SWEPT = (
     "every k from 2 to 10 on digits and (KMeans) MNIST-5k; k = 10, or 2, on the large data sets: k "
-    "times the width is the "
-    "size of what is saved, and the data set but the time between two saves"
+    "times the width is the size of what is saved, and the data set but the time between two saves"
 )
 KMEANS_ITERATIONS, GMM_ITERATIONS, GMM_WIDE_ITERATIONS = 50, 10, 3
 COMPRESSED_MOST_BYTES = 1 << 20  # compressing takes 30 ms a megabyte: above, it is left out

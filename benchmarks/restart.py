@@ -25,20 +25,16 @@ from benchmarks import harness
 MB = 1_000_000
 FIRST_STEP = (
     "the first step writes all of the state, and pmstore keeps every byte's pre-image before: one "
-    "copy more than a peer that "
-    "loads into memory of its own; in domain file the kernel also copies each page of the private "
-    "mapping at its first write; "
-    "of a small state, open and attach are the larger part; cold, a thread reads the data behind "
-    "the program, and the step "
-    "waits for what has not come yet, while torch.load and safetensors read their file from its "
-    "first byte to its last"
+    "copy more than a peer that loads into memory of its own; in domain file the kernel also "
+    "copies each page of the private mapping at its first write; of a small state, open and attach "
+    "are the larger part; cold, a thread reads the data behind the program, and the step waits for "
+    "what has not come yet, while torch.load and safetensors read their file from its first byte "
+    "to its last"
 )
 FIRST_ATTACH = (
     "the first attach of a process, which binds the model, reads small values, and asks torch for "
-    "its list of operators; "
-    "cold, each page that is read here and there waits for the disk. The "
-    "open alone takes less than "
-    "1 ms at 8 GB: see growth"
+    "its list of operators; cold, each page that is read here and there waits for the disk. The "
+    "open alone takes less than 1 ms at 8 GB: see growth"
 )
 LARGE_SECONDS = 500
 LARGE = (

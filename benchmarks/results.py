@@ -75,8 +75,8 @@ def _targets(found: list[dict[str, Any]]) -> str:
     lines = [
         "\n## Figures aimed at\n",
         (
-            f"{sum(t['met'] for _, t in rows)} of {len(rows)} met in this run. "
-            "Those missed come first.\n"
+            f"{sum(t['met'] for _, t in rows)} of {len(rows)} met in this run. Those missed come "
+            "first.\n"
         ),
     ]
     lines += ["| question | figure | measured | aim | | why |", "|---|---|---|---|---|---|"]
@@ -85,8 +85,8 @@ def _targets(found: list[dict[str, Any]]) -> str:
         why = "" if t["met"] or not t["reason"] else f"({reasons.index(t['reason']) + 1})"
         verdict = "met" if t["met"] else "**missed**"
         lines.append(
-            f"| {question} | {t['text']} | {t['value']:.3g} | {sign} "
-            f"{t['bound']:.3g} | {verdict} | {why} |"
+            f"| {question} | {t['text']} | {t['value']:.3g} | {sign} {t['bound']:.3g} | {verdict} "
+            f"| {why} |"
         )
     lines += ["", *(f"{i}. {reason}" for i, reason in enumerate(reasons, start=1))]
     return "\n".join(lines)

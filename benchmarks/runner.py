@@ -143,8 +143,8 @@ def _run_one(question: Question, quick: bool, share: float, limit: float, tell: 
     if status == 0 or (harness.OUT / f"{question.name}.json").exists():
         seconds, busy = time.monotonic() - start, _cpu_seconds() - busy
         print(
-            f"  ({question.name}: {seconds:.0f} s of {share:.0f} s, "
-            f"{busy:.0f} s of processor time)",
+            f"  ({question.name}: {seconds:.0f} s of {share:.0f} s, {busy:.0f} s of processor "
+            "time)",
             flush=True,
         )
         return True

@@ -38,25 +38,22 @@ FLIP, COLD = "pmstore process, flip and commit", "  the same block without a fli
 FLIP_AFTER = "pmstore process, flip and commit right after torch"
 CACHES = (
     "a new state of megabytes has just been written: every line of Python and of the engine comes "
-    "from memory (see the row "
-    "with the same block without a flip)"
+    "from memory (see the row with the same block without a flip)"
 )
 INTERRUPTS = (
     "where another thread of the process runs, the change of the slot's protection interrupts its "
-    "core, which a virtual "
-    "machine makes dear: torch's worker thread spins for 5 to 10 ms after its "
-    f"memcpy (see the row {FLIP!r})"
+    "core, which a virtual machine makes dear: torch's worker thread spins for 5 to 10 ms after "
+    f"its memcpy (see the row {FLIP!r})"
 )
 BOUND = (
     "the step reads the state and the gradients and writes the state in less time than a memcpy of "
-    "the state takes, and "
-    "torch's own fused step is hardly five times faster than its default here: both do what this "
-    "machine's memory does"
+    "the state takes, and torch's own fused step is hardly five times faster than its default "
+    "here: both do what this machine's memory does"
 )
 SPINS = (
     "torch's worker thread spins after each of its steps (5 to 10 ms here; not with "
-    "OMP_WAIT_POLICY=passive), and whoever "
-    f"computes next shares that core with it: see the row {AFTER!r}"
+    "OMP_WAIT_POLICY=passive), and whoever computes next shares that core with it: see the row "
+    f"{AFTER!r}"
 )
 
 

@@ -50,22 +50,19 @@ PROCESSOR = "processor ms"
 WARM_UP = 1  # rounds of the bandwidth, not counted
 SLOWER = (
     "torch's two threads had both cores for themselves before; plain O_DIRECT writing of as many "
-    "bytes beside the same steps, "
-    "which copies and checks nothing: {:.3g}"
+    "bytes beside the same steps, which copies and checks nothing: {:.3g}"
 )
 SYNCS = (
     "four syncs and a few milliseconds of writing; syncs do not shrink with the bytes. As many "
-    "bytes with the same syncs, "
-    "written plainly, take {:.3g} of a full flush"
+    "bytes with the same syncs, written plainly, take {:.3g} of a full flush"
 )
 RESTORE = (
     "the restored file is 2.2 times the state, log room included: making its pages on tmpfs takes "
-    "more processor time than the "
-    "disk needs to read the state; the next figure has the making of memory on both sides"
+    "more processor time than the disk needs to read the state; the next figure has the making of "
+    "memory on both sides"
 )
 ONE_DISK = (
-    "one rank alone writes at the rate of the disk, which two share; the "
-    "next figure compares with "
+    "one rank alone writes at the rate of the disk, which two share; the next figure compares with "
     "two plain writers"
 )
 

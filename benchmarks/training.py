@@ -34,10 +34,8 @@ DCP_PROCESS = "DCP async_save (process)"
 MEMCPY = "memcpy of the state, one core"
 SMALL = (
     "beside the copy of the pre-image there is what a step costs whatever its bytes: hooks of the "
-    "optimizer, the comparison "
-    "with the last commit, the calls: some 100 us of Python, from cold caches after forward, "
-    "backward and update; 100 KB are "
-    "copied in 5 to 15 us"
+    "optimizer, the comparison with the last commit, the calls: some 100 us of Python, from cold "
+    "caches after forward, backward and update; 100 KB are copied in 5 to 15 us"
 )
 STEADY_STEPS = 6  # after so many pmstore knows what every step writes
 HOT_MOST_BYTES = 112 << 10  # what pmstore captures ahead
@@ -389,9 +387,8 @@ def main(quick: bool, budget: harness.Budget) -> None:
             f"{harness.size_text(HOT_MOST_BYTES)} ahead"
         ),
         (
-            "blocks: of pmstore, the commit; what capture adds is inside the "
-            "step. next step: a plain "
-            "one right behind"
+            "blocks: of pmstore, the commit; what capture adds is inside the step. next step: a "
+            "plain one right behind"
         ),
     ]
     notes += [

@@ -14,8 +14,8 @@ from crashtests.jobs import BUILD, ROOT, Outcome
 MODEL_NAMES = {
     "i": "death of the process: byte-exact prefixes of the stores",
     "ii": (
-        "power failure on persistent memory: any prefix of each line's stores, non-temporal "
-        "words in any order"
+        "power failure on persistent memory: any prefix of each line's stores, non-temporal words "
+        "in any order"
     ),
     "iii": "power failure on a disk: any version of each sector, torn or garbage",
     "iv": "damage: flipped bits, truncation, foreign sectors",

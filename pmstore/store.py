@@ -663,8 +663,8 @@ def open(
     size_bytes = parse_size(size)
     if size is not None and size_bytes < _ffi.MIN_SIZE_BYTES:
         raise ValueError(
-            f"size={size!r} is too small: a store needs at least "
-            f"{_ffi.MIN_SIZE_BYTES} bytes (1 MiB)"
+            f"size={size!r} is too small: a store needs at least {_ffi.MIN_SIZE_BYTES} bytes (1 "
+            "MiB)"
         )
     pool = _ffi.Pool(
         name,

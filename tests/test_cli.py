@@ -112,8 +112,7 @@ def test_what_is_no_store(command: str, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr == (
         f"pmstore: {other}: not a pmstore file (no magic). It was left as it is: give a store's "
-        "path, or, to have a new store "
-        f"there, remove it and pmstore create {other}\n"
+        f"path, or, to have a new store there, remove it and pmstore create {other}\n"
     )
     assert other.read_text() == "something else"
     assert run(command).exit_code == 2

@@ -118,8 +118,8 @@ def test_what_crashed_is_recovered_first(path: Path) -> None:
     with pmstore.open(path) as store:
         store["a"] = 1
     code = (
-        f"import pmstore, os; s = pmstore.open({str(path)!r}); s['a'] = 2; "
-        "s.commit(); s['a'] = 3; os._exit(1)"
+        f"import pmstore, os; s = pmstore.open({str(path)!r}); s['a'] = 2; s.commit(); s['a'] = 3; "
+        "os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     pmstore.compact(path)

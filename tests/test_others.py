@@ -191,10 +191,7 @@ EIGHT = b"12345678"
         ([["name value", "a", b"\x91" * 100_000]], "record 1, 'a': a stored value does not decode"),
         (
             [["name value", "a\x1b[31m//", values.encode(1)]],
-            (
-                r"'a\\x1b\[31m//': a name is not "
-                r"empty"
-            ),
+            (r"'a\\x1b\[31m//': a name is not empty"),
         ),
         ([["name array", "a", array_of((2,)), -8]], "no length"),
         ([["name array", ".pmstore/a", array_of((2,)), -8]], "no length"),

@@ -140,8 +140,7 @@ store.commit()
 def test_gdb(path: Path) -> None:
     """With SIGSEGV passed on, as the documentation says, a program runs as it does without."""
     code = (
-        f"import pmstore\ns = pmstore.open({str(path)!r})\na = s.zeros('a', "
-        "9999)\ns.commit()\na "
+        f"import pmstore\ns = pmstore.open({str(path)!r})\na = s.zeros('a', 9999)\ns.commit()\na "
         "+= 1\nprint('done')"
     )
     command = [

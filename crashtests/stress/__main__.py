@@ -112,10 +112,8 @@ def short(failure: Failure) -> str:
 def words(count: Count) -> str:
     return (
         f"{count.kills:,} kills ({count.at_primitives:,} at primitives, {count.power_failures:,} "
-        "with power), "
-        f"{count.commits:,} commits acknowledged, {count.reads:,} reads and "
-        f"{count.opens:,} opens checked, "
-        f"{count.failures} failures"
+        f"with power), {count.commits:,} commits acknowledged, {count.reads:,} reads and "
+        f"{count.opens:,} opens checked, {count.failures} failures"
     )
 
 

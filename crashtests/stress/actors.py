@@ -137,8 +137,7 @@ class Counter(Actor):
                 if not (number <= value <= intent and value % places == number % places):
                     raise WrongError(
                         f"{name}[{self._place(name, number)}]: stored and committed {number} (of "
-                        f"{acknowledged} acknowledged, "
-                        f"{intent} under way), found {value}"
+                        f"{acknowledged} acknowledged, {intent} under way), found {value}"
                     )
         self.has_read()
 
@@ -199,9 +198,8 @@ class Racer(Actor):
             intent, acknowledged = self.words[FIRST + 2 * place], self.words[FIRST + 2 * place + 1]
             if not acknowledged <= found[place] <= intent:
                 raise WrongError(
-                    f"{self.array}[{place}]: {who} stored {acknowledged}, and "
-                    "a later commit returned: "
-                    f"found {found[place]} ({intent} under way)"
+                    f"{self.array}[{place}]: {who} stored {acknowledged}, and a later commit "
+                    f"returned: found {found[place]} ({intent} under way)"
                 )
         self.has_read(2)
 
@@ -264,8 +262,7 @@ class UndoRacer(Actor):
             if not acknowledged <= found[place] <= self.words[FIRST]:
                 raise WrongError(
                     f"{self.array}, place {place}: {acknowledged} was there when a commit "
-                    f"returned, found {found[place]} "
-                    f"({self.words[FIRST]} under way)"
+                    f"returned, found {found[place]} ({self.words[FIRST]} under way)"
                 )
         self.has_read(self.PLACES)
 
@@ -468,8 +465,7 @@ class Assigner(Actor):
         if not there and not self.life.plan.rollbacks and self.life.session is session:
             raise WrongError(
                 f"{self.value}: {number} was assigned, and nobody rolled back: found "
-                f"{store[self.value]} "
-                f"and length {self._found(store)[1]} instead of {length}"
+                f"{store[self.value]} and length {self._found(store)[1]} instead of {length}"
             )
 
 

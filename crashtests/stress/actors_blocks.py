@@ -191,8 +191,8 @@ class Tasks(Actor):
         found = unit.read(store)
         if found != unit.acknowledged:
             raise WrongError(
-                f"{unit.path}: expected generation {unit.acknowledged} "
-                f"(acknowledged), found {found}"
+                f"{unit.path}: expected generation {unit.acknowledged} (acknowledged), found "
+                f"{found}"
             )
         generation = unit.begin()
         block = store.transaction(timeout=PATIENCE_SECONDS)

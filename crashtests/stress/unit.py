@@ -97,8 +97,8 @@ class Names(Part):
         names = list(store[self.path])
         if not names or names[-1] != str(generation):
             raise WrongError(
-                f"{self.path}: expected generation {generation} as the newest of "
-                f"its names, found {names}"
+                f"{self.path}: expected generation {generation} as the newest of its names, found "
+                f"{names}"
             )
         for name in names:
             if store[f"{self.path}/{name}"] != encode(self.tag, int(name)):

@@ -42,7 +42,6 @@ def warn_of_own_names(source: str, left_out: Iterable[str], stacklevel: int = 2)
     if names:
         warnings.warn(
             f"{source}: what it has under {', '.join(map(repr, names))} was left out: there a "
-            "store remembers its tiers and "
-            "its scheduler. Add tiers anew with store.add_tier",
+            "store remembers its tiers and its scheduler. Add tiers anew with store.add_tier",
             stacklevel=stacklevel + 1,
         )

@@ -203,9 +203,8 @@ _REMEDIES: list[tuple[type[PmstoreError], str]] = [  # first come, first served
     (
         UncleanCopyError,
         (
-            ": close the original and copy it again, or give it a tier; "
-            "pmstore repair accepts this "
-            "one as it is"
+            ": close the original and copy it again, or give it a tier; pmstore repair accepts "
+            "this one as it is"
         ),
     ),
     (

@@ -126,8 +126,8 @@ def _load(path: str) -> Any:
             raise ValueError(str(error)) from None
         if header.header_bytes + header.data_bytes > os.fstat(file.fileno()).st_size:
             raise ValueError(
-                f"{path}: an array of shape {header.shape} and {header.dtype} has "
-                "more bytes than the file"
+                f"{path}: an array of shape {header.shape} and {header.dtype} has more bytes than "
+                "the file"
             )
         if not header.data_bytes:
             return np.ndarray(header.shape, header.dtype)

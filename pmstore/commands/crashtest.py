@@ -81,8 +81,8 @@ def _table(trials: Sequence[Trial]) -> Table:
 def _markdown(result: CrashTestResult) -> str:
     lines = [
         (
-            f"### Crash test: {result.count(Outcome.CLEAN)} of "
-            f"{len(result.trials)} trials resumed cleanly"
+            f"### Crash test: {result.count(Outcome.CLEAN)} of {len(result.trials)} trials resumed "
+            "cleanly"
         ),
         "",
     ]
@@ -90,8 +90,8 @@ def _markdown(result: CrashTestResult) -> str:
     for trial in result.trials:
         detail = trial.detail.replace("|", "/").replace("\n", " ")
         lines.append(
-            f"| {trial.number} | {', '.join(map(str, trial.kills))} | "
-            f"{trial.outcome.value} | {detail} |"
+            f"| {trial.number} | {', '.join(map(str, trial.kills))} | {trial.outcome.value} | "
+            f"{detail} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -234,8 +234,8 @@ def crashtest(
                 ", ..." if len(result.not_compared) > 4 else ""
             )
             typer.echo(
-                "not compared at the end, because two runs that nobody "
-                f"killed differ there: {names}"
+                "not compared at the end, because two runs that nobody killed differ there: "
+                f"{names}"
             )
         bad = next((trial for trial in result.trials if trial.outcome is not Outcome.CLEAN), None)
         if bad and all(kill.primitive for kill in bad.kills):

@@ -102,8 +102,8 @@ def import_(
         str | None,
         typer.Option(
             help=(
-                "npz: bytes, as 4GiB, that compressed members may take. [default: 16 times "
-                "theirs, and 64MiB]"
+                "npz: bytes, as 4GiB, that compressed members may take. [default: 16 times theirs, "
+                "and 64MiB]"
             )
         ),
     ] = None,

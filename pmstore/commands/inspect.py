@@ -136,8 +136,8 @@ def check(path: StorePath, as_json: Json = False) -> None:
     notes = []
     if report.sound_copies != 0b11:
         notes.append(
-            "a copy of the superblock is damaged, the other one is in use: pmstore "
-            f"repair {path} restores it"
+            f"a copy of the superblock is damaged, the other one is in use: pmstore repair {path} "
+            "restores it"
         )
     if as_json:
         told = {"path": str(path), "sound": not report.problems, **asdict(report), "notes": notes}

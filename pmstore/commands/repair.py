@@ -35,13 +35,13 @@ class _Plan:
         if self.unclean:
             found.append(
                 "accept the content as it is: the machine went down while the store was open, so "
-                "that it may hold a mixture of "
-                "old and new bytes; its structure is sound, of its data nobody can know"
+                "that it may hold a mixture of old and new bytes; its structure is sound, of its "
+                "data nobody can know"
             )
         if report.leaks:
             found.append(
-                f"free {counted(report.leaks, 'block')} "
-                f"({size(report.leaked_bytes)}), owned by nobody"
+                f"free {counted(report.leaks, 'block')} ({size(report.leaked_bytes)}), owned by "
+                "nobody"
             )
         if report.sound_copies != _BOTH:
             found.append(

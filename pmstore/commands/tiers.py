@@ -130,8 +130,7 @@ def flush(
                 where = f"{name!r} at {store.tiers[name].url!r}"
                 typer.echo(
                     f"pmstore: not flushed to {where}: this file did not have that tier added "
-                    "here. If the URL is right: "
-                    f"pmstore trust {printable(str(path))}",
+                    f"here. If the URL is right: pmstore trust {printable(str(path))}",
                     err=True,
                 )
             if strange and not names:

@@ -198,8 +198,7 @@ def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFull
     error = errors.StoreFullError(
         errno.ENOSPC,
         f"{problem}. Delete objects and commit, free space on the file system, or open with a "
-        "larger max_size "
-        "(a store takes about twice the bytes of what it holds, for its log)",
+        "larger max_size (a store takes about twice the bytes of what it holds, for its log)",
         path,
     )
     error.problem = problem
@@ -235,21 +234,19 @@ def _busy(path: str, what: str, holder: int, task: int) -> errors.TransactionErr
     owner = _thread_name(holder) if holder else _task_name(task)
     if what == "open when the store was closed":
         remedy = (
-            "all that was written since it was entered is rolled back. "
-            "Join threads before the "
+            "all that was written since it was entered is rolled back. Join threads before the "
             "store is left"
         )
     elif holder:
         remedy = (
             "`with store.transaction():` waits for it (timeout=), all else that changes the store "
-            "does not. If who opened it "
-            "waits for this thread, return the result to it, to be stored there"
+            "does not. If who opened it waits for this thread, return the result to it, to be "
+            "stored there"
         )
     else:
         remedy = (
             "`async with store.transaction():` waits for it, and lets the event loop go on. If "
-            "that task waits for this one, "
-            "return the result to it, to be stored there"
+            "that task waits for this one, return the result to it, to be stored there"
         )
     error = errors.TransactionError(
         f"{path}: the transaction of {owner} is open ({what}): {remedy}"
@@ -288,8 +285,7 @@ def _exception(path: str, error: Any) -> Exception:
         why = f"{os.strerror(error.sys_errno)} ({what})"
         if what == "syncing a commit":
             why += (
-                ". Whether it is durable is unknown, so nothing more is "
-                "written: close the store "
+                ". Whether it is durable is unknown, so nothing more is written: close the store "
                 "and open it again"
             )
         return OSError(error.sys_errno, why, path)
@@ -310,29 +306,25 @@ def _exception(path: str, error: Any) -> Exception:
         )
     elif status == _lib.PMS_E_UNCLEAN:
         problem = (
-            f"{what}, and its domain survives the death of the process "
-            "only: it may hold a mixture "
+            f"{what}, and its domain survives the death of the process only: it may hold a mixture "
             "of old and new bytes"
         )
         made = errors.UncleanMachineCrashError(
             errno.EUCLEAN,
             f"{problem}. Restore it from a tier or a copy, or accept it with `pmstore repair`, or "
-            "look at it with "
-            "open(..., force=True)",
+            "look at it with open(..., force=True)",
             path,
         )
     elif status == _lib.PMS_E_COPIED:
         problem = (
             "the file is a copy that was made while a process wrote to the store: it is a mixture "
-            "of bytes of different "
-            "moments"
+            "of bytes of different moments"
         )
         made = errors.UncleanCopyError(
             errno.EUCLEAN,
-            f"{problem}. Close the original and copy it then; for copies beside "
-            "a writer there are tiers "
-            "(store.add_tier, store.flush). To look at this one all the "
-            "same: open(..., force=True)",
+            f"{problem}. Close the original and copy it then; for copies beside a writer there are "
+            "tiers (store.add_tier, store.flush). To look at this one all the same: open(..., "
+            "force=True)",
             path,
         )
     elif status == _lib.PMS_E_BUSY:
@@ -340,16 +332,14 @@ def _exception(path: str, error: Any) -> Exception:
     elif status == _lib.PMS_E_FORKED:
         made = errors.ForkedStoreError(
             f"{path}: the store belongs to the parent process. In a fork child its arrays can be "
-            "read, but no call of it is "
-            "answered: look up before the fork what the child needs, and give it the arrays and "
-            "values. Or open the store "
-            "with mode='r' after the parent has closed it"
+            "read, but no call of it is answered: look up before the fork what the child needs, "
+            "and give it the arrays and values. Or open the store with mode='r' after the parent "
+            "has closed it"
         )
     elif status == _lib.PMS_E_CLOSED:
         made = errors.ClosedStoreError(
-            f"{path}: the store is closed, and what was not committed was "
-            "rolled back: open it again. "
-            "(Arrays of it stay usable, as private copies)"
+            f"{path}: the store is closed, and what was not committed was rolled back: open it "
+            "again. (Arrays of it stay usable, as private copies)"
         )
     elif status == _lib.PMS_E_READONLY:
         opened_so = what == "the store is open for reading"  # else a sync has failed

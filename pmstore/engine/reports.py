@@ -12,8 +12,8 @@ SURVIVES = {
     "file": "power failure (journal, one fdatasync for each commit)",
     "process": "death of the process; not of the machine",
     "emulated": (
-        "death of the process; not of the machine (persistent-memory instructions over "
-        "ordinary memory)"
+        "death of the process; not of the machine (persistent-memory instructions over ordinary "
+        "memory)"
     ),
 }
 """What a commit survives in each domain."""
@@ -119,8 +119,8 @@ class CheckReport:
     def __str__(self) -> str:
         found = (
             f"{counted(self.names, 'name')} in {counted(self.groups, 'group')}, "
-            f"{counted(self.lists, 'list')}, "
-            f"{counted(self.blocks, 'block')} in {counted(self.extents, 'extent')}: "
+            f"{counted(self.lists, 'list')}, {counted(self.blocks, 'block')} in "
+            f"{counted(self.extents, 'extent')}: "
         )
         return found + (
             "sound"
@@ -156,8 +156,7 @@ class Info:
                 f"epoch     {counted(self.epoch, 'commit')}",
                 (
                     f"content   {counted(self.names, 'name')} at the top, {self.used_bytes:,} "
-                    "bytes used, "
-                    f"{self.free_bytes:,} free, file {self.file_bytes:,} bytes"
+                    f"bytes used, {self.free_bytes:,} free, file {self.file_bytes:,} bytes"
                 ),
                 (
                     f"opened    {counted(self.opens, 'time')} for writing, {self.unclean_opens} of "

@@ -349,8 +349,8 @@ def _put(group: Group, name: str, value: Any, replace: bool) -> None:
     if name in group:
         if not replace:
             raise NameExistsError(
-                f"{name!r} is in the store already: --replace replaces it, "
-                "--group imports beside it"
+                f"{name!r} is in the store already: --replace replaces it, --group imports beside "
+                "it"
             )
         if isinstance(group[name], (Group, List)) or isinstance(value, _Items):
             del group[name]

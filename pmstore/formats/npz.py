@@ -155,9 +155,8 @@ class NpzFile:
         if inflated > most:
             raise ValueError(
                 f"its compressed members ({packed:,} bytes) would take {inflated:,} bytes, and "
-                f"{most:,} are allowed. "
-                f"If you know who made it: pmstore import --inflated {inflated}, or "
-                f"inflated_most={inflated} in Python"
+                f"{most:,} are allowed. If you know who made it: pmstore import --inflated "
+                f"{inflated}, or inflated_most={inflated} in Python"
             )
         return members
 

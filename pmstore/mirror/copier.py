@@ -229,6 +229,6 @@ def copier_for(device: torch.device, direct: bool) -> Copier:
             "model.to_empty(device=...)"
         )
     raise MirrorError(
-        f"tensors on {device} cannot be mirrored: there are copiers for cuda and "
-        "cpu. Move it with .to('cpu')"
+        f"tensors on {device} cannot be mirrored: there are copiers for cuda and cpu. Move it with "
+        ".to('cpu')"
     )

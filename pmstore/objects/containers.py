@@ -67,8 +67,8 @@ def split_name(name: Any) -> list[bytes]:
     for part in parts:
         if not part:
             raise ValueError(
-                "a name is not empty, and '/' separates groups, so that none may stand first, "
-                f"last or twice: {name!r}"
+                "a name is not empty, and '/' separates groups, so that none may stand first, last "
+                f"or twice: {name!r}"
             )
         if len(part) > NAME_MAX_BYTES:
             raise ValueError(
@@ -168,14 +168,12 @@ class Group(MutableMapping[str, Any]):
             if found is not None and found.kind != _ffi.GROUP:
                 return NameExistsError(
                     f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored "
-                    "under it: choose another name, "
-                    "or del it first"
+                    "under it: choose another name, or del it first"
                 )
             if found is not None and found.meta:
                 return NameExistsError(
                     f"{path}: {parts[at - 1].decode()!r} is a pair of slots, and names below it "
-                    "are its own: write .next and "
-                    "flip(), or del the pair first"
+                    "are its own: write .next and flip(), or del the pair first"
                 )
         found = pool.find(_ffi.ROOT, b"\0".join(parts))
         if found is None or found.kind not in (_ffi.GROUP, _ffi.LIST):
@@ -238,8 +236,8 @@ class Group(MutableMapping[str, Any]):
                 found = self._core.pool.find(_ffi.ROOT, self._prefix + following)
                 if found is None:
                     raise RuntimeError(
-                        f"the group {self.name!r} changed while it was iterated: "
-                        "iterate over list(group)"
+                        f"the group {self.name!r} changed while it was iterated: iterate over "
+                        "list(group)"
                     )
                 names = [following, *self._core.pool.names(self._directory(), found.node, _BATCH)]
 
@@ -255,8 +253,8 @@ class Group(MutableMapping[str, Any]):
         path = self._path(name)
         if isinstance(value, Slots):
             raise TypeError(
-                "slots of a store are not a value: make some with slots(name, "
-                "shape, dtype), and fill .next"
+                "slots of a store are not a value: make some with slots(name, shape, dtype), and "
+                "fill .next"
             )
         if isinstance(value, (Group, List)):
             if (
@@ -267,8 +265,8 @@ class Group(MutableMapping[str, Any]):
                 return  # store["losses"] += [0.5]
             kind = "group" if isinstance(value, Group) else "list"
             raise TypeError(
-                f"a {kind} of a store is not a value: open one with "
-                f"{kind}(name), and assign its items"
+                f"a {kind} of a store is not a value: open one with {kind}(name), and assign its "
+                "items"
             )
         new, pool = payload(value), self._core.pool
         with self._core.lock:
@@ -350,8 +348,8 @@ class Group(MutableMapping[str, Any]):
                     raise self._told_more(name, error) from None
                 raise NameExistsError(
                     f"{core.path}: {name!r} is in the store already: use store.require(name, "
-                    "shape, dtype), which returns "
-                    f"what is there or creates it, or store[name] = array to replace it"
+                    "shape, dtype), which returns what is there or creates it, or store[name] = "
+                    "array to replace it"
                 ) from None
             found = core.pool.get(_ffi.ROOT, path, False)
             if found is None:
@@ -428,8 +426,7 @@ class Group(MutableMapping[str, Any]):
                 ):
                     return self._core.load(found, name)
                 what = (
-                    f"{'a tensor' if there.torch else 'an array'} of "
-                    f"shape {there.shape}, dtype "
+                    f"{'a tensor' if there.torch else 'an array'} of shape {there.shape}, dtype "
                     f"{there.dtype_name()}"
                 )
             else:
@@ -450,8 +447,7 @@ class Group(MutableMapping[str, Any]):
             if found is not None and found.kind != _ffi.GROUP:
                 raise NameExistsError(
                     f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing "
-                    "can be stored under it: "
-                    "choose another name, or del it first"
+                    "can be stored under it: choose another name, or del it first"
                 )
             if found is not None and found.meta and not pool.info.read_only:
                 raise self._told_more(f"{name}/0", NameExistsError())
@@ -519,9 +515,8 @@ class Group(MutableMapping[str, Any]):
                 ):
                     raise NameExistsError(
                         f"{self._core.path}: the slots {name!r} have shape {there.shape}, dtype "
-                        f"{there.dtype_name()}; asked "
-                        f"for was shape {wanted.shape}, dtype {wanted.dtype_name()}: del them "
-                        "first, or use another name"
+                        f"{there.dtype_name()}; asked for was shape {wanted.shape}, dtype "
+                        f"{wanted.dtype_name()}: del them first, or use another name"
                     )
         return made
 

@@ -59,9 +59,8 @@ class Core:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"{self.path}: a store, and what is a part of it, cannot be pickled: give the other "
-            "process the path, to open it "
-            "with mode='r' when it is closed here. Arrays, tensors and values of it can be "
-            "pickled, as copies"
+            "process the path, to open it with mode='r' when it is closed here. Arrays, tensors "
+            "and values of it can be pickled, as copies"
         )
 
     # What the file says becomes Python's in the next three alone: they tell file and place of what
@@ -157,12 +156,10 @@ class Core:
         if why:
             name = memory.name
             raise MovedError(
-                f"{self.path}: {name!r} left the store: {why}. What it holds now "
-                "is not stored. Assign it, "
-                f"store[{name!r}] = x: that stores a copy, and leaves x to the program; or let go "
-                "of x, and look the stored "
-                "one up again. To write in place, use x[...] = values or x.copy_(values); to give "
-                "other processes a copy, "
+                f"{self.path}: {name!r} left the store: {why}. What it holds now is not stored. "
+                f"Assign it, store[{name!r}] = x: that stores a copy, and leaves x to the program; "
+                "or let go of x, and look the stored one up again. To write in place, use x[...] = "
+                "values or x.copy_(values); to give other processes a copy, "
                 "x.clone().share_memory_()"
             )
         tensor.take_back(moved, descriptor, memory)

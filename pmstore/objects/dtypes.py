@@ -102,8 +102,7 @@ def encode_numpy(dtype: np.dtype[Any]) -> Any:
     if decode_numpy(descriptor) != dtype:
         raise TypeError(
             f"cannot store dtype {dtype!r}: only numpy's own dtypes of a fixed size keep their "
-            "meaning. Convert the array, "
-            "or store .view() of it as one of those"
+            "meaning. Convert the array, or store .view() of it as one of those"
         )
     return descriptor
 
@@ -112,8 +111,7 @@ def _encode(dtype: np.dtype[Any]) -> Any:
     if dtype.hasobject or dtype.char == "T":
         raise TypeError(
             f"cannot store dtype {dtype!r}: its elements are Python objects. Convert the array to "
-            "a fixed-size dtype "
-            "(float64, 'U20', ...), or store a list"
+            "a fixed-size dtype (float64, 'U20', ...), or store a list"
         )
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
@@ -163,9 +161,8 @@ def decode_numpy(descriptor: Any, depth: int = 0) -> np.dtype[Any]:
             raise ValueError("a long double without its format")
         if written != _longdouble_format():
             raise FormatVersionError(
-                "the array was written on a machine whose long double has the format "
-                f"{written!r}; here it is "
-                f"{_longdouble_format()!r}. Convert it to float64 there"
+                f"the array was written on a machine whose long double has the format {written!r}; "
+                f"here it is {_longdouble_format()!r}. Convert it to float64 there"
             )
         dtype = decode_numpy(descriptor["longdouble"], depth + 1)
         if dtype.char not in "gG":

@@ -54,9 +54,8 @@ def _refusing(move: Callable[..., Any], owner: Callable[[int], Core | None]) -> 
         if storage.device.type == "cpu" and (core := owner(storage.data_ptr())) is not None:
             raise MovedError(
                 f"{core.path}: a tensor of the store cannot be moved to shared memory: other "
-                "processes would write where no "
-                "commit sees it. Share a copy, tensor.clone().share_memory_() or "
-                "copy.deepcopy(model).share_memory(), and copy "
+                "processes would write where no commit sees it. Share a copy, "
+                "tensor.clone().share_memory_() or copy.deepcopy(model).share_memory(), and copy "
                 "back what is to be stored. (Sending a tensor through a queue of "
                 "torch.multiprocessing copies it)"
             )

@@ -171,9 +171,8 @@ class Slots:
                 self._array(_ffi.SLOT_CURRENT)  # KeyError, should it be gone
                 raise TransactionError(
                     f"{self.name!r} was flipped in this transaction, so that its other slot holds "
-                    "the committed version: write "
-                    "the next one into .current, in place (or .target, which is always the right "
-                    "one), or commit first"
+                    "the committed version: write the next one into .current, in place (or "
+                    ".target, which is always the right one), or commit first"
                 )
             turn.whole = None
             return self._array(_ffi.SLOT_NEXT)

@@ -40,8 +40,8 @@ def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
 
     if value.is_nested:
         raise TypeError(
-            "cannot store a nested tensor: store the tensors of value.unbind() "
-            "under names of their own"
+            "cannot store a nested tensor: store the tensors of value.unbind() under names of "
+            "their own"
         )
     if value.layout != torch.strided:
         raise TypeError(
@@ -54,8 +54,8 @@ def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
         )
     if value.device.type != "cpu":
         raise TypeError(
-            f"cannot store a tensor on device {value.device}: a store holds CPU "
-            "memory. Store value.cpu()"
+            f"cannot store a tensor on device {value.device}: a store holds CPU memory. Store "
+            "value.cpu()"
         )
     # Buffer is a Tensor to torch >= 2.5, where it only marks; other subclasses (DTensor, ...) are
     # more than their memory.
@@ -140,8 +140,7 @@ def cannot_return(moved: torch.Tensor, descriptor: Descriptor) -> str:
     if tuple(moved.shape) != descriptor.shape or moved.dtype != dtype_of(descriptor):
         return (
             f"it has shape {tuple(moved.shape)}, dtype {moved.dtype} now; stored is shape "
-            f"{descriptor.shape}, dtype "
-            f"{descriptor.dtype_name()}"
+            f"{descriptor.shape}, dtype {descriptor.dtype_name()}"
         )
     return ""
 

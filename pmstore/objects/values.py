@@ -29,8 +29,8 @@ MAX_DEPTH = 100
 
 STORABLE = (
     "None, bool, int, float, complex, str, bytes, bytearray, date, time, datetime, timedelta, "
-    "numpy scalars, and lists, "
-    "tuples and dicts of these; arrays and tensors under a name of their own"
+    "numpy scalars, and lists, tuples and dicts of these; arrays and tensors under a name of their "
+    "own"
 )
 
 # Extension types of docs/FORMAT.md: never renumber.
@@ -79,8 +79,7 @@ def _refuse(value: Any) -> NoReturn:
         hint = " Store sorted(value), a list."
     elif hasattr(value, "state_dict"):
         hint = (
-            " pmstore.torch.attach(store, model=..., optimizer=...) "
-            "keeps modules and optimizers "
+            " pmstore.torch.attach(store, model=..., optimizer=...) keeps modules and optimizers "
             "of torch in a store."
         )
     raise TypeError(f"cannot store a value of type {name}.{hint} What can be stored: {STORABLE}")
@@ -103,8 +102,7 @@ def _lower_clock(value: dt.datetime | dt.time) -> Any:
         )
         raise TypeError(
             f"cannot store {value!r}: of time zones only fixed offsets from UTC without a name "
-            f"survive. Store {whole}, and "
-            "the zone's name beside it if it matters"
+            f"survive. Store {whole}, and the zone's name beside it if it matters"
         )
     return msgpack.ExtType(code, payload)
 
@@ -147,8 +145,8 @@ def _lower(value: Any, depth: int) -> Any:
     if kind is list or kind is tuple or kind is dict:
         if depth == MAX_DEPTH:
             raise ValueError(
-                f"cannot store a value nested more than {MAX_DEPTH} deep, or "
-                "one that contains itself"
+                f"cannot store a value nested more than {MAX_DEPTH} deep, or one that contains "
+                "itself"
             )
         depth += 1
         if kind is dict:

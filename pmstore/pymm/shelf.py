@@ -72,8 +72,8 @@ class shelf:
         path = os.fspath(pmem_path)
         if not os.path.lexists(path):
             raise FileNotFoundError(
-                f"there is no folder {path!r} for the shelf {name!r}: make it, "
-                "or give another pmem_path="
+                f"there is no folder {path!r} for the shelf {name!r}: make it, or give another "
+                "pmem_path="
             )
         if os.path.isdir(path):
             path = os.path.join(path, f"{name}.pm")
@@ -138,8 +138,8 @@ class shelf:
         else:
             raise RuntimeError(
                 f"a {type(value).__name__} cannot be put on the shelf (as {name!r}): "
-                f"{', '.join(self.supported_types())} can; "
-                "save(obj, name) stores lists, dicts, modules and optimizers of them"
+                f"{', '.join(self.supported_types())} can; save(obj, name) stores lists, dicts, "
+                "modules and optimizers of them"
             )
         if isinstance(old, (Group, shelved_linked_list)):
             del store[name]

@@ -440,8 +440,8 @@ class CommitScheduler:
         self._warn(
             "clock",
             f"the clock moved by {dt:g} s between two steps, which no iteration takes: counted as "
-            "one of the usual length. Put "
-            "`with scheduler.paused():` around what is no iteration, and use a steady clock",
+            "one of the usual length. Put `with scheduler.paused():` around what is no iteration, "
+            "and use a steady clock",
         )
         return self.timer.mean
 
@@ -469,8 +469,8 @@ class CommitScheduler:
             return rates
         self._warn(
             "rate",
-            f"failure_rate_per_second={value!r} is no rate (one for each tier, not "
-            "negative): it is learned",
+            f"failure_rate_per_second={value!r} is no rate (one for each tier, not negative): it "
+            "is learned",
         )
         return []
 

@@ -264,8 +264,7 @@ class _FileLock:
         if os.fstat(self.fd).st_nlink == 0:
             raise TierError(
                 f"{self.place}: the directory was removed, or emptied, while epochs were written "
-                "to it: remove_tier and "
-                "add_tier make it anew"
+                "to it: remove_tier and add_tier make it anew"
             )
 
     def release(self) -> None:
@@ -426,8 +425,7 @@ class _OwnerMark:
         if found != self.session.encode():
             raise TierError(
                 f"{self.backend.url}: another writer of this run has taken over (session "
-                f"{found[:16]!r}). This one stops; "
-                "give it another run= or URL"
+                f"{found[:16]!r}). This one stops; give it another run= or URL"
             )
 
     def release(self) -> None:

@@ -87,15 +87,15 @@ class TierConfig:
             )
         if self.mode is not None and (type(self.mode) is not int or self.mode & ~0o066 != 0o600):
             raise ValueError(
-                f"mode={self.mode!r}: permissions of files, such as 0o640; their "
-                "owner reads and writes them"
+                f"mode={self.mode!r}: permissions of files, such as 0o640; their owner reads and "
+                "writes them"
             )
         if self.run is not None and (not isinstance(self.run, str) or not RUN.fullmatch(self.run)):
             raise ValueError(f"run={self.run!r}: letters, digits, '_' and '-', at most 64")
         if self.world_size > 1 and self.run is None:
             raise ValueError(
-                "with several ranks, run= names what their epochs have in common: "
-                "give all of them the same"
+                "with several ranks, run= names what their epochs have in common: give all of them "
+                "the same"
             )
         for name in ("max_bytes_per_second", "memory_bytes"):
             if getattr(self, name) < 0:

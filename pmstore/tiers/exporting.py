@@ -158,8 +158,8 @@ def _type(descriptor: Descriptor, name: str) -> str:
     kind = _TYPES.get(str(stored).removeprefix("torch."))
     if kind is None:
         raise ValueError(
-            f"{name!r} is of dtype {stored}, which safetensors does not have: "
-            "export a group without it"
+            f"{name!r} is of dtype {stored}, which safetensors does not have: export a group "
+            "without it"
         )
     return kind
 

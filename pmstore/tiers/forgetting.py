@@ -44,8 +44,7 @@ class Retention:
             if lineage != uuid:
                 raise TierError(
                     f"{self._backend.url}: epochs of run {self._own.run!r} here were flushed by "
-                    "another store (this one was "
-                    "restored, or is new): give it another run= or URL"
+                    "another store (this one was restored, or is new): give it another run= or URL"
                 )
             return
 

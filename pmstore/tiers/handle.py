@@ -207,8 +207,8 @@ class Flush:
         """
         if self._process != os.getpid():
             raise ForkedStoreError(
-                "a fork child has none of the threads that flush: the process "
-                "that opened the store waits"
+                "a fork child has none of the threads that flush: the process that opened the "
+                "store waits"
             )
         end = None if timeout is None else time.monotonic() + timeout
         if not self._wait(self._done, timeout):

@@ -71,8 +71,8 @@ class Tiers:
             except (KeyError, ValueError, TypeError) as error:
                 raise TierError(
                     f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}. "
-                    "Remove it with "
-                    f"del store[{f'{GROUP}/{name}'!r}], open the store again, and add the tier anew"
+                    f"Remove it with del store[{f'{GROUP}/{name}'!r}], open the store again, and "
+                    "add the tier anew"
                 ) from error
             self._seen[name] = self._pool.epoch()
             self._configs[name] = config
@@ -92,21 +92,19 @@ class Tiers:
             "somebody else)"
         )
         remedy = (
-            f"To flush to it, store.add_tier({name!r}, url, ...), or "
-            f"`pmstore trust {path}`; else "
+            f"To flush to it, store.add_tier({name!r}, url, ...), or `pmstore trust {path}`; else "
             f"store.remove_tier({name!r})"
         )
         if what == "every":
             told += (
-                f", every {counted(config.every or 0, 'commit')}. It is not "
-                f"flushed to: {why}. {remedy}"
+                f", every {counted(config.every or 0, 'commit')}. It is not flushed to: {why}. "
+                f"{remedy}"
             )
         else:
             told += (
                 f", and {why}. It is flushed to, because the program names it. If this store is a "
-                "copy of one that goes "
-                "on, the two replace each other's epochs there: give this one a "
-                f"tier of its own. {remedy}"
+                "copy of one that goes on, the two replace each other's epochs there: give this "
+                f"one a tier of its own. {remedy}"
             )
         warnings.warn(told, stacklevel=stacklevel)
 
@@ -183,8 +181,8 @@ class Tiers:
         # where its threads are not there, and its locks may be another thread's for ever
         if os.getpid() != self._process:
             raise ForkedStoreError(
-                f"{self._pool.path}: a fork child cannot flush the store: the "
-                "process that opened it does"
+                f"{self._pool.path}: a fork child cannot flush the store: the process that opened "
+                "it does"
             )
         if self._pool.handle.closed:
             raise ClosedStoreError(f"{self._pool.path}: the store is closed: open it again")
@@ -310,8 +308,8 @@ def _remembered(store: Store) -> list[str]:
     group = store[GROUP]
     if not isinstance(group, Group):
         raise TierError(
-            f"{store.path}: {GROUP!r} is no group: what the store remembers "
-            "of tiers was overwritten"
+            f"{store.path}: {GROUP!r} is no group: what the store remembers of tiers was "
+            "overwritten"
         )
     return list(group)
 

@@ -200,16 +200,15 @@ class Writer:
         elif isinstance(error, StoreFullError):
             made = TierError(
                 f"the flush of epoch {flush.epoch} to {self.name!r} failed: no room at "
-                f"{self.backend.url}, or a limit was "
-                "reached. Earlier epochs are as they were: free space there, or "
-                "keep fewer epochs (keep=)"
+                f"{self.backend.url}, or a limit was reached. Earlier epochs are as they were: "
+                "free space there, or keep fewer epochs (keep=)"
             )
             made.errno = error.errno
         else:
             made = TierError(
                 f"the flush of epoch {flush.epoch} to {self.name!r} failed: {error}. If commits "
-                "come faster than the tier "
-                "takes them in: flush less often, or give it more memory_bytes or max_wait_seconds"
+                "come faster than the tier takes them in: flush less often, or give it more "
+                "memory_bytes or max_wait_seconds"
             )
         made.__cause__ = error
         return made
@@ -293,8 +292,7 @@ class Writer:
         if ManifestName.parse(str(name)) != name:
             raise TierError(
                 f"{self.backend.url}: no epoch can follow {str(newest)!r}, whose generation is the "
-                "last one there is: remove "
-                "that file, which no flush wrote"
+                "last one there is: remove that file, which no flush wrote"
             )
         self._generation = generation
         return name
@@ -438,8 +436,8 @@ class Writer:
         error, self._leavings = self._leavings, None
         if error is not None:
             warnings.warn(
-                f"old epochs in {self.name!r} could not be deleted ({error}): "
-                "the next flush tries again",
+                f"old epochs in {self.name!r} could not be deleted ({error}): the next flush tries "
+                "again",
                 stacklevel=5,
             )
 
@@ -475,8 +473,8 @@ def start_thread(name: str, target: Callable[..., None], *arguments: object) -> 
         worker.start()
     except RuntimeError as error:
         raise TierError(
-            f"no thread could be started for {name!r} ({error}): end some, or raise "
-            "the limit, and try again"
+            f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and "
+            "try again"
         ) from error
     return worker
 

@@ -122,8 +122,7 @@ def attach(
     if store.mode == "r":
         raise AttachError(
             "the store is open for reading, and a run writes: open it with mode='r+'. To read a "
-            "stored model, use "
-            f"store['{name}/model'], which maps names to tensors"
+            f"stored model, use store['{name}/model'], which maps names to tensors"
         )
     statefuls: dict[str, Stateful | None] = {
         "lr_scheduler": lr_scheduler,
@@ -256,11 +255,9 @@ def _resume(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> 
         if pieces.progress[MIDSTEP]:
             raise TornStepError(
                 f"the last commit of {name!r} was made in the middle of a training step (after "
-                "run.detach(), or by another "
-                "thread's transaction, between optimizer.step() and run.commit()), so that what "
-                "the step had not yet written "
-                f"is lost. The tensors under {name}/model are whole: load them into a new run, or "
-                "restore an older state"
+                "run.detach(), or by another thread's transaction, between optimizer.step() and "
+                "run.commit()), so that what the step had not yet written is lost. The tensors "
+                f"under {name}/model are whole: load them into a new run, or restore an older state"
             )
         bindings = [binding for binding in (pieces.model, pieces.optimizer) if binding is not None]
         for binding in bindings:
@@ -294,8 +291,7 @@ def _refuse_twice(
         if other is not None and other.attached:
             raise AttachError(
                 f"the {what} is attached already, as {other.name!r}: its memory can be in one "
-                "place only. "
-                "Call that Run's detach() first"
+                "place only. Call that Run's detach() first"
             )
     mine = {id(one) for one in model.parameters()} if model is not None else set()
     if optimizer is not None:
@@ -309,8 +305,8 @@ def _refuse_twice(
         if shared is not None:
             raise AttachError(
                 f"the parameter {shared!r} is attached already, with another model or optimizer, "
-                f"as {run.name!r}: its memory "
-                "can be in one place only. Call that Run's detach() first"
+                f"as {run.name!r}: its memory can be in one place only. Call that Run's detach() "
+                "first"
             )
 
 
@@ -319,8 +315,7 @@ def _check_about(store: Store, name: str, given: dict[str, bool]) -> None:
     if about["format"] != _FORMAT:
         raise AttachError(
             f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
-            f"{_FORMAT}: use the "
-            "version that wrote it"
+            f"{_FORMAT}: use the version that wrote it"
         )
     stored = about["pieces"]
     missing = [piece for piece, there in stored.items() if there and not given.get(piece)]

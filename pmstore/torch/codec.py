@@ -76,9 +76,8 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
             return base(item)  # type: ignore[arg-type]
     raise TypeError(
         f"cannot store the state at {where or 'the top'}: {kind.__module__}.{kind.__qualname__} is "
-        "neither data nor a "
-        "collection of data. Leave it out of state_dict(), or give the object a state_dict() of "
-        "plain values"
+        "neither data nor a collection of data. Leave it out of state_dict(), or give the object a "
+        "state_dict() of plain values"
     )
 
 

@@ -102,8 +102,7 @@ class GradientKeeper:
         if gradient.layout is not torch.strided:
             raise AttachError(
                 f"the gradient of {name} is {gradient.layout}: commits in the middle of an "
-                "accumulation take dense gradients. "
-                "Commit after optimizer.step()"
+                "accumulation take dense gradients. Commit after optimizer.step()"
             )
         gradient = gradient.cpu()
         path = f"{self._path}/{encode_name(name)}"

@@ -218,8 +218,7 @@ class MirroredOptimizer(OptimizerBinding):
         if isinstance(optimizer, NativeOptimizer):
             raise AttachError(
                 f"pmstore.torch.optim.{type(optimizer).__name__} keeps its parameters in slots "
-                "itself: mirror an optimizer of "
-                "torch.optim, or attach without mirror=True"
+                "itself: mirror an optimizer of torch.optim, or attach without mirror=True"
             )
         super().__init__(store, path, optimizer, model)
         self._pack = pack
@@ -243,8 +242,8 @@ class MirroredOptimizer(OptimizerBinding):
                 if isinstance(value, torch.Tensor):
                     if not isinstance(key, str):
                         raise AttachError(
-                            f"the optimizer keeps state under {key!r}: only names "
-                            "that are str can be stored"
+                            f"the optimizer keeps state under {key!r}: only names that are str can "
+                            "be stored"
                         )
                     check_movable(
                         f"optimizer state {key!r} of parameter {index}", value, self.devices

@@ -107,8 +107,8 @@ def check_movable(name: str, tensor: torch.Tensor, devices: Sequence[str] = ("cp
     the devices."""
     if isinstance(tensor, UninitializedTensorMixin):
         raise AttachError(
-            f"{name} has no shape yet (a lazy module): run one batch "
-            "through the model before attach"
+            f"{name} has no shape yet (a lazy module): run one batch through the model before "
+            "attach"
         )
     if tensor.device.type == "meta":
         raise AttachError(

@@ -354,8 +354,7 @@ class Run:
         if (pack is None or not pack.under_way) and self._store.in_transaction:
             raise TransactionError(
                 f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would "
-                "commit the step without "
-                "what Python holds of it: use `with run.transaction()`"
+                "commit the step without what Python holds of it: use `with run.transaction()`"
             )
         pieces = self._pieces
         assert pieces.optimizer is not None
@@ -385,9 +384,8 @@ class Run:
         ):
             raise TransactionError(
                 f"the run {self.name!r} is in the middle of a training step: optimizer.step() has "
-                "written, and the step was "
-                "not ended by run.commit() or run.transaction(). End it so, or take it back with "
-                "run.rollback()"
+                "written, and the step was not ended by run.commit() or run.transaction(). End it "
+                "so, or take it back with run.rollback()"
             )
 
     # ---- data
@@ -422,8 +420,8 @@ class Run:
                 yield batch
                 if self._loop is not loop:
                     raise RuntimeError(
-                        "another loop over run.batches() has begun, or the run "
-                        "was detached: one at a time"
+                        "another loop over run.batches() has begun, or the run was detached: one "
+                        "at a time"
                     )
                 self._require()
                 if self._turn != turn:
@@ -465,9 +463,8 @@ class Run:
         elif not self._store.closed and self._store.rollbacks != self._rollbacks:
             raise TransactionError(
                 "the store was rolled back by other means than run.rollback(), so that what Python "
-                "holds (generators, "
-                "scheduler, place in the data) is no longer what the store holds: call "
-                "run.rollback() now, and instead"
+                "holds (generators, scheduler, place in the data) is no longer what the store "
+                "holds: call run.rollback() now, and instead"
             )
 
     def _settle(self) -> None:

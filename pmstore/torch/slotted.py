@@ -86,8 +86,8 @@ class SlottedBinding(OptimizerBinding):
             if storage in seen:
                 raise AttachError(
                     f"parameters {seen[storage]} and {index} of the optimizer are views of one "
-                    "memory, which slots cannot keep "
-                    "together: use an optimizer of torch.optim for them"
+                    "memory, which slots cannot keep together: use an optimizer of torch.optim for "
+                    "them"
                 )
             seen[storage] = index
 
@@ -165,8 +165,8 @@ class SlottedBinding(OptimizerBinding):
                 "the optimizer is not the one whose state is stored",
                 mismatched=[
                     (
-                        "its parameters and state have other sizes than the "
-                        "stored ones (momentum, dtypes)"
+                        "its parameters and state have other sizes than the stored ones (momentum, "
+                        "dtypes)"
                     )
                 ],
             )
@@ -298,8 +298,8 @@ class SlottedBinding(OptimizerBinding):
             if isinstance(value, torch.Tensor) and key not in places:
                 raise AttachError(
                     f"the optimizer's state of parameter {index} holds a tensor under {key!r}, "
-                    "which has no place in the "
-                    "slots: remove it, or hand it to attach as an object of its own (stateful=...)"
+                    "which has no place in the slots: remove it, or hand it to attach as an object "
+                    "of its own (stateful=...)"
                 )
 
     def _check_groups(self) -> None:
@@ -310,9 +310,8 @@ class SlottedBinding(OptimizerBinding):
                 state = ", ".join(self._native.state_names)
                 raise AttachError(
                     f"group {number} of the optimizer was attached "
-                    f"{'with' if names else 'without'} {state}, and so are its "
-                    "slots: change what decides that (momentum to or from 0) "
-                    "before attach, in a new store"
+                    f"{'with' if names else 'without'} {state}, and so are its slots: change what "
+                    "decides that (momentum to or from 0) before attach, in a new store"
                 )
 
     def collect(self) -> None:
@@ -362,13 +361,12 @@ class SlottedBinding(OptimizerBinding):
                             or parameter.device.type != "cpu"
                         ):
                             raise MismatchError(
-                                "tensors were replaced by others that do not fit "
-                                "their place in the store",
+                                "tensors were replaced by others that do not fit their place in "
+                                "the store",
                                 mismatched=[
                                     (
                                         f"parameter {index} of the optimizer: "
-                                        f"{tuple(parameter.shape)} "
-                                        f"{parameter.dtype}"
+                                        f"{tuple(parameter.shape)} {parameter.dtype}"
                                     )
                                 ],
                             )

@@ -78,8 +78,7 @@ def as_stateful(name: str, given: Any) -> Stateful:
         return stateful
     raise AttachError(
         f"stateful[{name!r}] is a {type(given).__qualname__}: it must be a torch.Generator, or "
-        "have state_dict() and "
-        "load_state_dict()"
+        "have state_dict() and load_state_dict()"
     )
 
 

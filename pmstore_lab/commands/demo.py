@@ -124,10 +124,9 @@ def _show(console: Console, report: Report) -> None:
     for number, kill in enumerate((kill for job in jobs for kill in job.kills), start=1):
         console.print(
             f"kill {number} {kill.where}, after step {kill.at_step}: resumed at step "
-            f"{kill.resumed_at_step}; lost "
-            f"{milliseconds(kill.lost_work_seconds)} of work and {kill.restart_seconds:.2f} s to "
-            "start a new process, "
-            f"of which open and attach took {milliseconds(kill.attach_seconds)}"
+            f"{kill.resumed_at_step}; lost {milliseconds(kill.lost_work_seconds)} of work and "
+            f"{kill.restart_seconds:.2f} s to start a new process, of which open and attach took "
+            f"{milliseconds(kill.attach_seconds)}"
         )
     domain = jobs[0].domain
     console.print(
@@ -137,9 +136,8 @@ def _show(console: Console, report: Report) -> None:
     if report.ok:
         console.print(
             f"[bold green]bitwise equal[/]: all {report.compared} names (parameters, optimizer "
-            "state, losses, batch "
-            "order, generators, ...) of the killed and the undisturbed run; parameters and losses "
-            "of plain torch too"
+            "state, losses, batch order, generators, ...) of the killed and the undisturbed run; "
+            "parameters and losses of plain torch too"
         )
     else:
         for name in report.differences:

@@ -188,9 +188,8 @@ def _plot(cell: Cell, rows: list[Row], path: Path) -> None:
 def _table(cell: Cell, rows: list[Row], failures: str, seeds: int) -> Table:
     title = (
         f"{cell.cost.name}, {cell.curve.name}: {cell.iterations:,} iterations of "
-        f"{cell.cost.iteration:g} s, "
-        f"commit {cell.cost.price:.3g} s, a failure every {cell.mtbf / 3600:.3g} h ({failures}, "
-        f"{seeds} simulated jobs)"
+        f"{cell.cost.iteration:g} s, commit {cell.cost.price:.3g} s, a failure every "
+        f"{cell.mtbf / 3600:.3g} h ({failures}, {seeds} simulated jobs)"
     )
     table = Table(title=title, title_justify="left")
     table.add_column("policy")

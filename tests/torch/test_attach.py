@@ -418,8 +418,8 @@ def test_devices_that_are_refused() -> None:
     with pytest.raises(
         AttachError,
         match=(
-            r"weight is on cuda:0: attach takes tensors on cpu \(those of a "
-            r"model on cuda are mirror"
+            r"weight is on cuda:0: attach takes tensors on cpu \(those of a model on cuda are "
+            r"mirror"
         ),
     ):
         check_movable("parameter weight", tensor)  # type: ignore[arg-type]

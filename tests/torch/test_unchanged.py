@@ -295,8 +295,8 @@ def test_equal_bits_are_an_equal_state() -> None:
         for _ in range(700):  # once around the generator's words
             bits = look()
             assert bits is not None, (
-                "this interpreter's or numpy's generators lie elsewhere: "
-                "slower, but no error for users"
+                "this interpreter's or numpy's generators lie elsewhere: slower, but no error for "
+                "users"
             )
             assert bits not in seen
             assert look() == bits

@@ -88,9 +88,8 @@ class AdamW(Adam):
         if not all(group.get("decoupled_weight_decay", True) for group in groups):
             raise ValueError(
                 "pmstore.torch.optim.AdamW keeps weight decay apart from the moments, and this "
-                "group or state_dict is an "
-                "Adam's (decoupled_weight_decay=False), whose decay is an L2 penalty: use "
-                "pmstore.torch.optim.Adam"
+                "group or state_dict is an Adam's (decoupled_weight_decay=False), whose decay is "
+                "an L2 penalty: use pmstore.torch.optim.Adam"
             )
 
     def __init__(

@@ -49,8 +49,7 @@ def refuse(name: str, **options: Any) -> None:
         if given:
             raise ValueError(
                 f"pmstore.torch.optim.{name} has no {option}: use torch.optim.{name}(..., "
-                f"{option}={given!r}), "
-                "which attach takes too"
+                f"{option}={given!r}), which attach takes too"
             )
 
 
@@ -91,9 +90,8 @@ class NativeOptimizer(Optimizer):
                 del self.param_groups[-1]
                 raise ValueError(
                     "pmstore.torch.optim takes dense float32 and bfloat16 parameters on the CPU, "
-                    f"not {parameter.dtype} on "
-                    f"{parameter.device}, {parameter.layout}: use torch.optim for these, which "
-                    "attach takes too"
+                    f"not {parameter.dtype} on {parameter.device}, {parameter.layout}: use "
+                    "torch.optim for these, which attach takes too"
                 )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
