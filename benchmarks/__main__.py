@@ -20,9 +20,17 @@ def _time_is_up(number: int, frame: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the smallest case of every question")
-    parser.add_argument("--results", action="store_true", help="write benchmarks/RESULTS.md from build/bench/ afterwards")
-    parser.add_argument("--here", action="store_true", help="in this process, without an end by force")
-    parser.add_argument("--seconds", type=float, help="for each question; default: its share of a run's time")
+    parser.add_argument(
+        "--results",
+        action="store_true",
+        help="write benchmarks/RESULTS.md from build/bench/ afterwards",
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="in this process, without an end by force"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="for each question; default: its share of a run's time"
+    )
     parser.add_argument("question", nargs="*", help=f"of {', '.join(QUESTIONS)}; default all")
     args = parser.parse_args()
     names = args.question or list(QUESTIONS)

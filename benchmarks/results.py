@@ -22,15 +22,15 @@ in a save may leave neither the old nor the new state; `kill-safe`: the old or t
 `power-safe`: also after that of the machine. What a table's *ratio* is to is said above it. pmstore's domains: `process` keeps
 what is committed when the process dies; `emulated` does so by the instructions that persistent memory needs; `file` waits for
 a disk.
-"""
+"""  # noqa: E501
 PAPER = """A save of the state after an iteration, warm: median [least - greatest], and how many times cheaper than `np.savez`
 on disk. *Crash*: share of SIGKILLs in the middle of a save of 63 KB after which the old or the new state was there, exactly.
 Other states and sizes, saves among other work and cold ones: under iterations.
-"""
+"""  # noqa: E501
 BUSY = """
 **The machine was busy with other work when this run began** (load {load:.1f} on {cores} cores): absolute times, and every time
 that waits for a disk, are longer than on an idle one. Ratios of methods measured in turn suffer less; maxima say little.
-"""
+"""  # noqa: E501
 
 
 def _header(found: list[dict[str, Any]]) -> str:
@@ -45,18 +45,28 @@ def _header(found: list[dict[str, Any]]) -> str:
         f"| machine | {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB |",
         f"| system | Linux {machine['kernel']}, Python {machine['python']} |",
         f"| commit | {', '.join(dict.fromkeys(d['commit'][:12] for d in found))} |",
-        f"| load (1 minute) | {before:.1f} before; {min(loads):.1f} to {max(loads):.1f} at the ends of questions |",
+        (
+            f"| load (1 minute) | {before:.1f} before; {min(loads):.1f} to {max(loads):.1f} at the "
+            "ends of questions |"
+        ),
     ]
     if before > machine["cores"] / 2:
         lines.append(BUSY.format(load=before, cores=machine["cores"]))
     if any(d["quick"] for d in found):
-        lines.append(f"\nSmallest cases only (`--quick`): {', '.join(d['question'] for d in found if d['quick'])}.\n")
-    lines += [f"\n**{d['question']} was not answered**: {d['failure']}" for d in found if d["failure"]]
+        lines.append(
+            "\nSmallest cases only (`--quick`): "
+            f"{', '.join(d['question'] for d in found if d['quick'])}.\n"
+        )
+    lines += [
+        f"\n**{d['question']} was not answered**: {d['failure']}" for d in found if d["failure"]
+    ]
     return "\n".join(lines)
 
 
 def _extra(extra: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:,.4g}" for name, value in extra.items() if name not in ("x", "bytes"))
+    return ", ".join(
+        f"{name} {value:,.4g}" for name, value in extra.items() if name not in ("x", "bytes")
+    )
 
 
 def _targets(found: list[dict[str, Any]]) -> str:
@@ -64,20 +74,27 @@ def _targets(found: list[dict[str, Any]]) -> str:
     reasons = list(dict.fromkeys(t["reason"] for _, t in rows if not t["met"] and t["reason"]))
     lines = [
         "\n## Figures aimed at\n",
-        f"{sum(t['met'] for _, t in rows)} of {len(rows)} met in this run. Those missed come first.\n",
+        (
+            f"{sum(t['met'] for _, t in rows)} of {len(rows)} met in this run. Those missed come "
+            "first.\n"
+        ),
     ]
     lines += ["| question | figure | measured | aim | | why |", "|---|---|---|---|---|---|"]
     for question, t in sorted(rows, key=lambda row: row[1]["met"]):
         sign = "at least" if t["at_least"] else "at most"
         why = "" if t["met"] or not t["reason"] else f"({reasons.index(t['reason']) + 1})"
         verdict = "met" if t["met"] else "**missed**"
-        lines.append(f"| {question} | {t['text']} | {t['value']:.3g} | {sign} {t['bound']:.3g} | {verdict} | {why} |")
+        lines.append(
+            f"| {question} | {t['text']} | {t['value']:.3g} | {sign} {t['bound']:.3g} | {verdict} "
+            f"| {why} |"
+        )
     lines += ["", *(f"{i}. {reason}" for i, reason in enumerate(reasons, start=1))]
     return "\n".join(lines)
 
 
 def _paper(found: list[dict[str, Any]]) -> str:
-    """The seed paper's table: methods down, states across, and the crash column. Empty if it was not measured."""
+    """The seed paper's table: methods down, states across, and the crash column. Empty if it was
+    not measured."""
     rows = {d["question"]: d["rows"] for d in found}
     cases = [
         c
@@ -85,7 +102,9 @@ def _paper(found: list[dict[str, Any]]) -> str:
         if c.startswith(tuple(f"{p}, state A" for p in PLOTTED))
     ]
     cells = {
-        (r["case"], r["method"]): r for r in rows.get("iterations", ()) if r["case"] in cases and r["median_us"] is not None
+        (r["case"], r["method"]): r
+        for r in rows.get("iterations", ())
+        if r["case"] in cases and r["median_us"] is not None
     }
     kills = {r["method"]: r for r in rows.get("kills", ()) if r["median_us"] is not None}
     if not cells:
@@ -113,7 +132,10 @@ def _paper(found: list[dict[str, Any]]) -> str:
 
 
 def _section(data: dict[str, Any]) -> str:
-    lines = [f"\n## {data['question']}: {data['title']}\n", f"Ratio: {data['ratio']}. Load {data['load'][0]:.1f}.\n"]
+    lines = [
+        f"\n## {data['question']}: {data['title']}\n",
+        f"Ratio: {data['ratio']}. Load {data['load'][0]:.1f}.\n",
+    ]
     lines += [f"* {note}" for note in data["notes"]]
     case = None
     for r in data["rows"]:
@@ -132,17 +154,32 @@ def _section(data: dict[str, Any]) -> str:
         if data["question"] == "instructions":
             times = " | ".join(f"{r[k]:,.0f}" for k in ("median_us", "min_us", "max_us"))
         rounds = r.get("rounds") or ""
-        lines.append(f"| {r['method']} | {times} | {rounds} | {ratio} | {r['durability']} | {_extra(r['extra'])} |")
+        lines.append(
+            f"| {r['method']} | {times} | {rounds} | {ratio} | {r['durability']} | "
+            f"{_extra(r['extra'])} |"
+        )
     return "\n".join(lines)
 
 
 def write() -> Path:
     """Raises: FileNotFoundError if no question was answered yet."""
-    found = [json.loads((OUT / f"{q}.json").read_text()) for q in QUESTIONS if (OUT / f"{q}.json").exists()]
+    found = [
+        json.loads((OUT / f"{q}.json").read_text())
+        for q in QUESTIONS
+        if (OUT / f"{q}.json").exists()
+    ]
     if not found:
         raise FileNotFoundError(f"{OUT}: no results: run `python -m benchmarks` first")
     RESULTS.write_text(
-        "\n".join([_header(found), _targets(found), _paper(found), *(_section(d) for d in found if d["rows"])]) + "\n"
+        "\n".join(
+            [
+                _header(found),
+                _targets(found),
+                _paper(found),
+                *(_section(d) for d in found if d["rows"]),
+            ]
+        )
+        + "\n"
     )
     return RESULTS
 
