@@ -53,6 +53,7 @@ struct promise { uint32_t digest[2]; uint32_t count; };
 void images_explore(struct campaign *c, const struct trace *t, const unsigned char *base, const bool *used, const struct board *board,
                     const struct promise *fixed, int depth);
 
+/* ---- campaign.c ---- */
 uint64_t campaign_draw(struct campaign *c, uint64_t n);
 void campaign_progress(struct campaign *c, bool last);
 
