@@ -16,9 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from benchmarks import plots
+from benchmarks.rows import Row, time_text
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,30 +36,6 @@ LOAD_BEFORE = os.getloadavg()
 NONE, TORN, KILL, POWER = "none", "torn", "kill-safe", "power-safe"
 """Durability classes: nothing survives; a crash in a save can leave neither the old nor the new
 state; the old or the new state survives the death of the process; and that of the machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One method in one case. Times in microseconds. ratio: to the case's yardstick, by the table's
-    title."""
-
-    method: str
-    case: str
-    median_us: float
-    min_us: float
-    max_us: float
-    durability: str
-    ratio: float | None = None
-    extra: dict[str, float] = field(default_factory=dict)
-    """Further measured figures of this row: counts, bytes, shares."""
-    note: str = ""
-    """Why there is no figure, where there is none (the times are NaN then; null in JSON)."""
-    rounds: int = 0
-    """How often it was measured; 0: the figure is a count or a sum."""
-
-    @property
-    def measured(self) -> bool:
-        return not math.isnan(self.median_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,14 +304,6 @@ def size_text(count: float) -> str:
     return f"{count:.2g} {unit}" if count < 10 and unit != "B" else f"{count:.0f} {unit}"
 
 
-def time_text(us: float) -> str:
-    """Microseconds for people."""
-    for limit, divisor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
-        if us < limit:
-            return f"{us / divisor:.3g} {unit}"
-    return f"{us / 1e6:.3g} s"
-
-
 def table(rows: Sequence[Row], ratio_text: str, unit: str = "us") -> str:
     """For the terminal. unit: of the rows' figures, if they are not times."""
     text = time_text if unit == "us" else "{:,.0f}".format
@@ -369,8 +340,6 @@ def report(
 ) -> None:
     """Prints the table and writes build/bench/<question>.json and .png. plot: arguments of
     `plots.draw`."""
-    from benchmarks import plots
-
     print(f"\n== {title}   (load {os.getloadavg()[0]:.1f})")
     print(table(rows, ratio_text, unit))
     for target in targets:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import Row, time_text
+from benchmarks.rows import Row, time_text
 
 COLORS = {"none": "#999999", "torn": "#d62728", "kill-safe": "#1f77b4", "power-safe": "#2ca02c"}
 

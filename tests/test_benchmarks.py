@@ -18,7 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import algorithms, harness, iterations, key_value, kills, plots, results, runner
+import benchmarks.rows
+from benchmarks import (
+    algorithms,
+    harness,
+    iterations,
+    key_value,
+    kills,
+    plots,
+    results,
+    runner,
+    summaries,
+)
 from benchmarks.harness import NONE, POWER, ROOT, SEED, TORN, Row, Target, summarize, with_ratios
 from benchmarks.peers import WAYS
 from benchmarks.runner import QUESTIONS
@@ -32,7 +43,13 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (harness, results):
         monkeypatch.setattr(module, "OUT", tmp_path)
     monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(results, "RAW", tmp_path / "results.json.gz")
     return tmp_path
+
+
+def _flat(path: Path) -> str:
+    """Its text, however its lines are wrapped."""
+    return " ".join(path.read_text().split())
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -264,14 +281,9 @@ def test_a_report_leaves_json_plot_and_results(
     assert data["rows"][1]["ratio"] == 2
     assert (out / "engine.png").read_bytes().startswith(b"\x89PNG")
     assert "MISSED" in capsys.readouterr().out
-    text = results.write().read_text()
-    for expected in (
-        "one case",
-        "a note",
-        "**missed**",
-        data["machine"]["cpu"],
-        data["commit"][:12],
-    ):
+    text = _flat(results.write())
+    missed = "| engine | t: at most 1; was 2 |"
+    for expected in ("one case", "a note", missed, data["machine"]["cpu"], data["commit"][:12]):
         assert expected in text
 
 
@@ -286,17 +298,59 @@ def test_results_begin_with_what_was_missed_and_the_papers_table(out: Path) -> N
     killed = Row("ours", "kills", 1, 1, 1, POWER, 1.0, {"kills": 200.0})
     harness.write_json("kills", "A title", [killed])
     text = results.write().read_text()
-    assert (
-        text.index("| first |")
-        < text.index("| second |")
-        < text.index("| third |")
-        < text.index("1. a cause")
-    )
+    aims = text.index("1 of 3 aims were met")
+    assert aims < text.index("first: at most 1; was 2") < text.index("second: at most 1; was 2")
+    assert text.index("second: at most 1") < text.index("| a cause |") < text.index("## iterations")
     assert text.count("a cause") == 1
+    assert "third" not in text
     assert "| ours | power-safe | 100 % of 200 | 4 us [4 us - 4 us] 0.01 x |" in text
 
 
-@pytest.mark.parametrize("module", [harness, plots])
+def test_the_raw_file_holds_what_was_measured(out: Path) -> None:
+    rows = [
+        summarize("a", "c", NONE, [2.0, 1 / 3, 9.0]),
+        harness.missing("b", "c", NONE, "a reason"),
+    ]
+    harness.write_json("engine", "A title", rows, targets=[Target("case: t", 3, 3.0001, True)])
+    results.write()
+    raw = results.RAW.read_bytes()
+    answer = results.stored()["answers"][0]
+    assert answer["rows"][0] == asdict(rows[0]) | {"min_us": pytest.approx(1 / 3, rel=1e-5)}
+    assert answer["rows"][1] == asdict(rows[1]) | dict.fromkeys(results.TIMES)
+    assert not answer["targets"][0]["met"]
+    assert "t: at least 3; was under 3 (case)" in _flat(results.RESULTS)
+    assert "Not measured everywhere: b (a reason)" in _flat(results.RESULTS)
+    assert "0.333 us" in results.all_rows("engine")
+    assert "a reason" in results.all_rows("engine")
+    results.write()
+    assert results.RAW.read_bytes() == raw
+
+
+def test_the_document_is_made_from_the_raw_file() -> None:
+    text = results.RESULTS.read_text()
+    assert text == results.text_of(results.stored()), "python -m benchmarks --report"
+    lines = text.splitlines()
+    assert len(lines) <= 200
+    assert all(len(line) <= results.COLUMNS for line in lines if not line.startswith("|"))
+    headings = [
+        line.removeprefix("## ").partition(":")[0] for line in lines if line.startswith("## ")
+    ]
+    assert headings == ["Aims that were missed", *QUESTIONS]
+
+
+def test_every_question_has_a_table_whatever_was_measured(out: Path) -> None:
+    assert list(summaries.SUMMARIES) == list(QUESTIONS)
+    nothing = [harness.missing("a method", "a case", NONE, "a reason")]
+    for rows in (nothing, [*nothing, Row("another", "other: case", 5, 5, 5, NONE)]):
+        for question in QUESTIONS:
+            harness.write_json(question, f"Title of {question}", rows)
+        text = _flat(results.write())
+        assert all(f"Title of {question}" in text for question in QUESTIONS)
+    without = [part.partition(":")[0] for part in text.split("## ")[2:] if "| 5 " not in part]
+    assert without == ["kills", "scheduler"]  # tables of counts, and of aims
+
+
+@pytest.mark.parametrize("module", [harness, plots, benchmarks.rows, summaries])
 def test_examples(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
@@ -434,4 +488,4 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(
     harness.report("key_value", "A title", rows)
     data = json.loads((out / "key_value.json").read_text())
     assert [r["median_us"] for r in data["rows"] if r["method"] == "lmdb, sync"] == [None] * 3
-    assert "lmdb is not installed: pip install 'pmstore[bench]'" in results.write().read_text()
+    assert "lmdb is not installed: pip install 'pmstore[bench]'" in _flat(results.write())
