@@ -35,14 +35,14 @@ def test_documented_session(document: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_documented_golden_counts() -> None:
-    """docs/CRASH_MODEL.md shows some of the counts that native/tests/test_golden.c holds."""
+    """docs/EXPERIMENTS.md shows some of the counts that native/tests/test_golden.c holds."""
     source = (ROOT / "native" / "tests" / "test_golden.c").read_text()
     golden = {
         name: counts
         for name, *counts in re.findall(r'\{"([^"]+)", \w+, \d+, (\d+), (\d+), \w+\}', source)
     }
     table = (
-        (ROOT / "docs" / "CRASH_MODEL.md")
+        (ROOT / "docs" / "EXPERIMENTS.md")
         .read_text()
         .partition("| transaction | fences | lines |")[2]
         .split("\n\n")[0]
