@@ -25,14 +25,21 @@ from crashtests.report import commit_id
 FOLDER = jobs.BUILD / "coverage"
 SAVED = jobs.BUILD / "coverage.json"
 PARTS = {
-    "recovery": ("recover.c", "undo.c", "journal_recover.c", "journal_ring.c", "super.c"),
+    "recovery": (
+        "store/recover.c",
+        "log/entries.c",
+        "log/apply.c",
+        "journal/recover.c",
+        "journal/ring.c",
+        "heap/super.c",
+    ),
     "allocator": (
-        "heap.c",
-        "heap_class.c",
-        "heap_index.c",
-        "heap_open.c",
-        "heap_query.c",
-        "heap_table.c",
+        "heap/heap.c",
+        "heap/class.c",
+        "heap/index.c",
+        "heap/open.c",
+        "heap/query.c",
+        "heap/table.c",
     ),
 }
 

@@ -79,13 +79,13 @@ def test_every_store_of_the_engine_goes_through_the_seam(tmp_path: Path) -> None
     assert sum(o.result["stores"] for o in outcomes) > 500
     source = tmp_path / "native"
     shutil.copytree(ROOT / "native", source, ignore=shutil.ignore_patterns("build", "tests"))
-    text = (source / "log" / "undo.c").read_text()
+    text = (source / "log" / "stores.c").read_text()
     rogue = text.replace(
         "pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);",
         "memcpy(pms_map_at(u->map, off), src, len);",
     )
     assert rogue != text
-    (source / "log" / "undo.c").write_text(rogue)
+    (source / "log" / "stores.c").write_text(rogue)
     found = [
         failure for o in jobs.detect(source, tmp_path / "build", "groups") for failure in o.failures
     ]
