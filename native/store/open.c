@@ -1,5 +1,10 @@
 /* Opening, growing and closing a store. */
-#include "commit/pool_state.h"
+#include "store/open.h"
+#include "commit/fork.h"
+#include "commit/gate.h"
+#include "commit/refs.h"
+#include "commit/tx.h"
+#include "commit/txblock.h"
 
 #include <errno.h>
 #include <stddef.h>

@@ -13,6 +13,7 @@
 
 #include "flush/filling.h"
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "log/snapshot_state.h"
 #include "test.h"
 #include "flush/chunks.h"
