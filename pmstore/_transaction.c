@@ -242,7 +242,7 @@ static int enter(Transaction *t, enum patience patience)
     block_ranges_free(&r);
     if (status == 0) { /* from here to the return nothing can fail, and no Python code runs */
         PyObject *before = NULL;
-        if (t->entered && t->first.number != entry.block)
+        if (t->entered && t->first.number != entry.number)
             t->entered = 0; /* that block was rolled back, and never left */
         if (t->entered++ == 0) {
             t->first = entry;
