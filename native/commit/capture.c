@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "commit/handler.h"
 #include "seam/mappings.h"
+#include "base/reserve.h"
 #include "base/sort.h"
 
 /* of a large extent's first capture; x4 while faults stay sequential, up to: */
@@ -19,14 +19,9 @@
 /* likewise, of what is declared: it will be declared in the next one too */
 #define SETTLED_HEAT 3u
 #define HOT_LOOK 16u /* a hot range is looked at in one of this many commits, */
-/* in pms_dirty.idle while a commit runs: stays writable after it */
-#define KEPT 0x80000000u
-#define HOT_IDLE 2u /* and cools when it was unchanged at this many looks in a row */
+#define HOT_IDLE 2u  /* and cools when it was unchanged at this many looks in a row */
 
-#define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
-
-static_assert(offsetof(struct pms_span, off) == 0 && offsetof(struct pms_dirty, off) == 0,
-              "sorted by it");
+static_assert(offsetof(struct pms_span, off) == 0, "sorted by it");
 
 static uint64_t page_down(uint64_t n) { return n & ~(uint64_t)(PMS_PAGE - 1); }
 static uint64_t page_up(uint64_t n) { return page_down(n + PMS_PAGE - 1); }
@@ -163,7 +158,7 @@ static void append_span(struct pms_capture *c, struct pms_span span)
         PMS_ASSERT(!pms_map_all_writable(c->map, off, PMS_PAGE));
         pms_undo_append(u, off, bytes);
         warm(c, off, bytes);
-        pms_undo_note(u, PMS_DIRTY_USER, off, bytes, 0);
+        pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, bytes);
         pms_undo_set_prepared(u, off, bytes);
         c->captures++;
     }
@@ -191,8 +186,7 @@ static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span,
  * others when mappings ran out. */
 static bool engine_page(const struct pms_capture *c, uint64_t off)
 {
-    const uint64_t *granule = c->undo->granule[off / PMS_PAGE];
-    return !c->map->shared && (granule[0] | granule[1]) != 0;
+    return !c->map->shared && pms_undo_is_engines(c->undo, off / PMS_PAGE);
 }
 
 bool pms_capture_fault(struct pms_capture *c, uint64_t off)
@@ -342,7 +336,7 @@ static bool is_hot(const struct pms_capture *c, const struct pms_dirty *d)
 
 static bool unchanged(const struct pms_capture *c, const struct pms_dirty *d)
 {
-    return memcmp(c->map->user + d->off, c->undo->log + d->log_pos, d->len) == 0;
+    return memcmp(c->map->user + d->off, pms_undo_image(c->undo, d->log_pos), d->len) == 0;
 }
 
 /* A hot range that nobody writes any more costs a capture at every commit: now and then one is
@@ -350,18 +344,24 @@ static bool unchanged(const struct pms_capture *c, const struct pms_dirty *d)
 static bool still_hot(struct pms_capture *c, struct pms_dirty *d)
 {
     if ((c->undo->tag + d->off / PMS_PAGE) % HOT_LOOK == 0)
-        d->idle = unchanged(c, d) ? d->idle + 1 : 0;
+        d->idle = unchanged(c, d) ? (uint16_t)(d->idle + 1) : 0;
     return d->idle < HOT_IDLE;
+}
+
+static void none_kept(struct pms_dirty_list *l)
+{
+    for (struct pms_dirty *d = pms_dirty_first(l); d < pms_dirty_end(l); d++)
+        d->kept = false;
 }
 
 uint32_t pms_capture_choose_hot(struct pms_capture *c, struct pms_dirty *hot)
 {
     uint32_t n = 0;
     uint64_t total = 0;
-    for (uint64_t i = 0; i < c->undo->dirty_count; i++)
-        c->undo->dirty[i].idle &= ~KEPT; /* of a commit that failed */
-    for (uint64_t i = 0; c->hot && i < c->undo->dirty_count && n < PMS_HOT_RANGES; i++) {
-        struct pms_dirty *d = &c->undo->dirty[i];
+    struct pms_dirty_list *l = &c->undo->dirty;
+    none_kept(l); /* of a commit that failed */
+    for (struct pms_dirty *d = pms_dirty_first(l);
+         c->hot && d < pms_dirty_end(l) && n < PMS_HOT_RANGES; d++) {
         bool keep = d->kind == PMS_DIRTY_HOT ? still_hot(c, d) : is_hot(c, d);
         if (!keep || total + d->len + PMS_LINE > PMS_HOT_TOTAL_MAX)
             continue;
@@ -376,7 +376,7 @@ uint32_t pms_capture_choose_hot(struct pms_capture *c, struct pms_dirty *hot)
         hot[n++] = *d;
         hot[n - 1].kind = PMS_DIRTY_HOT;
         d->kind = PMS_DIRTY_HOT; /* written back like the others, but not protected */
-        d->idle |= KEPT;
+        d->kept = true;
     }
     return n;
 }
@@ -384,45 +384,21 @@ uint32_t pms_capture_choose_hot(struct pms_capture *c, struct pms_dirty *hot)
 static bool leaves_writable(const struct pms_dirty *d)
 {
     if (d->kind == PMS_DIRTY_HOT)
-        return (d->idle & KEPT) == 0; /* else it cooled */
+        return !d->kept; /* else it cooled */
     return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FRESH;
-}
-
-/* Moves the ranges to protect to the front of the list and returns their number: order has no
- * meaning any more. */
-static uint64_t gather_protectable(struct pms_undo *u)
-{
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < u->dirty_count; i++) {
-        if (!leaves_writable(&u->dirty[i]))
-            continue;
-        struct pms_dirty x = u->dirty[i];
-        u->dirty[i] = u->dirty[n];
-        u->dirty[n++] = x;
-    }
-    pms_sort(u->dirty, n, sizeof *u->dirty);
-    return n;
-}
-
-/* What was written as a whole is protected as a whole: to the end of its block, where that has
- * room behind its array. */
-static uint64_t block_end(const struct pms_undo *u, uint64_t end)
-{
-    uint64_t mark = atomic_load_explicit(&u->page_tag[end / PMS_PAGE - 1], memory_order_relaxed),
-             first = mark & ~PMS_MARK_WHOLE;
-    return mark & PMS_MARK_WHOLE ? (first + u->whole[first].tag.pages) * PMS_PAGE : end;
 }
 
 void pms_capture_protect(struct pms_capture *c)
 {
-    struct pms_undo *u = c->undo;
-    uint64_t n = gather_protectable(u);
-    for (uint64_t i = 0; i < n;) {
-        uint64_t from = page_down(u->dirty[i].off), to = page_up(u->dirty[i].off + u->dirty[i].len);
-        for (i++; i < n && page_down(u->dirty[i].off) <= to; i++)
-            if (page_up(u->dirty[i].off + u->dirty[i].len) > to)
-                to = page_up(u->dirty[i].off + u->dirty[i].len);
-        to = block_end(u, to);
+    const struct pms_dirty *d = pms_dirty_first(&c->undo->dirty);
+    const struct pms_dirty *end = d + pms_dirty_pick(&c->undo->dirty, leaves_writable);
+    while (d < end) {
+        uint64_t from = page_down(d->off), to = page_up(d->off + d->len);
+        for (d++; d < end && page_down(d->off) <= to; d++)
+            if (page_up(d->off + d->len) > to)
+                to = page_up(d->off + d->len);
+        /* what was written as a whole is protected as a whole: its block may have room behind */
+        to = pms_undo_block_end(c->undo, to);
         if (pms_map_protect(c->map, from, to - from) != 0) {
             /* one mapping of all: can not run out */
             int err = pms_map_protect(c->map, 0, c->map->bytes);
@@ -434,8 +410,7 @@ void pms_capture_protect(struct pms_capture *c)
 
 void pms_capture_protect_all(struct pms_capture *c)
 {
-    for (uint64_t i = 0; i < c->undo->dirty_count; i++)
-        c->undo->dirty[i].idle &= ~KEPT;
+    none_kept(&c->undo->dirty);
     pms_capture_protect(c);
 }
 
@@ -458,8 +433,7 @@ void pms_capture_take_hot(struct pms_capture *c, const struct pms_dirty *hot, ui
     for (uint32_t i = 0; i < count; i++) {
         const struct pms_dirty *d = &hot[i];
         pms_undo_take_ahead(u, d->off, d->len);
-        pms_undo_note(u, PMS_DIRTY_HOT, d->off, d->len, d->log_pos);
-        u->dirty[u->dirty_count - 1].idle = d->idle & ~KEPT;
+        pms_dirty_add(&u->dirty, d);
         warm(c, d->off, d->len);
         pms_undo_set_prepared(u, d->off, d->len);
     }
@@ -467,8 +441,9 @@ void pms_capture_take_hot(struct pms_capture *c, const struct pms_dirty *hot, ui
 
 bool pms_capture_hot_changed(const struct pms_capture *c)
 {
-    for (uint64_t i = 0; i < c->undo->dirty_count; i++)
-        if (c->undo->dirty[i].kind == PMS_DIRTY_HOT && !unchanged(c, &c->undo->dirty[i]))
+    const struct pms_dirty_list *l = &c->undo->dirty;
+    for (const struct pms_dirty *d = pms_dirty_first(l); d < pms_dirty_end(l); d++)
+        if (d->kind == PMS_DIRTY_HOT && !unchanged(c, d))
             return true;
     return false;
 }
@@ -486,13 +461,11 @@ int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_he
     c->super = super;
     c->read_only = read_only;
     c->hot = hot;
-    void *heat = mmap(NULL, (size_t)(undo->map->reserve / PMS_PAGE), PROT_READ | PROT_WRITE,
-                      RESERVE_FLAGS, -1, 0);
-    if (heat == MAP_FAILED)
+    c->heat = pms_reserve(undo->map->reserve / PMS_PAGE);
+    if (!c->heat)
         return pms_fail_errno(error, "reserving memory for capture");
-    c->heat = heat;
     if (!pms_handler_register(c)) {
-        munmap(heat, (size_t)(undo->map->reserve / PMS_PAGE));
+        pms_unreserve(c->heat, undo->map->reserve / PMS_PAGE);
         c->heat = NULL;
         return pms_fail(error, PMS_E_STATE,
                         "too many stores are open in this process (at most 64)");
@@ -505,6 +478,6 @@ void pms_capture_close(struct pms_capture *c)
     if (!c->heat)
         return;
     pms_handler_unregister(c);
-    munmap(c->heat, (size_t)(c->map->reserve / PMS_PAGE));
+    pms_unreserve(c->heat, c->map->reserve / PMS_PAGE);
     c->heat = NULL;
 }

@@ -11,9 +11,9 @@
 #define PMS_COMMIT_CAPTURE_H
 
 #include "heap/heap.h"
+#include "log/entries.h"
+#include "log/marks.h"
 
-/* larger ranges are protected again at every commit */
-#define PMS_HOT_RANGE_MAX (64u << 10)
 /* pre-images that fit the fast log beside the root's */
 #define PMS_HOT_TOTAL_MAX (PMS_FASTLOG_BYTES - (16u << 10))
 #define PMS_HOT_RANGES 64u

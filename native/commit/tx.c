@@ -32,8 +32,8 @@ static void choose_ahead(struct pms_pool *pool, struct ahead *a)
     const struct pms_undo *u = &pool->undo;
     a->hot_count = pms_capture_choose_hot(&pool->capture, a->hot);
     a->again_count = 0;
-    for (uint64_t i = 0; i < u->dirty_count; i++) {
-        const struct pms_dirty *d = &u->dirty[i];
+    for (const struct pms_dirty *d = pms_dirty_first(&u->dirty); d < pms_dirty_end(&u->dirty);
+         d++) {
         bool root = d->off == PMS_OFF_ROOT; /* always captured ahead */
         if (d->kind != PMS_DIRTY_ENGINE || root)
             continue;
@@ -56,7 +56,7 @@ static void capture_ahead(struct pms_pool *pool, uint64_t tag, const struct ahea
     pms_undo_prepare_locked(u, PMS_OFF_ROOT, PMS_GRANULE);
     for (uint32_t i = 0; i < a->again_count; i++)
         pms_undo_prepare_locked(u, a->again[i].off, a->again[i].len);
-    pool->tx.begun = u->dirty_count;
+    pool->tx.begun = pms_dirty_count(&u->dirty);
 }
 
 void pms_tx_start(struct pms_pool *pool)
@@ -72,7 +72,7 @@ bool pms_tx_pending(struct pms_pool *pool)
     if (pool->undo.stored) /* changes under the operation lock only */
         return true;
     pms_undo_lock(&pool->undo);
-    bool pending = pool->undo.dirty_count > pool->tx.begun ||
+    bool pending = pms_dirty_count(&pool->undo.dirty) > pool->tx.begun ||
                    pms_capture_hot_changed(&pool->capture);
     pms_undo_unlock(&pool->undo);
     return pending;
@@ -95,10 +95,10 @@ static int settle(struct pms_pool *pool, struct pms_landing *landing, struct ahe
 {
     int status = PMS_OK;
     pms_undo_lock(&pool->undo);
-    bool pending = pool->undo.stored || pool->undo.dirty_count > pool->tx.begun;
+    bool pending = pool->undo.stored || pms_dirty_count(&pool->undo.dirty) > pool->tx.begun;
     if (landing)
         pms_landing_capture(pool, landing);
-    uint64_t captured = pool->undo.dirty_count;
+    uint64_t captured = pms_dirty_count(&pool->undo.dirty);
     /* gives up the lock while it waits: so before the landing's seal */
     pms_snapshot_keep_transaction(&pool->undo);
     if (landing)
@@ -153,11 +153,10 @@ static void write_back_large(struct pms_persist *p, const unsigned char *at, uin
 
 static void write_back(struct pms_pool *pool)
 {
-    const struct pms_undo *u = &pool->undo;
+    const struct pms_dirty_list *l = &pool->undo.dirty;
     if (pool->persist.flush == PMS_FLUSH_NONE)
         return;
-    for (uint64_t i = 0; i < u->dirty_count; i++) {
-        const struct pms_dirty *d = &u->dirty[i];
+    for (const struct pms_dirty *d = pms_dirty_first(l); d < pms_dirty_end(l); d++) {
         const unsigned char *view = d->kind == PMS_DIRTY_ENGINE ? pool->map.engine : pool->map.user;
         /* copied with write-back, which was handed over at the end of each call (pms_pool_leave) */
         if (d->kind == PMS_DIRTY_BORN)
@@ -235,10 +234,9 @@ static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
 /* The pages of the transaction, ascending and disjoint. */
 static uint32_t gather_runs(struct pms_pool *pool)
 {
-    const struct pms_undo *u = &pool->undo;
+    const struct pms_dirty_list *l = &pool->undo.dirty;
     uint64_t n = 0;
-    for (uint64_t i = 0; i < u->dirty_count; i++) {
-        const struct pms_dirty *d = &u->dirty[i];
+    for (const struct pms_dirty *d = pms_dirty_first(l); d < pms_dirty_end(l); d++) {
         uint64_t first = d->off / PMS_PAGE, end = (d->off + d->len + PMS_PAGE - 1) / PMS_PAGE;
         bool whole = d->off % PMS_PAGE == 0 && d->len % PMS_PAGE == 0;
         if (n == pool->tx.runs_room) /* more ranges than pages: many lie on one page */
@@ -259,7 +257,7 @@ static uint32_t gather_images(const struct pms_pool *pool, const struct ahead *a
 {
     for (uint32_t i = 0; i < a->hot_count; i++)
         image[i] = (struct pms_image){a->hot[i].off / PMS_PAGE, a->hot[i].len / PMS_PAGE,
-                                      pool->undo.log + a->hot[i].log_pos};
+                                      pms_undo_image(&pool->undo, a->hot[i].log_pos)};
     return a->hot_count;
 }
 
@@ -341,7 +339,7 @@ static void roll_back_in_place(struct pms_pool *pool)
     struct pms_undo *u = &pool->undo;
     pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
     int64_t n = pms_undo_apply(u, u->tag, pool->map.engine, &pool->super, NULL);
-    PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
+    PMS_ASSERT(n >= (int64_t)pms_undo_entries(u)); /* every entry appended is found again (I1) */
     /* all pre-images back home, before the anchor gives their log up */
     pms_persist_fence(&pool->persist);
     finish(pool);
@@ -366,7 +364,8 @@ static void roll_back_private(struct pms_pool *pool)
     pms_capture_protect_all(&pool->capture); /* racing writers fault, and wait for the lock */
     do {
         int64_t n = pms_undo_apply(u, u->tag, pool->map.user, &pool->super, NULL);
-        PMS_ASSERT(n >= (int64_t)u->seq); /* every entry appended is found again (I1) */
+        PMS_ASSERT(n >=
+                   (int64_t)pms_undo_entries(u)); /* every entry appended is found again (I1) */
         pms_capture_protect_all(&pool->capture);
     } while (!pms_undo_is_applied(u) && --rounds);
     capture_ahead(pool, u->tag + 1, &(struct ahead){0});

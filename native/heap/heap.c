@@ -3,6 +3,7 @@
 
 #include "heap/state.h"
 #include "log/idle.h"
+#include "log/marks.h"
 
 #define HUGE_PAGES (PMS_HUGE / PMS_PAGE)
 #define SLAB_PAGES_MAX 64u /* of any class; tests/test_heap.c checks it */

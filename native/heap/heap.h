@@ -12,7 +12,7 @@
 #ifndef PMS_HEAP_HEAP_H
 #define PMS_HEAP_HEAP_H
 
-#include "log/undo.h"
+#include "log/stores.h"
 
 #define PMS_SMALL_MAX (32u << 10)
 

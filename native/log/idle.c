@@ -1,6 +1,6 @@
 #include "log/idle.h"
 
-#include "log/snapshot.h"
+#include "log/marks.h"
 
 bool pms_idle_is(const struct pms_undo *u, uint64_t off)
 {
@@ -8,11 +8,11 @@ bool pms_idle_is(const struct pms_undo *u, uint64_t off)
     return pms_undo_block_tag(u, off) == PMS_TAG_IDLE;
 }
 
-void pms_idle_leave(struct pms_undo *u, uint64_t off) { u->whole[off / PMS_PAGE].left = u->tag; }
+void pms_idle_leave(struct pms_undo *u, uint64_t off) { u->left[off / PMS_PAGE] = u->tag; }
 
 bool pms_idle_is_left(const struct pms_undo *u, uint64_t off)
 {
-    return u->whole[off / PMS_PAGE].left == u->tag;
+    return u->left[off / PMS_PAGE] == u->tag;
 }
 
 void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
@@ -20,10 +20,10 @@ void pms_idle_open(struct pms_undo *u, uint64_t off, uint64_t len)
     PMS_ASSERT(!pms_idle_is_left(u, off));
     if (pms_idle_is(u, off) && pms_map_all_writable(u->map, off, len))
         return;
-    pms_snapshot_keep(u, off, len);          /* I6 */
-    if (!u->whole[off / PMS_PAGE].tag.pages) /* the first time */
+    if (!u->prepared.whole[off / PMS_PAGE].pages) /* the first time */
         pms_map_set_apart(u->map, off, len);
     pms_undo_lock(u);
+    pms_undo_keep(u, off, len); /* I6 */
     pms_undo_tag_block(u, off, len, PMS_TAG_IDLE);
     pms_map_unprotect_surely(u->map, off, len);
     pms_undo_unlock(u);
@@ -35,16 +35,16 @@ void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uin
     u->stored = true;
     pms_undo_change_block(u, off, len);
     pms_undo_tag_block(u, off, len, u->tag);
-    pms_undo_note(u, PMS_DIRTY_FRESH, off, used, 0);
+    pms_dirty_note(&u->dirty, PMS_DIRTY_FRESH, off, used);
 }
 
 void pms_idle_publish(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t used)
 {
+    pms_undo_lock(u);
     /* never opened: it is the version before, which open snapshots may need, and is stored to
      * from now on (I6) */
     if (!pms_idle_is(u, off))
-        pms_snapshot_keep(u, off, len);
-    pms_undo_lock(u);
+        pms_undo_keep(u, off, len);
     pms_idle_publish_locked(u, off, len, used);
     pms_undo_unlock(u);
 }

@@ -3,6 +3,8 @@
 #include <time.h>
 
 #include "base/quiet.h"
+#include "log/entries.h"
+#include "log/marks.h"
 #include "log/snapshot_state.h"
 
 #define SLICE_NS 20000000 /* a waiting writer looks at the time so often */
@@ -71,9 +73,9 @@ static void publish(struct pms_snapshots *all, uint64_t page, uint32_t number)
  * pre-image of a byte is the true one. */
 static void finish_batch(struct pms_undo *u, uint64_t first)
 {
-    struct pms_snapshots *all = u->snapshots;
-    for (uint64_t i = all->batch_count ? pms_snapshot_taken(u) : first; i-- > first;) {
-        const struct pms_taken *t = &u->taken[i];
+    struct pms_snapshots *all = u->snapshots.open;
+    for (uint64_t i = all->batch_count ? pms_undo_entries(u) : first; i-- > first;) {
+        const struct pms_taken *t = &u->log.taken[i];
         uint64_t target = t->target, image = t->image, end = target + t->len;
         all->looks++;
         for (uint64_t at = target; at < end;) {
@@ -81,7 +83,7 @@ static void finish_batch(struct pms_undo *u, uint64_t first)
                      to = (page + 1) * PMS_PAGE < end ? (page + 1) * PMS_PAGE : end;
             if (all->building[page])
                 pms_quiet_copy(pms_snapshot_kept(all, all->building[page]) + at % PMS_PAGE,
-                               u->log + image + (at - target), to - at);
+                               pms_undo_image(u, image + (at - target)), to - at);
             at = to;
         }
     }
@@ -134,7 +136,7 @@ struct wait {
  * lock, given up meanwhile. */
 static void wait_for_room(struct pms_undo *u, struct wait *w)
 {
-    struct pms_snapshots *all = u->snapshots;
+    struct pms_snapshots *all = u->snapshots.open;
     uint64_t before = now_ns(), waited = w->began ? before - w->now : 0;
     bool first = w->began == 0, expired = false;
     w->began = first ? before : w->began;
@@ -165,9 +167,9 @@ static bool keep_entry(struct pms_undo *u, const struct pms_taken *t)
     for (uint64_t page = from / PMS_PAGE; page * PMS_PAGE < to; page++) {
         uint64_t at = page * PMS_PAGE;
         bool whole = at >= from && at + PMS_PAGE <= to;
-        const unsigned char *image = whole ? u->log + t->image + (at - from)
+        const unsigned char *image = whole ? pms_undo_image(u, t->image) + (at - from)
                                            : pms_map_at(u->map, at);
-        if (!keep_page(u->snapshots, page, image, !whole))
+        if (!keep_page(u->snapshots.open, page, image, !whole))
             return false;
     }
     return true;
@@ -177,9 +179,9 @@ static bool keep_entry(struct pms_undo *u, const struct pms_taken *t)
  * was kept is not needed again, until another snapshot is opened. false: no room for all. */
 static bool keep_entries(struct pms_undo *u)
 {
-    struct pms_snapshots *all = u->snapshots;
-    uint64_t n = pms_snapshot_taken(u), first = all->done_tag == u->tag ? all->done : 0, i = first;
-    for (; i < n && keep_entry(u, &u->taken[i]); i++)
+    struct pms_snapshots *all = u->snapshots.open;
+    uint64_t n = pms_undo_entries(u), first = all->done_tag == u->tag ? all->done : 0, i = first;
+    for (; i < n && keep_entry(u, &u->log.taken[i]); i++)
         all->looks++;
     finish_batch(u, first);
     all->done_tag = u->tag;
@@ -194,11 +196,11 @@ static bool keep_span(struct pms_undo *u, uint64_t off, uint64_t bytes)
 {
     for (uint64_t page = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE; page <= last;
          page++) {
-        if (!any_needs(u->snapshots, page))
+        if (!any_needs(u->snapshots.open, page))
             continue;
         if (pms_undo_page_changed(u, page) == u->tag && !keep_entries(u))
             return false;
-        if (!keep_page(u->snapshots, page, pms_map_at(u->map, page * PMS_PAGE), false))
+        if (!keep_page(u->snapshots.open, page, pms_map_at(u->map, page * PMS_PAGE), false))
             return false;
     }
     return true;
@@ -207,17 +209,17 @@ static bool keep_span(struct pms_undo *u, uint64_t off, uint64_t bytes)
 /* Entries that the list has no room for: a transaction of more than a hundred million of them. */
 static bool too_many(struct pms_undo *u)
 {
-    if (u->seq <= u->taken_room)
+    if (pms_snapshot_all_taken(u))
         return false;
-    for (struct pms_snapshot *s = u->snapshots->first; s; s = s->next)
-        pms_snapshot_lose(u->snapshots, s);
+    for (struct pms_snapshot *s = u->snapshots.open->first; s; s = s->next)
+        pms_snapshot_lose(u->snapshots.open, s);
     return true;
 }
 
 static void keep(struct pms_undo *u, uint64_t off, uint64_t bytes)
 {
     struct wait wait = {0};
-    while (u->snapshots && !too_many(u)) {
+    while (u->snapshots.open && !too_many(u)) {
         if (bytes ? keep_span(u, off, bytes) : keep_entries(u))
             return;
         wait_for_room(u, &wait);
@@ -228,9 +230,6 @@ void pms_snapshot_keep_transaction(struct pms_undo *u) { keep(u, 0, 0); }
 
 void pms_snapshot_keep(struct pms_undo *u, uint64_t off, uint64_t bytes)
 {
-    if (!bytes)
-        return;
-    pms_undo_lock(u);
-    keep(u, off, bytes);
-    pms_undo_unlock(u);
+    if (bytes)
+        keep(u, off, bytes);
 }

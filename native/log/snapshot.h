@@ -17,7 +17,7 @@
  * keeps it waiting too long loses its snapshot (PMS_E_STATE), not the writer its transaction.
  *
  * I6 space that is overwritten without a pre-image (fresh blocks, idle extents of slots) goes
- * through pms_snapshot_keep first. */
+ * through pms_undo_keep first. */
 #ifndef PMS_LOG_SNAPSHOT_H
 #define PMS_LOG_SNAPSHOT_H
 
@@ -84,13 +84,8 @@ void pms_snapshot_get_stats(struct pms_snapshot *s, struct pms_snapshot_stats *s
 
 /* ---- for the writing side ---- */
 
-/* Keeps what open snapshots still need of pages about to be overwritten without a pre-image. May
- * wait. Nothing happens without snapshots.  REQUIRES: not the log lock. */
-void pms_snapshot_keep(struct pms_undo *u, uint64_t off, uint64_t bytes);
-
-/* Keeps what they need of the pages that this transaction wrote, before its log is used again.
- * May wait.
- * REQUIRES: the log lock, which is given up while it waits. */
+/* Keeps what open snapshots need of the pages that this transaction wrote, before its log is used
+ * again. May wait. REQUIRES: the log lock, which is given up while it waits. */
 void pms_snapshot_keep_transaction(struct pms_undo *u);
 
 #endif

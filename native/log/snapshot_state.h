@@ -1,4 +1,4 @@
-/* Open snapshots themselves, for snapshot.c (opening, reading) and kept.c (what they need of
+/* Open snapshots themselves, for snapshot.c (opening), reading.c and kept.c (what they need of
  * pages that change). */
 #ifndef PMS_LOG_SNAPSHOT_STATE_H
 #define PMS_LOG_SNAPSHOT_STATE_H
@@ -50,15 +50,25 @@ struct pms_snapshot {
     _Atomic uint32_t let_go; /* 1: who detached it will not look at it again */
 };
 
+/* A reader that is inside keeps the store from going. false: it was closed. */
+bool pms_snapshot_enter(struct pms_snapshot *s);
+void pms_snapshot_leave(struct pms_snapshot *s);
+
 /* All of these: REQUIRES the log lock. */
 
-/* Entries of this transaction, or more than the list has room for. */
-static inline uint64_t pms_snapshot_taken(const struct pms_undo *u) { return u->seq; }
+/* No: the transaction has more entries than the list has room for. */
+static inline bool pms_snapshot_all_taken(const struct pms_undo *u)
+{
+    return u->log.seq <= u->log.taken_room;
+}
 
 static inline unsigned char *pms_snapshot_kept(const struct pms_snapshots *all, uint32_t number)
 {
     return all->page + (number - 1ull) * PMS_PAGE;
 }
+
+/* struct pms_keeping's keep (I6). */
+void pms_snapshot_keep(struct pms_undo *u, uint64_t off, uint64_t bytes);
 
 void pms_snapshot_unref(struct pms_snapshots *all, uint32_t number); /* of a kept page */
 

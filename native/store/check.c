@@ -194,7 +194,7 @@ static void check_copies(struct checker *c)
     else if (super.generation != c->pool->super.generation)
         problem(c, "the superblock in the file is not the one in use");
     c->report->sound_copies = pms_super_sound_copies(c->pool->opened.fd);
-    if (c->pool->undo.extent_count != c->pool->super.segment_count + 1)
+    if (c->pool->undo.log.extent_count != c->pool->super.segment_count + 1)
         problem(c, "the undo log does not know all segments");
 }
 

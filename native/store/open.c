@@ -317,9 +317,9 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
     pms_undo_unlock(&pool->undo);
     status = grow_file(pool, super, first, error);
     pms_undo_lock(&pool->undo);
-    bool in_memory = pool->undo.volatile_log;
+    bool in_memory = pool->undo.log.in_memory;
     pms_footer_begin(&pool->map, in_memory ? pool->tx.last : pool->undo.tag,
-                     in_memory ? PMS_FOOTER_ALL : pool->undo.seq);
+                     in_memory ? PMS_FOOTER_ALL : pms_undo_entries(&pool->undo));
     pms_undo_unlock(&pool->undo);
     return status;
 }
@@ -597,7 +597,7 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
         .rollbacks = pool->tx.rollbacks,
         .faults = pool->capture.faults,
         .captures = pool->capture.captures,
-        .captured_bytes = pool->undo.captured_bytes,
+        .captured_bytes = pool->undo.log.captured_bytes,
         .fences = pool->persist.fences,
         .lines = pool->persist.lines,
         .syncs = pool->persist.syncs,
@@ -607,11 +607,10 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
         .home_syncs = j.home_syncs,
         .journal_waits = j.waits,
     };
-    for (uint64_t i = 0; i < pool->tx.begun && i < pool->undo.dirty_count; i++) {
-        if (pool->undo.dirty[i].kind != PMS_DIRTY_HOT)
-            continue;
-        stats->hot_ranges++;
-        stats->hot_bytes += pool->undo.dirty[i].len;
+    const struct pms_dirty *d = pms_dirty_first(&pool->undo.dirty);
+    for (uint64_t i = 0; i < pool->tx.begun && i < pms_dirty_count(&pool->undo.dirty); i++) {
+        stats->hot_ranges += d[i].kind == PMS_DIRTY_HOT;
+        stats->hot_bytes += d[i].kind == PMS_DIRTY_HOT ? d[i].len : 0;
     }
     pms_pool_leave(pool);
     return PMS_OK;

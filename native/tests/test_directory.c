@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/checksum.h"
+#include "log/entries.h"
 #include "names/directory_table.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -339,11 +340,11 @@ static void test_put_in_place(void)
           find(&s, "b", &o2) == PMS_OK);
     CHECK(o.node == o2.node && o2.meta_bytes == 40); /* room to the end of the block */
     commit(&s);
-    uint64_t captured = s.undo.captured_bytes, fences = s.persist.fences;
+    uint64_t captured = s.undo.log.captured_bytes, fences = s.persist.fences;
     /* nothing differs: nothing stored */
-    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.captured_bytes == captured);
+    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.log.captured_bytes == captured);
     meta[20] = 1;
-    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.captured_bytes == captured + PMS_GRANULE &&
+    CHECK(put(&s, "b", meta, 40) == PMS_OK && s.undo.log.captured_bytes == captured + PMS_GRANULE &&
           s.persist.fences == fences + 1);
     CHECK(find(&s, "b", &o) == PMS_OK && o.meta[20] == 1 && o.meta[19] == 0 && o.meta[21] == 0);
     CHECK(put(&s, "b", o.meta, o.meta_bytes) == PMS_OK); /* its own bytes */

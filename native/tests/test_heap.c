@@ -13,6 +13,8 @@
 
 #include "base/checksum.h"
 #include "heap/heap.h"
+#include "log/entries.h"
+#include "log/marks.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWER 10u

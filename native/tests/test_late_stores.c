@@ -218,7 +218,7 @@ static void a_failed_commit_leaves_no_entries(void)
     struct pms_range two = {(uint64_t)(uintptr_t)pages + 16 * PMS_PAGE, 2 * PMS_PAGE};
     CHECK(pms_will_write(pool, &two, 1, &e) == PMS_OK);
     pms_undo_scan(&pool->undo, pool->undo.tag, count_entry, &entries);
-    CHECK(entries == pool->undo.seq);
+    CHECK(entries == pool->undo.log.seq);
     CHECK(pms_rollback(pool, &e) == PMS_OK);
     for (uint32_t k = 0; k < RANGES; k++)
         CHECK(pages[k * APART * PMS_PAGE] == 6);

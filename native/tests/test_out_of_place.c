@@ -152,7 +152,7 @@ static uint32_t entries_as_data(uint32_t seq)
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(pool->undo.tag == line.head.tag);
     overwrite(middle, 5, MIDDLE);
-    uint32_t next = pool->undo.seq;
+    uint32_t next = pool->undo.log.seq;
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(memory(victim)[0] == 0);
     close_store();

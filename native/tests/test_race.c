@@ -256,7 +256,7 @@ static void a_new_array_spoils_no_capture_beside_it(void)
         pthread_join(thread, NULL);
         pms_persist_hook = NULL;
         pms_undo_scan(&pool->undo, pool->undo.tag, count_entry, &valid);
-        CHECK(valid == pool->undo.seq); /* all that a recovery would find */
+        CHECK(valid == pool->undo.log.seq); /* all that a recovery would find */
         CHECK(pms_rollback(pool, &e) == PMS_OK);
         for (int i = 0; i < PAIRS; i++)
             CHECK(memcmp(pool->map.user + kept[i], old, SHARING) == 0);

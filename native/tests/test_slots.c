@@ -235,7 +235,7 @@ static void captured_pages_leave_the_mark(void)
     CHECK(ok(pms_object_remove(pool, 0, "w", 1, &e)));
     for (int i = 0; i < 2; i++)
         for (uint64_t at = 0; at < BYTES; at += PMS_PAGE)
-            CHECK((u->page_tag[(p.slot[i] + at) / PMS_PAGE] & PMS_MARK_WHOLE) == 0);
+            CHECK((u->prepared.page[(p.slot[i] + at) / PMS_PAGE] & PMS_MARK_WHOLE) == 0);
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(all(memory(p.slot[p.current]), BYTES, 7));
     memory(p.slot[p.current])[5] = 1; /* captured again, as the removal was taken back */

@@ -884,8 +884,8 @@ static void memory_for_kept_pages_is_used_again(void)
     CHECK(pms_commit(pool, &e) == PMS_OK && find(0, &o));
     for (unsigned i = 0; i < sizeof bounds / sizeof *bounds; i++) {
         CHECK(pms_snapshot_begin(pool, bounds[i], -1, &s, &e) == PMS_OK);
-        const struct pms_snapshots *now = pool->undo.snapshots;
-        CHECK(!pool->undo.spare_snapshots && (i == 0 || i == 3 || now == before));
+        const struct pms_snapshots *now = pool->undo.snapshots.open;
+        CHECK(!pool->undo.snapshots.spare && (i == 0 || i == 3 || now == before));
         for (uint64_t at = 0; at < o.data_bytes; at += PMS_PAGE)
             memory(o.data)[at] = (unsigned char)(i + 100);
         CHECK(pms_commit(pool, &e) == PMS_OK && pms_snapshot_info(s, &info, &e) == PMS_OK);
@@ -894,7 +894,7 @@ static void memory_for_kept_pages_is_used_again(void)
         for (uint64_t at = o.data; i && at < o.data + o.data_bytes; at += PMS_PAGE)
             CHECK(pms_snapshot_read(s, at, PMS_PAGE, page, &e) == PMS_OK && page[0] == i - 1 + 100);
         pms_snapshot_end(pool, s);
-        CHECK(pool->undo.spare_snapshots == now && !pool->undo.snapshots);
+        CHECK(pool->undo.snapshots.spare == now && !pool->undo.snapshots.open);
         before = now;
     }
     CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
@@ -932,8 +932,8 @@ static void many_new_blocks_while_a_snapshot_is_open(void)
             CHECK(pms_object_put_array(pool, 0, name, n, "m", 1, HALF, PMS_FILL_PATTERN, "z", 1, 1,
                                        &at[i], &e) == PMS_OK);
         }
-        CHECK(pool->undo.seq > PAIRS / 2 && pool->undo.snapshots->looks > 0);
-        CHECK(pool->undo.snapshots->looks <= 3 * (uint64_t)pool->undo.seq);
+        CHECK(pool->undo.log.seq > PAIRS / 2 && pool->undo.snapshots.open->looks > 0);
+        CHECK(pool->undo.snapshots.open->looks <= 3 * (uint64_t)pool->undo.log.seq);
         for (int committed_too = 0; committed_too < 2; committed_too++) {
             for (uint32_t i = 1; i < 2 * PAIRS; i += 2) {
                 uint64_t page = at[i] & ~(uint64_t)(PMS_PAGE - 1);
@@ -944,7 +944,7 @@ static void many_new_blocks_while_a_snapshot_is_open(void)
             }
             CHECK(committed_too || pms_commit(pool, &e) == PMS_OK);
         }
-        CHECK(pool->undo.snapshots->looks <= 3ull * 8 * PAIRS);
+        CHECK(pool->undo.snapshots.open->looks <= 3ull * 8 * PAIRS);
         pms_snapshot_end(pool, s);
         CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);
         pms_pool_release(pool);

@@ -78,10 +78,10 @@ static void small_extents(struct bench *b)
     static const uint64_t bytes[] = {512, 320, 640, 8192};
     uint64_t off = PMS_OFF_FASTLOG(b->undo.tag & 1);
     for (uint32_t i = 0; i < 4; i++) {
-        b->undo.extent[i] = (struct pms_log_extent){off, bytes[i]};
+        b->undo.log.extent[i] = (struct pms_log_extent){off, bytes[i]};
         off += bytes[i] + 1024; /* apart: nothing may run from one into the next */
     }
-    b->undo.extent_count = 4;
+    b->undo.log.extent_count = 4;
 }
 
 /* ---- what a reader takes ---- */
@@ -100,7 +100,7 @@ static int take(void *ctx, const struct pms_entry *entry, const void *image)
     struct taken *t = ctx;
     if (t->count < TAKEN_MAX) {
         t->entry[t->count] = *entry;
-        t->image[t->count] = (uint64_t)((const unsigned char *)image - t->undo->log);
+        t->image[t->count] = (uint64_t)((const unsigned char *)image - t->undo->log.base);
     }
     t->bytes += entry->len;
     t->count++;
@@ -142,7 +142,7 @@ static void a_whole_log_is_taken(void)
     bench_open(&b, MIB, 0);
     write_dozen(&b, 5);
     const struct taken *t = scan(&b, 5);
-    CHECK(t->count == LENGTHS && b.undo.at_extent == 3);
+    CHECK(t->count == LENGTHS && b.undo.log.at_extent == 3);
     uint32_t seen = 0; /* extents with an entry at their start */
     for (uint32_t i = 0; i < t->count; i++) {
         const struct pms_entry *e = &t->entry[i];
@@ -150,7 +150,7 @@ static void a_whole_log_is_taken(void)
         CHECK(e->tag == 5 && e->seq == i && e->len == lengths[i] && e->target == target &&
               header_of(t, i) % PMS_LINE == 0);
         CHECK(memcmp(at(&b, t->image[i]), at(&b, target), e->len) == 0);
-        seen += header_of(t, i) == b.undo.extent[seen].off;
+        seen += header_of(t, i) == b.undo.log.extent[seen].off;
     }
     CHECK(seen == 4);
     bench_close(&b);
@@ -300,7 +300,7 @@ static void every_length_comes_back(void)
     for (uint64_t len = 1; len <= 100; len++) {
         pms_undo_begin(&b.undo, b.undo.tag + 1);
         CHECK(round_trip(&b, data + len % 7, len) == 1);
-        CHECK(b.undo.at == (len <= 32 ? PMS_LINE : PMS_LINE + round_up(len, PMS_LINE)));
+        CHECK(b.undo.log.at == (len <= 32 ? PMS_LINE : PMS_LINE + round_up(len, PMS_LINE)));
     }
     static const struct {
         uint64_t len;
@@ -321,10 +321,10 @@ static void every_length_comes_back(void)
     }
     /* with no fast log before it an entry takes its 2 MiB */
     pms_undo_begin(&b.undo, b.undo.tag + 1);
-    b.undo.at_extent = 1;
-    b.undo.at = 0;
+    b.undo.log.at_extent = 1;
+    b.undo.log.at = 0;
     pms_undo_append(&b.undo, data, 2 * MIB);
-    CHECK(b.undo.seq == 1 && b.undo.at == PMS_LINE + 2 * MIB);
+    CHECK(b.undo.log.seq == 1 && b.undo.log.at == PMS_LINE + 2 * MIB);
     bench_close(&b);
 }
 
@@ -344,16 +344,17 @@ static void ranges_cross_extents(void)
         unsigned char *before = copy_of(&b, data, 3 * MIB);
         /* the rest of the fast log, all of segment 0's, some of segment 1's */
         pms_undo_append(&b.undo, data, MIB);
-        CHECK(b.undo.at_extent == 2);
+        CHECK(b.undo.log.at_extent == 2);
         const struct taken *t = scan(&b, tag);
         uint32_t extents = 0;
         for (uint32_t i = 0; i < t->count; i++)
             for (uint32_t x = 0; x < 3; x++)
-                extents |= header_of(t, i) == b.undo.extent[x].off ? 1u << x : 0;
-        CHECK(t->count == b.undo.seq && extents == 7);
+                extents |= header_of(t, i) == b.undo.log.extent[x].off ? 1u << x : 0;
+        CHECK(t->count == b.undo.log.seq && extents == 7);
         memset(at(&b, data), 0x11, 3 * MIB);
         memcpy(at(&b, data + MIB), before + MIB, 2 * MIB);
-        CHECK(pms_undo_apply(&b.undo, tag, b.map.engine, &b.super, &bytes) == (int64_t)b.undo.seq);
+        CHECK(pms_undo_apply(&b.undo, tag, b.map.engine, &b.super, &bytes) ==
+              (int64_t)b.undo.log.seq);
         CHECK(memcmp(at(&b, data), before, 3 * MIB) == 0);
         free(before);
     }
@@ -383,11 +384,11 @@ static void gathered_entries_are_all_there(void)
         pms_undo_gathered(&b.undo);
         pms_undo_fence_locked(&b.undo);
         const struct taken *t = scan(&b, b.undo.tag);
-        CHECK(t->count == b.undo.seq && t->bytes == shape[i].ranges * shape[i].len);
+        CHECK(t->count == b.undo.log.seq && t->bytes == shape[i].ranges * shape[i].len);
         for (uint64_t r = 0; r < shape[i].ranges; r++)
             memset(at(&b, data + r * step), 0x11, shape[i].len);
         CHECK(pms_undo_apply(&b.undo, b.undo.tag, b.map.engine, &b.super, &bytes) ==
-              (int64_t)b.undo.seq);
+              (int64_t)b.undo.log.seq);
         CHECK(memcmp(at(&b, data), before, all) == 0);
         free(before);
     }
@@ -435,7 +436,7 @@ static void forge(const struct bench *b, uint64_t pos, uint32_t seq, uint64_t ta
 /* One good entry, then the one asked for. */
 static int64_t apply_forged(struct bench *b, uint64_t target, uint32_t len)
 {
-    uint64_t log = b->undo.extent[0].off, bytes, good = data_of(b) + 64;
+    uint64_t log = b->undo.log.extent[0].off, bytes, good = data_of(b) + 64;
     memset(at(b, good), 0x22, 8);
     forge(b, log, 0, good, 8);
     forge(b, log + PMS_LINE, 1, target, len);
@@ -561,8 +562,8 @@ static bool touches(const struct step *s, const unsigned char *from, uint64_t by
 
 static bool in_log(const struct step *s, const struct pms_undo *u)
 {
-    for (uint32_t i = 0; i < u->extent_count; i++)
-        if (touches(s, u->log + u->extent[i].off, u->extent[i].bytes))
+    for (uint32_t i = 0; i < u->log.extent_count; i++)
+        if (touches(s, u->log.base + u->log.extent[i].off, u->log.extent[i].bytes))
             return true;
     return false;
 }
@@ -683,7 +684,7 @@ static uint32_t unfenced_steps, free_steps;
 
 static int record_lock(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
-    unfenced_steps += lock_of->unfenced;
+    unfenced_steps += lock_of->log.unfenced;
     free_steps += atomic_load(&lock_of->lock.word) == 0;
     return record(primitive, addr, bytes);
 }
@@ -704,14 +705,14 @@ static void several_stores_share_a_fence(void)
     pms_persist_hook = record_lock;
     pms_undo_store_all(&b.undo, store, 5);
     pms_persist_hook = NULL;
-    CHECK(b.persist.fences == fences + 1 && count_of(PMS_PRIM_FENCE) == 1 && !b.undo.unfenced);
+    CHECK(b.persist.fences == fences + 1 && count_of(PMS_PRIM_FENCE) == 1 && !b.undo.log.unfenced);
     CHECK(unfenced_steps > 0 && free_steps == 0);
     /* no target before the fence */
     check_fenced_before(&b.undo, first_change(0, at(&b, data), PMS_PAGE));
     for (uint64_t i = 0; i < 5; i++)
         CHECK(memcmp(at(&b, data + i * 200), text, 40) == 0);
     pms_undo_store_all(&b.undo, store, 5); /* nothing new: no fence */
-    CHECK(b.persist.fences == fences + 1 && b.undo.seq == 5);
+    CHECK(b.persist.fences == fences + 1 && b.undo.log.seq == 5);
     bench_close(&b);
 }
 
@@ -719,30 +720,30 @@ static void a_granule_is_captured_once(void)
 {
     struct bench b;
     bench_open(&b, MIB, 0);
-    uint64_t off = data_of(&b) + 64, captured = b.undo.captured_bytes;
+    uint64_t off = data_of(&b) + 64, captured = b.undo.log.captured_bytes;
     pms_undo_store(&b.undo, off, "abc", 3);
-    CHECK(b.undo.captured_bytes == captured + PMS_GRANULE && b.undo.seq == 1);
+    CHECK(b.undo.log.captured_bytes == captured + PMS_GRANULE && b.undo.log.seq == 1);
     uint64_t fences = b.persist.fences;
     for (int i = 0; i < 10; i++)
         pms_undo_store(&b.undo, off + (uint64_t)i, "x", 1);
-    CHECK(b.undo.captured_bytes == captured + PMS_GRANULE && b.persist.fences == fences);
+    CHECK(b.undo.log.captured_bytes == captured + PMS_GRANULE && b.persist.fences == fences);
     /* one of four is there */
     pms_undo_store(&b.undo, off - 32,
                    "0123456789012345678901234567890123456789012345678901234567890123456789", 70);
-    CHECK(b.undo.captured_bytes == captured + 3 * PMS_GRANULE && b.undo.seq == 3 &&
+    CHECK(b.undo.log.captured_bytes == captured + 3 * PMS_GRANULE && b.undo.log.seq == 3 &&
           b.persist.fences == fences + 1);
     pms_undo_set_prepared(&b.undo, off & ~4095ull, PMS_PAGE); /* its page is captured whole */
     pms_undo_store(&b.undo, off + 1000, "abc", 3);
-    CHECK(b.undo.captured_bytes == captured + 3 * PMS_GRANULE);
+    CHECK(b.undo.log.captured_bytes == captured + 3 * PMS_GRANULE);
     /* dead before: no pre-image, also of what comes after */
     pms_undo_store_fresh(&b.undo, off + 8192, "abc", 3);
     pms_undo_store(&b.undo, off + 8193, "abc", 3);
-    CHECK(b.undo.captured_bytes == captured + 3 * PMS_GRANULE);
+    CHECK(b.undo.log.captured_bytes == captured + 3 * PMS_GRANULE);
     pms_undo_begin(&b.undo, b.undo.tag + 1); /* the next transaction starts afresh */
     pms_undo_store(&b.undo, off, "abc", 3);
     pms_undo_store(&b.undo, off + 1000, "abc", 3);
     pms_undo_store(&b.undo, off + 8192, "abc", 3);
-    CHECK(b.undo.captured_bytes == captured + 6 * PMS_GRANULE && b.undo.seq == 3);
+    CHECK(b.undo.log.captured_bytes == captured + 6 * PMS_GRANULE && b.undo.log.seq == 3);
     bench_close(&b);
 }
 
@@ -812,8 +813,8 @@ static void capture_everything(struct bench *b, int way)
 {
     pms_undo_begin(&b->undo, b->undo.tag + 1);
     if (way & 1) { /* the fast log is a bonus: not counted on */
-        b->undo.at_extent = 1;
-        b->undo.at = 0;
+        b->undo.log.at_extent = 1;
+        b->undo.log.at = 0;
     }
     pms_undo_prepare_locked(&b->undo, PMS_OFF_ROOT, PMS_GRANULE);
     for (uint32_t pass = 0; pass < 2; pass++)
@@ -845,7 +846,7 @@ static void worst_case_fits(void)
         CHECK(pms_undo_capacity(&b.undo) >= need);
         for (int way = 0; way < 4; way++) {
             capture_everything(&b, way); /* an assertion of take_place's would end us */
-            CHECK(b.undo.at_extent < b.undo.extent_count);
+            CHECK(b.undo.log.at_extent < b.undo.log.extent_count);
         }
         uint64_t data = b.super.segment[0].data_pages * PMS_PAGE;
         pms_undo_begin(&b.undo, b.undo.tag + 1);

@@ -1,0 +1,137 @@
+/* Putting the log back: roll back and recovery. */
+#include <string.h>
+
+#include "base/reserve.h"
+#include "log/entries.h"
+#include "log/stores.h"
+
+/* Pre-images belong on the root page, in page tables or in data pages, and nowhere else. */
+static bool target_allowed(const struct pms_superblock *super, uint64_t off, uint64_t len)
+{
+    if (len > super->file_bytes || off > super->file_bytes - len)
+        return false;
+    if (off >= PMS_OFF_ROOT && off + len <= PMS_OFF_ROOT + PMS_PAGE)
+        return true;
+    for (uint32_t i = 0; i < super->segment_count; i++) {
+        const struct pms_segment *s = &super->segment[i];
+        /* the last granule may hold one entry alone */
+        uint64_t table_bytes = s->data_pages * sizeof(struct pms_pte);
+        if (off >= s->table_off &&
+            off + len <= s->table_off + (table_bytes + PMS_GRANULE - 1) / PMS_GRANULE * PMS_GRANULE)
+            return true;
+        if (off >= s->data_off && off + len <= s->data_off + s->data_pages * PMS_PAGE)
+            return true;
+    }
+    return false;
+}
+
+struct image { /* where one belongs, and where it is */
+    uint64_t target, len;
+    const void *at;
+};
+
+struct apply {
+    const struct pms_superblock *super;
+    uint64_t seen, from; /* entries walked over; the first one that is wanted */
+    uint64_t count, bytes, room;
+    bool fixed;          /* room is all there is */
+    struct image *image; /* reserved memory, grown by doubling, unless fixed */
+};
+enum { APPLY_BAD_TARGET = -1, APPLY_NO_MEMORY = -2, APPLY_ENOUGH = -3 };
+
+static int more_room(struct apply *a)
+{
+    uint64_t room = a->room ? a->room * 2 : 4096;
+    struct image *more = pms_reserve(room * sizeof *more);
+    if (!more)
+        return APPLY_NO_MEMORY;
+    if (a->count)
+        memcpy(more, a->image, a->count * sizeof *more);
+    pms_unreserve(a->image, a->room * sizeof *more);
+    a->image = more;
+    a->room = room;
+    return 0;
+}
+
+static int collect(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    struct apply *a = ctx;
+    if (!target_allowed(a->super, entry->target, entry->len))
+        return APPLY_BAD_TARGET;
+    if (a->seen++ < a->from)
+        return 0;
+    int status = a->count < a->room ? 0 : a->fixed ? APPLY_ENOUGH : more_room(a);
+    if (status)
+        return status;
+    a->image[a->count++] = (struct image){entry->target, entry->len, image};
+    a->bytes += entry->len;
+    return 0;
+}
+
+static int count_only(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    struct apply *a = ctx;
+    (void)image;
+    a->seen++;
+    return target_allowed(a->super, entry->target, entry->len) ? 0 : APPLY_BAD_TARGET;
+}
+
+static void put_back(struct pms_undo *u, const struct apply *a, unsigned char *dst_base)
+{
+    /* newest first: the oldest pre-image of a byte is the true one */
+    for (uint64_t i = a->count; i-- > 0;) {
+        const struct image *x = &a->image[i];
+        pms_undo_make_writable(u, x->target, x->len);
+        pms_persist_copy(u->persist, dst_base + x->target, x->at, x->len);
+    }
+}
+
+/* A roll back may not fail for want of memory: walks the log again for each handful of entries. */
+static int64_t apply_by_handfuls(struct pms_undo *u, uint64_t tag, unsigned char *dst_base,
+                                 const struct pms_superblock *super, uint64_t *bytes)
+{
+    struct image image[256];
+    struct apply all = {.super = super};
+    *bytes = 0;
+    if (pms_undo_scan(u, tag, count_only, &all))
+        return -1;
+    for (uint64_t end = all.seen; end > 0;) {
+        struct apply a = {.super = super, .room = 256, .fixed = true, .image = image};
+        a.from = end > a.room ? end - a.room : 0;
+        a.room = end - a.from;
+        pms_undo_scan(u, tag, collect, &a);
+        put_back(u, &a, dst_base);
+        *bytes += a.bytes;
+        end = a.from;
+    }
+    return (int64_t)all.seen;
+}
+
+int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base,
+                       const struct pms_superblock *super, uint64_t *bytes)
+{
+    struct apply a = {.super = super};
+    uint64_t put = 0;
+    int bad = pms_undo_scan(u, tag, collect, &a);
+    if (!bad)
+        put_back(u, &a, dst_base);
+    int64_t count = bad ? -1 : (int64_t)a.count;
+    pms_unreserve(a.image, a.room * sizeof *a.image);
+    if (bad == APPLY_NO_MEMORY)
+        count = apply_by_handfuls(u, tag, dst_base, super, &put);
+    if (bytes)
+        *bytes = bad == APPLY_NO_MEMORY ? put : a.bytes;
+    return count;
+}
+
+static int compare(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    const struct pms_map *map = ctx;
+    bool pages = entry->target % PMS_PAGE == 0 && entry->len % PMS_PAGE == 0;
+    return pages && memcmp(map->user + entry->target, image, entry->len) != 0;
+}
+
+bool pms_undo_is_applied(const struct pms_undo *u)
+{
+    return pms_undo_scan(u, u->tag, compare, u->map) == 0;
+}
