@@ -6,7 +6,7 @@
 
 #include "commit/handler.h"
 #include "seam/mappings.h"
-#include "base/reserve.h"
+#include "base/pages.h"
 #include "base/sort.h"
 
 /* of a large extent's first capture; x4 while faults stay sequential, up to: */

@@ -1,0 +1,65 @@
+/* Who holds a store's memory: the handle, every pin of a block, and who commits in a thread of his
+ * own. The last of them frees it. */
+#include <stdlib.h>
+
+#include "commit/pool_state.h"
+
+void pms_pool_unref(struct pms_pool *pool)
+{
+    pthread_mutex_lock(&pool->gate.lock);
+    PMS_ASSERT(pool->refs > 0);
+    bool last = --pool->refs == 0;
+    pthread_mutex_unlock(&pool->gate.lock);
+    if (!last)
+        return;
+    PMS_ASSERT(pool->gate.closed);
+    pms_map_close(&pool->map);
+    pthread_cond_destroy(&pool->gate.left);
+    pthread_mutex_destroy(&pool->gate.lock);
+    free(pool->opened.path);
+    free(pool);
+}
+
+int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    status = pms_heap_pin(pool->heap, data, error);
+    if (status == PMS_OK)
+        pool->refs++;
+    pms_pool_leave(pool);
+    return status;
+}
+
+int pms_is_live(struct pms_pool *pool, uint64_t data, struct pms_error *error)
+{
+    if (pms_pool_enter(pool, error) != PMS_OK)
+        return 0;
+    struct pms_block b;
+    bool live = pms_heap_find(pool->heap, data, &b) && b.live && b.off == data;
+    pms_pool_leave(pool);
+    return live;
+}
+
+void pms_unpin(struct pms_pool *pool, uint64_t data)
+{
+    if (pms_pool_forked(pool))
+        return;
+    pthread_mutex_lock(&pool->gate.lock);
+    /* after a failure the index may be incomplete, and nothing is allocated any more */
+    if (!pool->gate.closed && !pool->failed)
+        pms_heap_unpin(pool->heap, data);
+    pthread_mutex_unlock(&pool->gate.lock);
+    pms_pool_unref(pool);
+}
+
+int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struct pms_error *error)
+{
+    if (object->kind != PMS_OBJECT_ARRAY || !object->data)
+        return PMS_OK;
+    int status = pms_heap_pin(pool->heap, object->data, error);
+    if (status == PMS_OK)
+        pool->refs++;
+    return status;
+}
