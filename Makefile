@@ -10,6 +10,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) native/pms.cdef
 
+BINDING := pmstore/engine/_build_ffi.py $(wildcard pmstore/engine/*.c pmstore/engine/*.h)
+
 .PHONY: all demo test native-test fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
 
 all: venv
@@ -18,7 +20,7 @@ venv: $(STAMP)
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml setup.py constraints.txt pmstore/_build_ffi.py pmstore/_block.c pmstore/_block.h pmstore/_objects.c pmstore/_transaction.c $(NATIVE) | $(PY)
+$(STAMP): pyproject.toml setup.py constraints.txt $(BINDING) $(NATIVE) | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
@@ -56,7 +58,7 @@ ASAN_RUN := cd $(ASAN) && PYTHONPATH=$(ASAN) PYTHONMALLOC=malloc \
 asan-python: $(STAMP)
 	CC=gcc CFLAGS='-O1 -fsanitize=address -fno-omit-frame-pointer' LDFLAGS=-fsanitize=address \
 	    $(PY) setup.py -q build --build-lib $(ASAN) --build-temp build/asan-objects
-	$(ASAN_RUN) -c 'import pmstore._native as engine; assert engine.__file__.startswith("$(ASAN)"), engine.__file__'
+	$(ASAN_RUN) -c 'import pmstore.engine._native as engine; assert engine.__file__.startswith("$(ASAN)"), engine.__file__'
 	PMSTORE_EXAMPLES=$${PMSTORE_EXAMPLES-10}; export PMSTORE_EXAMPLES; \
 	$(ASAN_RUN) -m pytest -c $(CURDIR)/pyproject.toml --rootdir=$(CURDIR) -p no:cacheprovider -k 'not gdb and not data_loader' $(PYTEST_OPTIONS) \
 	    $(foreach t,$(ASAN_TESTS),$(CURDIR)/tests/$(dir $(t))test_$(notdir $(t)).py)
@@ -91,6 +93,7 @@ crashtest-vm: $(STAMP)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(MAKE) -C native lint
 
@@ -108,6 +111,6 @@ instructions: $(STAMP)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f pmstore/_native*.so pmstore/_block*.so pmstore/_native.c $(STAMP)
+	rm -f pmstore/engine/*.so pmstore/engine/_native.c $(STAMP)
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	$(MAKE) -C native clean

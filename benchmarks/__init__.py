@@ -1,1 +1,2 @@
-"""Benchmarks: one question a file, figures as ratios measured in one run. `python -m benchmarks [--quick] [question ...]`."""
+"""Benchmarks: one question a file, figures as ratios measured in one run.
+`python -m benchmarks [--quick] [question ...]`."""

@@ -20,15 +20,33 @@ def _time_is_up(number: int, frame: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the smallest case of every question")
-    parser.add_argument("--results", action="store_true", help="write benchmarks/RESULTS.md from build/bench/ afterwards")
-    parser.add_argument("--here", action="store_true", help="in this process, without an end by force")
-    parser.add_argument("--seconds", type=float, help="for each question; default: its share of a run's time")
+    parser.add_argument(
+        "--results", action="store_true", help="write results.json.gz and RESULTS.md afterwards"
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="run nothing: write RESULTS.md from results.json.gz, print all rows of the questions",
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="in this process, without an end by force"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="for each question; default: its share of a run's time"
+    )
     parser.add_argument("question", nargs="*", help=f"of {', '.join(QUESTIONS)}; default all")
     args = parser.parse_args()
     names = args.question or list(QUESTIONS)
     for name in names:
         if name not in QUESTIONS:
             parser.error(f"no question {name!r}: choose from {', '.join(QUESTIONS)}")
+    if args.report:
+        from benchmarks import results  # loads numpy, which not every question wants
+
+        print(f"wrote {results.report()}")
+        for name in args.question:
+            print(results.all_rows(name))
+        return 0
     if args.here:
         for name in names:
             seconds = args.seconds or QUESTIONS[name].share(args.quick)
@@ -43,9 +61,9 @@ def main() -> int:
     failed = run(names, args.quick, args.seconds)
     print(f"\n{time.monotonic() - start:.0f} s; load {os.getloadavg()[0]:.1f}")
     if args.results:
-        from benchmarks.results import write
+        from benchmarks import results
 
-        print(f"wrote {write()}")
+        print(f"wrote {results.write()}")
     if failed:
         print(f"not answered: {', '.join(failed)}")
     return 1 if failed else 0

@@ -1,9 +1,11 @@
-"""KMeans and a full-covariance Gaussian mixture, as iterations over a state that may lie anywhere: in memory or in a store.
+"""KMeans and a full-covariance Gaussian mixture, as iterations over a state that may lie anywhere:
+in memory or in a store.
 
-Each has `compute(state)`, which works out the next state in arrays of its own, and `publish(state)`, which writes it into the
-arrays given: that is what a checkpoint has to survive.
+Each has `compute(state)`, which works out the next state in arrays of its own, and
+`publish(state)`, which writes it into the arrays given: that is what a checkpoint has to survive.
 
-Source: PyMM (HPEC 2022), whose benchmarks these are; the E-step in the log domain as in scikit-learn's GaussianMixture.
+Source: PyMM (HPEC 2022), whose benchmarks these are; the E-step in the log domain as in
+    scikit-learn's GaussianMixture.
 """
 
 from __future__ import annotations
@@ -24,21 +26,32 @@ class KMeans:
         self.squares = np.einsum("ij,ij->i", data, data)
 
     def start(self, kind: str) -> State:
-        """A: the paper's state (the centres). B: all that is needed to resume. C: B and every point's cluster."""
+        """A: the paper's state (the centres). B: all that is needed to resume. C: B and every
+        point's cluster."""
         rng = np.random.default_rng(self.seed)
         chosen = rng.choice(len(self.data), self.k, replace=False)
         state: State = {"centres": self.data[chosen].astype(np.float64)}
         if kind in "BC":
-            state |= {"iteration": np.zeros(1, np.int64), "inertia": np.zeros(1), "shift": np.full(1, np.inf)}
+            state |= {
+                "iteration": np.zeros(1, np.int64),
+                "inertia": np.zeros(1),
+                "shift": np.full(1, np.inf),
+            }
         if kind == "C":
             state["labels"] = np.zeros(len(self.data), np.int32)
         return state
 
     def compute(self, state: State) -> None:
         centres = state["centres"]
-        distance = self.squares[:, None] - 2 * (self.data @ centres.T) + np.einsum("ij,ij->i", centres, centres)
+        distance = (
+            self.squares[:, None]
+            - 2 * (self.data @ centres.T)
+            + np.einsum("ij,ij->i", centres, centres)
+        )
         self.labels = distance.argmin(axis=1).astype(np.int32)
-        self.inertia = float(np.take_along_axis(distance, self.labels[:, None].astype(np.intp), 1).sum())
+        self.inertia = float(
+            np.take_along_axis(distance, self.labels[:, None].astype(np.intp), 1).sum()
+        )
         members = np.zeros((self.k, len(self.data)), self.data.dtype)
         members[self.labels, np.arange(len(self.data))] = 1
         count = members.sum(axis=1)
@@ -68,7 +81,8 @@ class Gmm:
         self.data, self.k, self.seed = data.astype(np.float32), k, seed
 
     def start(self, kind: str) -> State:
-        """A: weights, means, covariances. B: also iteration and log likelihood. C: B and the responsibilities."""
+        """A: weights, means, covariances. B: also iteration and log likelihood. C: B and the
+        responsibilities."""
         rng = np.random.default_rng(self.seed)
         count, width = self.data.shape
         spread = (
@@ -93,7 +107,9 @@ class Gmm:
         log = np.empty((count, self.k), np.float32)
         for j in range(self.k):
             factor = np.linalg.cholesky(state["covariances"][j])
-            apart = solve_triangular(factor, (self.data - state["means"][j]).T, lower=True, check_finite=False)
+            apart = solve_triangular(
+                factor, (self.data - state["means"][j]).T, lower=True, check_finite=False
+            )
             determinant = np.log(np.diagonal(factor)).sum()
             log[:, j] = (
                 np.log(state["weights"][j])

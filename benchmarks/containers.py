@@ -1,6 +1,8 @@
-"""Groups and lists of a million: insert, look up, list, open again. A dict and a list in memory are the floor of the language.
+"""Groups and lists of a million: insert, look up, list, open again. A dict and a list in memory are
+the floor of the language.
 
-Targets: insert at most 10 us amortised, look up at most 3 us from Python, open at most 50 ms, listing streams.
+Targets: insert at most 10 us amortised, look up at most 3 us from Python, open at most 50 ms,
+    listing streams.
 """
 
 from __future__ import annotations
@@ -13,18 +15,35 @@ from pathlib import Path
 from typing import Any
 
 import pmstore
-from benchmarks.harness import KILL, NONE, Budget, Row, Target, find, report, scratch, summarize, with_ratios
+from benchmarks.harness import (
+    KILL,
+    NONE,
+    Budget,
+    Row,
+    Target,
+    find,
+    report,
+    scratch,
+    summarize,
+    with_ratios,
+)
 
 LOOKUPS = 100_000
 RANDOM = (
-    "names and places are random among a million: directory, block and description are cache misses each, as a dict's own "
-    "look-up is; what is left is the call from Python and the decoding of the value"
+    "names and places are random among a million: directory, block and description are cache "
+    "misses each, as a dict's own look-up is; what is left is the call from Python and the "
+    "decoding of the value"
 )
-WRITES = "a name, its value and the index are three blocks, each logged before it changes; the rest is the call from Python"
+WRITES = (
+    "a name, its value and the index are three blocks, each logged before it changes; the rest is "
+    "the call from Python"
+)
 COMMIT_EVERY = 10_000
 
 
-def _each(run: Callable[[Any], Any], over: Iterable[Any], count: int, commit: Callable[[], None]) -> float:
+def _each(
+    run: Callable[[Any], Any], over: Iterable[Any], count: int, commit: Callable[[], None]
+) -> float:
     """Microseconds for one, with a commit now and then."""
     start = time.perf_counter()
     for i, one in enumerate(over):
@@ -56,7 +75,9 @@ def _steps(mapping: Any, sequence: Any, count: int, commit: Callable[[], None]) 
         "list: append": _each(sequence.append, range(count), count, commit),
         "list: look up": _each(sequence.__getitem__, places, LOOKUPS, lambda: None),
         "list: iterate": _each(lambda item: None, sequence, count, lambda: None),
-        "list: insert anywhere": _each(lambda at: sequence.insert(at, 0), places[:2000], 2000, commit),
+        "list: insert anywhere": _each(
+            lambda at: sequence.insert(at, 0), places[:2000], 2000, commit
+        ),
         "list: delete anywhere": _each(sequence.__delitem__, places[:2000], 2000, commit),
     }
 
@@ -79,7 +100,11 @@ def main(quick: bool, budget: Budget) -> None:
     for _ in budget.rounds(1 if quick else 2, least=1):
         with scratch("memory") as folder:
             with pmstore.open(folder / "run.pm", size="64MiB") as store:
-                found = {"pmstore": _steps(store.group("group"), store.list("items"), count, store.commit)}
+                found = {
+                    "pmstore": _steps(
+                        store.group("group"), store.list("items"), count, store.commit
+                    )
+                }
                 peaks = _peak_bytes(store["group"]), _peak_bytes(store["items"])
                 bytes_each = store.stats().used_bytes / (2 * count)
             opens += _open(folder / "run.pm", 5)

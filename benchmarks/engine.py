@@ -1,7 +1,9 @@
-"""The engine against libpmemobj, in C, in one process: transactions, allocation, a 256 MiB overwrite.
+"""The engine against libpmemobj, in C, in one process: transactions, allocation, a 256 MiB
+overwrite.
 
-Both on tmpfs as persistent memory (PMEM_IS_PMEM_FORCE=1; pmstore's domain "emulated": the same instructions). Needs a C
-compiler and Debian's libpmemobj-dev (`apt-get install libpmemobj-dev`); says so and goes on without if it is missing.
+Both on tmpfs as persistent memory (PMEM_IS_PMEM_FORCE=1; pmstore's domain "emulated": the same
+instructions). Needs a C compiler and Debian's libpmemobj-dev (`apt-get install libpmemobj-dev`);
+says so and goes on without if it is missing.
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from benchmarks.native import CompileError, compile_program
 
 YARDSTICK = "libpmemobj"
 PAGES = (
-    "pms_write is the engine's own store, which knows its bytes; declared memory may be written anywhere in its pages, so a "
-    "page is captured whole: in emulated, below 4 KiB, that is dearer than libpmemobj's exact range"
+    "pms_write is the engine's own store, which knows its bytes; declared memory may be written "
+    "anywhere in its pages, so a page is captured whole: in emulated, below 4 KiB, that is dearer "
+    "than libpmemobj's exact range"
 )
 TURNS = (
-    "2 threads: a store has one writer at a time, so two threads take turns, and a turn moves the lock and what it guards "
-    "to the other core's cache; libpmemobj has a log for each thread, and leaves it to the program to lock its data"
+    "2 threads: a store has one writer at a time, so two threads take turns, and a turn moves the "
+    "lock and what it guards to the other core's cache; libpmemobj has a log for each thread, and "
+    "leaves it to the program to lock its data"
 )
 LINES = (
-    "nearly all of it is the write-back of the new block's lines, as many on both sides (see the column): from 32 KiB to 1 "
-    "MiB the two are equal but for the noise of the caches"
+    "nearly all of it is the write-back of the new block's lines, as many on both sides (see the "
+    "column): from 32 KiB to 1 MiB the two are equal but for the noise of the caches"
 )
 TITLE = "Engine against libpmemobj (C, tmpfs)"
 
@@ -53,7 +57,9 @@ def _targets(rows: Sequence[Row]) -> list[Target]:
         found.append(Target(f"{case}: {method} / libpmemobj", ratio[case, method], bound))
     for case, method in ratio:
         if case.startswith("allocate") and method == "pmstore emulated":
-            found.append(Target(f"{case}: {method} / libpmemobj", ratio[case, method], 1, reason=LINES))
+            found.append(
+                Target(f"{case}: {method} / libpmemobj", ratio[case, method], 1, reason=LINES)
+            )
     return found
 
 
@@ -69,7 +75,8 @@ def main(quick: bool, budget: Budget) -> None:
         return
     start = time.monotonic()
     counted = {(r.case, r.method): r.extra for r in _run(program, 5, quick, counter)}
-    rounds = 5 * (budget.left - 2) / (time.monotonic() - start)  # of so many, and what making the stores takes
+    # of so many, and what making the stores takes
+    rounds = 5 * (budget.left - 2) / (time.monotonic() - start)
     rows = _run(program, max(5, min(16 if quick else 120, int(rounds))), quick)
     rows = [replace(r, extra=counted.get((r.case, r.method), r.extra)) for r in rows]
     rows = with_ratios(rows, YARDSTICK)
@@ -80,10 +87,19 @@ def main(quick: bool, budget: Budget) -> None:
         ratio_text="time over libpmemobj's",
         targets=_targets(rows),
         notes=[
-            "fences and lines are per operation; of libpmemobj they are counted in a run of their own",
+            (
+                "fences and lines are per operation; of libpmemobj they are counted in a run of "
+                "their own"
+            ),
             PAGES,
             TURNS,
         ],
         quick=quick,
-        plot={"cases": ["8 B snapshot, overwrite, commit", "1 MiB snapshot, overwrite, commit", "256 MiB overwrite"]},
+        plot={
+            "cases": [
+                "8 B snapshot, overwrite, commit",
+                "1 MiB snapshot, overwrite, commit",
+                "256 MiB overwrite",
+            ]
+        },
     )

@@ -1,4 +1,5 @@
-"""How the cost of a commit grows: with the bytes that changed, the store's size, the number of objects. And of open.
+"""How the cost of a commit grows: with the bytes that changed, the store's size, the number of
+objects. And of open.
 
 A commit should be linear in the bytes that changed (slope 1) and not depend on the rest (slope 0).
 """
@@ -39,7 +40,8 @@ def _at(rows: list[harness.Row], x: float) -> list[harness.Row]:
 def _dirty_bytes(
     sizes: list[int], rounds: int, domain: str, where: str, durability: str, budget: harness.Budget
 ) -> list[harness.Row]:
-    """The whole of an array is overwritten, from at most 256 MB of source, and committed. Peer: the same in plain memory."""
+    """The whole of an array is overwritten, from at most 256 MB of source, and committed. Peer: the
+    same in plain memory."""
     rows = []
     source = np.ones(min(max(sizes), SOURCE), np.uint8)
     with harness.scratch(where) as folder, _open(folder, _file_bytes(max(sizes)), domain) as store:
@@ -64,7 +66,15 @@ def _dirty_bytes(
             if domain == "process":
                 methods.append(harness.Method("memcpy", harness.NONE, copy))
             rows += _at(
-                harness.measure(case, methods, rounds, 1 if size >= GB else 2, budget=part, least=2 if size >= GB else 5), size
+                harness.measure(
+                    case,
+                    methods,
+                    rounds,
+                    1 if size >= GB else 2,
+                    budget=part,
+                    least=2 if size >= GB else 5,
+                ),
+                size,
             )
         large = None
     return rows
@@ -88,12 +98,18 @@ def _store_size(sizes: list[int], rounds: int, budget: harness.Budget) -> list[h
 
                 rows += _at(
                     harness.measure(
-                        case, [harness.Method("commit of 100 KB", harness.KILL, write)], rounds, budget=part, least=10
+                        case,
+                        [harness.Method("commit of 100 KB", harness.KILL, write)],
+                        rounds,
+                        budget=part,
+                        least=10,
                     ),
                     size,
                 )
                 a = None
-            again = harness.Method("open + bind", harness.KILL, lambda f=folder, s=size: _reopen(f, s))  # type: ignore[misc]
+            again = harness.Method(
+                "open + bind", harness.KILL, lambda f=folder, s=size: _reopen(f, s)
+            )  # type: ignore[misc]
             rows += _at(harness.measure(case, [again], 9, budget=part, least=5), size)
     return rows
 
@@ -113,7 +129,10 @@ def _reopen(folder: Path, size: int) -> float:
 def _objects(counts: list[int], rounds: int, budget: harness.Budget) -> list[harness.Row]:
     """A value is replaced and committed, among many others."""
     rows = []
-    with harness.scratch("memory") as folder, pmstore.open(folder / "run.pm", size=64 << 20, domain="process") as store:
+    with (
+        harness.scratch("memory") as folder,
+        pmstore.open(folder / "run.pm", size=64 << 20, domain="process") as store,
+    ):
         done = 0
         for count, part in budget.deal((count, 10_000 + count) for count in counts):
             start, before = time.perf_counter(), done
@@ -126,7 +145,16 @@ def _objects(counts: list[int], rounds: int, budget: harness.Budget) -> list[har
             inserted = (time.perf_counter() - start) * 1e6 / (done - before)
             case = f"objects in the store: {count:,}"
             rows.append(
-                harness.Row("insert (mean)", case, inserted, inserted, inserted, harness.KILL, None, {"x": float(count)})
+                harness.Row(
+                    "insert (mean)",
+                    case,
+                    inserted,
+                    inserted,
+                    inserted,
+                    harness.KILL,
+                    None,
+                    {"x": float(count)},
+                )
             )
             step = [0]
 
@@ -144,14 +172,20 @@ def _objects(counts: list[int], rounds: int, budget: harness.Budget) -> list[har
 
 
 def _dirty_share(size: int, rounds: int, budget: harness.Budget) -> list[harness.Row]:
-    """Some chunks of 256 KiB of a state change a number each, undeclared: every chunk faults once."""
+    """Some chunks of 256 KiB of a state change a number each, undeclared: every chunk faults
+    once."""
     rows = []
     with harness.scratch("memory") as folder, _open(folder, _file_bytes(size)) as store:
         a = store.zeros("a", size, "uint8")
         store.commit()
         chunks = size // CHUNK
-        for percent, part in budget.deal((percent, percent + 10) for percent in (1, 3, 10, 30, 100)):
-            chosen = np.unique(np.linspace(0, chunks - 1, max(1, chunks * percent // 100)).astype(int)) * CHUNK
+        for percent, part in budget.deal(
+            (percent, percent + 10) for percent in (1, 3, 10, 30, 100)
+        ):
+            chosen = (
+                np.unique(np.linspace(0, chunks - 1, max(1, chunks * percent // 100)).astype(int))
+                * CHUNK
+            )
 
             def write(chosen: Any = chosen) -> None:
                 with store.transaction():
@@ -160,7 +194,10 @@ def _dirty_share(size: int, rounds: int, budget: harness.Budget) -> list[harness
             case = f"changed chunks (of {harness.size_text(size)}): {percent} %"
             rows += _at(
                 harness.measure(
-                    case, [harness.Method("pmstore process, undeclared", harness.KILL, write)], rounds, budget=part
+                    case,
+                    [harness.Method("pmstore process, undeclared", harness.KILL, write)],
+                    rounds,
+                    budget=part,
                 ),
                 len(chosen),
             )
@@ -174,7 +211,9 @@ def _slopes(rows: list[harness.Row]) -> list[tuple[str, str, float]]:
     for group in dict.fromkeys(r.case.partition(":")[0] for r in rows):
         here = [r for r in rows if r.case.startswith(group + ":")]
         for method in dict.fromkeys(r.method for r in here):
-            points = [(r.extra["x"], r.median_us) for r in here if r.method == method and r.measured]
+            points = [
+                (r.extra["x"], r.median_us) for r in here if r.method == method and r.measured
+            ]
             if len(points) > 1:
                 found.append((group, method, slope(points)))
     return found
@@ -189,7 +228,12 @@ def main(quick: bool, budget: harness.Budget) -> None:
     rows = harness.kept()
     parts: list[tuple[Callable[[harness.Budget], list[harness.Row]], float]] = [
         (lambda b: _dirty_bytes(small, rounds, "process", "memory", harness.KILL, b), 10),
-        (lambda b: _dirty_bytes([s for s in small if s <= 100 * MB], rounds, "file", "disk", harness.POWER, b), 2),
+        (
+            lambda b: _dirty_bytes(
+                [s for s in small if s <= 100 * MB], rounds, "file", "disk", harness.POWER, b
+            ),
+            2,
+        ),
         (lambda b: _dirty_share((16 if quick else 256) << 20, rounds, b), 1),
         (lambda b: _store_size(fitting, 4 * rounds, b), 5),
         (lambda b: _objects([10, 1000] if quick else [10, 1000, 100_000, 1_000_000], rounds, b), 4),
@@ -200,14 +244,22 @@ def main(quick: bool, budget: harness.Budget) -> None:
     slopes = _slopes(rows)
     notes = [f"slope of {method} over {group}: {value:.2f}" for group, method, value in slopes]
     rows += [
-        harness.missing("pmstore process", f"{what}: {harness.size_text(s)}", harness.KILL, harness.NO_MEMORY)
+        harness.missing(
+            "pmstore process", f"{what}: {harness.size_text(s)}", harness.KILL, harness.NO_MEMORY
+        )
         for what in ("changed bytes", "bytes in the store")
         for s in asked
         if s not in fitting
     ]
     cases = list(dict.fromkeys(r.case for r in rows))  # of one case the rows of all domains
-    rows.sort(key=lambda r: ([g for g, _, _ in slopes].index(r.case.partition(":")[0]), cases.index(r.case)))
-    plain = max(1, *(value for _, method, value in slopes if method == "memcpy"))  # caches: no copy is linear
+    rows.sort(
+        key=lambda r: (
+            [g for g, _, _ in slopes].index(r.case.partition(":")[0]),
+            cases.index(r.case),
+        )
+    )
+    # caches: no copy is linear
+    plain = max(1, *(value for _, method, value in slopes if method == "memcpy"))
     targets = [
         harness.Target(f"slope of {method} over {group}", value, bound)
         for group, method, value in slopes
@@ -219,8 +271,17 @@ def main(quick: bool, budget: harness.Budget) -> None:
         )
         if (group, method) == (g, m)
     ]
-    opened = [r for r in rows if r.method == "open + bind" and r.measured and r.extra["x"] >= 4 * GB]
+    opened = [
+        r for r in rows if r.method == "open + bind" and r.measured and r.extra["x"] >= 4 * GB
+    ]
     targets += [harness.Target(f"open + bind, {r.case}, ms", r.median_us / 1e3, 20) for r in opened]
     harness.report(
-        "growth", "Cost as work grows", rows, ratio_text="none", targets=targets, notes=notes, quick=quick, plot={"lines": "x"}
+        "growth",
+        "Cost as work grows",
+        rows,
+        ratio_text="none",
+        targets=targets,
+        notes=notes,
+        quick=quick,
+        plot={"lines": "x"},
     )

@@ -1,4 +1,5 @@
-"""Interleaved rounds, medians, a table, a JSON file and a plot. No figure here gates a test: machines are shared and noisy."""
+"""Interleaved rounds, medians, a table, a JSON file and a plot. No figure here gates a test:
+machines are shared and noisy."""
 
 from __future__ import annotations
 
@@ -15,50 +16,32 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from benchmarks import plots
+from benchmarks.rows import Row, time_text
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("PMSTORE_BENCH_OUT", ROOT / "build" / "bench"))
 SEED = 12345
 RUN_VARIABLE = "PMSTORE_BENCH_RUN"
-"""Environment: the name of the run (the runner's process id) that scratch directories are marked with."""
+"""Environment: the name of the run (the runner's process id) that scratch directories are marked
+    with."""
 SCRATCH_PREFIX = "pmstore-bench-"
 LOAD_BEFORE = os.getloadavg()
 
 NONE, TORN, KILL, POWER = "none", "torn", "kill-safe", "power-safe"
-"""Durability classes: nothing survives; a crash in a save can leave neither the old nor the new state; the old or the new
-state survives the death of the process; and that of the machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One method in one case. Times in microseconds. ratio: to the case's yardstick, by the table's title."""
-
-    method: str
-    case: str
-    median_us: float
-    min_us: float
-    max_us: float
-    durability: str
-    ratio: float | None = None
-    extra: dict[str, float] = field(default_factory=dict)
-    """Further measured figures of this row: counts, bytes, shares."""
-    note: str = ""
-    """Why there is no figure, where there is none (the times are NaN then; null in JSON)."""
-    rounds: int = 0
-    """How often it was measured; 0: the figure is a count or a sum."""
-
-    @property
-    def measured(self) -> bool:
-        return not math.isnan(self.median_us)
+"""Durability classes: nothing survives; a crash in a save can leave neither the old nor the new
+state; the old or the new state survives the death of the process; and that of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way of doing the same thing: `run` does it once and is timed, or returns its own time in seconds."""
+    """A way of doing the same thing: `run` does it once and is timed, or returns its own time in
+    seconds."""
 
     name: str
     durability: str
@@ -69,7 +52,8 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure to reach: `value` of a row, at most or at least `bound`. reason: the cause, as far as known, of missing it."""
+    """A figure to reach: `value` of a row, at most or at least `bound`. reason: the cause, as far
+    as known, of missing it."""
 
     text: str
     value: float
@@ -84,13 +68,28 @@ class Target:
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
         why = f": {self.reason}" if self.reason and not self.met else ""
-        return f"{'met   ' if self.met else 'MISSED'}  {self.text}: {self.value:.3g} (target {sign} {self.bound:g}){why}"
+        return (
+            f"{'met   ' if self.met else 'MISSED'}  {self.text}: {self.value:.3g} (target {sign} "
+            f"{self.bound:g}){why}"
+        )
 
 
-def summarize(method: str, case: str, durability: str, times_us: Sequence[float], **extra: float) -> Row:
+def summarize(
+    method: str, case: str, durability: str, times_us: Sequence[float], **extra: float
+) -> Row:
     """Median, least and greatest of several times."""
     middle = statistics.median(times_us)
-    return Row(method, case, middle, min(times_us), max(times_us), durability, None, extra, rounds=len(times_us))
+    return Row(
+        method,
+        case,
+        middle,
+        min(times_us),
+        max(times_us),
+        durability,
+        None,
+        extra,
+        rounds=len(times_us),
+    )
 
 
 def absent(module: str) -> str:
@@ -115,7 +114,9 @@ def with_ratios(rows: Sequence[Row], yardstick: str, *, speedup: bool = False) -
     made = []
     for r in rows:
         if r.case in base and r.measured and min(base[r.case], r.median_us) > 0:
-            r = replace(r, ratio=base[r.case] / r.median_us if speedup else r.median_us / base[r.case])
+            r = replace(
+                r, ratio=base[r.case] / r.median_us if speedup else r.median_us / base[r.case]
+            )
         made.append(r)
     return made
 
@@ -141,8 +142,8 @@ def report_kept(question: str) -> None:
 
 
 class Budget:
-    """Seconds that a question has, dealt out to its cases: what one leaves over the later ones have. Where the machine is slow
-    there are fewer rounds, not fewer cases."""
+    """Seconds that a question has, dealt out to its cases: what one leaves over the later ones
+    have. Where the machine is slow there are fewer rounds, not fewer cases."""
 
     def __init__(self, seconds: float = math.inf) -> None:
         self.seconds = seconds
@@ -154,7 +155,8 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """So far over that a case is left out. (A case's least rounds may take longer than its part.)"""
+        """So far over that a case is left out. (A case's least rounds may take longer than its
+        part.)"""
         return self.left < -0.25 * self.seconds - 5
 
     def deal(self, cases: Iterable[tuple[T, float]]) -> Iterator[tuple[T, Budget]]:
@@ -169,8 +171,8 @@ class Budget:
             yield case, Budget(self.left * weight / sum(weights[i:]))
 
     def rounds(self, most: int, least: int = 2, warm_up: int = 0) -> Iterator[int]:
-        """-warm_up, ..., -1, 0, 1, ...: `most` rounds, or as many as end in time if the next takes as long as those before;
-        `least` in any case.
+        """-warm_up, ..., -1, 0, 1, ...: `most` rounds, or as many as end in time if the next takes
+        as long as those before; `least` in any case.
 
         >>> list(Budget().rounds(3, warm_up=1)), list(Budget(0).rounds(9))
         ([-1, 0, 1, 2], [0, 1])
@@ -208,8 +210,9 @@ def measure(
     budget: Budget | None = None,
     least: int = 2,
 ) -> list[Row]:
-    """Runs all methods in turn, `rounds` times or as often as the budget allows, `least` in any case; `per_run` operations
-    make one run. A method that fails has a row that says how; the others go on."""
+    """Runs all methods in turn, `rounds` times or as often as the budget allows, `least` in any
+    case; `per_run` operations make one run. A method that fails has a row that says how; the others
+    go on."""
     times: dict[str, list[float]] = {m.name: [] for m in methods}
     failed: dict[str, str] = {}
     for i in (budget or Budget()).rounds(rounds, least, warm_up):
@@ -243,7 +246,8 @@ def find(rows: Sequence[Row], case: str, method: str) -> Row | None:
 
 @contextmanager
 def scratch(where: str) -> Iterator[Path]:
-    """A directory on tmpfs ("memory") or on the disk of the temporary directory ("disk"), gone afterwards."""
+    """A directory on tmpfs ("memory") or on the disk of the temporary directory ("disk"), gone
+    afterwards."""
     base = "/dev/shm" if where == "memory" else None
     run = os.environ.get(RUN_VARIABLE, str(os.getpid()))
     with tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{run}-", dir=base) as name:
@@ -253,7 +257,9 @@ def scratch(where: str) -> Iterator[Path]:
 def room_bytes(where: str, share: float) -> float:
     """What a benchmark may fill there: a share of what is free. tmpfs is memory."""
     available = next(
-        int(s.split()[1]) << 10 for s in Path("/proc/meminfo").read_text().splitlines() if s.startswith("MemAvailable")
+        int(s.split()[1]) << 10
+        for s in Path("/proc/meminfo").read_text().splitlines()
+        if s.startswith("MemAvailable")
     )
     disk = shutil.disk_usage("/dev/shm" if where == "memory" else tempfile.gettempdir()).free
     return share * (min(available, disk) if where == "memory" else disk)
@@ -263,7 +269,9 @@ def room_bytes(where: str, share: float) -> float:
 
 
 def _git_commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or "unknown"
 
 
@@ -296,14 +304,6 @@ def size_text(count: float) -> str:
     return f"{count:.2g} {unit}" if count < 10 and unit != "B" else f"{count:.0f} {unit}"
 
 
-def time_text(us: float) -> str:
-    """Microseconds for people."""
-    for limit, divisor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
-        if us < limit:
-            return f"{us / divisor:.3g} {unit}"
-    return f"{us / 1e6:.3g} s"
-
-
 def table(rows: Sequence[Row], ratio_text: str, unit: str = "us") -> str:
     """For the terminal. unit: of the rows' figures, if they are not times."""
     text = time_text if unit == "us" else "{:,.0f}".format
@@ -319,7 +319,10 @@ def table(rows: Sequence[Row], ratio_text: str, unit: str = "us") -> str:
         ratio = "" if r.ratio is None else f"{r.ratio:.3g} x"
         span = f"[{text(r.min_us)} - {text(r.max_us)}]"
         extra = "  ".join(f"{name} {value:.4g}" for name, value in r.extra.items())
-        lines.append(f"    {r.method:<{width}}{text(r.median_us):>10} {span:<24}{ratio:>9}  {r.durability:<11}{extra}")
+        lines.append(
+            f"    {r.method:<{width}}{text(r.median_us):>10} {span:<24}{ratio:>9}  "
+            f"{r.durability:<11}{extra}"
+        )
     return "\n".join(lines)
 
 
@@ -335,16 +338,17 @@ def report(
     unit: str = "us",
     plot: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints the table and writes build/bench/<question>.json and .png. plot: arguments of `plots.draw`."""
-    from benchmarks import plots
-
+    """Prints the table and writes build/bench/<question>.json and .png. plot: arguments of
+    `plots.draw`."""
     print(f"\n== {title}   (load {os.getloadavg()[0]:.1f})")
     print(table(rows, ratio_text, unit))
     for target in targets:
         print(f"  {target}")
     for note in notes:
         print(f"  note: {note}")
-    write_json(question, title, rows, ratio_text=ratio_text, targets=targets, notes=notes, quick=quick)
+    write_json(
+        question, title, rows, ratio_text=ratio_text, targets=targets, notes=notes, quick=quick
+    )
     if shown := [r for r in rows if r.measured]:
         plots.draw(OUT / f"{question}.png", title, shown, **(plot or {}))
     print(f"  {OUT / question}.json .png", flush=True)
@@ -376,7 +380,8 @@ def write_json(
         "load_before": LOAD_BEFORE,
         "targets": [{**asdict(t), "met": t.met} for t in targets],
         "notes": list(notes),
-        "rows": [{k: None if v != v else v for k, v in asdict(r).items()} for r in rows],  # NaN is not JSON
+        # NaN is not JSON
+        "rows": [{k: None if v != v else v for k, v in asdict(r).items()} for r in rows],
     }
     written = OUT / f"{question}.json.new"
     written.write_text(json.dumps(data, indent=1, allow_nan=False))

@@ -1,9 +1,12 @@
-"""What a checkpoint after every iteration costs: KMeans and Gaussian mixtures, the seed paper's table with today's peers.
+"""What a checkpoint after every iteration costs: KMeans and Gaussian mixtures, the seed paper's
+table with today's peers.
 
-Every method saves each state of one and the same run, in turn, so that all see the same machine: once after the others' work
-("among other work": caches are full of other things, as in a program), and at once some times more (warm). "Living" methods
-have the algorithm's own arrays in the store: their time is that of the transaction around the update, the update included.
-"Slots: flip and commit" leaves the update out, which the algorithm writes in any case and in slots is not written twice.
+Every method saves each state of one and the same run, in turn, so that all see the same machine:
+once after the others' work ("among other work": caches are full of other things, as in a program),
+and at once some times more (warm). "Living" methods have the algorithm's own arrays in the store:
+their time is that of the transaction around the update, the update included. "Slots: flip and
+commit" leaves the update out, which the algorithm writes in any case and in slots is not written
+twice.
 """
 
 from __future__ import annotations
@@ -27,17 +30,18 @@ YARDSTICK = "np.savez, disk"
 AMONG = "among other work: "
 COLD_PREFIX = "cold: "
 FILE_COSTS = (
-    "beside the pages and the sync, which both have: every byte is checksummed; in place its pre-image is kept in memory, and "
-    "a thread writes it a second time, home, while the next save goes on"
+    "beside the pages and the sync, which both have: every byte is checksummed; in place its "
+    "pre-image is kept in memory, and a thread writes it a second time, home, while the next save "
+    "goes on"
 )
 TWO_COPIES = (
-    "an undo log copies twice, the pre-image and the new state: 3.5 us at 63 KB; a transaction takes 4 us when 63 KB have "
-    "just gone through the caches; and np.savez, 406 us where the aim was set, takes 340 us here: 60 times cheaper would be"
-    " 5.6 us"
+    "an undo log copies twice, the pre-image and the new state: 3.5 us at 63 KB; a transaction "
+    "takes 4 us when 63 KB have just gone through the caches; and np.savez, 406 us where the aim "
+    "was set, takes 340 us here: 60 times cheaper would be 5.6 us"
 )
 SWEPT = (
-    "every k from 2 to 10 on digits and (KMeans) MNIST-5k; k = 10, or 2, on the large data sets: k times the width is the "
-    "size of what is saved, and the data set but the time between two saves"
+    "every k from 2 to 10 on digits and (KMeans) MNIST-5k; k = 10, or 2, on the large data sets: k "
+    "times the width is the size of what is saved, and the data set but the time between two saves"
 )
 KMEANS_ITERATIONS, GMM_ITERATIONS, GMM_WIDE_ITERATIONS = 50, 10, 3
 COMPRESSED_MOST_BYTES = 1 << 20  # compressing takes 30 ms a megabyte: above, it is left out
@@ -45,8 +49,8 @@ COMPRESSED_MOST_BYTES = 1 << 20  # compressing takes 30 ms a megabyte: above, it
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm on a data set, and which of its state is kept. rounds: states that are saved, at most. weight: of the time
-    of the question, for all data sets' cases alike."""
+    """An algorithm on a data set, and which of its state is kept. rounds: states that are saved, at
+    most. weight: of the time of the question, for all data sets' cases alike."""
 
     algorithm: type[algorithms.KMeans] | type[algorithms.Gmm]
     data_name: str
@@ -69,7 +73,12 @@ def _kmeans(data: str, k: int, kind: str, rounds: int = 30, weight: float = 1.0)
 
 
 def _gmm(
-    data: str, k: int, kind: str, iterations: int = GMM_ITERATIONS, rounds: int = GMM_ITERATIONS, weight: float = 1.0
+    data: str,
+    k: int,
+    kind: str,
+    iterations: int = GMM_ITERATIONS,
+    rounds: int = GMM_ITERATIONS,
+    weight: float = 1.0,
 ) -> Case:
     return Case(algorithms.Gmm, data, k, kind, iterations, rounds, weight)
 
@@ -83,7 +92,8 @@ DATA: dict[str, Callable[[], Any]] = {
 }
 QUICK = (_kmeans("digits", 10, "A", 12),)
 FULL = (
-    _kmeans("digits", 10, "A", weight=4),  # what figures are aimed at has more time than its other states
+    # what figures are aimed at has more time than its other states
+    _kmeans("digits", 10, "A", weight=4),
     *(_kmeans("digits", 10, kind) for kind in "BC"),
     *(_gmm("digits", 10, kind) for kind in "ABC"),
     _kmeans("MNIST-5k", 10, "A", weight=4),
@@ -109,7 +119,12 @@ SWEEP = (  # every k of the paper; last, as the others are what figures are aime
 COLD = ((_kmeans("digits", 10, "A")), (_gmm("MNIST-5k", 2, "A")))
 
 
-PLOTTED = ("KMeans digits k=10", "KMeans MNIST-5k k=10", "Gmm 200,000 x 128 k=10", "Gmm MNIST-5k k=2")
+PLOTTED = (
+    "KMeans digits k=10",
+    "KMeans MNIST-5k k=10",
+    "Gmm 200,000 x 128 k=10",
+    "Gmm MNIST-5k k=2",
+)
 
 
 class Living:
@@ -134,7 +149,8 @@ class Living:
 
 
 class LivingInSlots:
-    """The algorithm's arrays are slots: it writes the next state into the idle ones. commit_alone: the update is not timed."""
+    """The algorithm's arrays are slots: it writes the next state into the idle ones. commit_alone:
+    the update is not timed."""
 
     def __init__(self, folder: Path, state: State, domain: Any, commit_alone: bool) -> None:
         size = (64 << 20) + 6 * sum(a.nbytes for a in state.values())
@@ -160,8 +176,16 @@ class LivingInSlots:
 
 LIVING: dict[str, tuple[str, str, Callable[[Path, State], Living | LivingInSlots]]] = {
     "pmstore process, living": (harness.KILL, "memory", lambda f, s: Living(f, s, "process")),
-    "pmstore process, living in slots": (harness.KILL, "memory", lambda f, s: LivingInSlots(f, s, "process", False)),
-    "pmstore process, slots: flip and commit": (harness.KILL, "memory", lambda f, s: LivingInSlots(f, s, "process", True)),
+    "pmstore process, living in slots": (
+        harness.KILL,
+        "memory",
+        lambda f, s: LivingInSlots(f, s, "process", False),
+    ),
+    "pmstore process, slots: flip and commit": (
+        harness.KILL,
+        "memory",
+        lambda f, s: LivingInSlots(f, s, "process", True),
+    ),
     "pmstore emulated, living": (harness.KILL, "memory", lambda f, s: Living(f, s, "emulated")),
     "pmstore file, living": (harness.POWER, "disk", lambda f, s: Living(f, s, "file")),
 }
@@ -182,8 +206,11 @@ def _nudge(state: State) -> None:
             a += 1
 
 
-def _states(case: Case, data: Any) -> Iterator[tuple[algorithms.KMeans | algorithms.Gmm, State, bool, float]]:
-    """The algorithm after each computation, its state (not yet published), whether it has just (re)started, seconds it took."""
+def _states(
+    case: Case, data: Any
+) -> Iterator[tuple[algorithms.KMeans | algorithms.Gmm, State, bool, float]]:
+    """The algorithm after each computation, its state (not yet published), whether it has just
+    (re)started, seconds it took."""
     for seed in range(harness.SEED, harness.SEED + 1000):
         algorithm = case.algorithm(data, case.k, seed)
         state = algorithm.start(case.kind)
@@ -201,18 +228,24 @@ def _states(case: Case, data: Any) -> Iterator[tuple[algorithms.KMeans | algorit
 def _run(case: Case, data: Any, budget: harness.Budget) -> list[harness.Row]:
     first = case.algorithm(data, case.k, harness.SEED).start(case.kind)
     total = sum(a.nbytes for a in first.values())
-    wanted = [w for w in WAYS.values() if total <= COMPRESSED_MOST_BYTES or "compressed" not in w.name]
+    wanted = [
+        w for w in WAYS.values() if total <= COMPRESSED_MOST_BYTES or "compressed" not in w.name
+    ]
     ways = [w for w in wanted if not harness.absent(w.needs)]
     failed: dict[str, str] = {}
     burst = 4 if total <= COMPRESSED_MOST_BYTES else 2
     times: dict[str, list[list[float]]] = {}
-    durability = {w.name: w.durability for w in ways} | {"the update alone, in ordinary memory": harness.NONE}
+    durability = {w.name: w.durability for w in ways} | {
+        "the update alone, in ordinary memory": harness.NONE
+    }
     computed: list[float] = []
     with ExitStack() as stack:
         peers: list[tuple[Way, Peer]] = []
         for way in ways:
             try:
-                peers.append((way, way.make(stack.enter_context(harness.scratch(way.where)), first)))
+                peers.append(
+                    (way, way.make(stack.enter_context(harness.scratch(way.where)), first))
+                )
             except Exception as error:  # whatever a peer raises
                 failed[way.name] = f"failed: {harness.words_of(error)}"
                 continue
@@ -222,7 +255,9 @@ def _run(case: Case, data: Any, budget: harness.Budget) -> list[harness.Row]:
             living[name] = make(stack.enter_context(harness.scratch(where)), first)
             stack.callback(living[name].store.close)
             durability[name] = survives
-        stores = {w.name: p.store for w, p in peers if hasattr(p, "store")} | {n: one.store for n, one in living.items()}
+        stores = {w.name: p.store for w, p in peers if hasattr(p, "store")} | {
+            n: one.store for n, one in living.items()
+        }
         before: dict[str, dict[str, float]] = {}
         order = random.Random(harness.SEED)
         for i, (algorithm, state, fresh, seconds) in zip(
@@ -257,10 +292,20 @@ def _run(case: Case, data: Any, budget: harness.Budget) -> list[harness.Row]:
         extra = {"bytes": float(total)}
         if durability[name] == harness.POWER and name in stores:
             commits = after[name]["commits"] - before[name]["commits"]
-            extra["syncs per commit"] = (after[name]["syncs"] - before[name]["syncs"]) / max(commits, 1)
+            extra["syncs per commit"] = (after[name]["syncs"] - before[name]["syncs"]) / max(
+                commits, 1
+            )
         rows.append(harness.summarize(name, case.name(first), durability[name], warm, **extra))
         share = 100 * statistics.median(among) / (statistics.median(among) + compute_us)
-        rows.append(harness.summarize(name, f"{AMONG}{case.name(first)}", durability[name], among, **{"share of run %": share}))
+        rows.append(
+            harness.summarize(
+                name,
+                f"{AMONG}{case.name(first)}",
+                durability[name],
+                among,
+                **{"share of run %": share},
+            )
+        )
     rows += [
         harness.missing(w.name, case.name(first), w.durability, harness.absent(w.needs))
         for w in wanted
@@ -293,7 +338,8 @@ def _saves(
     peers: Sequence[tuple[Way, Peer]],
     living: dict[str, Living | LivingInSlots],
 ) -> Iterator[tuple[str, Callable[[], float | None], Callable[[], None]]]:
-    """Name, save, and what changes what is saved next. Afterwards the state is what was computed, but for the last bits."""
+    """Name, save, and what changes what is saved next. Afterwards the state is what was computed,
+    but for the last bits."""
     changed = {k: a.copy() for k, a in state.items()}
     for way, peer in peers:
         yield way.name, lambda peer=peer: peer.save(changed), lambda: _nudge(changed)  # type: ignore[misc]
@@ -303,7 +349,8 @@ def _saves(
 
 
 def _cold(case: Case, data: Any, rounds: int, budget: harness.Budget) -> list[harness.Row]:
-    """The first save of a process that has just opened or made what it saves to. Opening is not timed."""
+    """The first save of a process that has just opened or made what it saves to. Opening is not
+    timed."""
     state = case.algorithm(data, case.k, harness.SEED).start(case.kind)
 
     def first(way: Way) -> float:
@@ -317,7 +364,9 @@ def _cold(case: Case, data: Any, rounds: int, budget: harness.Budget) -> list[ha
 
     ways = [w for w in WAYS.values() if "compressed" not in w.name and not harness.absent(w.needs)]
     methods = [harness.Method(w.name, w.durability, lambda w=w: first(w)) for w in ways]  # type: ignore[misc]
-    rows = harness.measure(COLD_PREFIX + case.name(state), methods, rounds, warm_up=1, budget=budget)
+    rows = harness.measure(
+        COLD_PREFIX + case.name(state), methods, rounds, warm_up=1, budget=budget
+    )
     return harness.with_ratios(rows, YARDSTICK, speedup=True)
 
 
@@ -332,33 +381,64 @@ def _targets(rows: Sequence[harness.Row]) -> list[harness.Target]:
         ("Gmm MNIST-5k k=2, state A", 18, True, ""),
     ):
         here = [r for r in warm if r.case.startswith(part)]
-        ours = [r for r in here if r.method.startswith("pmstore") and r.durability == harness.KILL and r.measured]
+        ours = [
+            r
+            for r in here
+            if r.method.startswith("pmstore") and r.durability == harness.KILL and r.measured
+        ]
         if not ours:
             continue
         best = min(ours, key=lambda r: r.median_us)
         found.append(
-            harness.Target(f"{best.case}: {best.method}, times cheaper than {YARDSTICK}", best.ratio or 0, bound, True, reason)
+            harness.Target(
+                f"{best.case}: {best.method}, times cheaper than {YARDSTICK}",
+                best.ratio or 0,
+                bound,
+                True,
+                reason,
+            )
         )
         peer = harness.find(here, best.case, "lmdb, nosync + writemap")
         if lmdb and peer:
             found.append(
-                harness.Target(f"{best.case}: {best.method} / lmdb nosync + writemap", best.median_us / peer.median_us, 1)
+                harness.Target(
+                    f"{best.case}: {best.method} / lmdb nosync + writemap",
+                    best.median_us / peer.median_us,
+                    1,
+                )
             )
     for case in dict.fromkeys(r.case for r in warm):
-        ours = [r for r in warm if r.case == case and r.method.startswith("pmstore file") and r.measured]
+        ours = [
+            r for r in warm if r.case == case and r.method.startswith("pmstore file") and r.measured
+        ]
         if not ours:
             continue
         best = min(ours, key=lambda r: r.median_us)
         if durable := harness.find(warm, case, "torch.save + fsync + rename"):
             times = durable.median_us / best.median_us
             found.append(
-                harness.Target(f"{case}: {best.method}, times cheaper than {durable.method}", times, 3, True, FILE_COSTS)
+                harness.Target(
+                    f"{case}: {best.method}, times cheaper than {durable.method}",
+                    times,
+                    3,
+                    True,
+                    FILE_COSTS,
+                )
             )
         if lmdb_sync := harness.find(warm, case, "lmdb, sync"):
             found.append(
-                harness.Target(f"{case}: {best.method} / lmdb sync", best.median_us / lmdb_sync.median_us, 1, reason=FILE_COSTS)
+                harness.Target(
+                    f"{case}: {best.method} / lmdb sync",
+                    best.median_us / lmdb_sync.median_us,
+                    1,
+                    reason=FILE_COSTS,
+                )
             )
-        found.append(harness.Target(f"{case}: {best.method}, syncs per commit", best.extra["syncs per commit"], 1))
+        found.append(
+            harness.Target(
+                f"{case}: {best.method}, syncs per commit", best.extra["syncs per commit"], 1
+            )
+        )
     return found
 
 
@@ -386,12 +466,16 @@ def main(quick: bool, budget: harness.Budget) -> None:
         if case.data_name != data_name:
             data = None  # before the next is made
             data, data_name = DATA[case.data_name](), case.data_name
-        print(f"  {'cold: ' if cold_save else ''}{case.words()} ({budget.left:.0f} s left)", flush=True)
+        print(
+            f"  {'cold: ' if cold_save else ''}{case.words()} ({budget.left:.0f} s left)",
+            flush=True,
+        )
         rows += _cold(case, data, 3 if quick else 7, part) if cold_save else _run(case, data, part)
     plotted = [
         r.case
         for r in rows
-        if any(f"{text}, state A" in r.case for text in PLOTTED) and not r.case.startswith((AMONG, COLD_PREFIX))
+        if any(f"{text}, state A" in r.case for text in PLOTTED)
+        and not r.case.startswith((AMONG, COLD_PREFIX))
     ]
     harness.report(
         "iterations",

@@ -1,6 +1,7 @@
 """Small objects: put and commit, get, reopen; beside databases and object stores for Python.
 
-Values are dicts of a few numbers, as a training program keeps beside its arrays. Each peer has its own recommended settings.
+Values are dicts of a few numbers, as a training program keeps beside its arrays. Each peer has its
+own recommended settings.
 """
 
 from __future__ import annotations
@@ -75,13 +76,17 @@ class Sqlite:
         self.db = sqlite3.connect(folder / "table.db", isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute(f"PRAGMA synchronous={self.synchronous}")
-        self.db.execute("CREATE TABLE IF NOT EXISTS t (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+        self.db.execute(
+            "CREATE TABLE IF NOT EXISTS t (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID"
+        )
 
     def put(self, name: str, value: Value) -> None:
         self.db.execute("INSERT OR REPLACE INTO t VALUES (?, ?)", (name, json.dumps(value)))
 
     def get(self, name: str) -> Value:
-        value: Value = json.loads(self.db.execute("SELECT value FROM t WHERE name = ?", (name,)).fetchone()[0])
+        value: Value = json.loads(
+            self.db.execute("SELECT value FROM t WHERE name = ?", (name,)).fetchone()[0]
+        )
         return value
 
     def close(self) -> None:
@@ -99,7 +104,11 @@ class Lmdb:
         import lmdb
 
         self.env = lmdb.open(
-            str(folder / "lmdb"), map_size=256 << 20, sync=self.sync, metasync=self.sync, writemap=not self.sync
+            str(folder / "lmdb"),
+            map_size=256 << 20,
+            sync=self.sync,
+            metasync=self.sync,
+            writemap=not self.sync,
         )
 
     def put(self, name: str, value: Value) -> None:
@@ -196,7 +205,13 @@ TABLES: dict[str, tuple[str, str, Callable[[Path], Table], str]] = {
 
 
 def value_of(i: int) -> Value:
-    return {"step": i, "loss": 1.0 / (i + 1), "name": f"run {i}", "shape": [64, i % 7], "done": False}
+    return {
+        "step": i,
+        "loss": 1.0 / (i + 1),
+        "name": f"run {i}",
+        "shape": [64, i % 7],
+        "done": False,
+    }
 
 
 def _run(names: int, rounds: int, budget: Budget | None = None) -> list[Row]:
@@ -231,7 +246,9 @@ def _run(names: int, rounds: int, budget: Budget | None = None) -> list[Row]:
             tables[name].get(f"name {names // 2}")
             return time.perf_counter() - start
 
-        for (what, operation), part in (budget or Budget()).deal(((("put + commit", put), 3), (("get", get), 1))):
+        for (what, operation), part in (budget or Budget()).deal(
+            ((("put + commit", put), 3), (("get", get), 1))
+        ):
             methods = [
                 Method(n, TABLES[n][0], lambda t=t, operation=operation: operation(t))  # type: ignore[misc]
                 for n, t in tables.items()
@@ -260,7 +277,11 @@ def _small_transactions(rounds: int) -> list[Row]:
                 store = stack.enter_context(pmstore.open(folder / f"{domain}-{how}", domain=domain))  # type: ignore[arg-type]
                 array = store.zeros("a", 16)
 
-                def run(store: Any = store, a: Any = array, writes: Any = (array,) if how == "declared" else ()) -> None:
+                def run(
+                    store: Any = store,
+                    a: Any = array,
+                    writes: Any = (array,) if how == "declared" else (),
+                ) -> None:
                     for _ in range(times):
                         with store.transaction(writes=writes):
                             a[0] += 1

@@ -1,11 +1,14 @@
-"""The crash column: SIGKILL at a random moment of a save, reopen, compare. The state must be iteration i or i + 1, exactly.
+"""The crash column: SIGKILL at a random moment of a save, reopen, compare. The state must be
+iteration i or i + 1, exactly.
 
-A child saves iterations 1, 2, 3, ... and says in shared memory which it began and which it finished; the parent kills it
-after a random time. The next child loads what is there, compares it with what an iteration is made of, and goes on from it.
-i is the last finished iteration. Only kills in a save count. "older" is a whole state from before i; "torn" cannot be loaded
-or is no iteration's state.
+A child saves iterations 1, 2, 3, ... and says in shared memory which it began and which it
+finished; the parent kills it after a random time. The next child loads what is there, compares it
+with what an iteration is made of, and goes on from it. i is the last finished iteration. Only kills
+in a save count. "older" is a whole state from before i; "torn" cannot be loaded or is no
+iteration's state.
 
-This tries the death of the process. What power failure leaves is not tried here: the class power-safe rests on the calls made.
+This tries the death of the process. What power failure leaves is not tried here: the class
+power-safe rests on the calls made.
 """
 
 from __future__ import annotations
@@ -39,7 +42,12 @@ QUICK_WAYS = (
     "pmstore process, copy in",
     "pmstore file, in place",
 )
-SLOW = {"zarr, disk": 48.0, "h5py + flush + fsync": 18.0, "torch.save, disk": 14.0, "torch.save + fsync + rename": 14.0}
+SLOW = {
+    "zarr, disk": 48.0,
+    "h5py + flush + fsync": 18.0,
+    "torch.save, disk": 14.0,
+    "torch.save + fsync + rename": 14.0,
+}
 """Seconds that 200 kills take, about; of others 2 to 4."""
 LEAST_KILLS = 20  # of a method, where the time is short
 CASE = "SIGKILL in a save of 63 KB; times: open and load afterwards"
@@ -48,7 +56,8 @@ RUNNING, TORN_STATE = 1, 2
 
 
 class NotDeclared(Pmstore):
-    """Arrays of the store that an algorithm writes by itself, as "living" ones: every page is noticed by its protection."""
+    """Arrays of the store that an algorithm writes by itself, as "living" ones: every page is
+    noticed by its protection."""
 
     def save(self, state: State) -> None:
         with self.store.transaction():
@@ -80,7 +89,9 @@ def iteration_of(state: State) -> int | None:
     try:
         i = int(state["iteration"][0])
         expected = state_of(i)
-        same = state.keys() == expected.keys() and all(np.array_equal(state[k], a) for k, a in expected.items())
+        same = state.keys() == expected.keys() and all(
+            np.array_equal(state[k], a) for k, a in expected.items()
+        )
     except (KeyError, IndexError, ZeroDivisionError, OverflowError):
         return None
     return i if same else None
@@ -111,7 +122,8 @@ def _child(way: Way, folder: Path, board: memoryview) -> None:
 
 def _fork(run: Callable[[], None]) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a library may have started a thread; the child does not use it
+        # a library may have started a thread; the child does not use it
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
         return pid
@@ -122,7 +134,8 @@ def _fork(run: Callable[[], None]) -> int:
 
 
 def _wait(pid: int, until: Callable[[], bool]) -> None:
-    """Until then, or until the child has ended by itself. It is not reaped: its number stays its own."""
+    """Until then, or until the child has ended by itself. It is not reaped: its number stays its
+    own."""
     while not until() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(50e-6)
 
@@ -141,7 +154,8 @@ def _fresh(way: Way, folder: Path) -> None:
 
 
 def try_way(way: Way, kills: int, budget: harness.Budget | None = None) -> harness.Row:
-    """Kills one method's saves, and counts what the next process found; fewer kills where the budget ends before."""
+    """Kills one method's saves, and counts what the next process found; fewer kills where the
+    budget ends before."""
     budget = budget or harness.Budget()
     moment = random.Random(harness.SEED)
     outcomes: Counter[str] = Counter()
@@ -159,7 +173,9 @@ def try_way(way: Way, kills: int, budget: harness.Budget | None = None) -> harne
             if last is not None:
                 finished, begun = last
                 found = board[FOUND]
-                outcome = "torn" if not whole else "survived" if found in (finished, begun) else "older"
+                outcome = (
+                    "torn" if not whole else "survived" if found in (finished, begun) else "older"
+                )
                 if begun > finished or outcome != "survived":
                     outcomes[outcome] += 1
                 else:
@@ -181,14 +197,27 @@ def try_way(way: Way, kills: int, budget: harness.Budget | None = None) -> harne
             os.waitpid(pid, 0)
             last = board[FINISHED], board[BEGUN]
     tried = outcomes.total()
-    extra = {"kills": float(tried), **{k: float(outcomes[k]) for k in ("survived", "older", "torn")}}
+    extra = {
+        "kills": float(tried),
+        **{k: float(outcomes[k]) for k in ("survived", "older", "torn")},
+    }
     extra["between saves, not counted"] = float(between)
     median = statistics.median(loads)
-    return harness.Row(way.name, CASE, median, min(loads), max(loads), way.durability, outcomes["survived"] / tried, extra)
+    return harness.Row(
+        way.name,
+        CASE,
+        median,
+        min(loads),
+        max(loads),
+        way.durability,
+        outcomes["survived"] / tried,
+        extra,
+    )
 
 
 def _answer(task: tuple[str, int, float]) -> harness.Row:
-    """One method's row, in a process that no other has made heavy: each kill forks it. task: name, kills, end (monotonic)."""
+    """One method's row, in a process that no other has made heavy: each kill forks it. task: name,
+    kills, end (monotonic)."""
     name, kills, ends = task
     way = next(way for way in (*WAYS.values(), *NOT_DECLARED) if way.name == name)
     why = harness.absent(way.needs)
@@ -203,7 +232,8 @@ def _answer(task: tuple[str, int, float]) -> harness.Row:
 
 
 def _tasks(ways: Sequence[Way], kills: int, budget: harness.Budget) -> list[tuple[str, int, float]]:
-    """For `_answer`, the slow ones first. One may go on until all cores together could have done it and those before it."""
+    """For `_answer`, the slow ones first. One may go on until all cores together could have done it
+    and those before it."""
     seconds = {way: SLOW.get(way.name, 4.0 if way.where == "disk" else 2.5) for way in ways}
     total, before, tasks = sum(seconds.values()), 0.0, []
     for way in sorted(ways, key=lambda way: -seconds[way]):
@@ -218,10 +248,15 @@ def main(quick: bool, budget: harness.Budget) -> None:
     ways.sort(key=lambda way: not way.name.startswith("pmstore"))
     rows = harness.kept()
     tasks = _tasks(ways, KILLS_QUICK if quick else KILLS, budget)
-    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=1) as pool:  # a child starts most of the time, or waits
+    # a child starts most of the time, or waits
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=1) as pool:
         for row in pool.imap_unordered(_answer, tasks):
             rows.append(row)
-            said = f"{row.ratio:.1%} of {row.extra['kills']:.0f} survived" if row.measured else row.note
+            said = (
+                f"{row.ratio:.1%} of {row.extra['kills']:.0f} survived"
+                if row.measured
+                else row.note
+            )
             print(f"  {row.method}: {said} ({budget.left:.0f} s left)", flush=True)
     rows.sort(key=lambda row: [way.name for way in ways].index(row.method))
     notes = [

@@ -1,4 +1,5 @@
-"""What the questions on training train: an MLP and a small transformer with AdamW; their state in the forms that peers take."""
+"""What the questions on training train: an MLP and a small transformer with AdamW; their state in
+the forms that peers take."""
 
 from __future__ import annotations
 
@@ -12,13 +13,18 @@ MB = 1_000_000
 
 
 def mlp(state_bytes: int) -> tuple[nn.Module, torch.Tensor]:
-    """A module of square layers without values, and a batch. Its state (parameters, two moments) has about those bytes."""
+    """A module of square layers without values, and a batch. Its state (parameters, two moments)
+    has about those bytes."""
     parameters = state_bytes / 12
-    width = 64 if parameters < 1e5 else 512 if parameters < 4e6 else 2048 if parameters < 80e6 else 4096
+    width = (
+        64 if parameters < 1e5 else 512 if parameters < 4e6 else 2048 if parameters < 80e6 else 4096
+    )
     layers = max(1, round(parameters / (width * width + width)))
     with torch.device("meta"):
         module = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
-    return module.to_empty(device="cpu"), torch.randn(16, width, generator=torch.Generator().manual_seed(0))
+    return module.to_empty(device="cpu"), torch.randn(
+        16, width, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def transformer() -> tuple[nn.Module, torch.Tensor]:
@@ -57,11 +63,14 @@ class Trainer:
     def adopt(self, flat: dict[str, torch.Tensor]) -> None:
         """Makes those tensors the state, without a copy."""
         self.model.load_state_dict(
-            {k.removeprefix("model."): v for k, v in flat.items() if k.startswith("model.")}, assign=True
+            {k.removeprefix("model."): v for k, v in flat.items() if k.startswith("model.")},
+            assign=True,
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, foreach=True)
         for i, p in enumerate(self.model.parameters()):
-            self.optimizer.state[p] = {k: flat[f"optimizer.{i}.{k}"] for k in ("step", "exp_avg", "exp_avg_sq")}
+            self.optimizer.state[p] = {
+                k: flat[f"optimizer.{i}.{k}"] for k in ("step", "exp_avg", "exp_avg_sq")
+            }
 
     def nested(self) -> dict[str, object]:
         """As torch.save's users write it."""

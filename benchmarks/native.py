@@ -1,4 +1,5 @@
-"""Compiles the C programs of benchmarks/native/ with the engine's sources, which are compiled once for all of them."""
+"""Compiles the C programs of benchmarks/native/ with the engine's sources, which are compiled once
+for all of them."""
 
 from __future__ import annotations
 
@@ -32,13 +33,18 @@ def compile_program(name: str, *flags: str, shared: bool = False) -> Path:
 
 
 def _engine() -> list[str]:
-    """The engine's objects; those older than their source, or than a header, are made anew, on all cores."""
+    """The engine's objects; those older than their source, or than a header, are made anew, on all
+    cores."""
     folder = OUT / "engine"
     folder.mkdir(parents=True, exist_ok=True)
     sources = sorted(path for path in ENGINE.glob("*/*.c") if path.parent.name != "tests")
     headers = _newest([*ENGINE.glob("*/*.h"), Path(__file__)])
     objects = {source: folder / f"{source.parent.name}-{source.stem}.o" for source in sources}
-    stale = [s for s, o in objects.items() if not o.exists() or o.stat().st_mtime <= max(headers, s.stat().st_mtime)]
+    stale = [
+        s
+        for s, o in objects.items()
+        if not o.exists() or o.stat().st_mtime <= max(headers, s.stat().st_mtime)
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda source: _cc("-c", str(source), "-o", str(objects[source])), stale))
     return [str(o) for o in objects.values()]

@@ -1,7 +1,9 @@
-"""How each peer saves and loads a state (a dict of numpy arrays), a few lines each, in its own recommended settings.
+"""How each peer saves and loads a state (a dict of numpy arrays), a few lines each, in its own
+recommended settings.
 
-A peer is made on a folder, `save`s one state after the other, and `load`s what a new process finds there. Its durability class
-is what its documentation and its calls give, not what a run found; `benchmarks.kills` tries it.
+A peer is made on a folder, `save`s one state after the other, and `load`s what a new process finds
+there. Its durability class is what its documentation and its calls give, not what a run found;
+`benchmarks.kills` tries it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Peer(Protocol):
 
 
 class Files:
-    """A file, written anew for each save; durable: under another name, synced, renamed, the directory synced."""
+    """A file, written anew for each save; durable: under another name, synced, renamed, the
+    directory synced."""
 
     name = "state"
     durable = False
@@ -139,7 +142,9 @@ class Memmap:
         self.map = np.memmap(self.path, np.uint8, "w+" if new else "r+", shape=(total,))
         self.views, at = {}, 0
         for k, a in template.items():
-            self.views[k] = np.frombuffer(self.map, np.uint8)[at : at + a.nbytes].view(a.dtype).reshape(a.shape)
+            self.views[k] = (
+                np.frombuffer(self.map, np.uint8)[at : at + a.nbytes].view(a.dtype).reshape(a.shape)
+            )
             at += a.nbytes
 
     def save(self, state: State) -> None:
@@ -178,7 +183,9 @@ class Sqlite:
 
     def save(self, state: State) -> None:
         self.db.execute("BEGIN IMMEDIATE")
-        self.db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", [(k, pack(a)) for k, a in state.items()])
+        self.db.executemany(
+            "INSERT OR REPLACE INTO state VALUES (?, ?)", [(k, pack(a)) for k, a in state.items()]
+        )
         self.db.execute("COMMIT")
 
     def load(self) -> State:
@@ -189,7 +196,8 @@ class Sqlite:
 
 
 class Lmdb:
-    """sync: a commit syncs. Otherwise nosync + writemap, its fastest mode that survives the process."""
+    """sync: a commit syncs. Otherwise nosync + writemap, its fastest mode that survives the
+    process."""
 
     sync = True
 
@@ -199,19 +207,28 @@ class Lmdb:
         room = 64 << 20
         room += 8 * sum(a.nbytes for a in template.values())
         self.env = lmdb.open(
-            str(folder / "lmdb"), map_size=room, sync=self.sync, metasync=self.sync, writemap=not self.sync, map_async=False
+            str(folder / "lmdb"),
+            map_size=room,
+            sync=self.sync,
+            metasync=self.sync,
+            writemap=not self.sync,
+            map_async=False,
         )
         self.template = template
 
     def save(self, state: State) -> None:
         with self.env.begin(write=True) as tx:
             for k, a in state.items():
-                tx.put(k.encode(), np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)  # bytes alone: no dtype, no shape
+                # bytes alone: no dtype, no shape
+                tx.put(k.encode(), np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)
 
     def load(self) -> State:
         with self.env.begin() as tx:
             pairs = [(bytes(k).decode(), v) for k, v in tx.cursor()]
-            return {k: np.frombuffer(v, self.template[k].dtype).reshape(self.template[k].shape).copy() for k, v in pairs}
+            return {
+                k: np.frombuffer(v, self.template[k].dtype).reshape(self.template[k].shape).copy()
+                for k, v in pairs
+            }
 
     def close(self) -> None:
         self.env.close()
@@ -257,7 +274,9 @@ class Zarr:
         self.group = zarr.open_group(str(folder / "state.zarr"), mode="a")
         for k, a in template.items():
             if k not in self.group:
-                self.group.create_array(k, shape=a.shape, dtype=a.dtype, chunks=a.shape or (), compressors=None)
+                self.group.create_array(
+                    k, shape=a.shape, dtype=a.dtype, chunks=a.shape or (), compressors=None
+                )
 
     def save(self, state: State) -> None:
         for k, a in state.items():
@@ -271,7 +290,8 @@ class Zarr:
 
 
 class BareWrite:
-    """What any durable method costs at least: the bytes over the old ones in a preallocated file, and one fdatasync."""
+    """What any durable method costs at least: the bytes over the old ones in a preallocated file,
+    and one fdatasync."""
 
     def __init__(self, folder: Path, template: State) -> None:
         total = sum(a.nbytes for a in template.values())
@@ -282,7 +302,9 @@ class BareWrite:
         self.template = template
 
     def save(self, state: State) -> None:
-        os.pwritev(self.fd, [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in state.values()], 0)
+        os.pwritev(
+            self.fd, [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in state.values()], 0
+        )
         os.fdatasync(self.fd)
 
     def load(self) -> State:
@@ -358,12 +380,26 @@ class PmstoreSlots(Pmstore):
 
 
 class Way:
-    """A peer: its name, its class of durability, whether it lies on tmpfs ("memory") or on a disk, the module it needs."""
+    """A peer: its name, its class of durability, whether it lies on tmpfs ("memory") or on a disk,
+    the module it needs."""
 
     __slots__ = ("durability", "make", "name", "needs", "where")
 
-    def __init__(self, name: str, durability: str, where: str, make: Callable[[Path, State], Peer], needs: str = "") -> None:
-        self.name, self.durability, self.where, self.make, self.needs = name, durability, where, make, needs
+    def __init__(
+        self,
+        name: str,
+        durability: str,
+        where: str,
+        make: Callable[[Path, State], Peer],
+        needs: str = "",
+    ) -> None:
+        self.name, self.durability, self.where, self.make, self.needs = (
+            name,
+            durability,
+            where,
+            make,
+            needs,
+        )
 
 
 def in_domain(base: type[Pmstore], domain: str) -> type[Pmstore]:

@@ -1,4 +1,5 @@
-"""A question's plot: bars of every method in one case, or lines over a size, both with logarithmic axes."""
+"""A question's plot: bars of every method in one case, or lines over a size, both with logarithmic
+axes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import Row, time_text
+from benchmarks.rows import Row, time_text
 
 COLORS = {"none": "#999999", "torn": "#d62728", "kill-safe": "#1f77b4", "power-safe": "#2ca02c"}
 
@@ -33,8 +34,8 @@ def draw(
     unit: str = "median; whiskers: least, greatest",
     value: str = "median_us",
 ) -> None:
-    """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case; None: bars per case. value: of
-    a row, that bars show."""
+    """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case;
+    None: bars per case. value: of a row, that bars show."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -60,13 +61,22 @@ def _bars(pyplot, rows: Sequence[Row], cases: Sequence[str], unit: str, value: s
     for axis in axes.flat[len(cases) :]:
         axis.remove()
     for axis, case in zip(axes.flat, cases, strict=False):
-        here = sorted((r for r in rows if r.case == case and r.median_us > 0), key=lambda r: -getattr(r, value))
+        here = sorted(
+            (r for r in rows if r.case == case and r.median_us > 0),
+            key=lambda r: -getattr(r, value),
+        )
         shown = [getattr(r, value) for r in here]
-        axis.barh([r.method for r in here], shown, color=[COLORS.get(r.durability, "#777777") for r in here])
+        axis.barh(
+            [r.method for r in here],
+            shown,
+            color=[COLORS.get(r.durability, "#777777") for r in here],
+        )
         axis.set_xlabel(unit)
         if value == "median_us":
             spans = [[r.median_us - r.min_us for r in here], [r.max_us - r.median_us for r in here]]
-            axis.errorbar(shown, range(len(here)), xerr=spans, fmt="none", ecolor="black", elinewidth=0.7)
+            axis.errorbar(
+                shown, range(len(here)), xerr=spans, fmt="none", ecolor="black", elinewidth=0.7
+            )
             axis.set_xscale("log")
             axis.set_xlim(left=0.5 * min(r.min_us for r in here))
             if "instructions" not in unit:
@@ -85,7 +95,9 @@ def _in_time(axis):  # type: ignore[no-untyped-def]
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=20))
+    axis.set_major_locator(
+        LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=20)
+    )
     axis.set_major_formatter(FuncFormatter(lambda us, _: time_text(us)))
     axis.set_minor_formatter(NullFormatter())
 
@@ -94,10 +106,14 @@ def _lines(pyplot, rows: Sequence[Row], name: str):  # type: ignore[no-untyped-d
     groups: dict[str, list[tuple[str, list[Row]]]] = {}
     for group in dict.fromkeys(r.case.partition(":")[0] for r in rows if name in r.extra):
         here = [r for r in rows if name in r.extra and r.case.partition(":")[0] == group]
-        groups[group] = [(m, [r for r in here if r.method == m]) for m in dict.fromkeys(r.method for r in here)]
+        groups[group] = [
+            (m, [r for r in here if r.method == m]) for m in dict.fromkeys(r.method for r in here)
+        ]
     across = min(len(groups), 2)
     down = -(-len(groups) // across)
-    figure, axes = pyplot.subplots(down, across, figsize=(6.5 * across, 4.5 * down), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        down, across, figsize=(6.5 * across, 4.5 * down), squeeze=False, layout="constrained"
+    )
     for axis in axes.flat[len(groups) :]:
         axis.remove()
     for axis, (group, methods) in zip(axes.flat, groups.items(), strict=False):

@@ -1,8 +1,8 @@
 """From a new process to the end of its first training step, with a state of 10 MB to 4 GB.
 
-Each trial is a process of its own, which imports everything (the same for all, and a case of its own), makes the model without
-values, gets the state, and trains one step. Cold: the file's pages were dropped from the page cache (files on disk; tmpfs is
-memory, and always warm).
+Each trial is a process of its own, which imports everything (the same for all, and a case of its
+own), makes the model without values, gets the state, and trains one step. Cold: the file's pages
+were dropped from the page cache (files on disk; tmpfs is memory, and always warm).
 """
 
 from __future__ import annotations
@@ -24,21 +24,31 @@ from benchmarks import harness
 
 MB = 1_000_000
 FIRST_STEP = (
-    "the first step writes all of the state, and pmstore keeps every byte's pre-image before: one copy more than a peer that "
-    "loads into memory of its own; in domain file the kernel also copies each page of the private mapping at its first write; "
-    "of a small state, open and attach are the larger part; cold, a thread reads the data behind the program, and the step "
-    "waits for what has not come yet, while torch.load and safetensors read their file from its first byte to its last"
+    "the first step writes all of the state, and pmstore keeps every byte's pre-image before: one "
+    "copy more than a peer that loads into memory of its own; in domain file the kernel also "
+    "copies each page of the private mapping at its first write; of a small state, open and attach "
+    "are the larger part; cold, a thread reads the data behind the program, and the step waits for "
+    "what has not come yet, while torch.load and safetensors read their file from its first byte "
+    "to its last"
 )
 FIRST_ATTACH = (
-    "the first attach of a process, which binds the model, reads small values, and asks torch for its list of operators; "
-    "cold, each page that is read here and there waits for the disk. The open alone takes less than "
-    "1 ms at 8 GB: see growth"
+    "the first attach of a process, which binds the model, reads small values, and asks torch for "
+    "its list of operators; cold, each page that is read here and there waits for the disk. The "
+    "open alone takes less than 1 ms at 8 GB: see growth"
 )
 LARGE_SECONDS = 500
-LARGE = f"asks for {LARGE_SECONDS} s: python -m benchmarks --seconds {LARGE_SECONDS} --results restart"
+LARGE = (
+    f"asks for {LARGE_SECONDS} s: python -m benchmarks --seconds {LARGE_SECONDS} --results restart"
+)
 PROCESSES = 13  # of one round: each way warm, those on a disk cold too, and two that make the files
-STEPPED, HAVING, ATTACH = "to the end of the first step", "to having the state", "open and attach alone"
-IMPORTS = "import numpy, torch, torch.distributed.checkpoint, safetensors.torch, pmstore, pmstore.torch"
+STEPPED, HAVING, ATTACH = (
+    "to the end of the first step",
+    "to having the state",
+    "open and attach alone",
+)
+IMPORTS = (
+    "import numpy, torch, torch.distributed.checkpoint, safetensors.torch, pmstore, pmstore.torch"
+)
 
 
 # ---- in the child: state of `size` bytes from `folder`; returns when it is there ----
@@ -73,7 +83,9 @@ def _pmstore(folder: Path, size: int) -> Any:
     trainer = _bare(size)
     start = time.perf_counter()
     trainer.store = pmstore.open(folder / "run.pm", "r+")
-    trainer.run = pmstore.torch.attach(trainer.store, model=trainer.model, optimizer=trainer.optimizer)
+    trainer.run = pmstore.torch.attach(
+        trainer.store, model=trainer.model, optimizer=trainer.optimizer
+    )
     trainer.attached = time.perf_counter() - start
     return trainer
 
@@ -107,7 +119,9 @@ def _dcp(folder: Path, size: int) -> Any:
     trainer = _empty(size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(trainer.tensors(), storage_reader=dcp.FileSystemReader(folder / "dcp"), no_dist=True)
+        dcp.load(
+            trainer.tensors(), storage_reader=dcp.FileSystemReader(folder / "dcp"), no_dist=True
+        )
     return trainer
 
 
@@ -143,7 +157,9 @@ def _make(folder: Path, size: int, domain: str) -> None:
         save_file(trainer.tensors(), folder / "state.safetensors")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.save(trainer.tensors(), storage_writer=dcp.FileSystemWriter(folder / "dcp"), no_dist=True)
+            dcp.save(
+                trainer.tensors(), storage_writer=dcp.FileSystemWriter(folder / "dcp"), no_dist=True
+            )
     trainer.optimizer.zero_grad()  # else its gradients are state too
     file_bytes = int(2.1 * size) + (64 << 20)
     with pmstore.open(folder / "run.pm", size=file_bytes, domain=domain) as store:  # type: ignore[arg-type]
@@ -155,7 +171,8 @@ def _make(folder: Path, size: int, domain: str) -> None:
 
 
 def trial(name: str, folder: str, size: int, threads: int) -> None:
-    """Prints, as JSON, seconds to the state, to the step's end, and of pmstore for open and attach alone."""
+    """Prints, as JSON, seconds to the state, to the step's end, and of pmstore for open and attach
+    alone."""
     exec(IMPORTS, {})
     import torch
 
@@ -190,8 +207,16 @@ def trial(name: str, folder: str, size: int, threads: int) -> None:
 
 
 def _ask(name: str, folder: Path, size: int, threads: int) -> list[float]:
-    code = f"from benchmarks.restart import trial; trial({name!r}, {str(folder)!r}, {size}, {threads})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    code = (
+        f"from benchmarks.restart import trial; trial({name!r}, {str(folder)!r}, {size}, {threads})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=harness.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"restart: {name} failed, see above")
     times: list[float] = json.loads(done.stdout.splitlines()[-1])
@@ -240,7 +265,8 @@ def _warm_of(name: str, folder: Path) -> None:
 
 @dataclass
 class Trials:
-    """All ways in turn, warm and cold, with a state of `size` bytes. Seconds by (warm or cold, case) and way."""
+    """All ways in turn, warm and cold, with a state of `size` bytes. Seconds by (warm or cold,
+    case) and way."""
 
     size: int
     threads: int
@@ -258,7 +284,9 @@ class Trials:
             groups = [[n for n in wanted if "tmpfs" in n], [n for n in wanted if "tmpfs" not in n]]
         for names, part in budget.deal((group, len(group)) for group in groups):
             with ExitStack() as stack:
-                disk, memory = (stack.enter_context(harness.scratch(where)) for where in ("disk", "memory"))
+                disk, memory = (
+                    stack.enter_context(harness.scratch(where)) for where in ("disk", "memory")
+                )
                 start = time.monotonic()
                 if any("tmpfs" in name for name in names):
                     _ask("make process", memory, self.size, self.threads)
@@ -295,10 +323,19 @@ class Trials:
         for state in "warm", "cold":
             for what in STEPPED, HAVING, ATTACH:
                 case = f"{harness.size_text(self.size)} of state, {state}, {what}"
-                got = {n: t for n, t in self.times.get((state, what), {}).items() if n not in self.failed}
-                rows += [harness.summarize(n, case, LOADERS[n][0], got[n]) for n in LOADERS if n in got]
+                got = {
+                    n: t
+                    for n, t in self.times.get((state, what), {}).items()
+                    if n not in self.failed
+                }
+                rows += [
+                    harness.summarize(n, case, LOADERS[n][0], got[n]) for n in LOADERS if n in got
+                ]
                 if what == STEPPED:
-                    rows += [harness.missing(name, case, LOADERS[name][0], why) for name, why in self.failed.items()]
+                    rows += [
+                        harness.missing(name, case, LOADERS[name][0], why)
+                        for name, why in self.failed.items()
+                    ]
         return rows
 
 
@@ -309,13 +346,24 @@ def _measure(rows: list[harness.Row], threads: int, quick: bool, budget: harness
         start = time.perf_counter()
         _ask("start", Path(), 0, threads)
         starts.append((time.perf_counter() - start) * 1e6)
-    rows.append(harness.summarize("all of them", f"exec of Python to the end of `{IMPORTS}`", harness.KILL, starts))
+    rows.append(
+        harness.summarize(
+            "all of them", f"exec of Python to the end of `{IMPORTS}`", harness.KILL, starts
+        )
+    )
     sizes = [(10 * MB, 2.0), (100 * MB, 2.0), (1000 * MB, 3.0), (4000 * MB, 8.0)]
     if budget.seconds < LARGE_SECONDS:
-        rows.append(harness.missing("all of them", f"{harness.size_text(sizes.pop()[0])} of state", harness.KILL, LARGE))
-    a_process, a_byte = statistics.median(starts) / 1e6, 0.0  # seconds, as known from the size before
+        rows.append(
+            harness.missing(
+                "all of them", f"{harness.size_text(sizes.pop()[0])} of state", harness.KILL, LARGE
+            )
+        )
+    # seconds, as known from the size before
+    a_process, a_byte = statistics.median(starts) / 1e6, 0.0
     for size, part in budget.deal(sizes[:1] if quick else sizes):
-        short = 3.7 * size > harness.room_bytes("memory", 0.9) or 6 * size > harness.room_bytes("disk", 0.8)
+        short = 3.7 * size > harness.room_bytes("memory", 0.9) or 6 * size > harness.room_bytes(
+            "disk", 0.8
+        )
         why = (
             harness.OUT_OF_TIME
             if PROCESSES * a_process + a_byte * size > budget.left or budget.spent
@@ -332,9 +380,15 @@ def _measure(rows: list[harness.Row], threads: int, quick: bool, budget: harness
         finally:
             rows += trials.rows()
         if why:
-            rows.append(harness.missing("all of them", f"{harness.size_text(size)} of state", harness.KILL, why))
+            rows.append(
+                harness.missing(
+                    "all of them", f"{harness.size_text(size)} of state", harness.KILL, why
+                )
+            )
         a_byte = max(0.0, trials.least_seconds - PROCESSES * a_process) / size
-        print(f"  {harness.size_text(size)}: {why or 'done'} ({budget.left:.0f} s left)", flush=True)
+        print(
+            f"  {harness.size_text(size)}: {why or 'done'} ({budget.left:.0f} s left)", flush=True
+        )
 
 
 def main(quick: bool, budget: harness.Budget) -> None:
@@ -348,13 +402,22 @@ def main(quick: bool, budget: harness.Budget) -> None:
     rows = harness.with_ratios(rows, "torch.load")
     targets = []
     for case in dict.fromkeys(r.case for r in rows if STEPPED in r.case):
-        ours = [r for r in (harness.find(rows, case, "pmstore file"), harness.find(rows, case, "pmstore process (tmpfs)")) if r]
+        ours = [
+            r
+            for r in (
+                harness.find(rows, case, "pmstore file"),
+                harness.find(rows, case, "pmstore process (tmpfs)"),
+            )
+            if r
+        ]
         theirs = [r for r in rows if r.case == case and r not in ours and r.measured]
         if not (ours and theirs):
             continue  # the table says why
         best, peers = (min(rs, key=lambda r: r.median_us) for rs in (ours, theirs))
         words = f"{case}: {best.method} / {peers.method}"
-        targets.append(harness.Target(words, best.median_us / peers.median_us, 1, reason=FIRST_STEP))
+        targets.append(
+            harness.Target(words, best.median_us / peers.median_us, 1, reason=FIRST_STEP)
+        )
     targets += [
         harness.Target(f"{r.case}: {r.method}, ms", r.median_us / 1e3, 20, reason=FIRST_ATTACH)
         for r in rows
@@ -368,5 +431,11 @@ def main(quick: bool, budget: harness.Budget) -> None:
         targets=targets,
         notes=notes,
         quick=quick,
-        plot={"cases": [c for c in dict.fromkeys(r.case for r in rows) if STEPPED in c and c.startswith(("10 MB", "4 GB"))]},
+        plot={
+            "cases": [
+                c
+                for c in dict.fromkeys(r.case for r in rows)
+                if STEPPED in c and c.startswith(("10 MB", "4 GB"))
+            ]
+        },
     )

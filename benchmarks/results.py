@@ -1,150 +1,208 @@
-"""Writes benchmarks/RESULTS.md from build/bench/*.json."""
+"""The last results: benchmarks/results.json.gz holds a run's figures, RESULTS.md is made from them.
+
+    python -m benchmarks --report          writes RESULTS.md anew from results.json.gz
+    python -m benchmarks --report slots    also prints all rows of a question
+    python -m benchmarks.results           first gathers results.json.gz from build/bench/*.json
+
+`make bench` does the last after its run. The document has no figure that the raw file has not.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import OUT, time_text
-from benchmarks.iterations import PLOTTED
+from benchmarks import summaries
+from benchmarks.harness import OUT, table
+from benchmarks.rows import Row
 from benchmarks.runner import QUESTIONS
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-HEAD = """# Results
+RAW = Path(__file__).with_name("results.json.gz")
+COLUMNS = 100
+TIMES = ("median_us", "min_us", "max_us")
+UNITS = {"instructions": "instructions"}
+"""Of the rows of questions that do not measure times."""
 
-Written by `make bench` (or `python -m benchmarks.results`, alone) from `build/bench/*.json`. [README.md](README.md) says what
-each question is and how to read it. A figure counts beside the others of its table only: all were measured in turn, in one
-run.
+HEAD = (
+    "The last run of the benchmarks: first what was aimed at and missed, then one table a "
+    "question. [README.md](README.md) says what each question is and what the words mean. All "
+    "rows, with their least, greatest and rounds, are in [results.json.gz](results.json.gz), "
+    "from which this file is made (`python -m benchmarks --report`); a reason may speak of a "
+    "row that is only there. Times are medians. Compare within a table: its methods were "
+    "measured in turn, in one run. pmstore's domains: `process` keeps what is committed when "
+    "the process dies; `emulated` does so by the instructions that persistent memory needs; "
+    "`file` waits for a disk."
+)
+BUSY = (
+    " The machine was busy with other work when this run began: times are longer than on an idle"
+    " one, those that wait for a disk most. Ratios suffer less."
+)
 
-Times are medians of the rounds, with the least and the greatest. *survives* is what a method promises: `none`; `torn`: a crash
-in a save may leave neither the old nor the new state; `kill-safe`: the old or the new state after the death of the process;
-`power-safe`: also after that of the machine. What a table's *ratio* is to is said above it. pmstore's domains: `process` keeps
-what is committed when the process dies; `emulated` does so by the instructions that persistent memory needs; `file` waits for
-a disk.
-"""
-PAPER = """A save of the state after an iteration, warm: median [least - greatest], and how many times cheaper than `np.savez`
-on disk. *Crash*: share of SIGKILLs in the middle of a save of 63 KB after which the old or the new state was there, exactly.
-Other states and sizes, saves among other work and cold ones: under iterations.
-"""
-BUSY = """
-**The machine was busy with other work when this run began** (load {load:.1f} on {cores} cores): absolute times, and every time
-that waits for a disk, are longer than on an idle one. Ratios of methods measured in turn suffer less; maxima say little.
-"""
-
-
-def _header(found: list[dict[str, Any]]) -> str:
-    machine = found[0]["machine"]
-    loads = [d["load"][0] for d in found]
-    before = min(found, key=lambda d: d["date"])["load_before"][0]
-    lines = [
-        HEAD,
-        "| | |",
-        "|---|---|",
-        f"| date | {min(d['date'] for d in found)} to {max(d['date'] for d in found)} |",
-        f"| machine | {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB |",
-        f"| system | Linux {machine['kernel']}, Python {machine['python']} |",
-        f"| commit | {', '.join(dict.fromkeys(d['commit'][:12] for d in found))} |",
-        f"| load (1 minute) | {before:.1f} before; {min(loads):.1f} to {max(loads):.1f} at the ends of questions |",
-    ]
-    if before > machine["cores"] / 2:
-        lines.append(BUSY.format(load=before, cores=machine["cores"]))
-    if any(d["quick"] for d in found):
-        lines.append(f"\nSmallest cases only (`--quick`): {', '.join(d['question'] for d in found if d['quick'])}.\n")
-    lines += [f"\n**{d['question']} was not answered**: {d['failure']}" for d in found if d["failure"]]
-    return "\n".join(lines)
+Run = Mapping[str, Any]
+"""What the raw file holds: when, where and of which commit, and the answers to the questions."""
 
 
-def _extra(extra: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:,.4g}" for name, value in extra.items() if name not in ("x", "bytes"))
+# ---- the raw file ----
 
 
-def _targets(found: list[dict[str, Any]]) -> str:
-    rows = [(d["question"], t) for d in found for t in d["targets"]]
-    reasons = list(dict.fromkeys(t["reason"] for _, t in rows if not t["met"] and t["reason"]))
-    lines = [
-        "\n## Figures aimed at\n",
-        f"{sum(t['met'] for _, t in rows)} of {len(rows)} met in this run. Those missed come first.\n",
-    ]
-    lines += ["| question | figure | measured | aim | | why |", "|---|---|---|---|---|---|"]
-    for question, t in sorted(rows, key=lambda row: row[1]["met"]):
-        sign = "at least" if t["at_least"] else "at most"
-        why = "" if t["met"] or not t["reason"] else f"({reasons.index(t['reason']) + 1})"
-        verdict = "met" if t["met"] else "**missed**"
-        lines.append(f"| {question} | {t['text']} | {t['value']:.3g} | {sign} {t['bound']:.3g} | {verdict} | {why} |")
-    lines += ["", *(f"{i}. {reason}" for i, reason in enumerate(reasons, start=1))]
-    return "\n".join(lines)
+def gather() -> dict[str, Any]:
+    """A run, from build/bench/*.json.
 
-
-def _paper(found: list[dict[str, Any]]) -> str:
-    """The seed paper's table: methods down, states across, and the crash column. Empty if it was not measured."""
-    rows = {d["question"]: d["rows"] for d in found}
-    cases = [
-        c
-        for c in dict.fromkeys(r["case"] for r in rows.get("iterations", ()))
-        if c.startswith(tuple(f"{p}, state A" for p in PLOTTED))
-    ]
-    cells = {
-        (r["case"], r["method"]): r for r in rows.get("iterations", ()) if r["case"] in cases and r["median_us"] is not None
+    Raises: FileNotFoundError if no question was answered yet.
+    """
+    paths = [OUT / f"{question}.json" for question in QUESTIONS]
+    found = [json.loads(p.read_text(), parse_float=_shortened) for p in paths if p.exists()]
+    if not found:
+        raise FileNotFoundError(f"{OUT}: no results: run `python -m benchmarks` first")
+    dates = [answer["date"] for answer in found]
+    return {
+        "dates": [min(dates), max(dates)],
+        "machine": found[0]["machine"],
+        "commits": list(dict.fromkeys(answer["commit"] for answer in found)),
+        "load_before": min(found, key=lambda answer: answer["date"])["load_before"][0],
+        "note": "",
+        "answers": found,
     }
-    kills = {r["method"]: r for r in rows.get("kills", ()) if r["median_us"] is not None}
-    if not cells:
-        return ""
-    lines = [
-        "\n## The paper's table\n",
-        PAPER,
-        "| method | survives | crash | " + " | ".join(cases) + " |",
-        "|---" * (3 + len(cases)) + "|",
+
+
+def _shortened(text: str) -> float:
+    """Six digits: noise does not compress."""
+    return float(f"{float(text):.6g}")
+
+
+def store(run: Run) -> None:
+    """Writes the raw file: the same bytes for the same figures."""
+    RAW.write_bytes(gzip.compress(json.dumps(run, separators=(",", ":")).encode(), mtime=0))
+
+
+def stored() -> dict[str, Any]:
+    """Reads the raw file."""
+    run: dict[str, Any] = json.loads(gzip.decompress(RAW.read_bytes()))
+    return run
+
+
+# ---- the document ----
+
+
+def text_of(run: Run) -> str:
+    """RESULTS.md."""
+    answers = run["answers"]
+    named = {answer["question"]: answer for answer in answers}
+    lines = ["# Results", "", *_wrapped(HEAD), "", *_wrapped(_origin(run)), "", *_misses(answers)]
+    for answer in answers:
+        if answer["rows"]:
+            lines += ["", *_section(answer, named)]
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, break_long_words=False, break_on_hyphens=False)
+
+
+def _origin(run: Run) -> str:
+    """When, where, of which commit; what is not as it should be."""
+    machine, answers = run["machine"], run["answers"]
+    loads = [answer["load"][0] for answer in answers]
+    dates = " to ".join(date[:16].replace("T", " ") for date in run["dates"])
+    text = (
+        f"Measured from {dates} (UTC) on {machine['cpu']}, {machine['cores']} cores,"
+        f" {machine['memory_gib']} GiB, Linux {machine['kernel']}, Python {machine['python']};"
+        f" commit {', '.join(commit[:12] for commit in run['commits'])}."
+        f" Load (1 minute) {run['load_before']:.1f} before, {min(loads):.1f} to {max(loads):.1f}"
+        " at the ends of questions."
+    )
+    if run["load_before"] > machine["cores"] / 2:
+        text += BUSY
+    if run["note"]:
+        text += f" {run['note']}"
+    if quick := [answer["question"] for answer in answers if answer["quick"]]:
+        text += f" Smallest cases only (`--quick`): {', '.join(quick)}."
+    for answer in answers:
+        if answer["failure"]:
+            text += f" **{answer['question']} was not answered**: {answer['failure']}."
+    return text
+
+
+def _misses(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One row for all that was missed for the same reason."""
+    targets = [(answer["question"], target) for answer in answers for target in answer["targets"]]
+    missed: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for question, target in targets:
+        if not target["met"]:
+            case, figure = summaries.parted(target["text"])
+            aim = f"{figure}: {summaries.bound_of(target)}"
+            value = _missed_value(target) + (f" ({case})" if case else "")
+            missed.setdefault((question, target["reason"]), {}).setdefault(aim, []).append(value)
+    body = [
+        [question, "<br>".join(f"{aim}; was {', '.join(v)}" for aim, v in values.items()), reason]
+        for (question, reason), values in missed.items()
     ]
-    for method in dict.fromkeys(m for _, m in cells):
-        here = [cells.get((case, method)) for case in cases]
-        killed = kills.get(method)
-        crash = f"{100 * killed['ratio']:.3g} % of {killed['extra']['kills']:.0f}" if killed else ""
-        survives = next(r["durability"] for r in here if r)
-        times = [
-            f"{time_text(r['median_us'])} [{time_text(r['min_us'])} - {time_text(r['max_us'])}]"
-            + (f" {r['ratio']:.3g} x" if r["ratio"] else "")
-            if r
-            else ""
-            for r in here
-        ]
-        lines.append(f"| {method} | {survives} | {crash} | " + " | ".join(times) + " |")
-    return "\n".join(lines)
+    met = sum(target["met"] for _, target in targets)
+    lines = ["## Aims that were missed", f"{met} of {len(targets)} aims were met in this run."]
+    if body:
+        lines += ["", *summaries.lines_of(["question", "aim, and what was measured", "why"], body)]
+    return lines
 
 
-def _section(data: dict[str, Any]) -> str:
-    lines = [f"\n## {data['question']}: {data['title']}\n", f"Ratio: {data['ratio']}. Load {data['load'][0]:.1f}.\n"]
-    lines += [f"* {note}" for note in data["notes"]]
-    case = None
-    for r in data["rows"]:
-        if r["case"] != case:
-            case = r["case"]
-            lines += [
-                f"\n**{case}**\n",
-                "| method | median | min | max | rounds | ratio | survives | |",
-                "|---|---|---|---|---|---|---|---|",
-            ]
-        if r["median_us"] is None:
-            lines.append(f"| {r['method']} | | | | | | {r['durability']} | {r['note']} |")
-            continue
-        ratio = "" if r["ratio"] is None else f"{r['ratio']:.3g}"
-        times = " | ".join(time_text(r[k]) for k in ("median_us", "min_us", "max_us"))
-        if data["question"] == "instructions":
-            times = " | ".join(f"{r[k]:,.0f}" for k in ("median_us", "min_us", "max_us"))
-        rounds = r.get("rounds") or ""
-        lines.append(f"| {r['method']} | {times} | {rounds} | {ratio} | {r['durability']} | {_extra(r['extra'])} |")
-    return "\n".join(lines)
+def _missed_value(target: Mapping[str, Any]) -> str:
+    """Where three digits do not tell it from the aim, a sign does."""
+    value = f"{target['value']:.3g}"
+    if value != f"{target['bound']:.3g}":
+        return value
+    return f"{'under' if target['at_least'] else 'over'} {value}"
+
+
+def _section(answer: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    summary = summaries.of(answer["question"])
+    words = summary.words
+    if targets := answer["targets"]:
+        words += f" Aims met: {sum(t['met'] for t in targets)} of {len(targets)}."
+    words += "".join(f" Note: {note}." for note in summary.shown(answer["notes"]))
+    absent: dict[str, dict[str, None]] = {}
+    for row in answer["rows"]:
+        if row["median_us"] is None:
+            absent.setdefault(row["note"], {})[row["method"]] = None
+    for why, methods in absent.items():
+        words += f" Not measured everywhere: {'; '.join(methods)} ({why})."
+    head = f"## {answer['question']}: {answer['title']}"
+    return [head, *_wrapped(words), "", *summary.table(answer, answers)]
+
+
+def report() -> Path:
+    """Writes RESULTS.md from the raw file."""
+    RESULTS.write_text(text_of(stored()))
+    return RESULTS
+
+
+def all_rows(question: str) -> str:
+    """Every row of a question, and its notes. Empty: the raw file has none."""
+    found = [a for a in stored()["answers"] if a["question"] == question and a["rows"]]
+    if not found:
+        return ""
+    answer = found[0]
+    rows = [Row(**_with_nan(row)) for row in answer["rows"]]
+    shown = table(rows, answer["ratio"], UNITS.get(question, "us"))
+    return "\n".join([answer["title"], shown, *(f"  note: {note}" for note in answer["notes"])])
+
+
+def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has null where a row has no time."""
+    return {**row, **{k: math.nan for k in TIMES if row[k] is None}}
 
 
 def write() -> Path:
-    """Raises: FileNotFoundError if no question was answered yet."""
-    found = [json.loads((OUT / f"{q}.json").read_text()) for q in QUESTIONS if (OUT / f"{q}.json").exists()]
-    if not found:
-        raise FileNotFoundError(f"{OUT}: no results: run `python -m benchmarks` first")
-    RESULTS.write_text(
-        "\n".join([_header(found), _targets(found), _paper(found), *(_section(d) for d in found if d["rows"])]) + "\n"
-    )
-    return RESULTS
+    """Writes the raw file from build/bench/*.json, and RESULTS.md from it.
+
+    Raises: FileNotFoundError if no question was answered yet.
+    """
+    store(gather())
+    return report()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Runs questions one after the other, each in a process of its own: no failure of one stops the others, none runs for ever, and
-nothing is left on tmpfs or disk, whatever was killed.
+"""Runs questions one after the other, each in a process of its own: no failure of one stops the
+others, none runs for ever, and nothing is left on tmpfs or disk, whatever was killed.
 
 A question that ends badly leaves its JSON too, with the words it ended with; RESULTS.md says so.
 """
@@ -23,10 +23,12 @@ from benchmarks import harness
 from benchmarks.harness import ROOT, RUN_VARIABLE, SCRATCH_PREFIX
 
 ALL_SECONDS, QUICK_SECONDS = 19 * 60, 115
-"""What the shares of all questions are at most. What one goes on after its share the later ones give."""
+"""What the shares of all questions are at most. What one goes on after its share the later ones
+give."""
 
 OVER_SECONDS = 40.0
-"""So much later than that a full run has ended, but for a report of REPORT_SECONDS: the limits of questions say so."""
+"""So much later than that a full run has ended, but for a report of REPORT_SECONDS: the limits of
+questions say so."""
 LEFT_TO_LATER = 0.8
 """Of their shares, whatever the ones before do."""
 
@@ -65,9 +67,9 @@ QUESTIONS = {name: Question(name, *seconds) for name, seconds in _SHARES.items()
 
 
 def run(names: Sequence[str], quick: bool, seconds: float | None = None) -> list[str]:
-    """Runs them, with so many seconds each, or their shares; the names of those that did not end well. One's limit is half as
-    much again as its share, and what a start takes on a busy machine; in a full run less, if the later ones would lose more
-    than a fifth of theirs."""
+    """Runs them, with so many seconds each, or their shares; the names of those that did not end
+    well. One's limit is half as much again as its share, and what a start takes on a busy machine;
+    in a full run less, if the later ones would lose more than a fifth of theirs."""
     ends = time.monotonic() + (QUICK_SECONDS if quick else ALL_SECONDS)
     failed = []
     with _reaper() as tell:
@@ -113,7 +115,11 @@ def _run_one(question: Question, quick: bool, share: float, limit: float, tell: 
     start, busy = time.monotonic(), _cpu_seconds()
     with tempfile.TemporaryFile("w+") as words:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {RUN_VARIABLE: str(os.getpid())}, stderr=words, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=os.environ | {RUN_VARIABLE: str(os.getpid())},
+            stderr=words,
+            start_new_session=True,
         )
         tell.running(process.pid)
         why = f"ended after its limit of {limit:.3g} s"
@@ -132,10 +138,15 @@ def _run_one(question: Question, quick: bool, share: float, limit: float, tell: 
             sweep(str(os.getpid()))
         words.seek(0)
         said = words.read()
-    # One that has written its results has answered, even if something that it started did not let it end.
+    # One that has written its results has answered, even if something that it started did not let
+    # it end.
     if status == 0 or (harness.OUT / f"{question.name}.json").exists():
         seconds, busy = time.monotonic() - start, _cpu_seconds() - busy
-        print(f"  ({question.name}: {seconds:.0f} s of {share:.0f} s, {busy:.0f} s of processor time)", flush=True)
+        print(
+            f"  ({question.name}: {seconds:.0f} s of {share:.0f} s, {busy:.0f} s of processor "
+            "time)",
+            flush=True,
+        )
         return True
     print("".join(said.splitlines(keepends=True)[-30:]), file=sys.stderr, flush=True)
     last = said.strip().splitlines()[-1:] or ["no words"]
@@ -171,7 +182,8 @@ class Tell:
 
 @contextmanager
 def _reaper() -> Iterator[Tell]:
-    """A process that waits for the end of this one, by whatever cause, and then ends and removes what it left."""
+    """A process that waits for the end of this one, by whatever cause, and then ends and removes
+    what it left."""
     command = [sys.executable, "-m", "benchmarks.runner", str(os.getpid())]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None

@@ -1,7 +1,9 @@
-"""Does the scheduler reach the exact optimum? Ten figures over 36 jobs in simulated time; and what a step of it costs.
+"""Does the scheduler reach the exact optimum? Ten figures over 36 jobs in simulated time; and what
+a step of it costs.
 
-Figures are ratios of exact expected costs, not times of this machine (pmstore/simulation/study.py computes them;
-docs/SCHEDULER.md says what they mean). The times are those of `CommitScheduler.step` when it does not commit.
+Figures are ratios of exact expected costs, not times of this machine
+(pmstore_lab/simulation/study.py computes them; docs/SCHEDULER.md says what they mean). The times
+are those of `CommitScheduler.step` when it does not commit.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import numpy as np
 
 from benchmarks.harness import LIMIT, NONE, Budget, Row, Target, TimeUp, report, summarize
 from pmstore.scheduler import CommitScheduler, LossFit, Young
-from pmstore.simulation.curves import CURVES, noisy
-from pmstore.simulation.study import FIGURES, Figure, Size
+from pmstore_lab.simulation.curves import CURVES, noisy
+from pmstore_lab.simulation.study import FIGURES, Figure, Size
 
 STEPS = 200_000
 SLOW = ("convergence", "notices")  # half of the time: begun first, so that all cores end together
@@ -26,14 +28,19 @@ QUICK = ("drift", "tiers", "integer_rule", "coci")  # the figures that take seco
 def main(quick: bool, budget: Budget) -> None:
     rows = _step_costs(1 if quick else 9)
     size = (
-        Size(job=0.3, seeds=1, rate_seeds=8, trials=10_000) if quick else Size(seeds=1, rate_seeds=8)
+        Size(job=0.3, seeds=1, rate_seeds=8, trials=10_000)
+        if quick
+        else Size(seeds=1, rate_seeds=8)
     )  # `Size()`: minutes more
     figures: list[Figure] = []
     names = list(QUICK if quick else sorted(FIGURES, key=lambda name: name not in SLOW))
     late = set(names)
     try:
-        with multiprocessing.get_context("spawn").Pool() as pool:  # simulated time: no one disturbs another
-            for name, found, seconds in pool.imap_unordered(_compute, [(name, size) for name in names]):
+        # simulated time: no one disturbs another
+        with multiprocessing.get_context("spawn").Pool() as pool:
+            for name, found, seconds in pool.imap_unordered(
+                _compute, [(name, size) for name in names]
+            ):
                 figures += found
                 late.remove(name)
                 print(f"  {name}: {seconds:.0f} s ({budget.left:.0f} s left)", flush=True)
@@ -45,7 +52,14 @@ def main(quick: bool, budget: Budget) -> None:
         for f in figures
         for name, (sense, bound) in f.bounds.items()
     ]
-    targets.insert(0, Target("step without a commit, microseconds, worst objective", max(r.median_us for r in rows[:3]), 2.0))
+    targets.insert(
+        0,
+        Target(
+            "step without a commit, microseconds, worst objective",
+            max(r.median_us for r in rows[:3]),
+            2.0,
+        ),
+    )
     targets.insert(1, Target("refit of the loss curve, milliseconds", rows[3].median_us / 1e3, 2.0))
     notes = [
         f"{f.number}. {f.title}: {name} = {value:.3f}"
@@ -55,7 +69,12 @@ def main(quick: bool, budget: Budget) -> None:
     ]
     notes += [f"{name}: {LIMIT}" for name in sorted(late)]
     report(
-        "scheduler", "When to commit: the scheduler against the exact optimum", rows, targets=targets, notes=notes, quick=quick
+        "scheduler",
+        "When to commit: the scheduler against the exact optimum",
+        rows,
+        targets=targets,
+        notes=notes,
+        quick=quick,
     )
 
 
@@ -66,8 +85,11 @@ def _compute(task: tuple[str, Size]) -> tuple[str, list[Figure], float]:
 
 
 def _step_costs(rounds: int) -> list[Row]:
-    """Interleaved rounds of many steps; everything a step does is in it, refits and refreshes included."""
-    losses: list[float] = noisy(CURVES["power law"].loss(np.linspace(0.0, 1.0, STEPS)), np.random.default_rng(0)).tolist()
+    """Interleaved rounds of many steps; everything a step does is in it, refits and refreshes
+    included."""
+    losses: list[float] = noisy(
+        CURVES["power law"].loss(np.linspace(0.0, 1.0, STEPS)), np.random.default_rng(0)
+    ).tolist()
     ways: dict[str, Callable[[], CommitScheduler]] = {
         "step, time": lambda: _idle(objective="time"),
         "step, progress": lambda: _idle(objective="progress"),
@@ -97,7 +119,11 @@ def _step_costs(rounds: int) -> list[Row]:
 def _idle(**options: Any) -> CommitScheduler:
     """A scheduler that has measured its commit and will not make another."""
     scheduler = CommitScheduler(
-        {"tier": lambda: None}, total_steps=STEPS, failure_rate_per_second=1e-9, free_budget=0.0, **options
+        {"tier": lambda: None},
+        total_steps=STEPS,
+        failure_rate_per_second=1e-9,
+        free_budget=0.0,
+        **options,
     )
     for _ in range(20):
         scheduler.step(10.0)

@@ -1,12 +1,14 @@
-"""Policies on the MNIST demo under SIGKILL, with a mean time between failures of seconds: what each added and what each lost.
+"""Policies on the MNIST demo under SIGKILL, with a mean time between failures of seconds: what each
+added and what each lost.
 
-Every policy trains the demo's model in its own store (domain "file", on a disk: a commit waits for it), in processes that are
-killed after exponential times; the times are the same for every policy, and the policies take turns, a process each. A process
-that is killed resumes at the last commit. Counted in seconds of the training processes:
+Every policy trains the demo's model in its own store (domain "file", on a disk: a commit waits for
+it), in processes that are killed after exponential times; the times are the same for every policy,
+and the policies take turns, a process each. A process that is killed resumes at the last commit.
+Counted in seconds of the training processes:
 
 * lost: training time of steps that had to be done again, the one that the kill cut included;
-* added: time in `run.commit` at every step, kept or lost, and what steps took longer than plain ones (first writes after a
-  commit).
+* added: time in `run.commit` at every step, kept or lost, and what steps took longer than plain
+  ones (first writes after a commit).
 
 Time from a kill to the first step (Python, imports, data) is the same for all and left out.
 """
@@ -62,32 +64,51 @@ class Tally:
 
 
 def _child(config: dict[str, Any], say: Connection) -> None:
-    """A process of a job. It is forked by one that has imported torch: what it takes to start is no part of the question."""
+    """A process of a job. It is forked by one that has imported torch: what it takes to start is no
+    part of the question."""
 
     def tell(event: str, **what: Any) -> None:
         say.send({"event": event, **what})
 
     import pmstore
     import pmstore.torch
-    from pmstore.demo_trainer import Config, make_job, train_step
     from pmstore.scheduler import CheckFreq, CommitScheduler, EveryN, HazardModel, Young
+    from pmstore_lab.demo_trainer import Config, make_job, train_step
 
     job = make_job(Config(config["data"], config["store"], None, "file", config["steps"], SEED, 1))
     rate = 1.0 / config["mtbf"]
     with pmstore.open(config["store"], domain="file") as store:
         tier = {"store": store.commit}
         policy = config["policy"]
-        options: dict[str, Any] = {"store": store, "total_steps": config["steps"], "free_budget": 0.0}
+        options: dict[str, Any] = {
+            "store": store,
+            "total_steps": config["steps"],
+            "free_budget": 0.0,
+        }
         if policy["name"] in ("time", "progress"):
-            # The prior's four hours are meant for failures that are hours apart: here they are seconds apart.
+            # The prior's four hours are meant for failures that are hours apart: here they are
+            # seconds apart.
             hazard = HazardModel(store, prior_seconds=2.0 * config["mtbf"])
             known = rate if policy["rate"] else None
-            scheduler = CommitScheduler(tier, policy["name"], failure_rate_per_second=known, hazard=hazard, **options)
+            scheduler = CommitScheduler(
+                tier, policy["name"], failure_rate_per_second=known, hazard=hazard, **options
+            )
         else:
-            rules = {"EveryN": lambda: EveryN(policy["steps"]), "CheckFreq": CheckFreq, "Young": lambda: Young(rate)}
-            scheduler = CommitScheduler(tier, policy=rules[policy["name"]](), failure_rate_per_second=rate, **options)
+            rules = {
+                "EveryN": lambda: EveryN(policy["steps"]),
+                "CheckFreq": CheckFreq,
+                "Young": lambda: Young(rate),
+            }
+            scheduler = CommitScheduler(
+                tier, policy=rules[policy["name"]](), failure_rate_per_second=rate, **options
+            )
         run = pmstore.torch.attach(
-            store, model=job.model, optimizer=job.optimizer, lr_scheduler=job.scheduler, loader=job.loader, policy=scheduler
+            store,
+            model=job.model,
+            optimizer=job.optimizer,
+            lr_scheduler=job.scheduler,
+            loader=job.loader,
+            policy=scheduler,
         )
         tell("ready", done=run.step)
         done, loss, end = run.step, 0.0, time.monotonic()
@@ -97,7 +118,12 @@ def _child(config: dict[str, Any], say: Connection) -> None:
             done += 1
             committed = run.commit(loss)
             end = time.monotonic()
-            tell("step", train=trained - start, commit=end - trained, done=run.step if committed else None)
+            tell(
+                "step",
+                train=trained - start,
+                commit=end - trained,
+                done=run.step if committed else None,
+            )
             if done == config["steps"]:
                 break
         start = time.monotonic()
@@ -108,7 +134,9 @@ def _child(config: dict[str, Any], say: Connection) -> None:
 # ---- the killer
 
 
-def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | None, mtbf: float) -> bool:
+def _life(
+    folder: Path, name: str, steps: int, tally: Tally, seconds: float | None, mtbf: float
+) -> bool:
     """One process, killed so many seconds after it was ready. True if it reached the end before."""
     config = {
         "data": str(folder),
@@ -166,9 +194,18 @@ def _life(folder: Path, name: str, steps: int, tally: Tally, seconds: float | No
 
 
 def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
-    """Of a job, so that the jobs of all policies end in time; and its training time without commits."""
-    # torch imports its compiler, for seconds, when the first optimizer is made: as long as a whole life.
-    preload = ["torch", "torch._dynamo", "pmstore.torch", "pmstore.demo_trainer", "pmstore.scheduler", __name__]
+    """Of a job, so that the jobs of all policies end in time; and its training time without
+    commits."""
+    # torch imports its compiler, for seconds, when the first optimizer is made: as long as a whole
+    # life.
+    preload = [
+        "torch",
+        "torch._dynamo",
+        "pmstore.torch",
+        "pmstore_lab.demo_trainer",
+        "pmstore.scheduler",
+        __name__,
+    ]
     FORKS.set_forkserver_preload(preload)
     tried = Tally()
     for steps in (20, 21):  # in a store each; the first waits for the imports
@@ -183,9 +220,13 @@ def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
 
 
 def main(quick: bool, budget: Budget) -> None:
-    from pmstore.demo import _write_data
+    from pmstore_lab.demo import _write_data
 
-    names = [name for name in POLICIES if not quick or name in (PLAIN, "every step", "scheduler time, true rate")]
+    names = [
+        name
+        for name in POLICIES
+        if not quick or name in (PLAIN, "every step", "scheduler time, true rate")
+    ]
     tallies = {name: Tally() for name in names}
     with scratch("disk") as folder:
         _write_data(folder)
@@ -197,9 +238,14 @@ def main(quick: bool, budget: Budget) -> None:
             seconds = chance.expovariate(1.0 / mtbf)
             life += 1
             for name in list(waiting):
-                if _life(folder, name, steps, tallies[name], None if name == PLAIN else seconds, mtbf):
+                if _life(
+                    folder, name, steps, tallies[name], None if name == PLAIN else seconds, mtbf
+                ):
                     waiting.remove(name)
-            print(f"  turn {life}: still running: {len(waiting)} ({budget.left:.0f} s left)", flush=True)
+            print(
+                f"  turn {life}: still running: {len(waiting)} ({budget.left:.0f} s left)",
+                flush=True,
+            )
     plain = statistics.median(tallies[PLAIN].steps)
     case = f"{steps} steps of {plain * 1e3:.1f} ms, a SIGKILL every {mtbf:.1f} s"
     rows = []
@@ -218,21 +264,27 @@ def main(quick: bool, budget: Budget) -> None:
             "of work": total / (steps * plain),
         }
         us = total * 1e6
-        rows.append(
-            Row(
-                name,
-                case,
-                us,
-                us,
-                us,
-                POWER,
-                None,
-                extra,
-            )
-        )
+        rows.append(Row(name, case, us, us, us, POWER, None, extra))
     best = min((row.median_us for row in rows), default=1.0)
-    rows = [Row(r.method, r.case, r.median_us, r.min_us, r.max_us, r.durability, r.median_us / best, r.extra) for r in rows]
-    late = [missing(name, case, POWER, f"not at its end after {tallies[name].lives} lives: no time left") for name in waiting]
+    rows = [
+        Row(
+            r.method,
+            r.case,
+            r.median_us,
+            r.min_us,
+            r.max_us,
+            r.durability,
+            r.median_us / best,
+            r.extra,
+        )
+        for r in rows
+    ]
+    late = [
+        missing(
+            name, case, POWER, f"not at its end after {tallies[name].lives} lives: no time left"
+        )
+        for name in waiting
+    ]
     notes = [
         f"plain step: median {plain * 1e3:.2f} ms ({PLAIN}, {NONE})",
         "one job for each policy: chance decides between close ones",

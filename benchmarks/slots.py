@@ -1,8 +1,9 @@
-"""A commit without a copy: optimizers and EM steps that write the other slot, beside a memcpy of the state and the undo log.
+"""A commit without a copy: optimizers and EM steps that write the other slot, beside a memcpy of
+the state and the undo log.
 
-The optimizer's step alone is timed, on gradients that do not change: forward and backward would hide what is asked. Floor: a
-memcpy of the state by all cores. Each way has a training of its own, all take turns, and what a way adds is taken against
-torch's fused step of the same round.
+The optimizer's step alone is timed, on gradients that do not change: forward and backward would
+hide what is asked. Floor: a memcpy of the state by all cores. Each way has a training of its own,
+all take turns, and what a way adds is taken against torch's fused step of the same round.
 """
 
 from __future__ import annotations
@@ -26,25 +27,33 @@ import pmstore.torch
 from benchmarks import harness
 
 MEMCPY, FUSED, DEFAULT = "memcpy of the state", "torch fused", "torch default"
-IN_PLACE, SLOTS, COMMIT, UNDO = "pmstore, in place", "pmstore, slots + commit", "  of it the commit", "torch fused + undo log"
+IN_PLACE, SLOTS, COMMIT, UNDO = (
+    "pmstore, in place",
+    "pmstore, slots + commit",
+    "  of it the commit",
+    "torch fused + undo log",
+)
 AFTER = "pmstore, slots + commit right after torch"
 FLIP, COLD = "pmstore process, flip and commit", "  the same block without a flip"
 FLIP_AFTER = "pmstore process, flip and commit right after torch"
 CACHES = (
-    "a new state of megabytes has just been written: every line of Python and of the engine comes from memory (see the row "
-    "with the same block without a flip)"
+    "a new state of megabytes has just been written: every line of Python and of the engine comes "
+    "from memory (see the row with the same block without a flip)"
 )
 INTERRUPTS = (
-    "where another thread of the process runs, the change of the slot's protection interrupts its core, which a virtual "
-    f"machine makes dear: torch's worker thread spins for 5 to 10 ms after its memcpy (see the row {FLIP!r})"
+    "where another thread of the process runs, the change of the slot's protection interrupts its "
+    "core, which a virtual machine makes dear: torch's worker thread spins for 5 to 10 ms after "
+    f"its memcpy (see the row {FLIP!r})"
 )
 BOUND = (
-    "the step reads the state and the gradients and writes the state in less time than a memcpy of the state takes, and "
-    "torch's own fused step is hardly five times faster than its default here: both do what this machine's memory does"
+    "the step reads the state and the gradients and writes the state in less time than a memcpy of "
+    "the state takes, and torch's own fused step is hardly five times faster than its default "
+    "here: both do what this machine's memory does"
 )
 SPINS = (
-    "torch's worker thread spins after each of its steps (5 to 10 ms here; not with OMP_WAIT_POLICY=passive), and whoever "
-    f"computes next shares that core with it: see the row {AFTER!r}"
+    "torch's worker thread spins after each of its steps (5 to 10 ms here; not with "
+    "OMP_WAIT_POLICY=passive), and whoever computes next shares that core with it: see the row "
+    f"{AFTER!r}"
 )
 
 
@@ -58,7 +67,10 @@ def _gradients(parameters: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     made = []
     for _ in range(layers):
-        made += [torch.randn(width, width, generator=generator), torch.randn(width, generator=generator)]
+        made += [
+            torch.randn(width, width, generator=generator),
+            torch.randn(width, generator=generator),
+        ]
     return made
 
 
@@ -72,7 +84,9 @@ def _parameters(gradients: list[torch.Tensor]) -> list[nn.Parameter]:
 class Attached:
     """An optimizer whose parameters and state are in a store; a commit after each step."""
 
-    def __init__(self, folder: Path, domain: Any, gradients: list[torch.Tensor], make: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, folder: Path, domain: Any, gradients: list[torch.Tensor], make: Callable[[Any], Any]
+    ) -> None:
         state = 12 * sum(g.numel() for g in gradients)
         self.store = pmstore.open(folder / "run.pm", size=(16 << 20) + state // 8, domain=domain)
         self.optimizer = make(_parameters(gradients))
@@ -104,9 +118,12 @@ def _timed(run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget: harness.Budget) -> list[harness.Row]:
-    """One domain: the ways of taking a step, in turn. Of ours those follow each other that are compared between domains: right
-    after one of torch's, a step shares a core with torch's worker thread, which spins for a while."""
+def _case(
+    parameters: int, domain: Any, rounds: int, *, everything: bool, budget: harness.Budget
+) -> list[harness.Row]:
+    """One domain: the ways of taking a step, in turn. Of ours those follow each other that are
+    compared between domains: right after one of torch's, a step shares a core with torch's worker
+    thread, which spins for a while."""
     gradients = _gradients(parameters)
     state = 12 * sum(g.numel() for g in gradients)
     source, target = torch.ones(state // 4), torch.ones(state // 4)
@@ -120,7 +137,9 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget
             return one
 
         plain = _parameters(gradients)
-        ways: dict[str, tuple[str, Callable[[], object]]] = {MEMCPY: (harness.NONE, lambda: target.copy_(source))}
+        ways: dict[str, tuple[str, Callable[[], object]]] = {
+            MEMCPY: (harness.NONE, lambda: target.copy_(source))
+        }
         if everything:
             ways[DEFAULT] = harness.NONE, torch.optim.AdamW(plain, foreach=False).step
             ways["torch foreach"] = harness.NONE, torch.optim.AdamW(plain, foreach=True).step
@@ -138,7 +157,8 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget
         undo = attached(lambda p: torch.optim.AdamW(p, fused=True))
         ways[UNDO] = survives, undo.step
         times: dict[str, list[float]] = {name: [] for name in ways}
-        warm_up = 3  # a first step makes torch's state; the second touches the other slot's pages first
+        # a first step makes torch's state; the second touches the other slot's pages first
+        warm_up = 3
         done = 0
         for i in budget.rounds(rounds, warm_up=warm_up):
             done = i + 1
@@ -153,7 +173,9 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget
         rows = []
         for name, (durability, _) in ways.items():
             row = harness.summarize(name, case, durability, times[name])
-            added = statistics.median(t - base for t, base in zip(times[name], times[FUSED], strict=True))
+            added = statistics.median(
+                t - base for t, base in zip(times[name], times[FUSED], strict=True)
+            )
             extra = {} if name == MEMCPY else {"added / memcpy": added / copy}
             one = {SLOTS: ours, UNDO: undo}.get(name)
             if one is not None:
@@ -171,7 +193,8 @@ def _case(parameters: int, domain: Any, rounds: int, *, everything: bool, budget
 
 
 class Flipped:
-    """A state of several arrays in slots, as KMeans or EM keeps it; the next version is written before the clock runs."""
+    """A state of several arrays in slots, as KMeans or EM keeps it; the next version is written
+    before the clock runs."""
 
     def __init__(self, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         self.store = pmstore.open(folder / "run.pm", size="16MiB", domain="process")
@@ -193,7 +216,8 @@ class Flipped:
         return time.perf_counter() - start
 
     def nothing(self) -> float:
-        """The same writes and no flip: what leaving a block costs when they have filled the caches."""
+        """The same writes and no flip: what leaving a block costs when they have filled the
+        caches."""
         with self.store.transaction():
             self.update()
             start = time.perf_counter()
@@ -201,16 +225,28 @@ class Flipped:
 
 
 def _states(quick: bool) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Centres and inertia of KMeans; weights, means, covariances and likelihood of a Gaussian mixture."""
+    """Centres and inertia of KMeans; weights, means, covariances and likelihood of a Gaussian
+    mixture."""
     kmeans = lambda k, width: {"centres": (k, width), "inertia": (1,)}  # noqa: E731
-    gmm = lambda k, width: {"covariances": (k, width, width), "means": (k, width), "weights": (k,), "likelihood": (1,)}  # noqa: E731
+    gmm = lambda k, width: {  # noqa: E731
+        "covariances": (k, width, width),
+        "means": (k, width),
+        "weights": (k,),
+        "likelihood": (1,),
+    }
     states = {"KMeans, 4.9 MB": kmeans(780, 784)}
     if not quick:
-        states |= {"GMM, 4.9 MB": gmm(1, 784), "KMeans, 24.6 MB": kmeans(3920, 784), "GMM, 24.6 MB": gmm(5, 784)}
+        states |= {
+            "GMM, 4.9 MB": gmm(1, 784),
+            "KMeans, 24.6 MB": kmeans(3920, 784),
+            "GMM, 24.6 MB": gmm(5, 784),
+        }
     return states
 
 
-def _flips(title: str, shapes: dict[str, tuple[int, ...]], rounds: int, budget: harness.Budget) -> list[harness.Row]:
+def _flips(
+    title: str, shapes: dict[str, tuple[int, ...]], rounds: int, budget: harness.Budget
+) -> list[harness.Row]:
     count = sum(int(np.prod(shape)) for shape in shapes.values())
     source, target = torch.ones(count, dtype=torch.float64), torch.ones(count, dtype=torch.float64)
     halves = [np.ones(count), np.ones(count)]
@@ -270,11 +306,21 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
         if ours is None:
             continue
         if case.endswith("file"):
-            found.append(harness.Target(f"{case}: bytes written over the state's", ours.extra["written / state"], 1.05))
+            found.append(
+                harness.Target(
+                    f"{case}: bytes written over the state's", ours.extra["written / state"], 1.05
+                )
+            )
             continue
         bound = 0.15 if case.endswith("process") else 0.4
-        found.append(harness.Target(f"{case}: added over {FUSED}, in memcpys", ours.extra["added / memcpy"], bound))
-        alone, fused, default = (harness.find(rows, case, name) for name in (IN_PLACE, FUSED, DEFAULT))
+        found.append(
+            harness.Target(
+                f"{case}: added over {FUSED}, in memcpys", ours.extra["added / memcpy"], bound
+            )
+        )
+        alone, fused, default = (
+            harness.find(rows, case, name) for name in (IN_PLACE, FUSED, DEFAULT)
+        )
         commit = harness.find(rows, case, COMMIT)
         assert fused is not None
         assert commit is not None
@@ -282,10 +328,20 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
         words = f"{case}: the step into the other slot over {FUSED}"
         found.append(harness.Target(words, step / fused.median_us, 1.15, reason=SPINS))
         if alone is not None:
-            found.append(harness.Target(f"{case}: {IN_PLACE} over {FUSED}", alone.median_us / fused.median_us, 1.15))
+            found.append(
+                harness.Target(
+                    f"{case}: {IN_PLACE} over {FUSED}", alone.median_us / fused.median_us, 1.15
+                )
+            )
         if default is not None:
             found.append(
-                harness.Target(f"{case}: {DEFAULT} over the step", default.median_us / step, 5, at_least=True, reason=BOUND)
+                harness.Target(
+                    f"{case}: {DEFAULT} over the step",
+                    default.median_us / step,
+                    5,
+                    at_least=True,
+                    reason=BOUND,
+                )
             )
     return found
 
@@ -313,7 +369,12 @@ def main(quick: bool, budget: harness.Budget) -> None:
         )
         if why:
             rows.append(
-                harness.missing("all of them", f"AdamW, {harness.size_text(12 * count)} of state, {domain}", harness.NONE, why)
+                harness.missing(
+                    "all of them",
+                    f"AdamW, {harness.size_text(12 * count)} of state, {domain}",
+                    harness.NONE,
+                    why,
+                )
             )
             continue
         rows += _case(count, domain, rounds, everything=domain == "process", budget=part)
@@ -326,5 +387,11 @@ def main(quick: bool, budget: harness.Budget) -> None:
         targets=_targets(rows),
         notes=notes,
         quick=quick,
-        plot={"cases": [c for c in dict.fromkeys(r.case for r in rows) if c.startswith(("KMeans, 4", "AdamW"))]},
+        plot={
+            "cases": [
+                c
+                for c in dict.fromkeys(r.case for r in rows)
+                if c.startswith(("KMeans, 4", "AdamW"))
+            ]
+        },
     )

@@ -1,10 +1,12 @@
-"""Flushing ~450 MB of AdamW training to a disk while it goes on: how long a flush blocks, how much it slows the steps beside
-it, what it writes, against DCP's async_save and torch.save in a thread; and against plain writing and reading.
+"""Flushing ~450 MB of AdamW training to a disk while it goes on: how long a flush blocks, how much
+it slows the steps beside it, what it writes, against DCP's async_save and torch.save in a thread;
+and against plain writing and reading.
 
-Every round trains a few steps alone, then starts the save and trains until it is over. pmstore commits at every step, the
-others do not: each method's slowdown is over its own steps without a save. Plain writing of as many bytes, which copies and
-checks nothing, shows what of it is the disk's and the cores' share. With 50 MB a step is shorter than a flush: commits keep
-pre-images, and wait at the bound.
+Every round trains a few steps alone, then starts the save and trains until it is over. pmstore
+commits at every step, the others do not: each method's slowdown is over its own steps without a
+save. Plain writing of as many bytes, which copies and checks nothing, shows what of it is the
+disk's and the cores' share. With 50 MB a step is shorter than a flush: commits keep pre-images, and
+wait at the bound.
 """
 
 from __future__ import annotations
@@ -47,22 +49,27 @@ MEMCPY = "memcpy of the state, one core"
 PROCESSOR = "processor ms"
 WARM_UP = 1  # rounds of the bandwidth, not counted
 SLOWER = (
-    "torch's two threads had both cores for themselves before; plain O_DIRECT writing of as many bytes beside the same steps, "
-    "which copies and checks nothing: {:.3g}"
+    "torch's two threads had both cores for themselves before; plain O_DIRECT writing of as many "
+    "bytes beside the same steps, which copies and checks nothing: {:.3g}"
 )
 SYNCS = (
-    "four syncs and a few milliseconds of writing; syncs do not shrink with the bytes. As many bytes with the same syncs, "
-    "written plainly, take {:.3g} of a full flush"
+    "four syncs and a few milliseconds of writing; syncs do not shrink with the bytes. As many "
+    "bytes with the same syncs, written plainly, take {:.3g} of a full flush"
 )
 RESTORE = (
-    "the restored file is 2.2 times the state, log room included: making its pages on tmpfs takes more processor time than the "
-    "disk needs to read the state; the next figure has the making of memory on both sides"
+    "the restored file is 2.2 times the state, log room included: making its pages on tmpfs takes "
+    "more processor time than the disk needs to read the state; the next figure has the making of "
+    "memory on both sides"
 )
-ONE_DISK = "one rank alone writes at the rate of the disk, which two share; the next figure compares with two plain writers"
+ONE_DISK = (
+    "one rank alone writes at the rate of the disk, which two share; the next figure compares with "
+    "two plain writers"
+)
 
 
 class Saver:
-    """start: begins to save and returns when training may go on. over: whether it has ended; ends what it must."""
+    """start: begins to save and returns when training may go on. over: whether it has ended; ends
+    what it must."""
 
     def __init__(self, size: int, folder: Path) -> None:
         self.trainer = Trainer(*mlp(size))
@@ -88,7 +95,9 @@ class Pmstore(Saver):
         self.memory = ExitStack()
         place = self.memory.enter_context(harness.scratch("memory"))
         self.store = pmstore.open(place / "run.pm", "w", size=3 * state, domain="process")
-        self.run = pmstore.torch.attach(self.store, model=self.trainer.model, optimizer=self.trainer.optimizer)
+        self.run = pmstore.torch.attach(
+            self.store, model=self.trainer.model, optimizer=self.trainer.optimizer
+        )
         self.step()
         self.store.add_tier("disk", folder / "tier", keep=1)
         self.store.flush("disk", wait=True)
@@ -187,7 +196,9 @@ class PlainWriting(Saver):
         self.block, self.total = _random(4 << 20), self.trainer.bytes()
 
     def start(self) -> None:
-        self.thread = threading.Thread(target=_direct, args=(self.folder / "plain", self.block, self.total))
+        self.thread = threading.Thread(
+            target=_direct, args=(self.folder / "plain", self.block, self.total)
+        )
         self.thread.start()
 
     def over(self) -> bool:
@@ -235,7 +246,9 @@ def _training(
     times: dict[str, list[float]] = {MEMCPY: []}
     slow: dict[str, list[float]] = {}
     extra: dict[str, dict[str, float]] = {}
-    for (name, kind), part in budget.deal(((name, kind), weight) for name, (kind, weight) in savers.items()):
+    for (name, kind), part in budget.deal(
+        ((name, kind), weight) for name, (kind, weight) in savers.items()
+    ):
         with harness.scratch("disk") as folder:
             try:
                 saver = kind(size, folder)
@@ -253,16 +266,28 @@ def _training(
                     beside = _steps(saver.step, 2)
                     while not saver.over():
                         beside += _steps(saver.step, 1)
-                    slow.setdefault(name, []).append(statistics.mean(beside) / statistics.median(alone))
+                    slow.setdefault(name, []).append(
+                        statistics.mean(beside) / statistics.median(alone)
+                    )
                 extra[name] = saver.extra()
                 saver.close()
-            except (RuntimeError, ValueError, TypeError, OSError, dcp.api.CheckpointException) as error:
-                failed.append(harness.missing(name, case, harness.POWER, f"failed: {harness.words_of(error)}"))
+            except (
+                RuntimeError,
+                ValueError,
+                TypeError,
+                OSError,
+                dcp.api.CheckpointException,
+            ) as error:
+                failed.append(
+                    harness.missing(name, case, harness.POWER, f"failed: {harness.words_of(error)}")
+                )
                 times.pop(name, None)
     rows = [harness.summarize(MEMCPY, case, harness.NONE, times.pop(MEMCPY))]
     for name, taken in times.items():
         more = {"step slowdown": statistics.median(slow[name])} if name in slow else {}
-        rows.append(harness.summarize(name, case, harness.POWER, taken, **more, **extra.get(name, {})))
+        rows.append(
+            harness.summarize(name, case, harness.POWER, taken, **more, **extra.get(name, {}))
+        )
     return harness.with_ratios([*rows, *failed], MEMCPY)
 
 
@@ -312,7 +337,8 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
     with (
         harness.scratch("disk") as disk,
         harness.scratch("memory") as memory,
-        pmstore.open(memory / "run.pm", "w", size=22 * size // 10, domain="process") as store,  # what it would grow to
+        # what it would grow to
+        pmstore.open(memory / "run.pm", "w", size=22 * size // 10, domain="process") as store,
     ):
         a = store.zeros("a", size, "uint8")
         a[:] = np.resize(block, size)
@@ -324,7 +350,8 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
         processor: dict[str, list[float]] = {}
 
         def timed(name: str, work: Callable[[], object]) -> float:
-            """In seconds; the processor time of all threads, a flush's own among them, is kept beside."""
+            """In seconds; the processor time of all threads, a flush's own among them, is kept
+            beside."""
             start, before = time.perf_counter(), time.process_time()
             work()
             seconds = time.perf_counter() - start
@@ -332,7 +359,12 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
             return seconds
 
         def writing(name: str, run: Callable[[], float]) -> harness.Method:
-            return harness.Method(name, harness.POWER, run, lambda: {PROCESSOR: statistics.median(processor[name][WARM_UP:])})
+            return harness.Method(
+                name,
+                harness.POWER,
+                run,
+                lambda: {PROCESSOR: statistics.median(processor[name][WARM_UP:])},
+            )
 
         def plain() -> float:
             (disk / "plain").unlink(missing_ok=True)
@@ -405,7 +437,8 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
 
 
 RANK_RATE = 100 * MB
-"""Of a place that a rank has for itself: so low that two of them are less than what the disk behind both can do."""
+"""Of a place that a rank has for itself: so low that two of them are less than what the disk behind
+both can do."""
 RANK = """
 import sys, time, numpy as np, pmstore
 rank, world, size, rate = map(int, sys.argv[1:5])
@@ -414,7 +447,8 @@ with pmstore.open(path, "w", size=3 * size, domain="process") as store:
     for i in range(8):
         store[f"w{i}"] = np.random.default_rng(i).integers(0, 256, size // 8, np.uint8)
     store.commit()
-    store.add_tier("t", url, rank=rank, world_size=world, run="bench", replicated=["w*"], max_rate=rate or None)
+    ranks = {"rank": rank, "world_size": world, "run": "bench", "replicated": ["w*"]}
+    store.add_tier("t", url, max_rate=rate or None, **ranks)
     print("ready", flush=True)
     sys.stdin.readline()
     stats = store.flush("t", wait=True).stats
@@ -423,20 +457,29 @@ with pmstore.open(path, "w", size=3 * size, domain="process") as store:
 
 
 def _disk_alone(case: str, size: int) -> list[harness.Row]:
-    """What the disk says to one writer, and to two with half of it each: no flush of two ranks can gain more from it."""
+    """What the disk says to one writer, and to two with half of it each: no flush of two ranks can
+    gain more from it."""
     block = _random(4 << 20)
     times: dict[int, list[float]] = {1: [], 2: []}
     with harness.scratch("disk") as disk, ThreadPoolExecutor(2) as pool:
         for _ in range(3):
             for writers, taken in times.items():
-                jobs = [pool.submit(_direct, disk / f"{writers} {i}", block, size // writers) for i in range(writers)]
+                jobs = [
+                    pool.submit(_direct, disk / f"{writers} {i}", block, size // writers)
+                    for i in range(writers)
+                ]
                 taken.append(1e6 * max(job.result() for job in jobs))
-    return [harness.summarize(DISK_ALONE.format(writers), case, harness.POWER, taken) for writers, taken in times.items()]
+    return [
+        harness.summarize(DISK_ALONE.format(writers), case, harness.POWER, taken)
+        for writers, taken in times.items()
+    ]
 
 
 def _ranks(size: int, rounds: int, rate: int, budget: harness.Budget) -> list[harness.Row]:
     """rate: bytes a second that each rank's place takes in; 0: one disk for all of them."""
-    case = f"{size / MB:.0f} MB replicated, " + (f"{rate / MB:.0f} MB/s for each rank" if rate else "one disk")
+    case = f"{size / MB:.0f} MB replicated, " + (
+        f"{rate / MB:.0f} MB/s for each rank" if rate else "one disk"
+    )
     rows = [] if rate else _disk_alone(case, size)
     for world, part in budget.deal(((1, 1), (2, 1))):
         times, written = [], 0.0
@@ -444,7 +487,12 @@ def _ranks(size: int, rounds: int, rate: int, budget: harness.Budget) -> list[ha
             with harness.scratch("memory") as memory, harness.scratch("disk") as disk:
                 ranks = [
                     subprocess.Popen(
-                        [sys.executable, "-c", RANK, *map(str, (r, world, size, rate, memory / f"{r}.pm", disk / "t"))],
+                        [
+                            sys.executable,
+                            "-c",
+                            RANK,
+                            *map(str, (r, world, size, rate, memory / f"{r}.pm", disk / "t")),
+                        ],
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         text=True,
@@ -463,7 +511,11 @@ def _ranks(size: int, rounds: int, rate: int, budget: harness.Budget) -> list[ha
                 written = max(float(one[1]) for one in told)
         rows.append(
             harness.summarize(
-                f"{world} rank{'s'[: world - 1]}", case, harness.POWER, times, **{"bytes per rank / state": written / size}
+                f"{world} rank{'s'[: world - 1]}",
+                case,
+                harness.POWER,
+                times,
+                **{"bytes per rank / state": written / size},
             )
         )
     return harness.with_ratios(rows, "1 rank")
@@ -471,45 +523,78 @@ def _ranks(size: int, rounds: int, rate: int, budget: harness.Budget) -> list[ha
 
 def _targets(rows: list[harness.Row], size: int, small: int) -> list[harness.Target]:
     """Of what was measured. size, small: of the states that were trained."""
-    plain, shared, apart = [case for case in dict.fromkeys(r.case for r in rows) if case not in (_case(size), _case(small))]
+    plain, shared, apart = [
+        case
+        for case in dict.fromkeys(r.case for r in rows)
+        if case not in (_case(size), _case(small))
+    ]
     found = []
     if flush := harness.find(rows, _case(size), FLUSH):
         beside = harness.find(rows, _case(size), PLAIN_BESIDE)
         why = SLOWER.format(beside.extra["step slowdown"] if beside else math.nan)
         found += [
             harness.Target("blocking of a flush, ms", flush.median_us / 1e3, 1.0),
-            harness.Target("step slowdown while it runs", flush.extra["step slowdown"], 1.15, reason=why),
+            harness.Target(
+                "step slowdown while it runs", flush.extra["step slowdown"], 1.15, reason=why
+            ),
         ]
     if flush := harness.find(rows, _case(small), FLUSH):
-        found.append(harness.Target(f"peak memory kept / {_case(small)}", flush.extra["peak kept / state"], 0.25))
-    full, part, restored = (harness.find(rows, plain, name) for name in (FULL, FLUSHED_PART, "restore into memory"))
+        found.append(
+            harness.Target(
+                f"peak memory kept / {_case(small)}", flush.extra["peak kept / state"], 0.25
+            )
+        )
+    full, part, restored = (
+        harness.find(rows, plain, name) for name in (FULL, FLUSHED_PART, "restore into memory")
+    )
     written, read = (harness.find(rows, plain, name) for name in (PLAIN, "plain O_DIRECT reading"))
     if full and written:
         ratio = written.median_us / full.median_us
         found.append(harness.Target("flush bandwidth / plain O_DIRECT writing", ratio, 0.8, True))
     if restored and read:
         ratio = read.median_us / restored.median_us
-        found.append(harness.Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True, RESTORE))
+        found.append(
+            harness.Target("restore bandwidth / plain O_DIRECT reading", ratio, 0.8, True, RESTORE)
+        )
     if restored and (fresh := harness.find(rows, plain, INTO_NEW_MEMORY)):
         ratio = fresh.median_us / restored.median_us
-        found.append(harness.Target("restore bandwidth / plain O_DIRECT reading into new memory", ratio, 0.8, True))
+        found.append(
+            harness.Target(
+                "restore bandwidth / plain O_DIRECT reading into new memory", ratio, 0.8, True
+            )
+        )
     if full and part:
         same = harness.find(rows, plain, PLAIN_PART)
         why = SYNCS.format(same.median_us / full.median_us if same else math.nan)
-        found.append(harness.Target("1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=why))
-    for case, words, why in ((shared, "on one disk", ONE_DISK), (apart, "each with a rate of its own", "")):
+        found.append(
+            harness.Target(
+                "1 % of the chunks / full flush", part.median_us / full.median_us, 0.03, reason=why
+            )
+        )
+    for case, words, why in (
+        (shared, "on one disk", ONE_DISK),
+        (apart, "each with a rate of its own", ""),
+    ):
         if (two := harness.find(rows, case, "2 ranks")) and two.ratio is not None:
             found.append(harness.Target(f"two ranks / one, {words}", two.ratio, 0.6, reason=why))
     one, two = (harness.find(rows, shared, DISK_ALONE.format(writers)) for writers in (1, 2))
     ranks = [harness.find(rows, shared, name) for name in ("1 rank", "2 ranks")]
     if one and two and ranks[0] and ranks[1]:
         gain = (ranks[1].median_us / ranks[0].median_us) / (two.median_us / one.median_us)
-        found.append(harness.Target("two ranks / one, over two plain writers / one on the same disk", gain, 1.1))
+        found.append(
+            harness.Target(
+                "two ranks / one, over two plain writers / one on the same disk", gain, 1.1
+            )
+        )
     return found
 
 
 def main(quick: bool, budget: harness.Budget) -> None:
-    tried = {name: one for name, one in SAVERS_OF_A_SMALL_STATE.items() if not (quick and one[0] is PmstoreRoomy)}
+    tried = {
+        name: one
+        for name, one in SAVERS_OF_A_SMALL_STATE.items()
+        if not (quick and one[0] is PmstoreRoomy)
+    }
     small, size, rounds = 50 * MB, 50 * MB if quick else 450 * MB, 1 if quick else 4
     parts: list[tuple[Callable[[harness.Budget], list[harness.Row]], float]] = [
         (lambda b: _training(small, 2 * rounds, tried, b), 1),

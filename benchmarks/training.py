@@ -1,7 +1,8 @@
 """A checkpoint on every training step: what the step then takes, and what each way survives.
 
-Times are of one step with its checkpoint. File peers save one and the same training; each way of pmstore has a training of its
-own, because what it costs is partly inside the step (capture). All take turns.
+Times are of one step with its checkpoint. File peers save one and the same training; each way of
+pmstore has a training of its own, because what it costs is partly inside the step (capture). All
+take turns.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ DURABLE = "torch.save + fsync + rename"
 DCP_PROCESS = "DCP async_save (process)"
 MEMCPY = "memcpy of the state, one core"
 SMALL = (
-    "beside the copy of the pre-image there is what a step costs whatever its bytes: hooks of the optimizer, the comparison "
-    "with the last commit, the calls: some 100 us of Python, from cold caches after forward, backward and update; 100 KB are "
-    "copied in 5 to 15 us"
+    "beside the copy of the pre-image there is what a step costs whatever its bytes: hooks of the "
+    "optimizer, the comparison with the last commit, the calls: some 100 us of Python, from cold "
+    "caches after forward, backward and update; 100 KB are copied in 5 to 15 us"
 )
 STEADY_STEPS = 6  # after so many pmstore knows what every step writes
 HOT_MOST_BYTES = 112 << 10  # what pmstore captures ahead
@@ -89,7 +90,11 @@ class Dcp(Saver):
     def save(self, trainer: Trainer) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.save(trainer.tensors(), storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True), no_dist=True)
+            dcp.save(
+                trainer.tensors(),
+                storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True),
+                no_dist=True,
+            )
 
 
 class DcpAsync(Dcp):
@@ -102,7 +107,9 @@ class DcpAsync(Dcp):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.running = dcp.async_save(
-                trainer.tensors(), storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True), no_dist=True
+                trainer.tensors(),
+                storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True),
+                no_dist=True,
             )
 
     def wait(self) -> None:
@@ -111,12 +118,15 @@ class DcpAsync(Dcp):
 
 
 class DcpAsyncProcess(DcpAsync):
-    """The same with a process, which takes ten seconds to start (not timed) and the group of one rank that it asks for."""
+    """The same with a process, which takes ten seconds to start (not timed) and the group of one
+    rank that it asks for."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'group'}", rank=0, world_size=1)
+            torch.distributed.init_process_group(
+                "gloo", init_method=f"file://{folder / 'group'}", rank=0, world_size=1
+            )
 
     def save(self, trainer: Trainer) -> None:
         self.wait()
@@ -146,25 +156,33 @@ class Attached:
 
     def __init__(self, folder: Path, trainer: Trainer, size: int, domain: Any) -> None:
         self.trainer = trainer
-        self.store = pmstore.open(folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain)
-        self.run = pmstore.torch.attach(self.store, model=trainer.model, optimizer=trainer.optimizer)
+        self.store = pmstore.open(
+            folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain
+        )
+        self.run = pmstore.torch.attach(
+            self.store, model=trainer.model, optimizer=trainer.optimizer
+        )
         for _ in range(STEADY_STEPS):
             self.step()
 
     def step(self) -> float:
-        """Microseconds after the optimizer's step: what blocks, beside what capture adds to the step."""
+        """Microseconds after the optimizer's step: what blocks, beside what capture adds to the
+        step."""
         self.trainer.step()
         return _timed(self.run.commit)
 
 
 class Faulted:
-    """The tensors put into the store by hand, and nothing declared: every write is noticed by page protection."""
+    """The tensors put into the store by hand, and nothing declared: every write is noticed by page
+    protection."""
 
     hot = False
 
     def __init__(self, folder: Path, trainer: Trainer, size: int, domain: Any) -> None:
         self.trainer = trainer
-        self.store = pmstore.open(folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain, hot=self.hot)
+        self.store = pmstore.open(
+            folder / "run.pm", size=int(2.3 * size) + (64 << 20), domain=domain, hot=self.hot
+        )
         trainer.step()
         flat = {}
         for name, tensor in trainer.tensors().items():
@@ -182,7 +200,8 @@ class Faulted:
 
 
 class Hot(Faulted):
-    """What is written at every step is captured ahead, after a few steps: no page is protected any more."""
+    """What is written at every step is captured ahead, after a few steps: no page is protected any
+    more."""
 
     hot = True
 
@@ -194,7 +213,11 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _case(
-    title: str, make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], rounds: int, quick: bool, budget: harness.Budget
+    title: str,
+    make: Callable[[], tuple[torch.nn.Module, torch.Tensor]],
+    rounds: int,
+    quick: bool,
+    budget: harness.Budget,
 ) -> list[harness.Row]:
     def trainer() -> Trainer:
         module, batch = make()
@@ -206,7 +229,11 @@ def _case(
     size = plain.bytes()
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     ways: list[tuple[str, str, str, type[Attached] | type[Faulted]]] = [
-        *([("pmstore process, hot", harness.KILL, "process", Hot)] if size <= HOT_MOST_BYTES else []),
+        *(
+            [("pmstore process, hot", harness.KILL, "process", Hot)]
+            if size <= HOT_MOST_BYTES
+            else []
+        ),
         ("pmstore process, declared", harness.KILL, "process", Attached),
         ("pmstore process, faulted", harness.KILL, "process", Faulted),
         ("pmstore emulated, declared", harness.KILL, "emulated", Attached),
@@ -215,7 +242,8 @@ def _case(
         ("pmstore file, faulted", harness.POWER, "file", Faulted),
     ]
     times: dict[str, list[float]] = {}
-    added: dict[str, list[float]] = {}  # by pairs of steps one after the other: steps of a busy machine differ
+    # by pairs of steps one after the other: steps of a busy machine differ
+    added: dict[str, list[float]] = {}
     blocking: dict[str, list[float]] = {}
     beside: dict[str, list[float]] = {}
     written: dict[str, float] = {}
@@ -236,7 +264,8 @@ def _case(
         for i in budget.rounds(rounds, warm_up=1):
             if i == 0:
                 times, added, blocking, beside = {}, {}, {}, {}
-            for _ in range(2):  # the first brings source and target into the caches again, or what fits of them
+            # the first brings source and target into the caches again, or what fits of them
+            for _ in range(2):
                 copied = _timed(lambda: np.copyto(target, source))
             times.setdefault(MEMCPY, []).append(copied)
             times.setdefault(NO_CHECKPOINT, []).append(_timed(plain.step))
@@ -256,7 +285,9 @@ def _case(
                 added.setdefault(name, []).append(save)
                 beside.setdefault(name, []).append(_timed(plain.step))
                 saver.wait()
-                written[name] = sum(f.stat().st_size for f in saver.folder.rglob("*") if f.is_file())
+                written[name] = sum(
+                    f.stat().st_size for f in saver.folder.rglob("*") if f.is_file()
+                )
             for name, one in ours.items():
                 before = one.store.stats()
                 base = _timed(plain.step)
@@ -268,7 +299,12 @@ def _case(
                 after = one.store.stats()
                 counted = after.captured_bytes - before.captured_bytes
                 if one.store.domain == "file":
-                    counted = after.journal_bytes - before.journal_bytes + after.home_bytes - before.home_bytes
+                    counted = (
+                        after.journal_bytes
+                        - before.journal_bytes
+                        + after.home_bytes
+                        - before.home_bytes
+                    )
                 written[name] = counted
         ours.clear()
     case = f"{title}, {harness.size_text(size)} of state"
@@ -278,7 +314,11 @@ def _case(
     rows = []
     for name, t in times.items():
         row = harness.summarize(name, case, durability[name], t)
-        extra = {"added ms": middle[name] / 1e3, "added / memcpy": middle[name] / copy} if name in middle else {}
+        extra = (
+            {"added ms": middle[name] / 1e3, "added / memcpy": middle[name] / copy}
+            if name in middle
+            else {}
+        )
         if name in blocking:
             extra["blocks ms"] = statistics.median(blocking[name]) / 1e3
             extra["next step / plain"] = statistics.median(beside[name]) / base
@@ -286,7 +326,9 @@ def _case(
             extra["MB written or captured"] = written[name] / MB
         rows.append(replace(row, ratio=row.median_us / base, extra=extra))
     rows = [r for r in rows if r.method not in failed]
-    rows += [harness.missing(name, case, SAVERS[name][0].durability, why) for name, why in failed.items()]
+    rows += [
+        harness.missing(name, case, SAVERS[name][0].durability, why) for name, why in failed.items()
+    ]
     rows += [
         harness.missing(name, case, harness.POWER, harness.absent(needs))
         for name, (_, _, needs) in SAVERS.items()
@@ -298,20 +340,33 @@ def _case(
 def _targets(rows: list[harness.Row]) -> list[harness.Target]:
     found = []
     for case in dict.fromkeys(r.case for r in rows):
-        ours, durable = harness.find(rows, case, "pmstore process, declared"), harness.find(rows, case, DURABLE)
+        ours, durable = (
+            harness.find(rows, case, "pmstore process, declared"),
+            harness.find(rows, case, DURABLE),
+        )
         copy = harness.find(rows, case, MEMCPY)
         if ours is None or durable is None or copy is None:
             continue  # the table says why
         words = f"{case}: {ours.method}, added time a step in memcpys of the state"
-        found.append(harness.Target(words, ours.extra["added / memcpy"], 1.5, reason=SMALL if copy.median_us < 5000 else ""))
+        found.append(
+            harness.Target(
+                words,
+                ours.extra["added / memcpy"],
+                1.5,
+                reason=SMALL if copy.median_us < 5000 else "",
+            )
+        )
         share = ours.extra["added ms"] / durable.extra["added ms"]
-        found.append(harness.Target(f"{case}: {ours.method}, added time over that of {DURABLE}", share, 0.2))
+        found.append(
+            harness.Target(f"{case}: {ours.method}, added time over that of {DURABLE}", share, 0.2)
+        )
     return found
 
 
 def main(quick: bool, budget: harness.Budget) -> None:
     cases: list[tuple[tuple[str, Any, int, int], float]] = [
-        (("MLP", lambda: mlp(10 * MB), 10 * MB, 3 if quick else 15), 2)  # DCP's process starts in it
+        # DCP's process starts in it
+        (("MLP", lambda: mlp(10 * MB), 10 * MB, 3 if quick else 15), 2)
     ]
     if not quick:
         cases += [
@@ -327,16 +382,35 @@ def main(quick: bool, budget: harness.Budget) -> None:
     torch.set_num_threads(threads)
     notes = [f"torch computes with {threads} of {os.cpu_count()} cores"]
     notes += [
-        f"hot: small states only, as pmstore captures no more than {harness.size_text(HOT_MOST_BYTES)} ahead",
-        "blocks: of pmstore, the commit; what capture adds is inside the step. next step: a plain one right behind",
+        (
+            "hot: small states only, as pmstore captures no more than "
+            f"{harness.size_text(HOT_MOST_BYTES)} ahead"
+        ),
+        (
+            "blocks: of pmstore, the commit; what capture adds is inside the step. next step: a "
+            "plain one right behind"
+        ),
     ]
-    notes += ["bytes: file peers, of one checkpoint; domain file, journal and home; else captured pre-images (in memory)"]
+    notes += [
+        (
+            "bytes: file peers, of one checkpoint; domain file, journal and home; else captured "
+            "pre-images (in memory)"
+        )
+    ]
     for (title, make, size, rounds), part in budget.deal(cases):
         why = (
-            harness.OUT_OF_TIME if budget.spent else harness.NO_MEMORY if 24 * size > harness.room_bytes("memory", 0.9) else ""
+            harness.OUT_OF_TIME
+            if budget.spent
+            else harness.NO_MEMORY
+            if 24 * size > harness.room_bytes("memory", 0.9)
+            else ""
         )
         if why:
-            rows.append(harness.missing("all of them", f"{title}, {harness.size_text(size)} of state", harness.NONE, why))
+            rows.append(
+                harness.missing(
+                    "all of them", f"{title}, {harness.size_text(size)} of state", harness.NONE, why
+                )
+            )
             continue
         rows += _case(title, make, rounds, quick, part)
         print(f"  {title}, {harness.size_text(size)}: done ({budget.left:.0f} s left)", flush=True)

@@ -30,30 +30,49 @@ def say(report: Report, models: tuple[str, ...]) -> None:
     print(f"kills: {data['kills']['trials']:,}, {data['kills']['failures']} failures")
     print(f"faults: {data['faults']['trials']:,}, {data['faults']['failures']} failures")
     if report.detector:
-        print(f"stores of the engine: {report.detector['stores']:,}, {report.detector['failures']} past the seam")
+        print(
+            f"stores of the engine: {report.detector['stores']:,}, {report.detector['failures']} "
+            "past the seam"
+        )
     print(f"{report.seconds:.0f} s{', interrupted' if report.interrupted else ''}; report: {path}")
     if report.failures:
-        print(f"FAILED: {report.failures} failures; seed {report.seed}, commit {commit_id()}; images in {jobs.KEPT}")
+        print(
+            f"FAILED: {report.failures} failures; seed {report.seed}, commit {commit_id()}; images "
+            f"in {jobs.KEPT}"
+        )
 
 
 def main() -> int:
     usual = campaign.Settings()
     parser = argparse.ArgumentParser(
-        prog="python -m crashtests", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m crashtests",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=usual.seed)
-    parser.add_argument("--images", type=int, default=usual.images, help="distinct images to check per model")
+    parser.add_argument(
+        "--images", type=int, default=usual.images, help="distinct images to check per model"
+    )
     parser.add_argument("--model", action="append", choices=campaign.MODELS, help="default: all")
     parser.add_argument("--only", action="append", default=[], help="workload")
-    parser.add_argument("--kill-step", type=int, default=usual.kill_step, help="kill at every nth primitive")
-    parser.add_argument("--fault-step", type=int, default=usual.fault_step, help="fail every nth system call")
-    parser.add_argument("--stop-after", type=int, default=usual.stop_after, help="failures of one job")
+    parser.add_argument(
+        "--kill-step", type=int, default=usual.kill_step, help="kill at every nth primitive"
+    )
+    parser.add_argument(
+        "--fault-step", type=int, default=usual.fault_step, help="fail every nth system call"
+    )
+    parser.add_argument(
+        "--stop-after", type=int, default=usual.stop_after, help="failures of one job"
+    )
     parser.add_argument("--cores", type=int, default=usual.cores, help="0: all")
     a = parser.parse_args()
     models = tuple(a.model or usual.models)
-    settings = campaign.Settings(models, a.images, a.seed, tuple(a.only), a.kill_step, a.fault_step, a.stop_after, a.cores)
+    settings = campaign.Settings(
+        models, a.images, a.seed, tuple(a.only), a.kill_step, a.fault_step, a.stop_after, a.cores
+    )
     built.extension()
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job would ignore the first
+    # also where a shell's background job would ignore the first
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
         report = campaign.run(settings, Console(stderr=True))

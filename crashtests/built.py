@@ -1,4 +1,5 @@
-"""Whether the engine that Python has is the one of these sources: what is tested by the crash tests has to be."""
+"""Whether the engine that Python has is the one of these sources: what is tested by the crash tests
+has to be."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ BUILD_IT = "build it first: pip install --no-build-isolation -e ."
 
 
 def engine_sources(native: Path = ROOT / "native") -> list[Path]:
-    """The engine's sources and headers: a folder a layer. Its tests and what was built of it lie beside them."""
-    return sorted(path for path in native.glob("*/*.[ch]") if path.parent.name not in ("tests", "build"))
+    """The engine's sources and headers: a folder a layer. Its tests and what was built of it lie
+    beside them."""
+    return sorted(
+        path for path in native.glob("*/*.[ch]") if path.parent.name not in ("tests", "build")
+    )
 
 
 def extension(root: Path = ROOT) -> Path:
@@ -18,15 +22,23 @@ def extension(root: Path = ROOT) -> Path:
 
     Raises: SystemExit that says what to do: there is none, or a source is newer.
     """
-    found = sorted((root / "pmstore").glob("_native*.so"))
+    engine = root / "pmstore" / "engine"
+    found = sorted(engine.glob("_native*.so"))
     if not found:
-        raise SystemExit(f"crashtests: {root / 'pmstore'} has no built engine (_native*.so): {BUILD_IT}")
+        raise SystemExit(f"crashtests: {engine} has no built engine (_native*.so): {BUILD_IT}")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise SystemExit(f"crashtests: {root / 'pmstore'} has several built engines ({names}): remove the old ones")
-    sources = [*engine_sources(root / "native"), *(root / "pmstore").glob("_*.c"), root / "pmstore" / "_build_ffi.py"]
-    newest = max((path for path in sources if path.exists()), key=lambda path: path.stat().st_mtime_ns)
+        raise SystemExit(
+            f"crashtests: {engine} has several built engines ({names}): remove the old ones"
+        )
+    sources = [*engine_sources(root / "native"), *engine.glob("_*.c"), engine / "_build_ffi.py"]
+    newest = max(
+        (path for path in sources if path.exists()), key=lambda path: path.stat().st_mtime_ns
+    )
     if newest.stat().st_mtime_ns > found[0].stat().st_mtime_ns:
         where = newest.relative_to(root)
-        raise SystemExit(f"crashtests: the built engine is older than {where}, so that another one would be tested: {BUILD_IT}")
+        raise SystemExit(
+            f"crashtests: the built engine is older than {where}, so that another one "
+            f"would be tested: {BUILD_IT}"
+        )
     return found[0]

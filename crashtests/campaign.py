@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from crashtests import jobs, training
 from crashtests.report import Report
 
-# In which domains a model means something. Prefixes cover every domain: a process may die in each of them. Of domain
-# process the third is a machine's crash under a file on a disk: refused at the next open, or, with the clean mark, whole.
+# In which domains a model means something. Prefixes cover every domain: a process may die in each
+# of them. Of domain process the third is a machine's crash under a file on a disk: refused at the
+# next open, or, with the clean mark, whole.
 MODEL_DOMAINS = {
     "i": ("process", "emulated", "file"),
     "ii": ("emulated",),
@@ -47,7 +48,8 @@ class Settings:
     cores: int = 0
     """0: as many as there are"""
     seen: Path | None = None
-    """A folder for the tables of images seen, which a later run goes on with; None: they are gone afterwards."""
+    """A folder for the tables of images seen, which a later run goes on with; None: they are gone
+    afterwards."""
     room: int = 0
     """of such a table; 0: what `images` needs"""
     record: bool = True
@@ -55,21 +57,31 @@ class Settings:
 
 
 def plan(s: Settings, names: list[str], trained: list[str]) -> list[jobs.Chain]:
-    """Longest first, so that no core waits for a straggler. The workloads with the most images are the last in the table:
-    they get what the others have not."""
+    """Longest first, so that no core waits for a straggler. The workloads with the most images are
+    the last in the table: they get what the others have not."""
     chains = []
     common = {"seed": s.seed, "stop-after": s.stop_after}
-    for model in sorted((m for m in s.models if m in MODEL_DOMAINS), key=lambda m: len(MODEL_DOMAINS[m])):
+    for model in sorted(
+        (m for m in s.models if m in MODEL_DOMAINS), key=lambda m: len(MODEL_DOMAINS[m])
+    ):
         for domain in MODEL_DOMAINS[model]:
             options = common | {"nested-every": 40}
             of = [jobs.Job("images", name, domain, model, options) for name in names]
-            if (model, domain) != ("iii", "process"):  # what closes and opens again is told there by the small ones
-                of[-3:-3] = [training.job(name, domain, model, options) for name in trained]  # the mixtures are last
+            # what closes and opens again is told there by the small ones
+            if (model, domain) != ("iii", "process"):
+                # the mixtures are last
+                of[-3:-3] = [training.job(name, domain, model, options) for name in trained]
             chains.append(jobs.Chain(tuple(of), -(-s.images // len(MODEL_DOMAINS[model]))))
     for mode, step in (("kill", s.kill_step), ("fault", s.fault_step)):
         if mode in s.models and step:
-            options = common | {"step": step} | ({"most": KILLS} if mode == "kill" and step > 1 else {})
-            chains += [jobs.Chain((jobs.Job(mode, n, d, "", options),)) for d in jobs.DOMAINS for n in reversed(names)]
+            options = (
+                common | {"step": step} | ({"most": KILLS} if mode == "kill" and step > 1 else {})
+            )
+            chains += [
+                jobs.Chain((jobs.Job(mode, n, d, "", options),))
+                for d in jobs.DOMAINS
+                for n in reversed(names)
+            ]
     return chains
 
 
@@ -82,9 +94,17 @@ class Display:
         self.expected: dict[str, int] = defaultdict(int)
         for chain in chains:
             self.expected[chain.jobs[0].model or chain.jobs[0].mode] += chain.images
-        columns = (TextColumn("{task.description:>6}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description:>6}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self.tasks = {name: self.bar.add_task(name, total=total or None) for name, total in self.expected.items()}
+        self.tasks = {
+            name: self.bar.add_task(name, total=total or None)
+            for name, total in self.expected.items()
+        }
         self.start = self.said = time.monotonic()
         self.lock = threading.Lock()
 
@@ -96,7 +116,10 @@ class Display:
             if self.console.is_terminal or time.monotonic() < self.said + SAY_SECONDS:
                 return
             self.said = time.monotonic()
-            parts = [f"({k}) {v:,}" + (f" of {self.expected[k]:,}" if self.expected[k] else "") for k, v in self.done.items()]
+            parts = [
+                f"({k}) {v:,}" + (f" of {self.expected[k]:,}" if self.expected[k] else "")
+                for k, v in self.done.items()
+            ]
         self.say(f"{self.said - self.start:.0f} s: {', '.join(parts)}")
 
     def say(self, text: str) -> None:
@@ -104,14 +127,19 @@ class Display:
 
     def failed(self, outcome: jobs.Outcome) -> None:
         for failure in outcome.failures:
-            where = f"({outcome.job.model or outcome.job.mode}) {outcome.job.workload} {outcome.job.domain}"
+            where = (
+                f"({outcome.job.model or outcome.job.mode}) {outcome.job.workload} "
+                f"{outcome.job.domain}"
+            )
             self.say(f"FAILED {where}: {json.dumps(failure)}")
 
 
 def run(settings: Settings, console: Console) -> Report:
-    """An interrupt (Ctrl-C, SIGTERM) ends it early: the report has what was done until then, and says so.
+    """An interrupt (Ctrl-C, SIGTERM) ends it early: the report has what was done until then, and
+    says so.
 
-    Raises: ValueError: no such workload. CalledProcessError, RuntimeError: the programs cannot be built or recorded."""
+    Raises: ValueError: no such workload. CalledProcessError, RuntimeError: the programs cannot be
+        built or recorded."""
     report = Report(settings.seed)
     start = time.monotonic()
     program = jobs.build()
@@ -120,7 +148,11 @@ def run(settings: Settings, console: Console) -> Report:
     names = [n for n in every if not settings.only or n in settings.only]
     if not names:
         raise ValueError(f"no such workload; there are: {' '.join(every)}")
-    trained = [n.removeprefix("train_") for n in names if n in trained and MODEL_DOMAINS.keys() & set(settings.models)]
+    trained = [
+        n.removeprefix("train_")
+        for n in names
+        if n in trained and MODEL_DOMAINS.keys() & set(settings.models)
+    ]
     try:
         if trained and settings.record:
             training.record()
@@ -135,7 +167,9 @@ def run(settings: Settings, console: Console) -> Report:
     return report
 
 
-def _run_chains(s: Settings, program: Path, chains: list[jobs.Chain], display: Display, report: Report) -> None:
+def _run_chains(
+    s: Settings, program: Path, chains: list[jobs.Chain], display: Display, report: Report
+) -> None:
     jobs.KEPT.mkdir(parents=True, exist_ok=True)
     for old in jobs.KEPT.glob("*.pm"):
         old.unlink()
@@ -152,6 +186,14 @@ def _run_chains(s: Settings, program: Path, chains: list[jobs.Chain], display: D
 def _detect(report: Report, console: Console) -> None:
     outcomes = jobs.detect()
     failures = [failure for o in outcomes for failure in o.failures]
-    report.detector = {"stores": sum(o.result.get("stores", 0) for o in outcomes), "failures": len(failures)}
+    report.detector = {
+        "stores": sum(o.result.get("stores", 0) for o in outcomes),
+        "failures": len(failures),
+    }
     for failure in failures:
-        console.print(f"FAILED (detector): {json.dumps(failure)}", soft_wrap=True, markup=False, highlight=False)
+        console.print(
+            f"FAILED (detector): {json.dumps(failure)}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )

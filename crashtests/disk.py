@@ -1,6 +1,7 @@
 """Files as a disk has them: what is there for sure, and what a power failure may leave of the rest.
 
-Built from the records of native/recorder.c (in the process, by LD_PRELOAD) and native/watch.c (from outside, by ptrace).
+Built from the records of native/recorder.c (in the process, by LD_PRELOAD) and native/watch.c (from
+outside, by ptrace).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _HEAD = struct.Struct("<IIIIQ")
-CREATE, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK, TRUNCATE, STORE, SYNC_RANGE = range(1, 13)
+CREATE, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK, TRUNCATE, STORE, SYNC_RANGE = range(
+    1, 13
+)
 SECTOR = 512
 
 Image = dict[str, "bytes | None"]
@@ -34,7 +37,13 @@ def events(data: bytes) -> Iterator[Event]:
     while at < len(data):
         kind, path, rest, more, offset = _HEAD.unpack_from(data, at)
         at += _HEAD.size
-        yield Event(kind, data[at : at + path].decode(), data[at + path : at + path + rest], offset, bool(more))
+        yield Event(
+            kind,
+            data[at : at + path].decode(),
+            data[at + path : at + path + rest],
+            offset,
+            bool(more),
+        )
         at += path + rest
 
 
@@ -49,7 +58,13 @@ class Layer:
 
     def after(self, how: str, rng: random.Random) -> bytes:
         content = bytearray(self.now)
-        size = self.sizes[0] if how == "none" else self.sizes[-1] if how == "all" else rng.choice(self.sizes)
+        size = (
+            self.sizes[0]
+            if how == "none"
+            else self.sizes[-1]
+            if how == "all"
+            else rng.choice(self.sizes)
+        )
         for sector, versions in self.versions.items():
             draw = rng.random()
             if how == "none" or (how == "some" and draw < 0.35):
@@ -82,7 +97,9 @@ class File:
             layer.versions[sector].append(self._sector(sector))
 
     def _sector(self, sector: int) -> bytes:
-        return bytes(self.layers[-1].now[sector * SECTOR : (sector + 1) * SECTOR]).ljust(SECTOR, b"\0")
+        return bytes(self.layers[-1].now[sector * SECTOR : (sector + 1) * SECTOR]).ljust(
+            SECTOR, b"\0"
+        )
 
     def grow(self, size: int) -> None:
         layer = self.layers[-1]
@@ -93,7 +110,11 @@ class File:
     def truncate(self, size: int) -> None:
         old = self.layers[-1]
         if size < len(old.now):
-            kept = {sector: versions for sector, versions in old.versions.items() if (sector + 1) * SECTOR <= size}
+            kept = {
+                sector: versions
+                for sector, versions in old.versions.items()
+                if (sector + 1) * SECTOR <= size
+            }
             self.layers.append(Layer(old.now[:size], [size], kept))
         self.grow(size)
 
@@ -102,7 +123,11 @@ class File:
         layer = self.layers[-1]
         last = len(layer.now) if end is None else end
         sizes = [len(layer.now)]
-        versions = {s: v for s, v in layer.versions.items() if not start < (s + 1) * SECTOR <= -(-last // SECTOR) * SECTOR}
+        versions = {
+            s: v
+            for s, v in layer.versions.items()
+            if not start < (s + 1) * SECTOR <= -(-last // SECTOR) * SECTOR
+        }
         self.layers = [Layer(layer.now, sizes, versions)]
 
     def after(self, how: str, rng: random.Random) -> bytes:
@@ -112,14 +137,16 @@ class File:
 
 
 class Disk:
-    """Files, and the names by which they can be reached: those that are there for sure, and changes that may be lost."""
+    """Files, and the names by which they can be reached: those that are there for sure, and changes
+    that may be lost."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.file: list[File] = []
         self.names: dict[str, int] = {}  # now
         self.durable: dict[str, int] = {}  # -1: a directory
-        # Of a directory since it was synced. Each change is whole or not at all: pairs of a name and a file, or none.
+        # Of a directory since it was synced. Each change is whole or not at all: pairs of a name
+        # and a file, or none.
         self.changes: dict[str, list[dict[str, int | None]]] = {}
 
     def _change(self, *changed: tuple[str, int | None]) -> None:
@@ -155,7 +182,9 @@ class Disk:
         elif event.kind == TRUNCATE:
             self.file[number].truncate(event.offset)
         elif event.kind == SYNC_RANGE:
-            self.file[number].sync(event.offset, event.offset + int.from_bytes(event.rest, "little"))
+            self.file[number].sync(
+                event.offset, event.offset + int.from_bytes(event.rest, "little")
+            )
         elif event.kind == SYNC and number >= 0:
             self.file[number].sync()
         elif event.kind == SYNC:
@@ -172,10 +201,14 @@ class Disk:
 
     def now(self) -> Image:
         """What another process sees."""
-        return {name: None if number == -1 else self.file[number].now for name, number in sorted(self.names.items())}
+        return {
+            name: None if number == -1 else self.file[number].now
+            for name, number in sorted(self.names.items())
+        }
 
     def after(self, how: str, rng: random.Random) -> Image:
-        """After a power failure. how: none or all of what was not synced; names: changes of names alone; some."""
+        """After a power failure. how: none or all of what was not synced; names: changes of names
+        alone; some."""
         names = dict(self.durable)
         for changes in self.changes.values():
             for change in changes:
@@ -185,5 +218,9 @@ class Disk:
         for name, number in sorted(names.items()):
             above = os.path.dirname(name)
             if above == self.root or (above in found and found[above] is None):
-                found[name] = None if number == -1 else self.file[number].after("none" if how == "names" else how, rng)
+                found[name] = (
+                    None
+                    if number == -1
+                    else self.file[number].after("none" if how == "names" else how, rng)
+                )
         return found

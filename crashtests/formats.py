@@ -3,9 +3,10 @@
     python -m crashtests.formats --seconds 600 --seed 7        # all four, ten minutes together
     python -m crashtests.formats dump --case 7:123             # one case again
 
-A case is a file that was sound: bytes of it are flipped, cut or doubled; or it is taken apart, some fields are replaced by what
-an enemy might write, and it is put together again with right checksums. Reading it must give a sound store or a
-PmstoreError. The peak of memory hardly rises, and nothing is left beside the store.
+A case is a file that was sound: bytes of it are flipped, cut or doubled; or it is taken apart, some
+fields are replaced by what an enemy might write, and it is put together again with right checksums.
+Reading it must give a sound store or a PmstoreError. The peak of memory hardly rises, and nothing
+is left beside the store.
 """
 
 from __future__ import annotations
@@ -32,23 +33,53 @@ import msgpack
 import numpy as np
 
 import pmstore
-from pmstore import exchange, portable, tiers
+from pmstore import tiers
+from pmstore.engine.snapshot import checksum
 from pmstore.errors import PmstoreError
-from pmstore.tiers.engine import checksum
+from pmstore.formats import exchange, portable
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 
 ALLOWED_MIB = 100
 """More than there was before the first case. Nothing that a case reads has a MiB."""
 
 _ATOMS: list[Any] = [
-    *(0, 1, -1, 255, 1 << 30, 1 << 40, 1 << 62, (1 << 64) - 1, -(1 << 63), True, None, 0.5, float("nan")),
-    *("", "a", "..", "/", "a//b", "a/0", ".pmstore/tiers/x", "\x1b[31m", "\0", "x" * 5000, "|O", "<U0", "<f4", "[" * 3000),
+    *(
+        0,
+        1,
+        -1,
+        255,
+        1 << 30,
+        1 << 40,
+        1 << 62,
+        (1 << 64) - 1,
+        -(1 << 63),
+        True,
+        None,
+        0.5,
+        float("nan"),
+    ),
+    *(
+        "",
+        "a",
+        "..",
+        "/",
+        "a//b",
+        "a/0",
+        ".pmstore/tiers/x",
+        "\x1b[31m",
+        "\0",
+        "x" * 5000,
+        "|O",
+        "<U0",
+        "<f4",
+        "[" * 3000,
+    ),
     *(b"", b"\xc0", b"\x91" * 3000, b"\xdd\xff\xff\xff\xff", b"\x80", b"x" * 100),
     *([], {}, [[]], [1 << 60, 1 << 60], [0, -1], {"slots": 1}, {"a": 1}),
 ]
 
 
-# ---- damage ------------------------------------------------------------------------------------------------------------
+# ---- damage --------------------------------------------------------------------------------------
 
 
 def flipped(data: bytes, chance: random.Random) -> bytes:
@@ -62,7 +93,9 @@ def flipped(data: bytes, chance: random.Random) -> bytes:
             out[at:at] = out[at : at + chance.choice((1, 4, 64))]
         elif out:
             at = min(at, len(out) - 1)
-            out[at] = chance.choice((0, 0xFF, out[at] ^ 1 << chance.randrange(8), chance.randrange(256)))
+            out[at] = chance.choice(
+                (0, 0xFF, out[at] ^ 1 << chance.randrange(8), chance.randrange(256))
+            )
     return bytes(out)
 
 
@@ -74,7 +107,8 @@ def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def forged(value: Any, chance: random.Random, times: int) -> Any:
-    """The list or map with some of what is in it replaced, removed, doubled or exchanged. In place."""
+    """The list or map with some of what is in it replaced, removed, doubled or exchanged. In
+    place."""
     for _ in range(times):
         spots = list(_spots(value))
         if not spots:
@@ -105,7 +139,7 @@ def _try(pack: Callable[[Any], bytes], value: Any) -> bytes:
         return b""
 
 
-# ---- the four formats --------------------------------------------------------------------------------------------------
+# ---- the four formats ----------------------------------------------------------------------------
 
 
 def fill(store: pmstore.Store) -> None:
@@ -131,7 +165,9 @@ class Dump:
     def case(self, chance: random.Random) -> bytes:
         if chance.random() < 0.3:
             return flipped(self.whole, chance)
-        objects = forged(msgpack.unpackb(msgpack.packb(self.objects[1:-1])), chance, chance.choice((1, 1, 2, 4)))
+        objects = forged(
+            msgpack.unpackb(msgpack.packb(self.objects[1:-1])), chance, chance.choice((1, 1, 2, 4))
+        )
         packed = [_try(msgpack.packb, each) for each in objects]
         crc = 0
         for each, raw in zip(objects, packed, strict=True):
@@ -169,7 +205,10 @@ class Npz:
             cut = chance.choice((80, len(members[name])))  # mostly its header
             members[name] = flipped(members[name][:cut], chance) + members[name][cut:]
         out = io.BytesIO()
-        with warnings.catch_warnings(), zipfile.ZipFile(out, "w", chance.choice((0, 0, 8, 14))) as file:
+        with (
+            warnings.catch_warnings(),
+            zipfile.ZipFile(out, "w", chance.choice((0, 0, 8, 14))) as file,
+        ):
             warnings.simplefilter("ignore")  # of a name twice
             for name, data in members.items():
                 file.writestr(name, data)
@@ -198,8 +237,12 @@ class Safetensors:
             return flipped(self.whole, chance)
         header = json.loads(json.dumps(self.header))
         if chance.random() < 0.6:
-            said = forged(json.loads(header["__metadata__"]["pmstore"]), chance, chance.choice((1, 2)))
-            header["__metadata__"]["pmstore"] = _try(lambda each: json.dumps(each, default=_text).encode(), said).decode()
+            said = forged(
+                json.loads(header["__metadata__"]["pmstore"]), chance, chance.choice((1, 2))
+            )
+            header["__metadata__"]["pmstore"] = _try(
+                lambda each: json.dumps(each, default=_text).encode(), said
+            ).decode()
         else:
             forged(header, chance, chance.choice((1, 2)))
         packed = _try(lambda each: json.dumps(each, default=_text).encode(), header)
@@ -230,7 +273,10 @@ class ManifestOfTier:
     def case(self, chance: random.Random) -> bytes:
         if chance.random() < 0.3:
             return flipped(self.whole, chance)
-        body = _try(msgpack.packb, forged(msgpack.unpackb(self.whole[20:]), chance, chance.choice((1, 1, 2))))
+        body = _try(
+            msgpack.packb,
+            forged(msgpack.unpackb(self.whole[20:]), chance, chance.choice((1, 1, 2))),
+        )
         return struct.pack("<8sIQ", b"PMSTIER1", checksum(body), len(body)) + body
 
     def read(self, path: Path, folder: Path) -> None:
@@ -242,7 +288,8 @@ class ManifestOfTier:
         tiers.epochs(str(self.tier))
         tiers.restore(folder / "s.pm", str(self.tier), domain="process")
         with pmstore.open(folder / "s.pm", "r") as store:
-            sound = not store.check().problems  # a forged manifest may put sound chunks where they do not belong
+            # a forged manifest may put sound chunks where they do not belong
+            sound = not store.check().problems
         if sound:
             walk(folder / "s.pm")
 
@@ -252,7 +299,7 @@ def walk(path: Path) -> None:
     with pmstore.open(path, "r") as store:
         found = store.check()
         assert not found.problems, found.problems
-        for entry in pmstore.containers.tree(store):
+        for entry in pmstore.objects.containers.tree(store):
             item = store[entry.name]
             if isinstance(item, pmstore.Slots):
                 item = item.current
@@ -261,10 +308,15 @@ def walk(path: Path) -> None:
                     one.tobytes()
 
 
-FORMATS: dict[str, type] = {"dump": Dump, "npz": Npz, "safetensors": Safetensors, "manifest": ManifestOfTier}
+FORMATS: dict[str, type] = {
+    "dump": Dump,
+    "npz": Npz,
+    "safetensors": Safetensors,
+    "manifest": ManifestOfTier,
+}
 
 
-# ---- running -----------------------------------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------------------
 
 
 def one_case(made: Any, data: bytes, room: Path) -> str:
@@ -280,20 +332,25 @@ def one_case(made: Any, data: bytes, room: Path) -> str:
         except PmstoreError as error:
             return type(error).__name__
         finally:
-            left = sorted(each.name for each in folder.iterdir() if each.name not in ("case", "s.pm"))
+            left = sorted(
+                each.name for each in folder.iterdir() if each.name not in ("case", "s.pm")
+            )
             assert not left, left
 
 
 def peak_mib() -> int:
     status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) >> 10
+    return (
+        int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) >> 10
+    )
 
 
 def fuzz(kind: str, seed: int, cases: range, seconds: float) -> dict[str, int]:
-    """Counts of what came of the cases. Raises what a reader should not have raised, after telling how to have it again."""
+    """Counts of what came of the cases. Raises what a reader should not have raised, after telling
+    how to have it again."""
     counts: dict[str, int] = {}
     with contextlib.suppress(ModuleNotFoundError):
-        import torch  # noqa: F401 # else the first case that has a tensor would take its memory
+        import torch  # else the first case that has a tensor would take its memory  # noqa: F401
     before = peak_mib()
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="pmstore-formats-", dir="/dev/shm") as place:
@@ -306,7 +363,10 @@ def fuzz(kind: str, seed: int, cases: range, seconds: float) -> dict[str, int]:
             try:
                 told = one_case(made, made.case(random.Random(f"{kind}:{seed}:{number}")), room)
             except BaseException:
-                print(f"again: python -m crashtests.formats {kind} --case {seed}:{number}", file=sys.stderr)
+                print(
+                    f"again: python -m crashtests.formats {kind} --case {seed}:{number}",
+                    file=sys.stderr,
+                )
                 raise
             counts[told] = counts.get(told, 0) + 1
             if peak_mib() > before + ALLOWED_MIB:
@@ -315,7 +375,9 @@ def fuzz(kind: str, seed: int, cases: range, seconds: float) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kinds", nargs="*", metavar="|".join(FORMATS))
     parser.add_argument("--cases", type=int, default=1 << 40, help="of each")
     parser.add_argument("--seconds", type=float, default=60.0, help="of all together")

@@ -27,7 +27,8 @@ MODELS = {"i": 1, "ii": 2, "iii": 3, "iv": 4}
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the program: one workload, in one domain, under one model (or killed, or with failing system calls)."""
+    """One run of the program: one workload, in one domain, under one model (or killed, or with
+    failing system calls)."""
 
     mode: str
     """images, kill or fault"""
@@ -37,8 +38,16 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
 
     def command(self, program: Path) -> list[str]:
-        """What the job does follows from these words alone; where it may write, and what others have seen, changes nothing."""
-        words = [str(program), self.mode, "--workload", self.workload, "--domain", str(DOMAINS[self.domain])]
+        """What the job does follows from these words alone; where it may write, and what others
+        have seen, changes nothing."""
+        words = [
+            str(program),
+            self.mode,
+            "--workload",
+            self.workload,
+            "--domain",
+            str(DOMAINS[self.domain]),
+        ]
         if self.model:
             words += ["--model", str(MODELS[self.model])]
         for key, value in self.options.items():
@@ -48,7 +57,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Chain:
-    """Jobs one after another that share out a number of distinct images: what one has not, those after it may make."""
+    """Jobs one after another that share out a number of distinct images: what one has not, those
+    after it may make."""
 
     jobs: tuple[Job, ...]
     images: int = 0
@@ -72,7 +82,8 @@ def build(
     goal: str = "crash",
     variables: dict[str, str] | None = None,
 ) -> Path:
-    """Compiles the program over the engine in `source`. Raises CalledProcessError with the compiler's words."""
+    """Compiles the program over the engine in `source`. Raises CalledProcessError with the
+    compiler's words."""
     command = [
         "make",
         "-s",
@@ -94,16 +105,23 @@ def build(
     return target / goal
 
 
-def detect(source: Path | None = None, target: Path = BUILD / "detector", only: str = "") -> list[Outcome]:
-    """Runs every workload once on an engine whose stores are all seen: those into the pool have to go through the seam."""
+def detect(
+    source: Path | None = None, target: Path = BUILD / "detector", only: str = ""
+) -> list[Outcome]:
+    """Runs every workload once on an engine whose stores are all seen: those into the pool have to
+    go through the seam."""
     program = build(source, target, flags="-O1 -g", detector=True)
     with Runner(program) as runner:
-        planned = [Job("detect", name, "emulated") for name in workloads(program) if only in ("", name)]
+        planned = [
+            Job("detect", name, "emulated") for name in workloads(program) if only in ("", name)
+        ]
         return runner.run_all(planned, lambda job, n: None)
 
 
 def workloads(program: Path) -> list[str]:
-    return subprocess.run([program, "list"], check=True, capture_output=True, text=True).stdout.split()
+    return subprocess.run(
+        [program, "list"], check=True, capture_output=True, text=True
+    ).stdout.split()
 
 
 def symbolise(program: Path, failure: dict[str, Any]) -> None:
@@ -111,16 +129,26 @@ def symbolise(program: Path, failure: dict[str, Any]) -> None:
     sites = [site for site in failure.get("sites", []) if site != "(nil)"]
     if not sites or not shutil.which("addr2line"):
         return
-    out = subprocess.run(["addr2line", "-s", "-f", "-p", "-e", str(program), *sites], capture_output=True, text=True).stdout
+    out = subprocess.run(
+        ["addr2line", "-s", "-f", "-p", "-e", str(program), *sites], capture_output=True, text=True
+    ).stdout
     failure["sites"] = out.splitlines()
 
 
 class Runner:
-    """Runs jobs, as many at a time as there are cores. A model's jobs in one domain have a table of the images seen.
+    """Runs jobs, as many at a time as there are cores. A model's jobs in one domain have a table of
+    the images seen.
 
     seen: the folder of these tables, if they are to be kept."""
 
-    def __init__(self, program: Path, *, cores: int | None = None, room: int = 1 << 20, seen: Path | None = None) -> None:
+    def __init__(
+        self,
+        program: Path,
+        *,
+        cores: int | None = None,
+        room: int = 1 << 20,
+        seen: Path | None = None,
+    ) -> None:
         self.program = program
         self.cores = cores or os.cpu_count() or 1
         self._room_bytes = room * 16
@@ -162,7 +190,9 @@ class Runner:
             if self._stopping:
                 return outcome
             # Not in our group: a terminal's interrupt is for us, and we tell our jobs.
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
             self._children.add(child)
         assert child.stdout is not None
         done = 0
@@ -184,14 +214,25 @@ class Runner:
         shutil.rmtree(scratch.parent, ignore_errors=True)
         finished = outcome.result.get("distinct", outcome.result.get("trials", done))
         progress(finished - done)
-        if not self._stopping and (code not in (0, 1) or not outcome.result) and not outcome.failures:
+        if (
+            not self._stopping
+            and (code not in (0, 1) or not outcome.result)
+            and not outcome.failures
+        ):
             outcome.failures.append(
-                {"how": "harness", "message": f"the program ended with status {code}", "workload": job.workload}
+                {
+                    "how": "harness",
+                    "message": f"the program ended with status {code}",
+                    "workload": job.workload,
+                }
             )
         return outcome
 
     def run_chain(
-        self, chain: Chain, progress: Callable[[Job, int], None], done: Callable[[Outcome], None] = lambda _: None
+        self,
+        chain: Chain,
+        progress: Callable[[Job, int], None],
+        done: Callable[[Outcome], None] = lambda _: None,
     ) -> list[Outcome]:
         """done: called after each job."""
         outcomes: list[Outcome] = []
@@ -213,7 +254,8 @@ class Runner:
         progress: Callable[[Job, int], None],
         done: Callable[[Outcome], None] = lambda _: None,
     ) -> list[Outcome]:
-        """done: called after each job. An exception here, as an interrupt, ends the jobs that run; they are done too."""
+        """done: called after each job. An exception here, as an interrupt, ends the jobs that run;
+        they are done too."""
         outcomes: list[Outcome] = []
         chains = [w if isinstance(w, Chain) else Chain((w,)) for w in work]
         with concurrent.futures.ThreadPoolExecutor(self.cores) as pool:

@@ -1,11 +1,13 @@
-"""`make crashtest-long`: rounds of the crash tests, each with a seed of its own, until every model has had its images.
+"""`make crashtest-long`: rounds of the crash tests, each with a seed of its own, until every model
+has had its images.
 
     python -m crashtests.long --images 1000000
     python -m crashtests.long --report         what was done so far
 
-Images of earlier rounds count once. After each round, and when it is interrupted (Ctrl-C, SIGTERM), it writes down what was
-done; started again, it goes on from there, unless engine or crash tests are others now: then it begins anew. At the end each
-workload is killed at every primitive, and each of its system calls fails.
+Images of earlier rounds count once. After each round, and when it is interrupted (Ctrl-C, SIGTERM),
+it writes down what was done; started again, it goes on from there, unless engine or crash tests are
+others now: then it begins anew. At the end each workload is killed at every primitive, and each of
+its system calls fails.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ ROUND = 50_500
 def sources() -> str:
     """A digest of what is tested, and of what tests it."""
     digest = hashlib.sha256()
-    tests = [path for folder in ("crashtests/native", "crashtests") for path in sorted((jobs.ROOT / folder).glob("*.[chp]*"))]
+    tests = [
+        path
+        for folder in ("crashtests/native", "crashtests")
+        for path in sorted((jobs.ROOT / folder).glob("*.[chp]*"))
+    ]
     for path in [*built.engine_sources(), *tests]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
@@ -56,16 +62,22 @@ class Progress:
         self.detector = report.detector or self.detector
         for new in report.outcomes:
             job = jobs.Job(new.job.mode, new.job.workload, new.job.domain, new.job.model)
-            old = self.outcomes.setdefault(" ".join((job.mode, job.workload, job.domain, job.model)), jobs.Outcome(job, {}, []))
+            old = self.outcomes.setdefault(
+                " ".join((job.mode, job.workload, job.domain, job.model)), jobs.Outcome(job, {}, [])
+            )
             old.failures += new.failures
             for key, value in new.result.items():
                 old.result[key] = old.result.get(key, 0) + value
 
     def report(self) -> Report:
-        return Report(1, self.seconds, list(self.outcomes.values()), self.detector, rounds=self.rounds)
+        return Report(
+            1, self.seconds, list(self.outcomes.values()), self.detector, rounds=self.rounds
+        )
 
     def distinct(self, model: str) -> int:
-        return sum(o.result.get("distinct", 0) for o in self.outcomes.values() if o.job.model == model)
+        return sum(
+            o.result.get("distinct", 0) for o in self.outcomes.values() if o.job.model == model
+        )
 
     def save(self) -> None:
         said = {key: [vars(o.job), o.result, o.failures] for key, o in self.outcomes.items()}
@@ -79,7 +91,9 @@ def load() -> Progress | None:
     if not STATE.exists():
         return None
     said: dict[str, Any] = json.loads(STATE.read_text())
-    said["outcomes"] = {key: jobs.Outcome(jobs.Job(**job), *rest) for key, (job, *rest) in said["outcomes"].items()}
+    said["outcomes"] = {
+        key: jobs.Outcome(jobs.Job(**job), *rest) for key, (job, *rest) in said["outcomes"].items()
+    }
     return Progress(**said)
 
 
@@ -103,7 +117,9 @@ def run(wanted: int, cores: int, console: Console) -> tuple[Progress, bool]:
         before = sum(map(progress.distinct, IMAGES))
         number = progress.rounds + 1
         images = min(ROUND, max(wanted - progress.distinct(m) for m in missing))
-        settings = campaign.Settings(tuple(missing), images, number, cores=cores, seen=FOLDER, room=room, record=not recorded)
+        settings = campaign.Settings(
+            tuple(missing), images, number, cores=cores, seen=FOLDER, room=room, record=not recorded
+        )
         report = campaign.run(settings, console)
         recorded = True
         progress.rounds = number
@@ -118,7 +134,9 @@ def run(wanted: int, cores: int, console: Console) -> tuple[Progress, bool]:
     for part in ("kill", "fault", "detect"):
         if part in progress.finished:
             continue
-        report = campaign.run(campaign.Settings((part,), kill_step=1, fault_step=1, cores=cores), console)
+        report = campaign.run(
+            campaign.Settings((part,), kill_step=1, fault_step=1, cores=cores), console
+        )
         if report.interrupted:
             return progress, False
         progress.add(report)
@@ -129,13 +147,20 @@ def run(wanted: int, cores: int, console: Console) -> tuple[Progress, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m crashtests.long", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m crashtests.long",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--images", type=int, default=1_000_000, help="distinct ones, of each model")
+    parser.add_argument(
+        "--images", type=int, default=1_000_000, help="distinct ones, of each model"
+    )
     parser.add_argument("--cores", type=int, default=0, help="0: all")
     parser.add_argument("--report", action="store_true", help="only say what was done so far")
     arguments = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job would ignore the first
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # also where a shell's background job would ignore the first
         signal.signal(number, signal.default_int_handler)
     if arguments.report:
         progress, whole = load() or Progress(""), True

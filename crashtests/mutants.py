@@ -2,8 +2,9 @@
 
     python -m crashtests.mutants [NAME ...]
 
-A mutant is one edit of a copy of `native/`. It is killed when a crash workload fails on it. Those that nothing can tell from
-the engine are listed as equivalent, with the reason. Exit code 1 if any other survives.
+A mutant is one edit of a copy of `native/`. It is killed when a crash workload fails on it. Those
+that nothing can tell from the engine are listed as equivalent, with the reason. Exit code 1 if any
+other survives.
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ SOURCE = MUTANTS_BUILD / "source"  # as it was when the run began
 
 # Cheap and telling first. A mutant that survives runs through all of them.
 IMAGES = 1500
-QUICK = ("groups", "hot", "write_all", "roll_back", "long_log", "replace", "born_beside", "values", "many_commits", "grow")
+QUICK = (
+    "groups",
+    "hot",
+    "write_all",
+    "roll_back",
+    "long_log",
+    "replace",
+    "born_beside",
+    "values",
+    "many_commits",
+    "grow",
+)
 REST = (
     "hot_and_back",
     "scattered",
@@ -60,8 +72,11 @@ class Verdict:
 
 
 def pattern(mutant: Mutant) -> re.Pattern[str]:
-    """The text to change, however it is laid out: between its words and signs any white space, and a comment's next line."""
-    return re.compile(r"(?:\s|\n\s*\*\s)*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", mutant.old))))
+    """The text to change, however it is laid out: between its words and signs any white space, and
+    a comment's next line."""
+    return re.compile(
+        r"(?:\s|\n\s*\*\s)*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", mutant.old)))
+    )
 
 
 def broken(mutant: Mutant, text: str) -> str:
@@ -69,9 +84,12 @@ def broken(mutant: Mutant, text: str) -> str:
 
 
 def stale(mutant: Mutant, folder: Path = NATIVE) -> str:
-    """What to say if the text to change is not there exactly once: the engine has changed, and the list has to follow."""
+    """What to say if the text to change is not there exactly once: the engine has changed, and the
+    list has to follow."""
     count = len(pattern(mutant).findall((folder / mutant.file).read_text()))
-    return "" if count == 1 else f"{mutant.name}: found {count} times in {mutant.file}: {mutant.old!r}"
+    return (
+        "" if count == 1 else f"{mutant.name}: found {count} times in {mutant.file}: {mutant.old!r}"
+    )
 
 
 def apply(mutant: Mutant, target: Path) -> None:
@@ -96,20 +114,34 @@ def plan(mutant: Mutant) -> list[jobs.Job]:
                 if names is not REST:
                     planned.append(jobs.Job("images", name, domain, "i", options | {"budget": 300}))
     planned += [
-        jobs.Job("kill", name, domain, "", {"step": 5, "stop-after": 1}) for domain in mutant.domains for name in QUICK[:4]
+        jobs.Job("kill", name, domain, "", {"step": 5, "stop-after": 1})
+        for domain in mutant.domains
+        for name in QUICK[:4]
     ]
     return planned
 
 
 def native_test(name: str, program: Path) -> str:
-    """Runs a test of native/tests over the mutant's objects. What it said when it failed; empty: it passed."""
+    """Runs a test of native/tests over the mutant's objects. What it said when it failed; empty: it
+    passed."""
     test = program.parent / name
     objects = [str(path) for path in (program.parent / "engine").glob("*/*.o")]
     source = NATIVE / "tests" / f"{name}.c"
     flags = ["-std=gnu11", "-D_GNU_SOURCE=", "-pthread", "-O1", f"-I{NATIVE}"]
-    subprocess.run(["cc", *flags, "-o", str(test), str(source), *objects, "-lm"], check=True, capture_output=True, text=True)
-    run = subprocess.run([str(test)], capture_output=True, text=True, timeout=600, cwd=program.parent)
-    return ((run.stderr or run.stdout).strip().splitlines() or [f"status {run.returncode}"])[-1] if run.returncode else ""
+    subprocess.run(
+        ["cc", *flags, "-o", str(test), str(source), *objects, "-lm"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    run = subprocess.run(
+        [str(test)], capture_output=True, text=True, timeout=600, cwd=program.parent
+    )
+    return (
+        ((run.stderr or run.stdout).strip().splitlines() or [f"status {run.returncode}"])[-1]
+        if run.returncode
+        else ""
+    )
 
 
 def try_mutant(mutant: Mutant) -> Verdict:
@@ -144,18 +176,26 @@ def write(verdicts: list[Verdict], folder: Path = jobs.BUILD) -> None:
         "killed": len(verdicts) - len(survivors),
         "equivalent": sum(bool(v.mutant.equivalent) for v in survivors),
         "mutants": [
-            {"name": v.mutant.name, "file": v.mutant.file, "breaks": v.mutant.breaks, "killed_by": v.killed_by,
+            {"name": v.mutant.name,
+             "file": v.mutant.file, "breaks": v.mutant.breaks, "killed_by": v.killed_by,
              "equivalent": v.mutant.equivalent}
             for v in verdicts
         ],
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mutants.json").write_text(json.dumps(data, indent=1) + "\n")
-    lines = ["# Mutants", "", f"{data['total']} mutants, {data['killed']} killed, {data['equivalent']} equivalent.", ""]
+    lines = [
+        "# Mutants",
+        "",
+        f"{data['total']} mutants, {data['killed']} killed, {data['equivalent']} equivalent.",
+        "",
+    ]
     lines += [f"At commit {data['commit']}.", ""]
     lines += ["| mutant | what is broken | killed by |", "|---|---|---|"]
     for v in verdicts:
-        outcome = v.killed_by or (f"equivalent: {v.mutant.equivalent}" if v.mutant.equivalent else "**survived**")
+        outcome = v.killed_by or (
+            f"equivalent: {v.mutant.equivalent}" if v.mutant.equivalent else "**survived**"
+        )
         lines.append(f"| {v.mutant.name} | {v.mutant.breaks} | {outcome.replace('|', '/')} |")
     (folder / "mutants.md").write_text("\n".join(lines) + "\n")
 
@@ -187,13 +227,18 @@ def main() -> int:
             verdicts.append(verdict)
             bar.advance(task)
             said = verdict.killed_by or ("EQUIVALENT" if verdict.mutant.equivalent else "SURVIVED")
-            console.print(f"{verdict.mutant.name}: {said}", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"{verdict.mutant.name}: {said}", markup=False, highlight=False, soft_wrap=True
+            )
     order = {m.name: i for i, m in enumerate(MUTANTS)}
     verdicts.sort(key=lambda v: order[v.mutant.name])
     if len(wanted) == len(MUTANTS):
         write(verdicts)
     survivors = [v for v in verdicts if not v.killed_by and not v.mutant.equivalent]
-    print(f"{len(verdicts)} mutants, {sum(bool(v.killed_by) for v in verdicts)} killed, {len(survivors)} survived")
+    print(
+        f"{len(verdicts)} mutants, {sum(bool(v.killed_by) for v in verdicts)} killed, "
+        f"{len(survivors)} survived"
+    )
     for v in survivors:
         print(f"SURVIVED {v.mutant.name}: {v.mutant.breaks}")
     return 1 if survivors else 0

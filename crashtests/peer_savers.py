@@ -2,8 +2,9 @@
 
 Run as a program, saves under the recorder:    python -m crashtests.peer_savers PEER FOLDER STEPS
 
-Each Saver is written as its documentation has it, or as programs do: nothing is done worse than usual. The state has two arrays
-whose bytes depend on the step, one whose length does too, and the step.
+Each Saver is written as its documentation has it, or as programs do: nothing is done worse than
+usual. The state has two arrays whose bytes depend on the step, one whose length does too, and the
+step.
 """
 
 from __future__ import annotations
@@ -24,12 +25,18 @@ import numpy as np
 
 State = dict[str, Any]
 MARK_CALL = 0x706D73
-"""prctl() which the recorder takes for a mark (native/watch.c). 0 starts; 2 n: step n begins to be saved; 2 n + 1: it is."""
+"""prctl() which the recorder takes for a mark (native/watch.c). 0 starts; 2 n: step n begins to be
+saved; 2 n + 1: it is."""
 
 
 def state_of(step: int, grows: bool = True) -> State:
     a = np.arange(1024, dtype=np.float32) + step * 10_000
-    return {"a": a, "b": a[:512] * -1, "c": np.full(40 + 8 * step * grows, step, np.int64), "step": np.array([step])}
+    return {
+        "a": a,
+        "b": a[:512] * -1,
+        "c": np.full(40 + 8 * step * grows, step, np.int64),
+        "step": np.array([step]),
+    }
 
 
 def step_of(state: State) -> int | None:
@@ -38,7 +45,9 @@ def step_of(state: State) -> int | None:
     if not 0 <= step < 100:
         return None
     for expected in (state_of(step), state_of(step, grows=False)):
-        if set(state) == set(expected) and all(np.array_equal(state[name], expected[name]) for name in expected):
+        if set(state) == set(expected) and all(
+            np.array_equal(state[name], expected[name]) for name in expected
+        ):
             return step
     return None
 
@@ -52,7 +61,13 @@ class Saver(Protocol):
 class _Files:
     """Saves to one file, by a function of a path and a state."""
 
-    def __init__(self, folder: Path, write: Callable[[Path, State], None], read: Callable[[Path], State], how: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        write: Callable[[Path, State], None],
+        read: Callable[[Path], State],
+        how: str,
+    ) -> None:
         self._path, self._write, self._read, self._how = folder / "state", write, read, how
 
     def save(self, state: State) -> None:
@@ -88,7 +103,9 @@ def _torch(how: str) -> Callable[[Path], Saver]:
             torch.save({name: torch.from_numpy(value) for name, value in state.items()}, path)
 
         def read(path: Path) -> State:
-            return {name: value.numpy() for name, value in torch.load(path, weights_only=True).items()}
+            return {
+                name: value.numpy() for name, value in torch.load(path, weights_only=True).items()
+            }
 
         return _Files(folder, write, read, how)
 
@@ -120,7 +137,8 @@ def _savez(how: str) -> Callable[[Path], Saver]:
 
 
 class _Distributed:
-    """torch.distributed.checkpoint, always to the same checkpoint id. Two ranks write two files, as two threads of one do."""
+    """torch.distributed.checkpoint, always to the same checkpoint id. Two ranks write two files, as
+    two threads of one do."""
 
     def __init__(self, folder: Path, files: int) -> None:
         import torch
@@ -131,7 +149,9 @@ class _Distributed:
 
     def save(self, state: State) -> None:
         writer = self._dcp.FileSystemWriter(self._path, thread_count=self._files)
-        self._dcp.save({k: self._torch.from_numpy(v) for k, v in state.items()}, storage_writer=writer)
+        self._dcp.save(
+            {k: self._torch.from_numpy(v) for k, v in state.items()}, storage_writer=writer
+        )
 
     def load(self) -> State:
         saved = self._dcp.FileSystemReader(self._path).read_metadata().state_dict_metadata
@@ -213,9 +233,13 @@ PEERS = {
         Peer("torch-rename", "`torch.save`, new file, rename", _torch("rename")),
         Peer("torch-fsync", "`torch.save`, new file, fsync, rename", _torch("fsync, rename")),
         Peer(
-            "torch-dirsync", "`torch.save`, new file, fsync, rename, fsync of the directory", _torch("fsync, rename, directory")
+            "torch-dirsync",
+            "`torch.save`, new file, fsync, rename, fsync of the directory",
+            _torch("fsync, rename, directory"),
         ),
-        Peer("dcp", "`torch.distributed.checkpoint`, same id", lambda folder: _Distributed(folder, 1)),
+        Peer(
+            "dcp", "`torch.distributed.checkpoint`, same id", lambda folder: _Distributed(folder, 1)
+        ),
         Peer(
             "dcp-two",
             "`torch.distributed.checkpoint`, same id, two files, constant shapes",
@@ -226,12 +250,22 @@ PEERS = {
         Peer("safetensors-rename", "`safetensors`, new file, rename", _safetensors("rename")),
         Peer("savez", "`np.savez`, in place", _savez("in place")),
         Peer(
-            "savez-dirsync", "`np.savez`, new file, fsync, rename, fsync of the directory", _savez("fsync, rename, directory")
+            "savez-dirsync",
+            "`np.savez`, new file, fsync, rename, fsync of the directory",
+            _savez("fsync, rename, directory"),
         ),
         Peer("lmdb", "lmdb", _Lmdb),
         Peer("lmdb-writemap", "lmdb, `writemap=True`", lambda folder: _Lmdb(folder, writemap=True)),
-        Peer("lmdb-nosync", "lmdb, `writemap=True, sync=False`", lambda folder: _Lmdb(folder, writemap=True, sync=False)),
-        Peer("pmstore-process", "pmstore, domain `process`", lambda folder: _Pmstore(folder, "process")),
+        Peer(
+            "lmdb-nosync",
+            "lmdb, `writemap=True, sync=False`",
+            lambda folder: _Lmdb(folder, writemap=True, sync=False),
+        ),
+        Peer(
+            "pmstore-process",
+            "pmstore, domain `process`",
+            lambda folder: _Pmstore(folder, "process"),
+        ),
         Peer("pmstore-file", "pmstore, domain `file`", lambda folder: _Pmstore(folder, "file")),
     ]
 }

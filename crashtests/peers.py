@@ -3,10 +3,12 @@
     python -m crashtests.peers                          all: `make crashtest-peers`
     python -m crashtests.peers --only dcp --only lmdb --images 5000 --seed 7
 
-Each peer (peer_savers.py) saves a few steps under a recorder (native/watch.c) that sees every system call and every store
-into a mapped file. From the record images are made: model (i), the program dies at any operation, byte or store; model
-(iii), the power fails, and of each file any version of each sector since its last sync is there, or noise, its size old or
-new, of each directory any of the changes of names since its last sync. A child process reads each image as the peer does:
+Each peer (peer_savers.py) saves a few steps under a recorder (native/watch.c) that sees every
+system call and every store into a mapped file. From the record images are made: model (i), the
+program dies at any operation, byte or store; model (iii), the power fails, and of each file any
+version of each sector since its last sync is there, or noise, its size old or new, of each
+directory any of the changes of names since its last sync. A child process reads each image as the
+peer does:
 
   old or new   the step that was acknowledged last, or the one being saved, whole
   lost         an older step, whole: a save that had returned is gone
@@ -56,7 +58,8 @@ class Result:
     events: int = 0
 
     def broken(self) -> bool:
-        """pmstore does not do what it promises. Domain process promises nothing after a power failure but to say so."""
+        """pmstore does not do what it promises. Domain process promises nothing after a power
+        failure but to say so."""
         may_refuse = (self.peer, self.model) == ("pmstore-process", "iii")
         held = self.outcomes["old or new"] + (self.outcomes["unreadable"] if may_refuse else 0)
         return self.peer.startswith("pmstore") and held != self.images
@@ -73,12 +76,19 @@ def build() -> Path:
 
 
 def record(watch: Path, peer: Peer, model: str, folder: Path, steps: int) -> list[Event]:
-    """What the peer does when it saves. Under (iii) it is told another boot id than the reader will be."""
+    """What the peer does when it saves. Under (iii) it is told another boot id than the reader will
+    be."""
     where, target = folder / "recorded", folder / "record"
     where.mkdir()
     boot = "other" if model == "iii" else "same"
     program = [sys.executable, "-m", "crashtests.peer_savers", peer.name, str(where), str(steps)]
-    done = subprocess.run([watch, where, target, boot, *program], cwd=ROOT, capture_output=True, text=True, timeout=3600)
+    done = subprocess.run(
+        [watch, where, target, boot, *program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
     if done.returncode != 0:
         raise RuntimeError(f"recording {peer.name}: {done.stderr}")
     shutil.rmtree(where)
@@ -90,7 +100,8 @@ Cut = tuple[int, Image]
 
 
 def killed(record: list[Event], root: str, count: int, rng: random.Random) -> Iterator[Cut]:
-    """Model (i): after each event and each byte of a write; if that is too much, after a sample and all ends of sectors."""
+    """Model (i): after each event and each byte of a write; if that is too much, after a sample and
+    all ends of sectors."""
     disk, mark = Disk(root), 0
     points: list[tuple[int, int]] = []  # event, bytes of it
     first = next(i for i, event in enumerate(record) if event.kind == MARK)
@@ -108,14 +119,20 @@ def killed(record: list[Event], root: str, count: int, rng: random.Random) -> It
             for n in range(1, len(event.rest)):
                 if n % SECTOR == 0 or (at, n) in chosen:
                     content = bytearray(disk.file[number].now)
-                    content[len(content) : event.offset + n] = bytes(max(0, event.offset + n - len(content)))
+                    content[len(content) : event.offset + n] = bytes(
+                        max(0, event.offset + n - len(content))
+                    )
                     content[event.offset : event.offset + n] = event.rest[:n]
                     yield mark, {**before, name: bytes(content)}
         if event.kind == MARK:
             mark = event.offset
         else:
             disk.apply(event)
-        if at >= first and not event.more and (event.kind != STORE or (at, len(event.rest)) in chosen):
+        if (
+            at >= first
+            and not event.more
+            and (event.kind != STORE or (at, len(event.rest)) in chosen)
+        ):
             yield mark, disk.now()
 
 
@@ -123,8 +140,12 @@ def power_failed(record: list[Event], root: str, count: int, rng: random.Random)
     """Model (iii): between any two events; of stores, which are many, a sample."""
     disk, mark = Disk(root), 0
     first = next(i for i, event in enumerate(record) if event.kind == MARK)
-    must = [at for at in range(first, len(record)) if record[at].kind != STORE and not record[at].more]
-    stores = [at for at in range(first, len(record)) if record[at].kind == STORE and not record[at].more]
+    must = [
+        at for at in range(first, len(record)) if record[at].kind != STORE and not record[at].more
+    ]
+    stores = [
+        at for at in range(first, len(record)) if record[at].kind == STORE and not record[at].more
+    ]
     room = max(0, count // 4 - len(must))
     chosen = set(must) | set(stores if len(stores) <= room else rng.sample(stores, room))
     each = max(1, -(-count // len(chosen)) - 3)
@@ -138,7 +159,10 @@ def power_failed(record: list[Event], root: str, count: int, rng: random.Random)
                 yield mark, disk.after(how, rng)
 
 
-MAKERS: dict[str, Callable[[list[Event], str, int, random.Random], Iterator[Cut]]] = {"i": killed, "iii": power_failed}
+MAKERS: dict[str, Callable[[list[Event], str, int, random.Random], Iterator[Cut]]] = {
+    "i": killed,
+    "iii": power_failed,
+}
 
 
 class Reader:
@@ -187,7 +211,12 @@ class Reader:
             step, why = json.loads(answer)
             return step, why
         status = self.stop()
-        return None, f"the reader dies of {signal.Signals(os.WTERMSIG(status)).name}" if ready else "the reader hangs"
+        return (
+            None,
+            f"the reader dies of {signal.Signals(os.WTERMSIG(status)).name}"
+            if ready
+            else "the reader hangs",
+        )
 
     def stop(self) -> int:
         if not self._child:
@@ -206,7 +235,9 @@ def lay_out(image: Image, root: str, folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, content in image.items():
         path = folder / os.path.relpath(name, root)
-        digest.update(f"{path.name} {-1 if content is None else len(content)} ".encode() + (content or b""))
+        digest.update(
+            f"{path.name} {-1 if content is None else len(content)} ".encode() + (content or b"")
+        )
         if content is None:
             path.mkdir()
         else:
@@ -244,36 +275,51 @@ def try_peer(watch: Path, name: str, model: str, images: int, seed: int, steps: 
             result.images += 1
             result.outcomes[outcome] += 1
             if outcome != "old or new":
-                result.reasons[why.replace(str(folder), "").split("\n")[0][:90] or f"step {step}, mark {mark}"] += 1
+                result.reasons[
+                    why.replace(str(folder), "").split("\n")[0][:90] or f"step {step}, mark {mark}"
+                ] += 1
         reader.stop()
     return result
 
 
 def table(results: list[Result]) -> str:
     """Markdown: a row for each peer, and for each model how many images ended how."""
-    lines = ["| saved by | model | images | " + " | ".join(OUTCOMES) + " |", "|---|---|--:|" + "--:|" * len(OUTCOMES)]
+    lines = [
+        "| saved by | model | images | " + " | ".join(OUTCOMES) + " |",
+        "|---|---|--:|" + "--:|" * len(OUTCOMES),
+    ]
     by_peer = {(r.peer, r.model): r for r in results}
     for name, peer in PEERS.items():
         for model in MODELS:
             if found := by_peer.get((name, model)):
-                counts = " | ".join(f"{found.outcomes[o]:,}" if found.outcomes[o] else "-" for o in OUTCOMES)
+                counts = " | ".join(
+                    f"{found.outcomes[o]:,}" if found.outcomes[o] else "-" for o in OUTCOMES
+                )
                 lines.append(f"| {peer.title} | ({model}) | {found.images:,} | {counts} |")
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m crashtests.peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m crashtests.peers",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--only", action="append", choices=list(PEERS))
     parser.add_argument("--model", action="append", choices=MODELS)
-    parser.add_argument("--images", type=int, default=3000, help="about so many for each peer and model; some are the same")
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=3000,
+        help="about so many for each peer and model; some are the same",
+    )
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     watch = build()
     planned = [(n, m) for m in arguments.model or MODELS for n in arguments.only or PEERS]
-    planned.sort(key=lambda job: not job[0].startswith(("pmstore-process", "lmdb")))  # whose recording takes long
+    # whose recording takes long
+    planned.sort(key=lambda job: not job[0].startswith(("pmstore-process", "lmdb")))
     results = []
     fork = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=fork) as pool:
@@ -281,11 +327,19 @@ def main() -> int:
         jobs = [pool.submit(try_peer, watch, name, model, *rest) for name, model in planned]
         for job in concurrent.futures.as_completed(jobs):
             results.append(found := job.result())
-            print(f"{found.peer} ({found.model}): {found.images:,} images of {found.events:,} events", file=sys.stderr)
+            print(
+                f"{found.peer} ({found.model}): {found.images:,} images of {found.events:,} events",
+                file=sys.stderr,
+            )
             for why, count in found.reasons.most_common(4):
                 print(f"    {count:6,}  {why}", file=sys.stderr)
     print(table(results))
-    report = {"seed": arguments.seed, "commit": commit_id(), "steps": arguments.steps, "peers": [vars(r) for r in results]}
+    report = {
+        "seed": arguments.seed,
+        "commit": commit_id(),
+        "steps": arguments.steps,
+        "peers": [vars(r) for r in results],
+    }
     (BUILD / "peers.json").write_text(json.dumps(report, indent=1))
     broken = [f"{r.peer} ({r.model}): {dict(r.outcomes)}" for r in results if r.broken()]
     for failure in broken:

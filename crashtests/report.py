@@ -13,7 +13,10 @@ from crashtests.jobs import BUILD, ROOT, Outcome
 
 MODEL_NAMES = {
     "i": "death of the process: byte-exact prefixes of the stores",
-    "ii": "power failure on persistent memory: any prefix of each line's stores, non-temporal words in any order",
+    "ii": (
+        "power failure on persistent memory: any prefix of each line's stores, non-temporal words "
+        "in any order"
+    ),
     "iii": "power failure on a disk: any version of each sector, torn or garbage",
     "iv": "damage: flipped bits, truncation, foreign sectors",
 }
@@ -21,7 +24,9 @@ MODEL_NAMES = {
 
 def commit_id() -> str:
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.strip()
         dirty = subprocess.run(
             ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True
         ).stdout.strip()
@@ -44,7 +49,9 @@ class Report:
     @property
     def failures(self) -> int:
         detector = self.detector["failures"] if self.detector else 0
-        return sum(max(len(o.failures), o.result.get("failures", 0)) for o in self.outcomes) + detector
+        return (
+            sum(max(len(o.failures), o.result.get("failures", 0)) for o in self.outcomes) + detector
+        )
 
     def _sum(self, outcomes: list[Outcome], *keys: str) -> dict[str, int]:
         return {key: sum(o.result.get(key, 0) for o in outcomes) for key in keys}
@@ -57,7 +64,9 @@ class Report:
         models = {}
         for model in MODEL_NAMES:
             part = by_mode[model]
-            models[model] = self._sum(part, *keys) | {"failures": sum(len(o.failures) for o in part)}
+            models[model] = self._sum(part, *keys) | {
+                "failures": sum(len(o.failures) for o in part)
+            }
         answer: dict[str, Any] = {
             "seed": self.seed,
             "commit": commit_id(),
@@ -67,7 +76,8 @@ class Report:
             "models": models,
             "kills": self._sum(by_mode["kill"], "trials", "nested")
             | {"failures": sum(len(o.failures) for o in by_mode["kill"])},
-            "faults": self._sum(by_mode["fault"], "trials") | {"failures": sum(len(o.failures) for o in by_mode["fault"])},
+            "faults": self._sum(by_mode["fault"], "trials")
+            | {"failures": sum(len(o.failures) for o in by_mode["fault"])},
             "mutants": saved_mutants(),
             "workloads": self._by_workload(),
             "failures": [failure for o in self.outcomes for failure in o.failures],
@@ -98,11 +108,21 @@ class Report:
         lines = [
             "# Crash tests",
             "",
-            f"seed {data['seed']}, commit {data['commit']}, {data['seconds']:.0f} s, {self.failures} failures",
-            *([f"{self.rounds} rounds, with seeds from {data['seed']} on"] if self.rounds > 1 else []),
+            (
+                f"seed {data['seed']}, commit {data['commit']}, {data['seconds']:.0f} s, "
+                f"{self.failures} failures"
+            ),
+            *(
+                [f"{self.rounds} rounds, with seeds from {data['seed']} on"]
+                if self.rounds > 1
+                else []
+            ),
             *(["**interrupted**: this is what was done until then"] if self.interrupted else []),
             "",
-            "| model | what may survive | distinct images | windows (all combinations made) | crashes in recovery | failures |",
+            (
+                "| model | what may survive | distinct images | windows (all combinations made) | "
+                "crashes in recovery | failures |"
+            ),
             "|---|---|---|---|---|---|",
         ]
         for model, m in data["models"].items():
@@ -117,21 +137,28 @@ class Report:
             )
             lines.append(f"| {' | '.join(cells)} |")
         kills, faults = data["kills"], data["faults"]
-        killed = f"{kills['trials']:,} trials, {kills['nested']:,} of them in recovery, {kills['failures']} failures"
+        killed = (
+            f"{kills['trials']:,} trials, {kills['nested']:,} of them in recovery, "
+            f"{kills['failures']} failures"
+        )
         lines += [
             "",
             f"SIGKILL at a persistence primitive: {killed}.",
             f"Failing system calls: {faults['trials']:,} trials, {faults['failures']} failures.",
         ]
         if (m := data["mutants"])["total"]:
-            lines.append(f"Mutants of the engine: {m['total']}, killed {m['killed']}, equivalent {m['equivalent']}.")
+            lines.append(
+                f"Mutants of the engine: {m['total']}, killed {m['killed']}, equivalent "
+                f"{m['equivalent']}."
+            )
         for part, text in BESIDE.items():
             if found := data.get(part):
                 where = f"seed {found['seed']}, commit {found['commit']}"
                 lines.append(f"{text.format(**found)}, {found['failures']} failures ({where}).")
         if self.detector is not None:
             lines.append(
-                f"Stores of the engine into the pool: {self.detector['stores']:,}, past the seam {self.detector['failures']}."
+                f"Stores of the engine into the pool: {self.detector['stores']:,}, past the seam "
+                f"{self.detector['failures']}."
             )
         if coverage := data.get("branch_coverage"):
             lines += [
@@ -143,15 +170,28 @@ class Report:
             ]
             rows = coverage["parts"] | coverage["files"]
             lines += [
-                f"| {name} | {b['taken']:,} ({100 * b['taken'] / b['total']:.1f} %) | {b['total']:,} |"
+                f"| {name} | {b['taken']:,} ({100 * b['taken'] / b['total']:.1f} %) | "
+                f"{b['total']:,} |"
                 for name, b in rows.items()
             ]
-        lines += ["", "| workload | (i) | (ii) | (iii) | (iv) | kills | faults |", "|---|---|---|---|---|---|---|"]
+        lines += [
+            "",
+            "| workload | (i) | (ii) | (iii) | (iv) | kills | faults |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for name, row in data["workloads"].items():
-            cells = " | ".join(f"{row.get(key, 0):,}" for key in ("i", "ii", "iii", "iv", "kill", "fault"))
+            cells = " | ".join(
+                f"{row.get(key, 0):,}" for key in ("i", "ii", "iii", "iv", "kill", "fault")
+            )
             lines.append(f"| {name} | {cells} |")
         if data["failures"]:
-            lines += ["", "## Failures", "", f"Reproduce with `--seed {data['seed']}` at commit {data['commit']}.", ""]
+            lines += [
+                "",
+                "## Failures",
+                "",
+                f"Reproduce with `--seed {data['seed']}` at commit {data['commit']}.",
+                "",
+            ]
             lines += [f"* `{json.dumps(failure)}`" for failure in data["failures"][:50]]
         return "\n".join(lines) + "\n"
 
@@ -166,7 +206,9 @@ BESIDE = {
 def leave(part: str, seed: int, folder: Path = BUILD, **counts: int) -> None:
     """For the next report. part: of BESIDE."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{part}.json").write_text(json.dumps({"commit": commit_id(), "seed": seed, **counts}, indent=1) + "\n")
+    (folder / f"{part}.json").write_text(
+        json.dumps({"commit": commit_id(), "seed": seed, **counts}, indent=1) + "\n"
+    )
 
 
 def _saved(name: str) -> Any:
@@ -176,6 +218,9 @@ def _saved(name: str) -> Any:
 
 
 def saved_mutants() -> dict[str, Any]:
-    """Of the last `make mutants`, which takes its own time, and of which commit that was; zeros: it was not run."""
+    """Of the last `make mutants`, which takes its own time, and of which commit that was; zeros: it
+    was not run."""
     found = _saved("mutants.json") or {}
-    return {key: found.get(key, 0) for key in ("total", "killed", "equivalent")} | {"commit": found.get("commit", "")}
+    return {key: found.get(key, 0) for key in ("total", "killed", "equivalent")} | {
+        "commit": found.get("commit", "")
+    }

@@ -1,8 +1,9 @@
-"""What `crashtests.tiers` runs under the recorder: flushes and restores, and with failing system calls.
+"""What `crashtests.tiers` runs under the recorder: flushes and restores, and with failing system
+calls.
 
-python -m crashtests.tier_driver RECORDER trace FOLDER TRACE STEPS
-python -m crashtests.tier_driver RECORDER faults FOLDER ERRNO STRIDE
-python -m crashtests.tier_driver RECORDER store FOLDER TRACE STEPS
+python -m crashtests.tier_driver RECORDER trace FOLDER TRACE STEPS python -m crashtests.tier_driver
+RECORDER faults FOLDER ERRNO STRIDE python -m crashtests.tier_driver RECORDER store FOLDER TRACE
+STEPS
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ RESTORED = 1 << 32
 
 
 def one_step(store: pmstore.Store, step: int) -> None:
-    """Everything of a step, but what is of every third alone, so that some chunks stay as they are."""
+    """Everything of a step, but what is of every third alone, so that some chunks stay as they
+    are."""
     with store.transaction():
         store["hot"][:] = step
         if step % 3 == 0:
@@ -49,12 +51,17 @@ def check(store: pmstore.Store) -> int:
 
 
 def flush(store: pmstore.Store, url: Path, scratch: Path) -> None:
-    """One that reports success has an epoch that restore takes: it is shown. Raises: AssertionError; what flush raises."""
+    """One that reports success has an epoch that restore takes: it is shown.
+
+    Raises: AssertionError; what flush raises.
+    """
     handle = store.flush("t", wait=True)
     step = int(store["step"])
     report = pmstore.restore(scratch, url)
     try:
-        assert (report.epoch, report.skipped) == (handle.epoch, ()), f"a flush of epoch {handle.epoch} succeeded: {report}"
+        assert (report.epoch, report.skipped) == (handle.epoch, ()), (
+            f"a flush of epoch {handle.epoch} succeeded: {report}"
+        )
         with pmstore.open(scratch, "r") as restored:
             assert check(restored) == step
     finally:
@@ -96,7 +103,8 @@ def store_itself(recorder: ctypes.CDLL, folder: Path, target: Path, steps: int) 
     for begun, ended in ((1, steps // 2), (steps // 2 + 1, steps)):
         with pmstore.open(path, domain="file", size="1MiB") as store:
             for step in range(begun, ended + 1):
-                with store.transaction():  # one commit with the arrays' making: there is no state between
+                # one commit with the arrays' making: there is no state between
+                with store.transaction():
                     store.require("hot", LENGTH)
                     store.require("cold", LENGTH * 2)
                     store["ballast"] = bytes(300_000 if step < steps // 2 else 1)
@@ -130,7 +138,9 @@ def faults(recorder: ctypes.CDLL, folder: Path, error: int, stride: int) -> int:
         with pmstore.open(scratch, "r") as restored:
             found = check(restored)
         scratch.unlink()
-        assert found >= acknowledged, f"operation {operation}: step {acknowledged} was acknowledged, {found} is there"
+        assert found >= acknowledged, (
+            f"operation {operation}: step {acknowledged} was acknowledged, {found} is there"
+        )
         assert report.skipped == (), f"operation {operation}: {report}"
         if used < operation:
             break
@@ -138,7 +148,11 @@ def faults(recorder: ctypes.CDLL, folder: Path, error: int, stride: int) -> int:
         operation += stride
     store.flush("t", wait=True)
     store.drain()
-    named = {name for one in url.glob("*.manifest") for name, _ in Manifest.unpack(one.read_bytes()).files}
+    named = {
+        name
+        for one in url.glob("*.manifest")
+        for name, _ in Manifest.unpack(one.read_bytes()).files
+    }
     assert {one.name for one in url.glob("*.chunks")} == named, "half-written files stay"
     assert not list(url.glob(".*.new")), "half-written manifests stay"
     store.close()

@@ -3,12 +3,13 @@
     python -m crashtests.tiers                     quick
     python -m crashtests.tiers --images 20000 --fault-stride 1 --seed 7
 
-A recorder (native/recorder.c) writes down what flushes and restores do to files and names. From that record images are
-made of what a power failure may leave between any two operations: of each file any version of each sector since it was
-last synced, with noise, its size old or new; of each directory any of the changes of names since it was last synced. In
-every image the newest epoch that was acknowledged, or a later one, has to restore, whole, with nothing passed over; and
-a restored store that has its name has to be whole. Then each operation of a flush and of a restore fails with EIO and
-with ENOSPC.
+A recorder (native/recorder.c) writes down what flushes and restores do to files and names. From
+that record images are made of what a power failure may leave between any two operations: of each
+file any version of each sector since it was last synced, with noise, its size old or new; of each
+directory any of the changes of names since it was last synced. In every image the newest epoch that
+was acknowledged, or a later one, has to restore, whole, with nothing passed over; and a restored
+store that has its name has to be whole. Then each operation of a flush and of a restore fails with
+EIO and with ENOSPC.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from crashtests.jobs import BUILD, MEMORY, ROOT
 from crashtests.report import leave
 
 
-def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tuple[int, int, Image]]:
+def images(
+    record: list[Event], root: str, count: int, seed: int
+) -> Iterator[tuple[int, int, Image]]:
     """(operations done, mark acknowledged, image), each different."""
     rng = random.Random(seed)
     variants = max(1, count // len(record))
@@ -47,7 +50,9 @@ def images(record: list[Event], root: str, count: int, seed: int) -> Iterator[tu
             acknowledged = event.offset
         else:
             disk.apply(event)
-        for how in ["none", "all", "names", *["some"] * max(1, variants - 3)][: max(variants, 1) + 3]:
+        for how in ["none", "all", "names", *["some"] * max(1, variants - 3)][
+            : max(variants, 1) + 3
+        ]:
             image = disk.after(how, rng)
             digest = hashlib.blake2b(repr((acknowledged, sorted(image))).encode(), digest_size=16)
             for name in sorted(image):
@@ -69,16 +74,24 @@ def lay_out(folder: Path, root: str, image: Image) -> None:
 
 
 def verify_store(folder: Path, acknowledged: int, steps: int) -> None:
-    """Of a store that was being made, written or compacted. Raises: AssertionError; what open raises."""
+    """Of a store that was being made, written or compacted.
+
+    Raises: AssertionError; what open raises.
+    """
     if not (folder / "run.pm").exists():
-        assert acknowledged == 0, f"step {acknowledged} was acknowledged, and the store is not there"
+        assert acknowledged == 0, (
+            f"step {acknowledged} was acknowledged, and the store is not there"
+        )
         return
-    with pmstore.open(folder / "run.pm", "r+", force=True) as store:  # an image, not a copy of a running store
+    # an image, not a copy of a running store
+    with pmstore.open(folder / "run.pm", "r+", force=True) as store:
         if "step" not in store:
             assert (acknowledged, len(store)) == (0, 0), "a step is there in part, or lost"
             return
         found = tier_driver.check(store)
-        assert acknowledged <= found <= steps, f"step {found} was found, {acknowledged} was acknowledged"
+        assert acknowledged <= found <= steps, (
+            f"step {found} was found, {acknowledged} was acknowledged"
+        )
         tier_driver.one_step(store, found + 1)
 
 
@@ -89,7 +102,9 @@ def verify(folder: Path, acknowledged: int, steps: int) -> None:
         with pmstore.open(folder / "restored.pm") as store:
             assert tier_driver.check(store) == steps
     else:
-        assert acknowledged < tier_driver.RESTORED, "a restore was acknowledged, and the store is not there"
+        assert acknowledged < tier_driver.RESTORED, (
+            "a restore was acknowledged, and the store is not there"
+        )
     try:
         report = pmstore.restore(folder / "again.pm", folder / "deep" / "tier")
     except pmstore.errors.TierError:
@@ -121,7 +136,9 @@ def build() -> Path:
 def drive(recorder: Path, *words: str) -> str:
     command = [sys.executable, "-m", "crashtests.tier_driver", str(recorder), *words]
     environment = {**os.environ, "LD_PRELOAD": str(recorder)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     if done.returncode != 0:
         raise AssertionError(f"the driver failed: {done.stderr}")
     return done.stdout.strip()
@@ -131,7 +148,9 @@ VERIFIED = {"trace": verify, "store": verify_store}
 """What the driver does, and how an image of it is looked at."""
 
 
-def power(recorder: Path, scratch: Path, count: int, seed: int, what: str = "trace", steps: int = 6) -> tuple[int, list[str]]:
+def power(
+    recorder: Path, scratch: Path, count: int, seed: int, what: str = "trace", steps: int = 6
+) -> tuple[int, list[str]]:
     """Checks images. Returns how many, and what failed."""
     root, recorded = scratch / what, scratch / f"record-{what}"
     drive(recorder, what, str(root), str(recorded), str(steps))
@@ -144,16 +163,22 @@ def power(recorder: Path, scratch: Path, count: int, seed: int, what: str = "tra
             lay_out(root, str(root), image)
             VERIFIED[what](root, acknowledged, steps)
         except (AssertionError, OSError, pmstore.PmstoreError) as error:
-            failures.append(f"{what}: after operation {done} of {len(record)} (seed {seed}): {error!r}")
+            failures.append(
+                f"{what}: after operation {done} of {len(record)} (seed {seed}): {error!r}"
+            )
     return checked, failures
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m crashtests.tiers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m crashtests.tiers",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--fault-stride", type=int, default=5, help="fail every nth operation; 0: none")
+    parser.add_argument(
+        "--fault-stride", type=int, default=5, help="fail every nth operation; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     recorder = build()

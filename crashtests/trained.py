@@ -3,9 +3,9 @@
     trained.py record FOLDER
     trained.py verify FOLDER
 
-A process of its own, with the engine that has the recorder in it (`crashtests.training` runs it). For each program and domain
-it leaves in the folder the store before (`.base`), the trace (`.trace`) and digests of the program's arrays at each commit
-(`.json`).
+A process of its own, with the engine that has the recorder in it (`crashtests.training` runs it).
+For each program and domain it leaves in the folder the store before (`.base`), the trace (`.trace`)
+and digests of the program's arrays at each commit (`.json`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 import pmstore
 import pmstore.torch
 import pmstore.torch.optim
-from pmstore import _native
+from pmstore.engine import _native
 
 DOMAINS = {"file": 2, "process": 3, "emulated": 4}
 BEGINS, ACKNOWLEDGED = 9, 10  # crashtests/native/trace.h
@@ -47,13 +47,20 @@ def digest(arrays: list[Any]) -> str:
 
 def adamw_parts() -> tuple[Any, Any, Any]:
     torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(24, 48), torch.nn.Dropout(0.2), torch.nn.Linear(48, 5))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(24, 48), torch.nn.Dropout(0.2), torch.nn.Linear(48, 5)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
 
 
 def adamw_state(model: Any, optimizer: Any) -> list[Any]:
-    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq", "step") if key in state]
+    moments = [
+        state[key]
+        for state in optimizer.state.values()
+        for key in ("exp_avg", "exp_avg_sq", "step")
+        if key in state
+    ]
     return [*model.state_dict().values(), *moments]
 
 
@@ -62,7 +69,9 @@ def adamw(store: pmstore.Store, steps: int, commit: Commit) -> None:
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, lr_scheduler=schedule)
     for _ in range(steps):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(torch.randn(32, 24)), torch.randint(0, 5, (32,))).backward()
+        torch.nn.functional.cross_entropy(
+            model(torch.randn(32, 24)), torch.randint(0, 5, (32,))
+        ).backward()
         optimizer.step()
         schedule.step()
         commit(lambda: run.commit(), adamw_state(model, optimizer))
@@ -79,7 +88,10 @@ def adamw_reopened(store: pmstore.Store) -> list[Any]:
 
 def kmeans(store: pmstore.Store, steps: int, commit: Commit) -> None:
     points = store.require("points", (600, 4), "float64")
-    centroids, labels = store.require("centroids", (5, 4), "float64"), store.require("labels", (600,), "int64")
+    centroids, labels = (
+        store.require("centroids", (5, 4), "float64"),
+        store.require("labels", (600,), "int64"),
+    )
     if "step" not in store:
         points[:] = np.random.default_rng(3).normal(size=points.shape)
         centroids[:] = points[:5]
@@ -96,17 +108,23 @@ def kmeans_reopened(store: pmstore.Store) -> list[Any]:
     return [store["centroids"], store["labels"]]
 
 
-# ---- SGD with momentum, of pmstore.torch.optim: each step computes the whole next state into the idle slot, and flips ----
+# ---- SGD with momentum, of pmstore.torch.optim: each step computes the whole next state into the
+# idle slot, and flips
 
 
 def sgd_parts() -> tuple[Any, Any]:
     torch.manual_seed(8)
     model = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.Tanh(), torch.nn.Linear(40, 5))
-    return model, pmstore.torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-3)
+    return model, pmstore.torch.optim.SGD(
+        model.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-3
+    )
 
 
 def sgd_state(model: Any, optimizer: Any) -> list[Any]:
-    return [*model.state_dict().values(), *(state["momentum_buffer"] for state in optimizer.state.values())]
+    return [
+        *model.state_dict().values(),
+        *(state["momentum_buffer"] for state in optimizer.state.values()),
+    ]
 
 
 def sgd(store: pmstore.Store, steps: int, commit: Commit) -> None:
@@ -114,7 +132,9 @@ def sgd(store: pmstore.Store, steps: int, commit: Commit) -> None:
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
     for _ in range(steps):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(torch.randn(32, 24)), torch.randint(0, 5, (32,))).backward()
+        torch.nn.functional.cross_entropy(
+            model(torch.randn(32, 24)), torch.randint(0, 5, (32,))
+        ).backward()
         optimizer.step()
         commit(lambda: run.commit(), sgd_state(model, optimizer))
 
@@ -125,7 +145,7 @@ def sgd_reopened(store: pmstore.Store) -> list[Any]:
     return sgd_state(model, optimizer)
 
 
-# ---- a Gaussian mixture with full covariances, whose parameters are slots: an EM step is a flip ----
+# ---- a Gaussian mixture with full covariances, whose parameters are slots: an EM step is a flip --
 
 
 def mixture_slots(store: pmstore.Store) -> list[Any]:
@@ -134,10 +154,14 @@ def mixture_slots(store: pmstore.Store) -> list[Any]:
 
 
 def gmm(store: pmstore.Store, steps: int, commit: Commit) -> None:
-    points = np.random.default_rng(4).normal(size=(300, 4)) + np.repeat(np.eye(4)[:3] * 4, 100, axis=0)
+    points = np.random.default_rng(4).normal(size=(300, 4)) + np.repeat(
+        np.eye(4)[:3] * 4, 100, axis=0
+    )
     slots = mixture_slots(store)
     if "step" not in store:
-        for slot, first in zip(slots, (points[::100], np.stack([np.eye(4)] * 3), np.full(3, 1 / 3)), strict=True):
+        for slot, first in zip(
+            slots, (points[::100], np.stack([np.eye(4)] * 3), np.full(3, 1 / 3)), strict=True
+        ):
             slot.next[:] = first
             slot.flip()
         store["step"] = 0
@@ -151,7 +175,9 @@ def gmm(store: pmstore.Store, steps: int, commit: Commit) -> None:
         total = share.sum(axis=0)
         slots[0].next[:] = share.T @ points / total[:, None]
         away = points[:, None] - slots[0].next
-        slots[1].next[:] = np.einsum("nk,nki,nkj->kij", share, away, away) / total[:, None, None] + 1e-6 * np.eye(4)
+        slots[1].next[:] = np.einsum("nk,nki,nkj->kij", share, away, away) / total[
+            :, None, None
+        ] + 1e-6 * np.eye(4)
         slots[2].next[:] = total / len(points)
         for slot in slots:
             slot.flip()
@@ -163,7 +189,12 @@ def gmm_reopened(store: pmstore.Store) -> list[Any]:
     return [slot.current for slot in mixture_slots(store)]
 
 
-PROGRAMS: dict[str, Callable[[pmstore.Store, int, Commit], None]] = {"adamw": adamw, "kmeans": kmeans, "sgd": sgd, "gmm": gmm}
+PROGRAMS: dict[str, Callable[[pmstore.Store, int, Commit], None]] = {
+    "adamw": adamw,
+    "kmeans": kmeans,
+    "sgd": sgd,
+    "gmm": gmm,
+}
 REOPENED: dict[str, Callable[[pmstore.Store], list[Any]]] = {
     "adamw": adamw_reopened,
     "kmeans": kmeans_reopened,
@@ -210,12 +241,17 @@ def record(folder: Path, program: str, domain: str) -> None:
 
 
 def verify(folder: Path, program: str, domain: str) -> None:
-    """Each state of the trace (`crash images --states`) is what the program held when it committed."""
-    for number, expected in enumerate(json.loads((folder / f"{program}-{domain}.json").read_text())):
+    """Each state of the trace (`crash images --states`) is what the program held when it
+    committed."""
+    for number, expected in enumerate(
+        json.loads((folder / f"{program}-{domain}.json").read_text())
+    ):
         if number:  # the first is the store before
             path = folder / f"{program}-{domain}-{number}.pm"
             with pmstore.open(path, "r+", domain=domain, force=True) as store:  # type: ignore[arg-type]
-                assert digest(REOPENED[program](store)) == expected, f"{program} {domain}: state {number} is another"
+                assert digest(REOPENED[program](store)) == expected, (
+                    f"{program} {domain}: state {number} is another"
+                )
 
 
 def main() -> int:

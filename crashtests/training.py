@@ -1,4 +1,5 @@
-"""Real training under images: AdamW, SGD on slots, KMeans, a Gaussian mixture on slots. Recorded in Python, crashed as all."""
+"""Real training under images: AdamW, SGD on slots, KMeans, a Gaussian mixture on slots. Recorded in
+Python, crashed as all."""
 
 from __future__ import annotations
 
@@ -21,32 +22,60 @@ PROGRAMS = ("adamw", "kmeans", "sgd", "gmm")
 
 
 def available() -> bool:
-    return importlib.util.find_spec("torch") is not None and importlib.util.find_spec("cffi") is not None
+    return (
+        importlib.util.find_spec("torch") is not None
+        and importlib.util.find_spec("cffi") is not None
+    )
 
 
 def build(source: Path | None = None) -> Path:
-    """A folder for PYTHONPATH: the package as it is here, with an engine that has the recorder. Raises: CalledProcessError."""
+    """A folder for PYTHONPATH: the package as it is here, with an engine that has the recorder.
+
+    Raises: CalledProcessError.
+    """
     interface = PYTHON / "_native.c"
     PACKAGE.mkdir(parents=True, exist_ok=True)
-    emit = f"import runpy; runpy.run_path('pmstore/_build_ffi.py')['ffibuilder'].emit_c_code({str(interface)!r})"
-    subprocess.run([sys.executable, "-c", emit], cwd=jobs.ROOT, check=True, capture_output=True, text=True)
-    flags = "-O2 -g -fPIC -fvisibility=hidden -ftls-model=initial-exec -fno-math-errno -fno-trapping-math -ffp-contract=off"
+    emit = (
+        "import runpy; "
+        "runpy.run_path('pmstore/engine/"
+        f"_build_ffi.py')['ffibuilder'].emit_c_code({str(interface)!r})"
+    )
+    subprocess.run(
+        [sys.executable, "-c", emit], cwd=jobs.ROOT, check=True, capture_output=True, text=True
+    )
+    flags = (
+        "-O2 -g -fPIC -fvisibility=hidden -ftls-model=initial-exec -fno-math-errno "
+        "-fno-trapping-math -ffp-contract=off"
+    )
     include = f"-I{sysconfig.get_paths()['include']}"
-    jobs.build(source, PYTHON, flags=f"{flags} {include}", goal="_native.so", variables={"NATIVE_C": str(interface)})
+    jobs.build(
+        source,
+        PYTHON,
+        flags=f"{flags} {include}",
+        goal="_native.so",
+        variables={"NATIVE_C": str(interface)},
+    )
     installed = built.extension().name
-    links = {path.name: path for path in (jobs.ROOT / "pmstore").iterdir() if path.name not in (installed, "__pycache__")}
-    links[installed] = PYTHON / "_native.so"
-    for old in PACKAGE.iterdir():
-        old.unlink()
-    for name, path in links.items():
-        (PACKAGE / name).symlink_to(path)
+    shutil.rmtree(PACKAGE)
+    (PACKAGE / "engine").mkdir(parents=True)
+    for folder in ("", "engine"):
+        for path in (jobs.ROOT / "pmstore" / folder).iterdir():
+            if path.name not in ("engine", installed, "__pycache__"):
+                (PACKAGE / folder / path.name).symlink_to(path)
+    (PACKAGE / "engine" / installed).symlink_to(PYTHON / "_native.so")
     return PACKAGE.parent
 
 
 def _run(*arguments: str) -> None:
     script = jobs.ROOT / "crashtests" / "trained.py"
     env = os.environ | {"PYTHONPATH": str(build()), "PYTHONDONTWRITEBYTECODE": "1"}
-    run = subprocess.run([sys.executable, str(script), *arguments], env=env, capture_output=True, text=True, timeout=600)
+    run = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     if run.returncode:
         raise RuntimeError(f"trained.py {' '.join(arguments)}: {run.stderr.strip()}")
 
@@ -62,12 +91,20 @@ def record(source: Path | None = None) -> None:
 
 
 def verify(program: Path) -> None:
-    """That the states which images are compared with are those that the programs had: each is opened as the program would,
-    and its arrays are compared with what they were at the commit. Raises: RuntimeError."""
+    """That the states which images are compared with are those that the programs had: each is
+    opened as the program would, and its arrays are compared with what they were at the commit.
+    Raises: RuntimeError."""
     for name, domain in itertools.product(PROGRAMS, jobs.DOMAINS):
-        made = job(name, domain, "i", {"budget": 0, "nested-every": 0, "states": FOLDER / f"{name}-{domain}"})
+        made = job(
+            name,
+            domain,
+            "i",
+            {"budget": 0, "nested-every": 0, "states": FOLDER / f"{name}-{domain}"},
+        )
         scratch = ["--scratch", str(FOLDER / "scratch")]
-        run = subprocess.run([*made.command(program), *scratch], capture_output=True, text=True, timeout=120)
+        run = subprocess.run(
+            [*made.command(program), *scratch], capture_output=True, text=True, timeout=120
+        )
         if run.returncode:
             raise RuntimeError(f"{made.workload} {domain}: {run.stdout}{run.stderr}")
     _run("verify", str(FOLDER))

@@ -3,15 +3,16 @@
     python -m crashtests.vm                             `make crashtest-vm`
     python -m crashtests.vm --kills 200 --images 2000 --seed 7
 
-dax: a machine with an NVDIMM (ext4 with -o dax, so that MAP_SYNC is real) commits for ever. It is killed (SIGKILL of QEMU) or
-reset at random, also while it recovers, started again, and has to find at least what it had acknowledged, whole.
+dax: a machine with an NVDIMM (ext4 with -o dax, so that MAP_SYNC is real) commits for ever. It is
+    killed (SIGKILL of QEMU) or reset at random, also while it recovers, started again, and has to
+    find at least what it had acknowledged, whole.
 
-file: a machine with a disk that writes down every block write and flush (QEMU's blklogwrites). Images of what a power
-failure may leave between flushes are mounted here, by ext4, and the store in each has to be at least what was
-acknowledged when the power failed, whole.
+file: a machine with a disk that writes down every block write and flush (QEMU's blklogwrites).
+    Images of what a power failure may leave between flushes are mounted here, by ext4, and the
+    store in each has to be at least what was acknowledged when the power failed, whole.
 
-Needs root and Debian's packages (it installs what is missing), no KVM. The guest is Debian's kernel, busybox and
-native/guest.c.
+Needs root and Debian's packages (it installs what is missing), no KVM. The guest is Debian's
+kernel, busybox and native/guest.c.
 """
 
 from __future__ import annotations
@@ -47,7 +48,14 @@ PACKAGES = {
 }
 MODULES = [
     *("libnvdimm", "nd_btt", "nd_pmem", "nfit"),
-    *("virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_blk"),
+    *(
+        "virtio_ring",
+        "virtio",
+        "virtio_pci_modern_dev",
+        "virtio_pci_legacy_dev",
+        "virtio_pci",
+        "virtio_blk",
+    ),
 ]
 FILESYSTEM_BYTES = 64 << 20
 PATIENCE_SECONDS = 300
@@ -67,7 +75,9 @@ def install() -> Path:
     kernel = WORK / "kernel"
     if not kernel.exists():
         said = run("apt-cache", "depends", "linux-image-cloud-amd64")
-        package = next(line.split()[-1] for line in said.splitlines() if "Depends: linux-image-" in line)
+        package = next(
+            line.split()[-1] for line in said.splitlines() if "Depends: linux-image-" in line
+        )
         run("apt-get", "download", package, cwd=WORK)
         deb = next(WORK.glob("linux-image-*.deb"))
         run("dpkg", "-x", deb, WORK / "unpacking")
@@ -77,7 +87,15 @@ def install() -> Path:
 
 
 def build_guest() -> Path:
-    run("make", "-s", f"-j{os.cpu_count()}", "-C", ROOT / "crashtests" / "native", f"BUILD={BUILD}", BUILD / "guest")
+    run(
+        "make",
+        "-s",
+        f"-j{os.cpu_count()}",
+        "-C",
+        ROOT / "crashtests" / "native",
+        f"BUILD={BUILD}",
+        BUILD / "guest",
+    )
     return BUILD / "guest"
 
 
@@ -110,12 +128,39 @@ class Machine:
     def __init__(self, task: str, *devices: str, commits: int = 0) -> None:
         vmlinuz = next((WORK / "kernel" / "boot").glob("vmlinuz-*"))
         self._monitor = Path(tempfile.mkdtemp(prefix="pmstore-vm-")) / "monitor"
-        command = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-smp", "1", "-machine", "pc,nvdimm=on"]
-        command += ["-m", "512M,slots=2,maxmem=2G", "-kernel", str(vmlinuz), "-initrd", str(WORK / "initrd.gz")]
-        command += ["-append", f"console=ttyS0 quiet panic=-1 task={task} commits={commits}", "-nographic", "-nodefaults"]
+        command = [
+            "qemu-system-x86_64",
+            "-accel",
+            "tcg",
+            "-cpu",
+            "max",
+            "-smp",
+            "1",
+            "-machine",
+            "pc,nvdimm=on",
+        ]
+        command += [
+            "-m",
+            "512M,slots=2,maxmem=2G",
+            "-kernel",
+            str(vmlinuz),
+            "-initrd",
+            str(WORK / "initrd.gz"),
+        ]
+        command += [
+            "-append",
+            f"console=ttyS0 quiet panic=-1 task={task} commits={commits}",
+            "-nographic",
+            "-nodefaults",
+        ]
         command += ["-serial", "stdio", "-monitor", f"unix:{self._monitor},server,nowait", *devices]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -154,7 +199,8 @@ class Machine:
             monitor.settimeout(PATIENCE_SECONDS)
             said = b""
             for command in (b"system_reset\n", b""):
-                while said.count(b"(qemu) ") < (1 if command else 2):  # the second prompt: it was carried out
+                # the second prompt: it was carried out
+                while said.count(b"(qemu) ") < (1 if command else 2):
                     said += monitor.recv(4096)
                 monitor.sendall(command)
 
@@ -175,7 +221,16 @@ class Outcome:
 
 
 def last_ack(lines: list[str], before: int) -> int:
-    return max([before, *(int(line.split()[1]) for line in lines if line.startswith("ack ") and line[4:].isdigit())])
+    return max(
+        [
+            before,
+            *(
+                int(line.split()[1])
+                for line in lines
+                if line.startswith("ack ") and line[4:].isdigit()
+            ),
+        ]
+    )
 
 
 def dax(kills: int, seed: int) -> Outcome:
@@ -213,7 +268,9 @@ def dax(kills: int, seed: int) -> Outcome:
                 machine = None
                 outcome.counts["kills of QEMU"] += 1
             note(said, acknowledged, outcome)
-            outcome.counts["killed before it had opened"] += not any(line.startswith("found ") for line in said)
+            outcome.counts["killed before it had opened"] += not any(
+                line.startswith("found ") for line in said
+            )
             acknowledged = last_ack(said, acknowledged)
         machine = machine or Machine("dax", *devices)
         note(machine.wait_for("found "), acknowledged, outcome)
@@ -238,7 +295,9 @@ def note(said: list[str], acknowledged: int, outcome: Outcome) -> None:
         outcome.counts["recoveries checked"] += 1
         outcome.counts["recoveries that undid something"] += found["undone"] > 0
         if found["found"] < acknowledged:
-            outcome.failures.append(f"commit {acknowledged} was acknowledged, {found['found']} is there")
+            outcome.failures.append(
+                f"commit {acknowledged} was acknowledged, {found['found']} is there"
+            )
         if found["domain"] != 1 or found["map_sync"] != 1:
             outcome.failures.append(f"not a mapping with MAP_SYNC: {line}")
 
@@ -251,7 +310,8 @@ class Block:
     data: bytes
     flush: bool
     mark: int
-    """Of data: the commit whose acknowledgement it is. Of a flush: whether of the write before it alone (FUA)."""
+    """Of data: the commit whose acknowledgement it is. Of a flush: whether of the write before it
+    alone (FUA)."""
 
 
 FLUSH, FUA, DISCARD = 1, 2, 4
@@ -278,8 +338,11 @@ def blocks(log: Path) -> Iterator[Block]:
                 yield Block(0, b"", True, 1)
 
 
-def power_failures(record: list[Block], base: bytearray, count: int, seed: int) -> Iterator[tuple[int, str, bytearray, int]]:
-    """(number of the write, how, image, commits acknowledged): what is there after a power failure."""
+def power_failures(
+    record: list[Block], base: bytearray, count: int, seed: int
+) -> Iterator[tuple[int, str, bytearray, int]]:
+    """(number of the write, how, image, commits acknowledged): what is there after a power
+    failure."""
     rng = random.Random(seed)
     first = next(i for i, block in enumerate(record) if block.mark and not block.flush)
     chosen = Counter(rng.randrange(first, len(record)) for _ in range(count))
@@ -314,12 +377,34 @@ def file(images: int, commits: int, seed: int) -> Outcome:
         path.touch()
     with disk.open("r+b") as made:
         made.truncate(FILESYSTEM_BYTES + (1 << 20))
-    run("mke2fs", "-q", "-t", "ext4", "-b", "4096", "-E", "nodiscard", "-F", disk, str(FILESYSTEM_BYTES // 4096))
+    run(
+        "mke2fs",
+        "-q",
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-E",
+        "nodiscard",
+        "-F",
+        disk,
+        str(FILESYSTEM_BYTES // 4096),
+    )
     base = bytearray(disk.read_bytes())
-    drives = [f"driver=file,node-name=d0,filename={disk}", f"driver=file,node-name=l0,filename={log}"]
+    drives = [
+        f"driver=file,node-name=d0,filename={disk}",
+        f"driver=file,node-name=l0,filename={log}",
+    ]
     drives.append("driver=blklogwrites,node-name=lw,file=d0,log=l0,log-sector-size=512")
     devices = [word for drive in drives for word in ("-blockdev", drive)]
-    machine = Machine("file", *devices, "-device", "virtio-blk-pci,drive=lw,write-cache=on", "-no-reboot", commits=commits)
+    machine = Machine(
+        "file",
+        *devices,
+        "-device",
+        "virtio-blk-pci,drive=lw,write-cache=on",
+        "-no-reboot",
+        commits=commits,
+    )
     machine.wait_for("unmounted")
     machine.wait()
     record = list(blocks(log))
@@ -339,7 +424,9 @@ def file(images: int, commits: int, seed: int) -> Outcome:
                 finally:
                     run("umount", mounted)
             except subprocess.CalledProcessError as error:
-                outcome.failures.append(f"after write {at}, {how} (seed {seed}): {error.stdout}{error.stderr}")
+                outcome.failures.append(
+                    f"after write {at}, {how} (seed {seed}): {error.stdout}{error.stderr}"
+                )
                 kept = WORK / f"failed-{at}-{how}.img"
                 shutil.copy(image, kept)
     return outcome
@@ -347,7 +434,9 @@ def file(images: int, commits: int, seed: int) -> Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m crashtests.vm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m crashtests.vm",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--kills", type=int, default=60, help="of the machine with an NVDIMM")
     parser.add_argument("--images", type=int, default=600, help="of the disk")
@@ -368,8 +457,13 @@ def main() -> int:
         for name, count in outcome.counts.items():
             print(f"| `{domain}` | {name} | {count:,} |")
         print(f"| `{domain}` | **failures** | {len(outcome.failures)} |")
-    report = {domain: {"counts": outcome.counts, "failures": outcome.failures} for domain, outcome in outcomes.items()}
-    (BUILD / "vm.json").write_text(json.dumps({"seed": arguments.seed, "commit": commit_id(), **report}, indent=1))
+    report = {
+        domain: {"counts": outcome.counts, "failures": outcome.failures}
+        for domain, outcome in outcomes.items()
+    }
+    (BUILD / "vm.json").write_text(
+        json.dumps({"seed": arguments.seed, "commit": commit_id(), **report}, indent=1)
+    )
     failures = [failure for outcome in outcomes.values() for failure in outcome.failures]
     for failure in failures[:20]:
         print(f"FAILED {failure}")

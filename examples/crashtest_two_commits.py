@@ -1,10 +1,13 @@
-"""A training loop with a bug that only a crash shows: parameters and momentum are committed one after the other.
+"""A training loop with a bug that only a crash shows: parameters and momentum are committed one
+after the other.
 
-    pmstore crashtest -- python crashtest_two_commits.py           # finds trials that resume silently with a different state
-    pmstore crashtest -- python crashtest_two_commits.py --fixed   # both in one transaction: every trial is a clean resume
+    # finds trials that resume silently with a different state
+    pmstore crashtest -- python crashtest_two_commits.py
+    # both in one transaction: every trial is a clean resume
+    pmstore crashtest -- python crashtest_two_commits.py --fixed
 
-A kill between the two commits leaves parameters of step n+1 beside the momentum and step count of step n, and the resumed run
-applies step n twice.
+A kill between the two commits leaves parameters of step n+1 beside the momentum and step count of
+step n, and the resumed run applies step n twice.
 """
 
 import sys

@@ -1,5 +1,6 @@
-"""A Gaussian mixture with full covariances, fitted by EM (Dempster, Laird, Rubin, 1977). Weights, means and covariances are
-three slots that flip together: a commit shows the parameters of one iteration, never a mixture of two.
+"""A Gaussian mixture with full covariances, fitted by EM (Dempster, Laird, Rubin, 1977). Weights,
+means and covariances are three slots that flip together: a commit shows the parameters of one
+iteration, never a mixture of two.
 
 python -m examples.gmm run.pm      # interrupt or kill it, and start it again
 """
@@ -23,25 +24,43 @@ def log_densities(data: Array, weights: Array, means: Array, covariances: Array)
         factor = np.linalg.cholesky(covariance)
         scaled = np.linalg.solve(factor, (data - mean).T)
         log_root = np.log(np.diagonal(factor)).sum()
-        result[:, k] = np.log(weight) - log_root - 0.5 * (len(mean) * np.log(2 * np.pi) + (scaled * scaled).sum(0))
+        result[:, k] = (
+            np.log(weight)
+            - log_root
+            - 0.5 * (len(mean) * np.log(2 * np.pi) + (scaled * scaled).sum(0))
+        )
     return result
 
 
-def fit(store: pmstore.Store, data: Array, components: int, iterations: int, name: str = "gmm", seed: int = 0) -> list[Array]:
+def fit(
+    store: pmstore.Store,
+    data: Array,
+    components: int,
+    iterations: int,
+    name: str = "gmm",
+    seed: int = 0,
+) -> list[Array]:
     """Goes on from the last committed iteration, to `iterations` in all; one commit an iteration.
 
-    data: (samples, features), floating. Returns: weights (components,), means (components, features) and covariances
-    (components, features, features), over the heap. `store[f"{name}/iteration"]` counts, `store[f"{name}/likelihood"]` is the
-    mean log-likelihood of the parameters that the last iteration began with.
+    data: (samples, features), floating. Returns: weights (components,), means (components,
+        features) and covariances (components, features, features), over the heap.
+        `store[f"{name}/iteration"]` counts, `store[f"{name}/likelihood"]` is the mean
+        log-likelihood of the parameters that the last iteration began with.
     """
     features = data.shape[1]
-    shapes = {"weights": (components,), "means": (components, features), "covariances": (components, features, features)}
+    shapes = {
+        "weights": (components,),
+        "means": (components, features),
+        "covariances": (components, features, features),
+    }
     slots = [store.slots(f"{name}/{part}", shape, data.dtype) for part, shape in shapes.items()]
     if f"{name}/iteration" not in store:
         with store.transaction():
             first = np.random.default_rng(seed).choice(len(data), components, replace=False)
             for slot, value in zip(
-                slots, (1 / components, data[first], np.cov(data.T).reshape(features, features)), strict=True
+                slots,
+                (1 / components, data[first], np.cov(data.T).reshape(features, features)),
+                strict=True,
             ):
                 slot.next[:] = value
                 slot.flip()
@@ -62,18 +81,26 @@ def fit(store: pmstore.Store, data: Array, components: int, iterations: int, nam
                 covariances[k].flat[:: features + 1] += 1e-6  # keeps it positive definite
             for slot in slots:
                 slot.flip()
-            store[f"{name}/iteration"], store[f"{name}/likelihood"] = iteration + 1, float(evidence.mean())
+            store[f"{name}/iteration"], store[f"{name}/likelihood"] = (
+                iteration + 1,
+                float(evidence.mean()),
+            )
     return [slot.current for slot in slots]
 
 
 def main(path: str) -> None:
     rng = np.random.default_rng(1)
-    data = np.concatenate([rng.normal(size=(1_000, 16)) * rng.uniform(0.5, 2, 16) + 4 * k for k in range(5)])
+    data = np.concatenate(
+        [rng.normal(size=(1_000, 16)) * rng.uniform(0.5, 2, 16) + 4 * k for k in range(5)]
+    )
     with pmstore.open(path) as store:
         found = store.get("gmm/iteration")
         print("a new run" if found is None else f"goes on after iteration {found}")
         fit(store, data, components=5, iterations=60)
-        print(f"iteration {store['gmm/iteration']} committed, mean log-likelihood {store['gmm/likelihood']:.4f}")
+        print(
+            f"iteration {store['gmm/iteration']} committed, mean log-likelihood "
+            f"{store['gmm/likelihood']:.4f}"
+        )
 
 
 if __name__ == "__main__":

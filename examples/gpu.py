@@ -1,4 +1,5 @@
-"""Training on a GPU: the model stays there, and a step commits while the next one runs. Without a GPU the same in host memory.
+"""Training on a GPU: the model stays there, and a step commits while the next one runs. Without a
+GPU the same in host memory.
 
 python -m examples.gpu run.pm      # interrupt or kill it, and start it again
 """
@@ -17,10 +18,13 @@ import pmstore.torch
 def train(path: str, steps: int, device: str) -> list[torch.Tensor]:
     """Goes on from the last committed step, to `steps` in all. Returns: the parameters."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 32)).to(device)
+    model = nn.Sequential(
+        nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 32)
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with pmstore.open(path) as store:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=True)  # on cuda mirror=True is the default
+        # on cuda mirror=True is the default
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=True)
         print(f"goes on after step {run.step}" if run.resumed else "a new run", f"on {device}")
         for _ in range(run.step, steps):
             features = torch.randn(64, 32, device=device)
@@ -36,4 +40,8 @@ def train(path: str, steps: int, device: str) -> list[torch.Tensor]:
 
 
 if __name__ == "__main__":
-    train(sys.argv[1] if len(sys.argv) > 1 else "gpu.pm", 500, "cuda" if torch.cuda.is_available() else "cpu")
+    train(
+        sys.argv[1] if len(sys.argv) > 1 else "gpu.pm",
+        500,
+        "cuda" if torch.cuda.is_available() else "cpu",
+    )

@@ -10,21 +10,28 @@
 
 What else there is, imported when it is used:
 
-    pmstore.torch.attach     a training run as one commit: model, optimizer, scheduler, loader, generators (needs torch)
-    pmstore.torch.optim      AdamW, Adam, SGD that write the next version beside the committed one: no copy at a commit
+    pmstore.torch.attach     a training run as one commit: model, optimizer, scheduler, loader,
+                             generators (needs torch)
+    pmstore.torch.optim      AdamW, Adam, SGD that write the next version beside the committed one:
+                             no copy at a commit
     pmstore.scheduler        when to commit, and to which tier: learned while the job runs
-    Store.add_tier, restore  committed state flows to disks and object stores in the background, and back (pmstore.tiers)
+    Store.add_tier, restore  committed state flows to disks and object stores in the background, and
+                             back (pmstore.tiers)
     pmstore.pymm             for programs written for PyMM
-    pmstore.exchange         safetensors and npz, in and out; pmstore.portable: a whole store as one file
-    pmstore.simulation       commit policies in simulated time, against the exact optimum
-    pmstore.testing          crash tests of your own training loop, in pytest; on the command line: pmstore crashtest
+    pmstore.exchange         safetensors and npz, in and out
+    pmstore.portable         a whole store as one file
+    pmstore.testing          crash tests of your own training loop, in pytest; on the command line:
+                             pmstore crashtest
+    pmstore_lab.simulation   commit policies in simulated time, against the exact optimum
 
 All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells how it works.
 """
 
-from pmstore._block import Transaction
-from pmstore.compaction import Compaction, compact
-from pmstore.containers import Entry, Group
+import importlib
+from typing import TYPE_CHECKING
+
+from pmstore.engine._binding import Transaction
+from pmstore.engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.errors import (
     ClosedStoreError,
     CorruptStoreError,
@@ -44,10 +51,14 @@ from pmstore.errors import (
     UncleanCopyError,
     UncleanMachineCrashError,
 )
-from pmstore.lists import List
-from pmstore.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
-from pmstore.slots import Slots
+from pmstore.formats.compaction import Compaction, compact
+from pmstore.objects.containers import Entry, Group
+from pmstore.objects.lists import List
+from pmstore.objects.slots import Slots
 from pmstore.store import Store, open
+
+if TYPE_CHECKING:
+    from pmstore.formats import exchange, portable
 
 __version__ = "0.1.0"
 
@@ -84,7 +95,9 @@ __all__ = [
     "__version__",
     "compact",
     "epochs",
+    "exchange",
     "open",
+    "portable",
     "restore",
     "scheduler",
     "torch",
@@ -93,11 +106,9 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in ("restore", "epochs"):  # nor fsspec's and tiers' modules before they are used
-        import importlib
-
         return getattr(importlib.import_module("pmstore.tiers"), name)
     if name in ("torch", "scheduler"):  # import pmstore must not import torch
-        import importlib
-
         return importlib.import_module(f"pmstore.{name}")
+    if name in ("exchange", "portable"):
+        return importlib.import_module(f"pmstore.formats.{name}")
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")

@@ -1,8 +1,9 @@
 """The exceptions of pmstore.
 
-Each message says what happened, to which file, and what to do. Each class has a second base where a Python user would
-look for it (`OSError`, `ValueError`, `RuntimeError`). A plain failure of the operating system stays Python's own class:
-`FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError`, `OSError`.
+Each message says what happened, to which file, and what to do. Each class has a second base where a
+Python user would look for it (`OSError`, `ValueError`, `RuntimeError`). A plain failure of the
+operating system stays Python's own class: `FileNotFoundError`, `FileExistsError`,
+`PermissionError`, `IsADirectoryError`, `OSError`.
 
 >>> issubclass(StoreFullError, OSError), issubclass(TransactionError, RuntimeError)
 (True, True)
@@ -36,7 +37,8 @@ class PmstoreError(Exception):
 
     Attributes:
         path: the store's file, or "" where none is concerned.
-        problem: the message without path and remedy, which is for programs in Python, or "" where it has no such parts.
+        problem: the message without path and remedy, which is for programs in Python, or "" where
+            it has no such parts.
     """
 
     path: str = ""
@@ -54,14 +56,16 @@ class StoreLockedError(PmstoreError, BlockingIOError):
 
 
 class MirrorError(PmstoreError, RuntimeError):
-    """A copy from a device failed or came too late: the commit did not happen. What was pending before is pending still.
+    """A copy from a device failed or came too late: the commit did not happen. What was pending
+    before is pending still.
 
     The copier's own error, if there is one, is the `__cause__`.
     """
 
 
 class MovedError(PmstoreError, RuntimeError):
-    """An array or tensor of the store has its bytes elsewhere now, where no commit can find them. Nothing was committed."""
+    """An array or tensor of the store has its bytes elsewhere now, where no commit can find them.
+    Nothing was committed."""
 
 
 class StoreFullError(PmstoreError, OSError):
@@ -91,11 +95,13 @@ class NotAStoreError(CorruptStoreError):
 
 
 class FormatVersionError(PmstoreError, ValueError):
-    """The store was written by a version of pmstore, or on a machine, that this one does not understand."""
+    """The store was written by a version of pmstore, or on a machine, that this one does not
+    understand."""
 
 
 class UncleanMachineCrashError(PmstoreError, OSError):
-    """The machine restarted under a store whose domain only survives the death of its process. It may be torn.
+    """The machine restarted under a store whose domain only survives the death of its process. It
+    may be torn.
 
     Also where the system does not tell whether it did.
     """
@@ -106,7 +112,8 @@ class UncleanCopyError(UncleanMachineCrashError):
 
 
 class TransactionError(PmstoreError, RuntimeError):
-    """The call is not allowed at this point of a transaction, or the block of another thread or task is in the way.
+    """The call is not allowed at this point of a transaction, or the block of another thread or
+    task is in the way.
 
     Attributes:
         owner: name of the thread or task whose block is open, or None.

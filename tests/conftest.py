@@ -18,8 +18,8 @@ import pmstore
 
 pytest_plugins = ["pytester"]
 
-# No deadline: a busy machine is no failure. The same examples each time: a change is judged by itself, not by the day's luck.
-# PMSTORE_PROFILE=search looks where nobody has looked yet.
+# No deadline: a busy machine is no failure. The same examples each time: a change is judged by
+# itself, not by the day's luck. PMSTORE_PROFILE=search looks where nobody has looked yet.
 settings.register_profile("repeatable", settings(deadline=None, derandomize=True))
 settings.register_profile("search", settings(deadline=None, max_examples=5000, print_blob=True))
 settings.load_profile(os.environ.get("PMSTORE_PROFILE", "repeatable"))
@@ -32,10 +32,12 @@ MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way
 
 _state = tempfile.TemporaryDirectory(prefix="pmstore-test-state-")
-os.environ["XDG_STATE_HOME"] = _state.name  # a key of the tests' own; processes that they start have it too
+# a key of the tests' own; processes that they start have it too
+os.environ["XDG_STATE_HOME"] = _state.name
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background jobs so, and children would inherit it: tests that send Control-C would wait for ever.
+    # A shell starts background jobs so, and children would inherit it: tests that send Control-C
+    # would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,11 +1,13 @@
-"""Damaged stores, and everything that a user does with them: what comes out is success or an error of pmstore's own.
+"""Damaged stores, and everything that a user does with them: what comes out is success or an error
+of pmstore's own.
 
     python tests/damage.py [--seed N] [--count N] [--seconds S] [--only VARIANT]
 
-Bytes of a whole store are changed: anything of the engine's metadata (page tables, directories, lists, descriptions,
-values, records, log entries), and the checksums over them are then made right again, as somebody would who means it. Of a
-run of torch names go and values change too. A line of JSON for each finding; exit code 1 if there is one. Where the process
-itself dies, its last line on standard error has the number to give as --seed.
+Bytes of a whole store are changed: anything of the engine's metadata (page tables, directories,
+lists, descriptions, values, records, log entries), and the checksums over them are then made right
+again, as somebody would who means it. Of a run of torch names go and values change too. A line of
+JSON for each finding; exit code 1 if there is one. Where the process itself dies, its last line on
+standard error has the number to give as --seed.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ import numpy as np
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.commands import app
-from pmstore.containers import Group
-from pmstore.lists import List
-from pmstore.slots import Slots
+from pmstore.commands.program import app
+from pmstore.objects.containers import Group
+from pmstore.objects.lists import List
+from pmstore.objects.slots import Slots
 
 try:
     import torch
@@ -48,7 +50,7 @@ SESSIONS = (5 * PAGE, 6 * PAGE)
 HANG_SECONDS = 60
 VARIANTS = ("plain", "crashed", "trained", "file")
 
-# ---- checksums, as docs/FORMAT.md has them ----------------------------------------------------------------------------------
+# ---- checksums, as docs/FORMAT.md has them -------------------------------------------------------
 
 _TABLE = [0] * 256
 for _byte in range(256):
@@ -66,7 +68,9 @@ def crc32c(crc: int, data: bytes) -> int:
 
 
 def check16(salt: int, word: int) -> int:
-    product = (word ^ 0x9E3779B97F4A7C15) * ((salt * 0xFF51AFD7ED558CCD & MASK) ^ 0xC4CEB9FE1A85EC53)
+    product = (word ^ 0x9E3779B97F4A7C15) * (
+        (salt * 0xFF51AFD7ED558CCD & MASK) ^ 0xC4CEB9FE1A85EC53
+    )
     mixed = product & MASK ^ product >> 64
     mixed ^= mixed >> 32
     return (mixed ^ mixed >> 16) & 0xFFFF
@@ -88,21 +92,31 @@ class Image:
 
     def _entries(self) -> Iterator[tuple[int, int, int]]:
         """Valid ones of the undo logs: header, where the pre-image is, its bytes."""
-        for start, room in [(at, 32 * PAGE) for at in FAST] + [(log, bytes_) for _, log, bytes_, _, _ in self.segments]:
+        for start, room in [(at, 32 * PAGE) for at in FAST] + [
+            (log, bytes_) for _, log, bytes_, _, _ in self.segments
+        ]:
             at = start
             while at + LINE <= start + room:
                 length = struct.unpack_from("<I", self.data, at + 20)[0]
                 image = at + (32 if length <= 32 else LINE)
-                if not length or image + length > start + room or not self._sealed(self.data, at, image, length):
+                if (
+                    not length
+                    or image + length > start + room
+                    or not self._sealed(self.data, at, image, length)
+                ):
                     break
                 yield at, image, length
                 at += LINE if length <= 32 else LINE + -(-length // LINE) * LINE
 
     def _entry_crc(self, data: bytes | bytearray, at: int, image: int, length: int) -> int:
-        return crc32c(crc32c(self.seed, bytes(data[at : at + 28])), bytes(data[image : image + length]))
+        return crc32c(
+            crc32c(self.seed, bytes(data[at : at + 28])), bytes(data[image : image + length])
+        )
 
     def _sealed(self, data: bytes, at: int, image: int, length: int) -> bool:
-        return bool(self._entry_crc(data, at, image, length) == struct.unpack_from("<I", data, at + 28)[0])
+        return bool(
+            self._entry_crc(data, at, image, length) == struct.unpack_from("<I", data, at + 28)[0]
+        )
 
     def _words(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Of the page tables: place, file page number, kind, pages, place of the data."""
@@ -139,7 +153,9 @@ class Image:
                 continue  # never written
             struct.pack_into("<I", data, at + 508, crc32c(0, bytes(data[at : at + 508])))
         transaction = struct.unpack_from("<Q", data, ANCHOR)[0] & (1 << 48) - 1
-        struct.pack_into("<Q", data, ANCHOR, transaction | check16(0x726F68636E61, transaction) << 48)
+        struct.pack_into(
+            "<Q", data, ANCHOR, transaction | check16(0x726F68636E61, transaction) << 48
+        )
         for place, page, _, _, _ in self._words():
             if data[place : place + 8] != self.data[place : place + 8]:
                 word = struct.unpack_from("<Q", data, place)[0] & (1 << 48) - 1
@@ -150,7 +166,9 @@ class Image:
 
     def damaged(self, rng: random.Random) -> bytearray:
         data = bytearray(self.data)
-        what = rng.choices(("object", "table", "entry", "head"), (12, 3, 3 if self.entries else 0, 1))[0]
+        what = rng.choices(
+            ("object", "table", "entry", "head"), (12, 3, 3 if self.entries else 0, 1)
+        )[0]
         for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
             at = rng.choice(self.places[what]) + rng.randrange(LINE)
             how = rng.randrange(5)
@@ -162,7 +180,10 @@ class Image:
                 other = rng.choice(self.places[what]) + rng.randrange(0, LINE, 8)
                 data[at & -8 : (at & -8) + 8] = data[other : other + 8]
             elif how == 3:
-                number = struct.unpack_from("<Q", data, at & -8)[0] + rng.choice((-64, -1, 1, 64, PAGE)) & MASK
+                number = (
+                    struct.unpack_from("<Q", data, at & -8)[0] + rng.choice((-64, -1, 1, 64, PAGE))
+                    & MASK
+                )
                 struct.pack_into("<Q", data, at & -8, number)
             else:
                 data[at] = rng.randrange(256)
@@ -171,12 +192,14 @@ class Image:
         return data
 
 
-# ---- stores ----------------------------------------------------------------------------------------------------------------
+# ---- stores --------------------------------------------------------------------------------------
 
 
 def _model() -> tuple[Any, Any]:
     torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)
+    )
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
@@ -185,12 +208,23 @@ def _attach(store: pmstore.Store) -> Any:
 
     model, optimizer = _model()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    run = attach(store, model=model, optimizer=optimizer, lr_scheduler=scheduler, loader=[1, 2, 3], name="run")
+    run = attach(
+        store,
+        model=model,
+        optimizer=optimizer,
+        lr_scheduler=scheduler,
+        loader=[1, 2, 3],
+        name="run",
+    )
     return run, model, optimizer
 
 
 def _fill(store: pmstore.Store) -> None:
-    store["config"] = {"lr": 1e-3, (1, 2): [None, 2**100, b"x", 1 + 2j], "when": __import__("datetime").datetime(2024, 1, 1)}
+    store["config"] = {
+        "lr": 1e-3,
+        (1, 2): [None, 2**100, b"x", 1 + 2j],
+        "when": __import__("datetime").datetime(2024, 1, 1),
+    }
     store["scalar"] = np.float32(2)
     store["text"] = "é" * 30
     store["a"] = np.arange(60, dtype="f4").reshape(3, 4, 5).transpose(2, 0, 1)
@@ -244,7 +278,7 @@ def make(folder: Path, variant: str) -> Image:
     return Image(data)
 
 
-# ---- what users do -----------------------------------------------------------------------------------------------------------
+# ---- what users do -------------------------------------------------------------------------------
 
 
 def _read(group: Any, depth: int = 0) -> None:
@@ -273,7 +307,11 @@ def _look(value: Any, depth: int) -> None:
             _read(value, depth + 1)
     elif isinstance(value, List):
         repr(value), value._repr_html_()
-        for read in (lambda: list(value), lambda: value[-1] if len(value) else None, lambda: value[1:8:3]):
+        for read in (
+            lambda: list(value),
+            lambda: value[-1] if len(value) else None,
+            lambda: value[1:8:3],
+        ):
             with suppress(pmstore.PmstoreError):
                 read()
     elif isinstance(value, Slots):
@@ -350,7 +388,11 @@ def attempt(path: Path, what: str, action: Callable[[], Any]) -> str:
         if "is out of range for the list" not in str(error):  # a list that is shorter now says so
             return f"{what}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
     except (TypeError, ValueError) as error:
-        known = ("npz has no dtype for", "safetensors has no dtype for", "two names of the store are")
+        known = (
+            "npz has no dtype for",
+            "safetensors has no dtype for",
+            "two names of the store are",
+        )
         if not any(text in str(error) for text in known):
             return f"{what}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
     except Exception as error:
@@ -368,7 +410,11 @@ def command(path: Path, words: list[str], folder: Path) -> str:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         told = "".join(traceback.format_exception(result.exception))
         return f"pmstore {' '.join(words)}: {result.exception!r}\n{told}"
-    return "" if result.exit_code in (0, 1, 2) else f"pmstore {' '.join(words)}: exit code {result.exit_code}"
+    return (
+        ""
+        if result.exit_code in (0, 1, 2)
+        else f"pmstore {' '.join(words)}: exit code {result.exit_code}"
+    )
 
 
 def examine(path: Path, data: bytes, folder: Path, rng: random.Random, variant: str) -> list[str]:
@@ -377,7 +423,11 @@ def examine(path: Path, data: bytes, folder: Path, rng: random.Random, variant: 
     def begin(mode: Any) -> pmstore.Store | None:
         path.write_bytes(data)
         store: list[pmstore.Store] = []
-        found.append(attempt(path, f"open {mode}", lambda: store.append(pmstore.open(path, mode, force=True))))
+        found.append(
+            attempt(
+                path, f"open {mode}", lambda: store.append(pmstore.open(path, mode, force=True))
+            )
+        )
         return store[0] if store else None
 
     store = begin("r")
@@ -407,15 +457,32 @@ def examine(path: Path, data: bytes, folder: Path, rng: random.Random, variant: 
 
 
 def _muddle(store: pmstore.Store, rng: random.Random) -> None:
-    """A store that is sound, and a run in it that is not: names are gone, or hold something else."""
-    from pmstore.containers import tree
+    """A store that is sound, and a run in it that is not: names are gone, or hold something
+    else."""
+    from pmstore.objects.containers import tree
 
     names = [entry.name for entry in tree(store) if entry.name.startswith(("run", ".pmstore"))]
     for name in rng.sample(names, min(len(names), rng.choice((1, 1, 2, 5)))):
         with suppress(KeyError, pmstore.PmstoreError):
             kind = type(store[name])
             del store[name]
-            new = rng.choice([None, 0, -1, "", {}, [], {"a": 1}, [1, 2], (1,), b"x", np.zeros(3), np.zeros((), "i8"), "gone"])
+            new = rng.choice(
+                [
+                    None,
+                    0,
+                    -1,
+                    "",
+                    {},
+                    [],
+                    {"a": 1},
+                    [1, 2],
+                    (1,),
+                    b"x",
+                    np.zeros(3),
+                    np.zeros((), "i8"),
+                    "gone",
+                ]
+            )
             if new != "gone" if not isinstance(new, np.ndarray) else kind is not Group:
                 store[name] = new
     store.commit()

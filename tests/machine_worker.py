@@ -1,6 +1,8 @@
-"""The process that `test_machine` drives and kills: it holds the store, and does one operation after another.
+"""The process that `test_machine` drives and kills: it holds the store, and does one operation
+after another.
 
-What it is told and what it answers is plain data; numpy arrays travel as themselves (pickled, over a pipe of our own).
+What it is told and what it answers is plain data; numpy arrays travel as themselves (pickled, over
+a pipe of our own).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Worker:
         self.store = self.open()
         self.views: dict[str, Any] = {}
         self.dead: list[tuple[np.ndarray[Any, Any], bytes]] = []
-        """Arrays that are in the store no more, and what they held when that was committed: nobody may change it."""
+        """Arrays that are in the store no more, and what they held when that was committed: nobody
+        may change it."""
 
     def open(self) -> pmstore.Store:
         return pmstore.open(self.path, domain=self.domain, size="1MiB")  # type: ignore[arg-type]
@@ -108,7 +111,8 @@ class Worker:
                 del self.views[name]
 
     def content(self) -> dict[str, Any]:
-        """Everything, by path; and that the store is sound, and views of what is gone still are what they were."""
+        """Everything, by path; and that the store is sound, and views of what is gone still are
+        what they were."""
         problems = self.store.check().problems
         assert not problems, problems
         for view, held in self.dead:

@@ -1,4 +1,5 @@
-"""Property tests: what array or tensor is stored, by name or in a list, comes back equal, of the same type, over the heap."""
+"""Property tests: what array or tensor is stored, by name or in a list, comes back equal, of the
+same type, over the heap."""
 
 from __future__ import annotations
 
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 import pmstore
-from pmstore import dtypes
+from pmstore.objects import dtypes
 
 long_doubles = st.sampled_from([np.dtype(np.longdouble), np.dtype(np.clongdouble)])
 scalars = (
-    nps.scalar_dtypes() | nps.unicode_string_dtypes(max_len=5) | nps.byte_string_dtypes(max_len=5) | long_doubles
+    nps.scalar_dtypes()
+    | nps.unicode_string_dtypes(max_len=5)
+    | nps.byte_string_dtypes(max_len=5)
+    | long_doubles
 )  # others: test_dtypes.py
 any_dtype = scalars | nps.array_dtypes(scalars, max_size=4)
 shapes = nps.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
@@ -35,7 +39,9 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[pmstore.Store]:
-    with tempfile.TemporaryDirectory(prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm"
+    ) as folder:
         with pmstore.open(f"{folder}/s.pm", size="8MiB") as opened:
             yield opened
 
@@ -66,23 +72,34 @@ def test_any_array(store: pmstore.Store, data: st.DataObject, layout: str) -> No
 @given(st.data())
 def test_any_tensor(store: pmstore.Store, data: st.DataObject) -> None:
     torch = pytest.importorskip("torch")
-    name = data.draw(st.sampled_from([name for name in dtypes.TORCH_DTYPES if hasattr(torch, name)]))
+    name = data.draw(
+        st.sampled_from([name for name in dtypes.TORCH_DTYPES if hasattr(torch, name)])
+    )
     dtype = getattr(torch, name)
     shape = data.draw(shapes)
     count = int(np.prod(shape)) * dtype.itemsize
     raw = data.draw(st.binary(min_size=count, max_size=count))
     if dtype == torch.bool:
         raw = bytes(byte & 1 for byte in raw)
-    value = torch.frombuffer(bytearray(raw) or bytearray(1), dtype=torch.uint8)[:count].view(dtype).view(shape)
+    value = (
+        torch.frombuffer(bytearray(raw) or bytearray(1), dtype=torch.uint8)[:count]
+        .view(dtype)
+        .view(shape)
+    )
     value = value.permute(data.draw(st.permutations(range(len(shape)))))
     parameter = dtype.is_floating_point and data.draw(st.booleans())
     if parameter:
         value = torch.nn.Parameter(value, requires_grad=data.draw(st.booleans()))
     for back in stored(store, value):
         assert type(back) is type(value)
-        assert (back.dtype, back.shape, back.requires_grad) == (value.dtype, value.shape, value.requires_grad)
-        if value.numel():  # both are dense: strides and the bytes in their order in memory say it all
-            assert [step for side, step in zip(back.shape, back.stride(), strict=True) if side > 1] == [
-                step for side, step in zip(value.shape, value.stride(), strict=True) if side > 1
-            ]
+        assert (back.dtype, back.shape, back.requires_grad) == (
+            value.dtype,
+            value.shape,
+            value.requires_grad,
+        )
+        # both are dense: strides and the bytes in their order in memory say it all
+        if value.numel():
+            assert [
+                step for side, step in zip(back.shape, back.stride(), strict=True) if side > 1
+            ] == [step for side, step in zip(value.shape, value.stride(), strict=True) if side > 1]
             assert bytes(back.untyped_storage().tolist()) == raw

@@ -1,4 +1,5 @@
-"""The paragraph "Bad input" of the first issue, line by line: a clear error or the obvious right result, nothing lost."""
+"""The paragraph "Bad input" of the first issue, line by line: a clear error or the obvious right
+result, nothing lost."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_a_folder_is_no_store(shm: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"hello", b"\0" * 4096, os.urandom(1 << 21), b"PMSTORE"], ids=["text", "zeros", "noise", "magic"]
+    "data",
+    [b"hello", b"\0" * 4096, os.urandom(1 << 21), b"PMSTORE"],
+    ids=["text", "zeros", "noise", "magic"],
 )
 @pytest.mark.parametrize("mode", ["r", "r+", "a"])
 def test_not_a_store(path: Path, mode: Any, data: bytes) -> None:
@@ -99,7 +102,11 @@ def test_truncated(made: Path, keep: int) -> None:
 
 def test_damaged_superblock_anchor_and_metadata_never_crash(made: Path) -> None:
     whole = contents(made)
-    for at in [*range(0, 4096, 97), *range(4096, 9 * 4096, 211), *range(9 * 4096, len(whole), 20011)]:
+    for at in [
+        *range(0, 4096, 97),
+        *range(4096, 9 * 4096, 211),
+        *range(9 * 4096, len(whole), 20011),
+    ]:
         data = bytearray(whole)
         data[at] ^= 0xFF
         made.write_bytes(data)
@@ -113,8 +120,13 @@ def test_damaged_superblock_anchor_and_metadata_never_crash(made: Path) -> None:
 
 
 def test_locked_by_another_process(path: Path) -> None:
-    code = f"import pmstore, sys; s = pmstore.open({str(path)!r}); print('open', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    code = (
+        f"import pmstore, sys; s = pmstore.open({str(path)!r}); print('open', flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline().strip() == "open"
@@ -145,7 +157,9 @@ def test_readers_share(made: Path) -> None:
 def test_read_only_file_system(made: Path, tmp_path: Path) -> None:
     place = tmp_path / "mnt"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, check=False
+    )
     if mounted.returncode:  # not root: the nearest thing is a file that may not be written
         made.chmod(0o400)
         with pytest.raises(PermissionError):
@@ -207,7 +221,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
     place = tmp_path / "small"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, check=False
+    )
     if mounted.returncode == 0:
         yield place
         subprocess.run(["umount", place], check=True)
@@ -262,7 +278,8 @@ def test_max_size(path: Path) -> None:
 
 
 def test_max_size_of_a_store_that_is_there(path: Path, domain: Any) -> None:
-    """What StoreFullError advises: opened with a larger one it grows on; the number stays until another is given."""
+    """What StoreFullError advises: opened with a larger one it grows on; the number stays until
+    another is given."""
     room = 1 << 19  # more than a store of the first size has
     with pmstore.open(path, size="1MiB", max_size="1MiB", domain=domain) as store:
         store["x"] = 1
@@ -293,7 +310,10 @@ def test_max_size_of_a_store_that_is_there(path: Path, domain: Any) -> None:
 
 
 def test_object_dtype(store: pmstore.Store) -> None:
-    for make in (lambda: store.empty("a", 3, object), lambda: store.__setitem__("a", np.array([None]))):
+    for make in (
+        lambda: store.empty("a", 3, object),
+        lambda: store.__setitem__("a", np.array([None])),
+    ):
         with pytest.raises(TypeError, match="Python objects"):
             make()
     assert "a" not in store
@@ -359,7 +379,9 @@ def test_tensors(store: pmstore.Store) -> None:
     with pytest.raises(TypeError, match="int_repr"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch: quantized tensors are deprecated
-            quantized = torch._empty_affine_quantized([2], scale=1.0, zero_point=0, dtype=torch.qint8)
+            quantized = torch._empty_affine_quantized(
+                [2], scale=1.0, zero_point=0, dtype=torch.qint8
+            )
         store["m"] = quantized
     assert "m" not in store
 
@@ -367,7 +389,10 @@ def test_tensors(store: pmstore.Store) -> None:
 # ---- names ----
 
 
-@pytest.mark.parametrize("name", ["", "/", "/a", "a/", "a//b", "x" * 4097, "é" * 2049, "a\ud800", "a\0b", "a/" + "y" * 5000])
+@pytest.mark.parametrize(
+    "name",
+    ["", "/", "/a", "a/", "a//b", "x" * 4097, "é" * 2049, "a\ud800", "a\0b", "a/" + "y" * 5000],
+)
 def test_names_that_are_none(store: pmstore.Store, name: str) -> None:
     for use in (
         lambda: store.__setitem__(name, 1),
@@ -384,7 +409,12 @@ def test_names_that_are_none(store: pmstore.Store, name: str) -> None:
 
 @pytest.mark.parametrize("name", [1, None, b"a", ("a",)])
 def test_names_that_are_not_str(store: pmstore.Store, name: Any) -> None:
-    for use in (lambda: store.__setitem__(name, 1), lambda: store[name], lambda: store.zeros(name, 3), lambda: name in store):
+    for use in (
+        lambda: store.__setitem__(name, 1),
+        lambda: store[name],
+        lambda: store.zeros(name, 3),
+        lambda: name in store,
+    ):
         with pytest.raises(TypeError, match="str"):
             use()
 
@@ -497,12 +527,17 @@ def test_a_block_is_left_by_its_own_thread(store: pmstore.Store) -> None:
 def test_timeouts(store: pmstore.Store, timeout: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         store.transaction(timeout=timeout)
-    with store.transaction(timeout=None), store.transaction(timeout=-1), store.transaction(timeout=1e300):
+    with (
+        store.transaction(timeout=None),
+        store.transaction(timeout=-1),
+        store.transaction(timeout=1e300),
+    ):
         pass
 
 
 def test_an_odd_number_of_pages(path: Path) -> None:
-    """The last granule of the page table then reaches behind its last entry; its capture is put back like any other."""
+    """The last granule of the page table then reaches behind its last entry; its capture is put
+    back like any other."""
     code = f"""
 import numpy as np, pmstore
 store = pmstore.open({str(path)!r}, domain="process", size="1MiB")

@@ -1,4 +1,5 @@
-"""The benchmarks do what they say: peers give back what they saved, results have the promised form, algorithms are right."""
+"""The benchmarks do what they say: peers give back what they saved, results have the promised form,
+algorithms are right."""
 
 from __future__ import annotations
 
@@ -17,7 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import algorithms, harness, iterations, key_value, kills, plots, results, runner
+import benchmarks.rows
+from benchmarks import (
+    algorithms,
+    harness,
+    iterations,
+    key_value,
+    kills,
+    plots,
+    results,
+    runner,
+    summaries,
+)
 from benchmarks.harness import NONE, POWER, ROOT, SEED, TORN, Row, Target, summarize, with_ratios
 from benchmarks.peers import WAYS
 from benchmarks.runner import QUESTIONS
@@ -31,7 +43,13 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (harness, results):
         monkeypatch.setattr(module, "OUT", tmp_path)
     monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(results, "RAW", tmp_path / "results.json.gz")
     return tmp_path
+
+
+def _flat(path: Path) -> str:
+    """Its text, however its lines are wrapped."""
+    return " ".join(path.read_text().split())
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -66,7 +84,9 @@ def test_a_table_gives_back_what_was_put(name: str, shm: Path, disk: Path) -> No
     table.put("name 3", key_value.value_of(33))
     table.close()
     table = make(folder)
-    assert [table.get(f"name {i}") for i in range(5)] == [key_value.value_of(33 if i == 3 else i) for i in range(5)]
+    assert [table.get(f"name {i}") for i in range(5)] == [
+        key_value.value_of(33 if i == 3 else i) for i in range(5)
+    ]
     table.close()
 
 
@@ -169,7 +189,9 @@ def test_a_budget_ends_rounds_and_not_cases(monkeypatch: pytest.MonkeyPatch) -> 
     now = [0.0]
     monkeypatch.setattr(harness.time, "monotonic", lambda: now[0])
     made: dict[str, int] = {}
-    for (case, seconds), part in harness.Budget(100).deal(((("a", 10), 1), (("b", 4), 3), (("c", 30), 1), (("d", 1), 5))):
+    for (case, seconds), part in harness.Budget(100).deal(
+        ((("a", 10), 1), (("b", 4), 3), (("c", 30), 1), (("d", 1), 5))
+    ):
         for _ in part.rounds(30, warm_up=1):
             now[0] += seconds
             made[case] = made.get(case, -1) + 1  # the first warms up
@@ -213,8 +235,14 @@ def test_a_full_run_ends_though_every_question_goes_to_its_limit() -> None:
         assert limit >= runner.LEFT_TO_LATER * QUESTIONS[name].seconds - 1e-6
         left -= limit
     assert left >= -runner.OVER_SECONDS - 1e-6
-    assert runner._share_and_limit(names, runner.ALL_SECONDS, False)[1] > 1.5 * QUESTIONS[names[0]].seconds
-    assert runner._share_and_limit(["restart"], runner.ALL_SECONDS, False)[0] == QUESTIONS["restart"].seconds
+    assert (
+        runner._share_and_limit(names, runner.ALL_SECONDS, False)[1]
+        > 1.5 * QUESTIONS[names[0]].seconds
+    )
+    assert (
+        runner._share_and_limit(["restart"], runner.ALL_SECONDS, False)[0]
+        == QUESTIONS["restart"].seconds
+    )
 
 
 def test_targets_say_whether_they_are_met() -> None:
@@ -224,9 +252,16 @@ def test_targets_say_whether_they_are_met() -> None:
     assert "MISSED" in str(Target("t", 70, 75, at_least=True))
 
 
-def test_a_report_leaves_json_plot_and_results(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [summarize("a", "one case", NONE, [2.0, 1.0, 9.0], x=10.0), summarize("b", "one case", TORN, [4.0])]
-    harness.report("engine", "A title", with_ratios(rows, "a"), targets=[Target("t", 2, 1)], notes=["a note"])
+def test_a_report_leaves_json_plot_and_results(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        summarize("a", "one case", NONE, [2.0, 1.0, 9.0], x=10.0),
+        summarize("b", "one case", TORN, [4.0]),
+    ]
+    harness.report(
+        "engine", "A title", with_ratios(rows, "a"), targets=[Target("t", 2, 1)], notes=["a note"]
+    )
     data = json.loads((out / "engine.json").read_text())
     assert {"machine", "commit", "load", "rows"} <= data.keys()
     assert {"cpu", "cores", "kernel", "python"} <= data["machine"].keys()
@@ -246,27 +281,76 @@ def test_a_report_leaves_json_plot_and_results(out: Path, capsys: pytest.Capture
     assert data["rows"][1]["ratio"] == 2
     assert (out / "engine.png").read_bytes().startswith(b"\x89PNG")
     assert "MISSED" in capsys.readouterr().out
-    text = results.write().read_text()
-    for expected in ("one case", "a note", "**missed**", data["machine"]["cpu"], data["commit"][:12]):
+    text = _flat(results.write())
+    missed = "| engine | t: at most 1; was 2 |"
+    for expected in ("one case", "a note", missed, data["machine"]["cpu"], data["commit"][:12]):
         assert expected in text
 
 
 def test_results_begin_with_what_was_missed_and_the_papers_table(out: Path) -> None:
     case = f"{iterations.PLOTTED[0]}, state A (5 KB)"
     rows = with_ratios(
-        [summarize("np.savez, disk", case, TORN, [400.0]), summarize("ours", case, POWER, [4.0])], "np.savez, disk"
+        [summarize("np.savez, disk", case, TORN, [400.0]), summarize("ours", case, POWER, [4.0])],
+        "np.savez, disk",
     )
     missed = [Target(name, 2, 1, reason="a cause") for name in ("first", "second")]
     harness.write_json("iterations", "A title", rows, targets=[Target("third", 1, 1), *missed])
     killed = Row("ours", "kills", 1, 1, 1, POWER, 1.0, {"kills": 200.0})
     harness.write_json("kills", "A title", [killed])
     text = results.write().read_text()
-    assert text.index("| first |") < text.index("| second |") < text.index("| third |") < text.index("1. a cause")
+    aims = text.index("1 of 3 aims were met")
+    assert aims < text.index("first: at most 1; was 2") < text.index("second: at most 1; was 2")
+    assert text.index("second: at most 1") < text.index("| a cause |") < text.index("## iterations")
     assert text.count("a cause") == 1
+    assert "third" not in text
     assert "| ours | power-safe | 100 % of 200 | 4 us [4 us - 4 us] 0.01 x |" in text
 
 
-@pytest.mark.parametrize("module", [harness, plots])
+def test_the_raw_file_holds_what_was_measured(out: Path) -> None:
+    rows = [
+        summarize("a", "c", NONE, [2.0, 1 / 3, 9.0]),
+        harness.missing("b", "c", NONE, "a reason"),
+    ]
+    harness.write_json("engine", "A title", rows, targets=[Target("case: t", 3, 3.0001, True)])
+    results.write()
+    raw = results.RAW.read_bytes()
+    answer = results.stored()["answers"][0]
+    assert answer["rows"][0] == asdict(rows[0]) | {"min_us": pytest.approx(1 / 3, rel=1e-5)}
+    assert answer["rows"][1] == asdict(rows[1]) | dict.fromkeys(results.TIMES)
+    assert not answer["targets"][0]["met"]
+    assert "t: at least 3; was under 3 (case)" in _flat(results.RESULTS)
+    assert "Not measured everywhere: b (a reason)" in _flat(results.RESULTS)
+    assert "0.333 us" in results.all_rows("engine")
+    assert "a reason" in results.all_rows("engine")
+    results.write()
+    assert results.RAW.read_bytes() == raw
+
+
+def test_the_document_is_made_from_the_raw_file() -> None:
+    text = results.RESULTS.read_text()
+    assert text == results.text_of(results.stored()), "python -m benchmarks --report"
+    lines = text.splitlines()
+    assert len(lines) <= 200
+    assert all(len(line) <= results.COLUMNS for line in lines if not line.startswith("|"))
+    headings = [
+        line.removeprefix("## ").partition(":")[0] for line in lines if line.startswith("## ")
+    ]
+    assert headings == ["Aims that were missed", *QUESTIONS]
+
+
+def test_every_question_has_a_table_whatever_was_measured(out: Path) -> None:
+    assert list(summaries.SUMMARIES) == list(QUESTIONS)
+    nothing = [harness.missing("a method", "a case", NONE, "a reason")]
+    for rows in (nothing, [*nothing, Row("another", "other: case", 5, 5, 5, NONE)]):
+        for question in QUESTIONS:
+            harness.write_json(question, f"Title of {question}", rows)
+        text = _flat(results.write())
+        assert all(f"Title of {question}" in text for question in QUESTIONS)
+    without = [part.partition(":")[0] for part in text.split("## ")[2:] if "| 5 " not in part]
+    assert without == ["kills", "scheduler"]  # tables of counts, and of aims
+
+
+@pytest.mark.parametrize("module", [harness, plots, benchmarks.rows, summaries])
 def test_examples(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
@@ -286,7 +370,14 @@ def test_every_question_is_documented() -> None:
 def _run(out: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"PMSTORE_BENCH_OUT": str(out)}
     command = [sys.executable, *(["-c", program] if program else ["-m", "benchmarks"]), *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def _ended(out: Path, program: str, *arguments: str) -> str:
@@ -300,7 +391,11 @@ def _ended(out: Path, program: str, *arguments: str) -> str:
 
 def _left(run: int) -> list[Path]:
     """Scratch directories of a run."""
-    return [p for base in ("/dev/shm", tempfile.gettempdir()) for p in Path(base).glob(f"{harness.SCRATCH_PREFIX}{run}-*")]
+    return [
+        p
+        for base in ("/dev/shm", tempfile.gettempdir())
+        for p in Path(base).glob(f"{harness.SCRATCH_PREFIX}{run}-*")
+    ]
 
 
 def _sound(rows: list[dict[str, Any]]) -> None:
@@ -318,17 +413,25 @@ def test_a_quick_run_answers(tmp_path: Path) -> None:
     _sound(data["rows"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning"
+)
 def test_iterations_are_saved_by_every_method() -> None:
     case = iterations.Case(algorithms.KMeans, "digits", 2, "C", 50, 2)
     rows = iterations._run(case, algorithms.digits(), harness.Budget(0))
     _sound([asdict(r) for r in rows])
-    assert {r.method for r in rows} == {*WAYS, *iterations.LIVING, "the update alone, in ordinary memory"}
+    assert {r.method for r in rows} == {
+        *WAYS,
+        *iterations.LIVING,
+        "the update alone, in ordinary memory",
+    }
     peers = {r.method.split()[0].rstrip(",") for r in rows} - {"pmstore", "the"}
     assert len(peers) >= 6
 
 
-def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_question_that_runs_too_long_is_ended_and_said_and_the_next_one_runs(
+    tmp_path: Path,
+) -> None:
     program = (
         "import dataclasses as d, benchmarks.runner as r\n"
         "r.SLACK_SECONDS = 0\n"
@@ -374,7 +477,9 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_peer_that_is_not_installed_is_a_row_that_says_so(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_not_installed_is_a_row_that_says_so(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "lmdb", None)
     rows = key_value._run(5, 1)
     absent = [r for r in rows if not r.measured]
@@ -383,4 +488,4 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(out: Path, monkeypat
     harness.report("key_value", "A title", rows)
     data = json.loads((out / "key_value.json").read_text())
     assert [r["median_us"] for r in data["rows"] if r["method"] == "lmdb, sync"] == [None] * 3
-    assert "lmdb is not installed: pip install 'pmstore[bench]'" in results.write().read_text()
+    assert "lmdb is not installed: pip install 'pmstore[bench]'" in _flat(results.write())

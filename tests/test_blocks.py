@@ -1,4 +1,5 @@
-"""Whose a block is: threads, tasks of an event loop, generators that end elsewhere, and the end of the store."""
+"""Whose a block is: threads, tasks of an event loop, generators that end elsewhere, and the end of
+the store."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _make(path: Path, domain: Any) -> None:
         store["b"] = np.zeros(1000, int)
 
 
-def _move(store: pmstore.Store, half: threading.Event, go: threading.Event, told: list[BaseException]) -> None:
+def _move(
+    store: pmstore.Store, half: threading.Event, go: threading.Event, told: list[BaseException]
+) -> None:
     try:
         a, b = store["a"], store["b"]
         with store.transaction():
@@ -38,11 +41,16 @@ def _move(store: pmstore.Store, half: threading.Event, go: threading.Event, told
 
 
 @pytest.fixture
-def mover() -> Iterator[Callable[[pmstore.Store], tuple[threading.Thread, threading.Event, list[BaseException]]]]:
-    """Starts a thread that stays in the middle of a block that moves 60 from one array to the other."""
+def mover() -> Iterator[
+    Callable[[pmstore.Store], tuple[threading.Thread, threading.Event, list[BaseException]]]
+]:
+    """Starts a thread that stays in the middle of a block that moves 60 from one array to the
+    other."""
     started: list[tuple[threading.Thread, threading.Event]] = []
 
-    def start(store: pmstore.Store) -> tuple[threading.Thread, threading.Event, list[BaseException]]:
+    def start(
+        store: pmstore.Store,
+    ) -> tuple[threading.Thread, threading.Event, list[BaseException]]:
         half, go, told = threading.Event(), threading.Event(), list[BaseException]()
         thread = threading.Thread(target=_move, args=(store, half, go, told), name="mover")
         thread.start()
@@ -62,16 +70,22 @@ def _sums(path: Path) -> tuple[int, int]:
         return int(store["a"][0]), int(store["b"][0])
 
 
-# ---- the end of the store ------------------------------------------------------------------------------------------------
+# ---- the end of the store ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_leaving_the_store_never_commits_half_a_block(shm: Path, domain: str, mover: Any, monkeypatch: Any) -> None:
-    """The other thread waits for this one: it is waited for, not for ever, and what it has done is undone whole."""
+def test_leaving_the_store_never_commits_half_a_block(
+    shm: Path, domain: str, mover: Any, monkeypatch: Any
+) -> None:
+    """The other thread waits for this one: it is waited for, not for ever, and what it has done is
+    undone whole."""
     monkeypatch.setattr("pmstore.store._LEAVING_SECONDS", 0.2)
     path = shm / "s.pm"
     _make(path, domain)
-    with pytest.raises(pmstore.TransactionError, match=r"'mover'.*open when the store was closed"), pmstore.open(path) as store:
+    with (
+        pytest.raises(pmstore.TransactionError, match=r"'mover'.*open when the store was closed"),
+        pmstore.open(path) as store,
+    ):
         thread, go, told = mover(store)
     assert store.closed
     go.set()
@@ -123,14 +137,17 @@ def test_leaving_the_store_in_a_block_of_the_same_thread(shm: Path) -> None:
             store["a"][:] -= 60
             yield
 
-    with pytest.raises(pmstore.TransactionError, match="open when the store was closed"), pmstore.open(path) as store:
+    with (
+        pytest.raises(pmstore.TransactionError, match="open when the store was closed"),
+        pmstore.open(path) as store,
+    ):
         held = moving()
         next(held)
     held.close()
     assert _sums(path) == (100, 0)
 
 
-# ---- threads -------------------------------------------------------------------------------------------------------------
+# ---- threads -------------------------------------------------------------------------------------
 
 
 def _in_a_thread(call: Callable[[], object]) -> BaseException | None:
@@ -149,7 +166,8 @@ def _in_a_thread(call: Callable[[], object]) -> BaseException | None:
 
 
 def test_calls_of_other_threads(store: pmstore.Store) -> None:
-    """Whatever changes the store is refused as a whole while another thread is in a block; reading goes on."""
+    """Whatever changes the store is refused as a whole while another thread is in a block; reading
+    goes on."""
     a = store.zeros("a", 10)
     store["v"] = 1
     store.group("g")["x"] = 1
@@ -221,7 +239,7 @@ def test_stores_of_other_threads_belong_to_the_open_block(shm: Path, domain: Any
         assert (b == 5).all()
 
 
-# ---- blocks that nobody leaves -------------------------------------------------------------------------------------------
+# ---- blocks that nobody leaves -------------------------------------------------------------------
 
 
 def _opened_by_a_thread_that_ends(store: pmstore.Store) -> Iterator[None]:
@@ -357,7 +375,7 @@ def test_what_an_exception_caught_around_an_inner_block_leaves(one: pmstore.Stor
     assert one["a"].tolist()[:2] == [1, 1]
 
 
-# ---- tasks ---------------------------------------------------------------------------------------------------------------
+# ---- tasks ---------------------------------------------------------------------------------------
 
 
 def test_a_block_of_another_task(one: pmstore.Store) -> None:
@@ -372,7 +390,12 @@ def test_a_block_of_another_task(one: pmstore.Store) -> None:
 
     async def second(inside: asyncio.Event, tried: asyncio.Event) -> None:
         await inside.wait()
-        for refused in (one.transaction().__enter__, one.commit, one.rollback, lambda: one.update(two=2)):
+        for refused in (
+            one.transaction().__enter__,
+            one.commit,
+            one.rollback,
+            lambda: one.update(two=2),
+        ):
             with pytest.raises(pmstore.TransactionError, match="async with") as caught:
                 refused()
             assert caught.value.owner == "task 'the-first'"
@@ -388,7 +411,9 @@ def test_a_block_of_another_task(one: pmstore.Store) -> None:
     async def main() -> list[BaseException | None]:
         inside, tried = asyncio.Event(), asyncio.Event()
         return await asyncio.gather(
-            asyncio.create_task(first(inside, tried), name="the-first"), second(inside, tried), return_exceptions=True
+            asyncio.create_task(first(inside, tried), name="the-first"),
+            second(inside, tried),
+            return_exceptions=True,
         )
 
     failed, other = asyncio.run(main())
@@ -521,7 +546,8 @@ def test_a_task_that_is_dropped_in_its_block(one: pmstore.Store) -> None:
             await asyncio.get_running_loop().create_future()
 
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda loop, context: None)  # "Task was destroyed but it is pending!"
+    # "Task was destroyed but it is pending!"
+    loop.set_exception_handler(lambda loop, context: None)
     task: Any = loop.create_task(stuck())
     loop.call_soon(loop.stop)
     loop.run_forever()
@@ -560,7 +586,7 @@ def test_a_generator_that_another_task_ends(one: pmstore.Store) -> None:
     assert one["a"].tolist()[:2] == [0, 1]
 
 
-# ---- beside commits that nobody waits for --------------------------------------------------------------------------------
+# ---- beside commits that nobody waits for --------------------------------------------------------
 
 
 def test_blocks_beside_commits_that_nobody_waits_for(shm: Path) -> None:
@@ -573,7 +599,13 @@ def test_blocks_beside_commits_that_nobody_waits_for(shm: Path) -> None:
             store.commit(wait=False)
             gate = threading.Barrier(4)
 
-            def work(row: int, store: pmstore.Store = store, a: Any = a, gate: Any = gate, trial: int = trial) -> None:
+            def work(
+                row: int,
+                store: pmstore.Store = store,
+                a: Any = a,
+                gate: Any = gate,
+                trial: int = trial,
+            ) -> None:
                 gate.wait()
                 try:
                     with store.transaction():

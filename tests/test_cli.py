@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore.commands import app
+from pmstore.commands.program import app
 
 
 def run(*words: str | Path) -> Result:
@@ -49,10 +49,20 @@ def test_ls(path: Path) -> None:
     assert result.exit_code == 0
     assert "3x4" in result.stdout
     assert "inner" not in result.stdout
-    assert [row["name"] for row in json.loads(run("ls", path, "--json").stdout)] == ["w", "group", "t"]
+    assert [row["name"] for row in json.loads(run("ls", path, "--json").stdout)] == [
+        "w",
+        "group",
+        "t",
+    ]
     rows = json.loads(run("ls", "-r", "--json", path, "group").stdout)
     assert [row["name"] for row in rows] == ["group/inner", "group/inner/x", "group/note"]
-    assert rows[1] == {"name": "group/inner/x", "kind": "array", "dtype": "int64", "shape": [5], "bytes": 40}
+    assert rows[1] == {
+        "name": "group/inner/x",
+        "kind": "array",
+        "dtype": "int64",
+        "shape": [5],
+        "bytes": 40,
+    }
     missing = run("ls", path, "nothing")
     assert missing.exit_code == 2
     assert "there is no 'nothing'" in missing.stderr
@@ -73,7 +83,12 @@ def test_check(path: Path) -> None:
     assert result.exit_code == 0
     assert "sound" in result.stdout
     told = json.loads(run("check", path, "--json").stdout)
-    assert (told["path"], told["sound"], told["problems"], told["notes"]) == (str(path), True, [], [])
+    assert (told["path"], told["sound"], told["problems"], told["notes"]) == (
+        str(path),
+        True,
+        [],
+        [],
+    )
     assert (told["names"], told["leaks"], told["sound_copies"]) == (6, 0, 3)
 
 
@@ -96,8 +111,8 @@ def test_what_is_no_store(command: str, tmp_path: Path) -> None:
     result = run(command, other)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"pmstore: {other}: not a pmstore file (no magic). It was left as it is: give a store's path, or, to have a new store "
-        f"there, remove it and pmstore create {other}\n"
+        f"pmstore: {other}: not a pmstore file (no magic). It was left as it is: give a store's "
+        f"path, or, to have a new store there, remove it and pmstore create {other}\n"
     )
     assert other.read_text() == "something else"
     assert run(command).exit_code == 2
@@ -113,7 +128,9 @@ PYTHON = re.compile(r"\w+\(|\w=['\w]|`")
 
 
 def test_errors_speak_to_users_of_the_command_line(tmp_path: Path) -> None:
-    store, full, text, wrong = (tmp_path / name for name in ("run.pm", "full.pm", "text", "wrong.npy"))
+    store, full, text, wrong = (
+        tmp_path / name for name in ("run.pm", "full.pm", "text", "wrong.npy")
+    )
     text.write_text("something else")
     with pmstore.open(store) as opened:
         opened["a"] = np.arange(5)
@@ -135,7 +152,9 @@ def test_errors_speak_to_users_of_the_command_line(tmp_path: Path) -> None:
         assert result.exit_code == code
         assert said in result.stderr
         assert len(result.stderr.splitlines()) == 1
-        assert not PYTHON.search(result.stderr.replace("(made by `pmstore dump`)", "")), result.stderr
+        assert not PYTHON.search(result.stderr.replace("(made by `pmstore dump`)", "")), (
+            result.stderr
+        )
 
 
 def test_version() -> None:
@@ -153,7 +172,12 @@ def test_bad_options_of_the_demo(tmp_path: Path) -> None:
 
 def test_as_a_process(path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "pmstore.cli", *words], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, "-m", "pmstore.commands.cli", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     sound = call("check", str(path))
     assert (sound.returncode, sound.stderr) == (0, "")
@@ -163,7 +187,7 @@ def test_as_a_process(path: Path) -> None:
 
 
 def test_output_that_cannot_be_written(path: Path) -> None:
-    command = [sys.executable, "-m", "pmstore.cli", "ls", str(path)]
+    command = [sys.executable, "-m", "pmstore.commands.cli", "ls", str(path)]
     with open("/dev/full", "w") as full:
         told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (told.returncode, told.stderr) == (2, "pmstore: No space left on device\n")
@@ -175,12 +199,24 @@ def test_output_that_cannot_be_written(path: Path) -> None:
 
 
 def test_nothing_heavy_is_imported_for_the_package() -> None:
-    code = "import sys, pmstore, pmstore.cli; print([name for name in ('typer', 'rich', 'torch') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, pmstore, pmstore.commands.cli; print([name for name in ('typer', 'rich', "
+        "'torch') if name in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_without_the_extra() -> None:
-    code = "import sys; sys.modules['typer'] = None; from pmstore.cli import main; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = "import sys; sys.modules['typer'] = None; from pmstore.commands.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 2
-    assert result.stderr.strip() == "pmstore: the command line needs typer: pip install 'pmstore[cli]'"
+    assert (
+        result.stderr.strip() == "pmstore: the command line needs typer: pip install 'pmstore[cli]'"
+    )

@@ -15,8 +15,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import _ffi, dtypes, picture, portable
-from pmstore.commands import app
+from pmstore import portable
+from pmstore.commands.program import app
+from pmstore.engine import _ffi
+from pmstore.objects import dtypes
+from pmstore.show import picture
 
 try:
     import torch
@@ -63,7 +66,13 @@ def contents(path: Path) -> list[Any]:
     def plain(item: Any) -> Any:
         if torch and isinstance(item, torch.Tensor):
             raw = item.detach().contiguous().view(torch.uint8) if item.ndim else item
-            return [type(item).__name__, str(item.dtype), item.shape, item.requires_grad, raw.tolist()]
+            return [
+                type(item).__name__,
+                str(item.dtype),
+                item.shape,
+                item.requires_grad,
+                raw.tolist(),
+            ]
         if isinstance(item, np.ndarray):
             return [item.dtype.str, item.shape, item.flags.f_contiguous, item.tolist()]
         return [type(item).__name__, repr(item)]
@@ -101,7 +110,13 @@ def test_show(path: Path) -> None:
     assert run("show", path, "model/deep/f8").exit_code == 0
     assert "0 x 3" in run("show", path, "empty").stdout
     told = json.loads(run("show", path, "model/half", "--json", "-n", "2").stdout)
-    assert (told["kind"], told["dtype"], told["shape"], told["mean"], told["first"]) == ("tensor", "bfloat16", [5], 2.0, [0, 1])
+    assert (told["kind"], told["dtype"], told["shape"], told["mean"], told["first"]) == (
+        "tensor",
+        "bfloat16",
+        [5],
+        2.0,
+        [0, 1],
+    )
     assert json.loads(run("show", path, "text", "--json").stdout)["value"] == "ünï"
     assert json.loads(run("show", path, "history", "--json").stdout)["items"] == 5
     missing = run("show", path, "nix")
@@ -141,7 +156,13 @@ def test_statistics_are_numpys(dtype: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_statistics_of_what_is_not_finite() -> None:
     found = picture.statistics(np.array([[np.nan, np.inf], [-np.inf, 2.0]]))
-    assert (found.nan, found.infinite, found.minimum, found.maximum, found.std) == (1, 2, 2.0, 2.0, 0.0)
+    assert (found.nan, found.infinite, found.minimum, found.maximum, found.std) == (
+        1,
+        2,
+        2.0,
+        2.0,
+        0.0,
+    )
     found = picture.statistics(np.array([np.nan]))
     assert (found.minimum, found.histogram) == (None, [])
     assert picture.statistics(np.zeros(0)).elements == 0
@@ -163,7 +184,9 @@ def test_info_has_a_map_of_the_heap(path: Path) -> None:
         assert sum(map(sum, (segment.cells for segment in segments))) == store.stats().used_bytes
         assert sum(segment.blocks for segment in segments) == store.stats().blocks
         assert sum(segment.data_bytes for segment in segments) == store.stats().data_bytes
-        assert all(used <= segment.data_bytes / 64 + 64 for segment in segments for used in segment.cells)
+        assert all(
+            used <= segment.data_bytes / 64 + 64 for segment in segments for used in segment.cells
+        )
     assert run("info", path).stdout.count("|") == 4
 
 
@@ -198,7 +221,13 @@ def test_set_and_rm(path: Path, tmp_path: Path) -> None:
         assert (store["start"].dtype, store["start"].tolist()) == (np.float32, [[0, 1], [2, 3]])
         assert store["file"].tolist() == [0, 1, 2, 3]
         assert store["piped"] == {"a": [1, None]}
-    for wrong in (["x", "foo"], ["text/x", "1"], ["model", "1"], ["a//b", "1"], ["x", "[1]", "--dtype", "objects"]):
+    for wrong in (
+        ["x", "foo"],
+        ["text/x", "1"],
+        ["model", "1"],
+        ["a//b", "1"],
+        ["x", "[1]", "--dtype", "objects"],
+    ):
         result = run("set", path, *wrong)
         assert result.exit_code == 2
         assert len(result.stderr.strip().splitlines()) == 1
@@ -240,7 +269,12 @@ def test_names_do_not_steer_the_terminal(shm: Path) -> None:
     path = shm / "run.pm"
     with pmstore.open(path) as store:
         store["g/\x1b[31mred\n"] = 1
-    for words in (["ls", "-r", path], ["show", path, "g"], ["show", path, "\x1b[31m"], ["rm", path, "\x1b[31m"]):
+    for words in (
+        ["ls", "-r", path],
+        ["show", path, "g"],
+        ["show", path, "\x1b[31m"],
+        ["rm", path, "\x1b[31m"],
+    ):
         told = run(*words)
         assert "\x1b" not in told.stdout + told.stderr
         assert "\\x1b[31m" in told.stdout + told.stderr
@@ -249,7 +283,13 @@ def test_names_do_not_steer_the_terminal(shm: Path) -> None:
 def test_a_store_in_use(path: Path, tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"")
     with pmstore.open(path):
-        for words in (["set", path, "x", "1"], ["rm", path, "x"], ["compact", path], ["repair", path], ["show", path, "x"]):
+        for words in (
+            ["set", path, "x", "1"],
+            ["rm", path, "x"],
+            ["compact", path],
+            ["repair", path],
+            ["show", path, "x"],
+        ):
             result = run(*words)
             assert result.exit_code == 2
             assert "held open" in result.stderr
@@ -289,7 +329,10 @@ def test_damaged_dumps(shm: Path) -> None:
     rng = np.random.default_rng(1)
     cases = [whole[:at] for at in range(0, len(whole), 9)]
     places = rng.integers(0, len(whole), 60)
-    cases += [whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1 :] for at in places]
+    cases += [
+        whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1 :]
+        for at in places
+    ]
     bad = 0
     for case in cases:
         target = shm / "loaded.pm"
@@ -313,14 +356,17 @@ def test_groups_that_contain_each_other(shm: Path, tmp_path: Path) -> None:
         assert outer is not None
         inner = pool.find(outer.data, b"inner")
         assert inner is not None
-    with path.open("r+b") as file:  # where the name's node says where its directory is, it says now: in the other one
+    # where the name's node says where its directory is, it says now: in the other one
+    with path.open("r+b") as file:
         file.seek(inner.node)
         node = file.read(64)
         file.seek(inner.node + node.index(struct.pack("<Q", inner.data)))
         file.write(struct.pack("<Q", outer.data))
     with pmstore.open(path, "r") as store:
         assert "more than one owner" in store.check().problems[0]
-        with pytest.raises(pmstore.CorruptStoreError, match="groups contain each other: 'outer/inner' is met twice"):
+        with pytest.raises(
+            pmstore.CorruptStoreError, match="groups contain each other: 'outer/inner' is met twice"
+        ):
             portable.dump(store, io.BytesIO())
     for words in (["ls", "-r", str(path)], ["dump", str(path), str(tmp_path / "dump")]):
         result = run(*words)
@@ -367,7 +413,10 @@ def test_slots(shm: Path) -> None:
                 turn = store.slots("model/w", 4)
                 turn.next[:] = turn.current + 1
                 turn.flip()
-    assert "array of float64, 4, 32 bytes, the current version of slots" in run("show", path, "model/w").stdout
+    assert (
+        "array of float64, 4, 32 bytes, the current version of slots"
+        in run("show", path, "model/w").stdout
+    )
     assert json.loads(run("show", path, "model/w", "--json").stdout)["slots"] is True
     row = {"name": "model/w", "kind": "slots", "dtype": "float64", "shape": [4], "bytes": 32}
     assert json.loads(run("ls", path, "model", "--json").stdout) == [row]
@@ -434,10 +483,18 @@ def test_safetensors(path: Path, shm: Path) -> None:
     assert "in the store already" in again.stderr
     assert run("import", shm / "x.safetensors", shm / "back.pm", "--replace").exit_code == 0
     assert contents(shm / "back.pm") == expected
-    assert run("import", shm / "x.safetensors", shm / "back.pm", "--group", "again/here").exit_code == 0
+    assert (
+        run("import", shm / "x.safetensors", shm / "back.pm", "--group", "again/here").exit_code
+        == 0
+    )
     with pmstore.open(shm / "back.pm", "r") as store:
         assert store["again/here/model/half"].dtype == torch.bfloat16
-    assert run("export", path, shm / "part.safetensors", "--group", "model", "--separator", "|").exit_code == 0
+    assert (
+        run(
+            "export", path, shm / "part.safetensors", "--group", "model", "--separator", "|"
+        ).exit_code
+        == 0
+    )
     with safe_open(shm / "part.safetensors", "pt") as file:
         assert sorted(file.keys()) == ["deep|f8", "fc1.weight", "half"]
 
@@ -449,7 +506,12 @@ def test_safetensors_of_others(shm: Path) -> None:
     tensors = {"fc1.weight": torch.ones(2, 3), "fc1.bias": torch.zeros(2, dtype=torch.bfloat16)}
     save_file(tensors, shm / "x.safetensors", metadata={"format": "pt"})
     assert run("import", shm / "x.safetensors", shm / "s.pm").exit_code == 0
-    assert run("import", shm / "x.safetensors", shm / "t.pm", "--tensors", "--separator", "|").exit_code == 0
+    assert (
+        run(
+            "import", shm / "x.safetensors", shm / "t.pm", "--tensors", "--separator", "|"
+        ).exit_code
+        == 0
+    )
     with pmstore.open(shm / "s.pm", "r") as store:
         assert isinstance(store["fc1/weight"], np.ndarray)
         assert store["fc1/bias"].dtype == torch.bfloat16
@@ -489,9 +551,18 @@ def test_imports_that_fail_leave_nothing(shm: Path) -> None:
     (shm / "text.npz").write_text("something else")
     (shm / "short.safetensors").write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
     (shm / "evil.safetensors").write_bytes(
-        struct.pack("<Q", 60) + b'{"__metadata__":{"pmstore":"{\\"lists\\":{\\"l\\":99999}}"}}'.ljust(60)
+        struct.pack("<Q", 60)
+        + b'{"__metadata__":{"pmstore":"{\\"lists\\":{\\"l\\":99999}}"}}'.ljust(60)
     )
-    for name in ("pickle.npz", "one.npz", "text.npz", "short.safetensors", "evil.safetensors", "none.npz", "x.txt"):
+    for name in (
+        "pickle.npz",
+        "one.npz",
+        "text.npz",
+        "short.safetensors",
+        "evil.safetensors",
+        "none.npz",
+        "x.txt",
+    ):
         result = run("import", shm / name, shm / "new.pm")
         assert result.exit_code in (1, 2), name
         assert result.stderr.startswith("pmstore: "), result.stderr

@@ -54,7 +54,8 @@ def test_content_stays(path: Path, domain: Any) -> None:
     told: list[tuple[int, int]] = []
     done = pmstore.compact(path, progress=lambda now, total: told.append((now, total)))
     assert done.before_bytes > 60 << 20
-    assert done.after_bytes == path.stat().st_size - 4096 < 4 << 20  # the last page is not of the state
+    # the last page is not of the state
+    assert done.after_bytes == path.stat().st_size - 4096 < 4 << 20
     assert "now" in str(done)
     assert told[-1][0] == told[-1][1] > 0
     assert path.stat().st_mode & 0o777 == 0o640
@@ -116,7 +117,10 @@ def test_a_damaged_store_is_left_alone(path: Path) -> None:
 def test_what_crashed_is_recovered_first(path: Path) -> None:
     with pmstore.open(path) as store:
         store["a"] = 1
-    code = f"import pmstore, os; s = pmstore.open({str(path)!r}); s['a'] = 2; s.commit(); s['a'] = 3; os._exit(1)"
+    code = (
+        f"import pmstore, os; s = pmstore.open({str(path)!r}); s['a'] = 2; s.commit(); s['a'] = 3; "
+        "os._exit(1)"
+    )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     pmstore.compact(path)
     with pmstore.open(path, "r") as store:
@@ -132,7 +136,11 @@ def test_killed_at_any_time(path: Path) -> None:
         before = content(store)
     for i in range(6):
         process = subprocess.Popen(
-            [sys.executable, "-c", f"import pmstore; print(1, flush=True); pmstore.compact({str(path)!r})"],
+            [
+                sys.executable,
+                "-c",
+                f"import pmstore; print(1, flush=True); pmstore.compact({str(path)!r})",
+            ],
             stdout=subprocess.PIPE,
         )
         assert process.stdout is not None

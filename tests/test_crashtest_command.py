@@ -1,4 +1,5 @@
-"""`pmstore crashtest`: it finds the loop that commits half of an update, and passes one that does not."""
+"""`pmstore crashtest`: it finds the loop that commits half of an update, and passes one that does
+not."""
 
 from __future__ import annotations
 
@@ -14,8 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 import pmstore
-from pmstore import crashboard
-from pmstore.testing import Outcome, crash_test
+from pmstore.testing import Outcome, crash_test, crashboard
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "crashtest_two_commits.py"
 
@@ -44,7 +44,9 @@ def in_step(store: pmstore.Store) -> None:
 @pytest.mark.parametrize("model", ["kill", "power"])
 @pytest.mark.parametrize("domain", ["file", "emulated"])
 def test_a_correct_loop_passes(disk: Path, domain: str, model: str) -> None:
-    result = crash_test(write(disk, CORRECT, domain), folder=disk, trials=2, model=model, verify=in_step)  # type: ignore[arg-type]
+    result = crash_test(
+        write(disk, CORRECT, domain), folder=disk, trials=2, model=model, verify=in_step
+    )  # type: ignore[arg-type]
     assert result.ok, str(result)
     assert result.domain == domain
     assert result.deterministic
@@ -57,8 +59,9 @@ def test_a_correct_loop_passes(disk: Path, domain: str, model: str) -> None:
 
 
 def test_two_commits_for_one_update_are_found(disk: Path) -> None:
-    """A thread of domain "file" writes committed pages home meanwhile: on a busy machine a point may lie elsewhere in the
-    second run, or all that is found may have been killed at a random time. So a few seeds are tried."""
+    """A thread of domain "file" writes committed pages home meanwhile: on a busy machine a point
+    may lie elsewhere in the second run, or all that is found may have been killed at a random time.
+    So a few seeds are tried."""
     command = [sys.executable, str(EXAMPLE)]
     for seed in range(1, 7):
         result = crash_test(command, folder=disk, trials=6, jobs=2, seed=seed)
@@ -73,7 +76,9 @@ def test_two_commits_for_one_update_are_found(disk: Path) -> None:
 
 
 def test_a_loop_that_starts_over_loses_work(disk: Path) -> None:
-    source = CORRECT.replace('store.get("step", 0)', "0").replace("a[step::7] += step", "a[:] = step")
+    source = CORRECT.replace('store.get("step", 0)', "0").replace(
+        "a[step::7] += step", "a[:] = step"
+    )
     result = crash_test(write(disk, source), folder=disk, at=[150, 150])
     assert [t.outcome for t in result.trials] == [Outcome.LOST], str(result)
 
@@ -87,17 +92,26 @@ def test_a_loop_that_cannot_resume_needs_work(disk: Path) -> None:
 
 
 def test_a_verification_that_fails_is_a_different_state(disk: Path) -> None:
-    result = crash_test(write(disk, CORRECT), folder=disk, at=[150, 160], verify=lambda store: store.get("step", 0) in (0, 12))
+    result = crash_test(
+        write(disk, CORRECT),
+        folder=disk,
+        at=[150, 160],
+        verify=lambda store: store.get("step", 0) in (0, 12),
+    )
     assert [t.outcome for t in result.trials] == [Outcome.DIFFERENT], str(result)
 
 
 def test_only_what_two_runs_agree_on_is_compared(disk: Path) -> None:
-    source = CORRECT.replace('store["step"] =', "import time; store['when'] = time.time_ns(); store[\"step\"] =")
+    source = CORRECT.replace(
+        'store["step"] =', "import time; store['when'] = time.time_ns(); store[\"step\"] ="
+    )
     result = crash_test(write(disk, source), folder=disk, at=[150, 160])
     assert result.ok, str(result)
     assert not result.deterministic
     assert result.not_compared == ("when",)
-    source = source.replace("    for step in", '    store["opens"] = store.get("opens", 0) + 1\n    for step in')
+    source = source.replace(
+        "    for step in", '    store["opens"] = store.get("opens", 0) + 1\n    for step in'
+    )
     result = crash_test(write(disk, source), folder=disk, at=[150, 160])
     assert [t.outcome for t in result.trials] == [Outcome.DIFFERENT], str(result)
     assert "opens" in str(result)
@@ -105,7 +119,12 @@ def test_only_what_two_runs_agree_on_is_compared(disk: Path) -> None:
 
 
 def test_a_kill_whose_state_is_refused_says_what_had_been_committed(disk: Path) -> None:
-    result = crash_test(write(disk, CORRECT), folder=disk, at=[150, 160], verify=lambda store: store.get("step", 0) in (0, 12))
+    result = crash_test(
+        write(disk, CORRECT),
+        folder=disk,
+        at=[150, 160],
+        verify=lambda store: store.get("step", 0) in (0, 12),
+    )
     assert result.trials[0].kills[0].acknowledged > 0
 
 
@@ -133,19 +152,23 @@ def test_power_failure_is_not_asked_of_a_domain_that_does_not_claim_it(disk: Pat
 
 @pytest.mark.parametrize("domain", ["file", "emulated"])
 def test_a_power_failure_takes_what_was_not_durable(disk: Path, domain: str) -> None:
-    """At some of these points it leaves another file than SIGKILL does; and the file can always be opened."""
+    """At some of these points it leaves another file than SIGKILL does; and the file can always be
+    opened."""
     command, differ = write(disk, CORRECT, domain), 0
     for point in range(120, 136, 4):
         left = {}
         for seed in ("", "77"):
             (disk / "run.pm").unlink(missing_ok=True)
-            env = crashboard.environment(disk / "board", at=point, power_seed=int(seed) if seed else None)
+            env = crashboard.environment(
+                disk / "board", at=point, power_seed=int(seed) if seed else None
+            )
             assert subprocess.run(command, cwd=disk, env=env).returncode == -9
             seen = crashboard.read(disk / "board")
             assert seen.primitives == point
             assert seen.power == bool(seed)
             pages = (disk / "run.pm").read_bytes()
-            left[seed] = pages[: 5 * 4096] + pages[7 * 4096 :]  # without the session record, which has the pid
+            # without the session record, which has the pid
+            left[seed] = pages[: 5 * 4096] + pages[7 * 4096 :]
             with pmstore.open(disk / "run.pm") as store:
                 in_step(store)
         differ += left[""] != left["77"]
@@ -187,14 +210,23 @@ signal.signal(signal.SIGTERM, asked_to_end)
 
 
 def test_sigterm(disk: Path) -> None:
-    """As a scheduler of jobs ends a program: what it does in its last seconds has to be right, too."""
+    """As a scheduler of jobs ends a program: what it does in its last seconds has to be right,
+    too."""
     loop = CORRECT.replace("        with store", "        time.sleep(0.1)\n        with store")
     with pytest.raises(ValueError, match="random times"):
         crash_test(["true"], model="term", at=[5])
-    right = crash_test(write(disk, ASKED.replace("{handler}", "pass") + loop), folder=disk, model="term", trials=2, jobs=2)
+    right = crash_test(
+        write(disk, ASKED.replace("{handler}", "pass") + loop),
+        folder=disk,
+        model="term",
+        trials=2,
+        jobs=2,
+    )
     assert right.ok, str(right)
     assert all(kill.primitive == 0 for trial in right.trials for kill in trial.kills)
-    command = write(disk, ASKED.replace("{handler}", "store['asked'] = True; store.commit()") + loop)
+    command = write(
+        disk, ASKED.replace("{handler}", "store['asked'] = True; store.commit()") + loop
+    )
     for seed in range(6):  # some signals come before the program is there, or after its end
         wrong = crash_test(command, folder=disk, model="term", trials=3, jobs=3, seed=seed)
         if not wrong.ok:
@@ -215,8 +247,19 @@ if Path("run.pm").exists():
 """
     marker = disk / "resumed"
     command = write(disk, source.replace("{marker}", str(marker)) + CORRECT)
-    words = [sys.executable, "-m", "pmstore.cli", "crashtest", "--at", "150,160", "--", *command]
-    process = subprocess.Popen(words, cwd=disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [
+        sys.executable,
+        "-m",
+        "pmstore.commands.cli",
+        "crashtest",
+        "--at",
+        "150,160",
+        "--",
+        *command,
+    ]
+    process = subprocess.Popen(
+        words, cwd=disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     end = time.monotonic() + 300
     while not marker.exists() and time.monotonic() < end:
         time.sleep(0.05)
@@ -229,11 +272,13 @@ if Path("run.pm").exists():
 
 def test_the_command(disk: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pmstore.cli", "crashtest", *arguments]
+        command = [sys.executable, "-m", "pmstore.commands.cli", "crashtest", *arguments]
         return subprocess.run(command, cwd=disk, capture_output=True, text=True, timeout=600)
 
     program = write(disk, CORRECT)
-    (disk / "checks.py").write_text("def right(store):\n    return True\ndef wrong(store):\n    return False\n")
+    (disk / "checks.py").write_text(
+        "def right(store):\n    return True\ndef wrong(store):\n    return False\n"
+    )
     good = run("--trials", "2", "--json", "--verify", "checks:right", "--", *program)
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)["outcomes"]["clean resume"] == 2
@@ -242,13 +287,28 @@ def test_the_command(disk: Path) -> None:
     assert "verification says no" in bad.stderr
     assert run("--verify", "checks:gone", "--", *program).returncode == 2
     (disk / "broken.py").write_text("1 / 0")
-    for wrong, said in (("checks", "as checks:sound"), ("broken:x", "ZeroDivisionError"), ("none:x", "No module named 'none'")):
+    for wrong, said in (
+        ("checks", "as checks:sound"),
+        ("broken:x", "ZeroDivisionError"),
+        ("none:x", "No module named 'none'"),
+    ):
         refused = run("--verify", wrong, "--", *program)
         assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
         assert said in refused.stderr
     broken = write(disk, CORRECT.replace("store.require", "store.zeros"))
     resume = " ".join(program)
-    bad = run("--at", "150,160", "--summary", "out.md", "--junit", "out.xml", "--resume", resume, "--", *broken)
+    bad = run(
+        "--at",
+        "150,160",
+        "--summary",
+        "out.md",
+        "--junit",
+        "out.xml",
+        "--resume",
+        resume,
+        "--",
+        *broken,
+    )
     assert bad.returncode == 1, bad.stderr
     assert "two runs that nobody kills, then 1 trial of three runs each" in bad.stderr
     (suite,) = ElementTree.parse(disk / "out.xml").iter("testsuite")
@@ -266,7 +326,9 @@ def test_the_command(disk: Path) -> None:
 def test_the_fixture(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["pmstore.testing"]')
     write(pytester.path, CORRECT)
-    (pytester.path / "wrong.py").write_text(CORRECT.replace("{domain}", "file").replace("store.require", "store.zeros"))
+    (pytester.path / "wrong.py").write_text(
+        CORRECT.replace("{domain}", "file").replace("store.require", "store.zeros")
+    )
     pytester.makepyfile(
         """
         import sys

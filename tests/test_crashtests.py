@@ -1,4 +1,5 @@
-"""The crash tests with a small budget, and that they would notice. `make crashtest` is the same with more images."""
+"""The crash tests with a small budget, and that they would notice. `make crashtest` is the same
+with more images."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ def crashtests(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[
 
 
 def test_every_image_recovers() -> None:
-    """Of real training too: AdamW, SGD on slots, KMeans, a Gaussian mixture, whose states are compared in Python."""
+    """Of real training too: AdamW, SGD on slots, KMeans, a Gaussian mixture, whose states are
+    compared in Python."""
     models = ("i", "ii", "iii", "iv")
-    run, report = crashtests("--images", str(IMAGES), *(word for model in models for word in ("--model", model)))
+    run, report = crashtests(
+        "--images", str(IMAGES), *(word for model in models for word in ("--model", model))
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     for model in models:
         found = report["models"][model]  # type: ignore[index]
@@ -75,31 +79,34 @@ def test_every_store_of_the_engine_goes_through_the_seam(tmp_path: Path) -> None
     assert sum(o.result["stores"] for o in outcomes) > 500
     source = tmp_path / "native"
     shutil.copytree(ROOT / "native", source, ignore=shutil.ignore_patterns("build", "tests"))
-    text = (source / "log" / "undo.c").read_text()
+    text = (source / "log" / "stores.c").read_text()
     rogue = text.replace(
-        "pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);", "memcpy(pms_map_at(u->map, off), src, len);"
+        "pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);",
+        "memcpy(pms_map_at(u->map, off), src, len);",
     )
     assert rogue != text
-    (source / "log" / "undo.c").write_text(rogue)
-    found = [failure for o in jobs.detect(source, tmp_path / "build", "groups") for failure in o.failures]
+    (source / "log" / "stores.c").write_text(rogue)
+    found = [
+        failure for o in jobs.detect(source, tmp_path / "build", "groups") for failure in o.failures
+    ]
     assert "past the seam" in found[0]["message"]
 
 
 def test_the_engine_of_the_tree_is_there_and_new(tmp_path: Path) -> None:
     """Else it says what to do, and tests no other one."""
-    for folder in ("native/store", "pmstore"):
+    for folder in ("native/store", "pmstore/engine"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "native" / "store" / "open.c").touch()
     with pytest.raises(SystemExit, match=r"has no built engine .* build it first"):
         built.extension(tmp_path)
-    engine = tmp_path / "pmstore" / "_native.abi3.so"
+    engine = tmp_path / "pmstore" / "engine" / "_native.abi3.so"
     engine.touch()
     os.utime(engine, ns=(1, 1))
     with pytest.raises(SystemExit, match=r"older than native/store/open\.c.* build it first"):
         built.extension(tmp_path)
     os.utime(tmp_path / "native" / "store" / "open.c", ns=(1, 1))
     assert built.extension(tmp_path) == engine
-    (tmp_path / "pmstore" / "_native.cpython-311.so").touch()
+    (tmp_path / "pmstore" / "engine" / "_native.cpython-311.so").touch()
     with pytest.raises(SystemExit, match="several built engines"):
         built.extension(tmp_path)
     for module in ("crashtests", "crashtests.tiers"):  # in a tree like that
@@ -108,7 +115,9 @@ def test_the_engine_of_the_tree_is_there_and_new(tmp_path: Path) -> None:
             f"built.extension.__defaults__ = (pathlib.Path({str(tmp_path / 'native')!r}),); "
             f"sys.argv = ['x']; runpy.run_module({module!r}, run_name='__main__')"
         )
-        run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
         assert run.returncode == 1
         assert "has no built engine" in run.stderr
 
@@ -120,7 +129,8 @@ def test_mutants_are_of_this_engine() -> None:
 
 
 def test_a_broken_engine_is_noticed() -> None:
-    """A few of `make mutants`: a fence, a write-back, a flush, recovery, and the sync before the clean mark left out."""
+    """A few of `make mutants`: a fence, a write-back, a flush, recovery, and the sync before the
+    clean mark left out."""
     names = ["no_f1", "no_write_back", "entry_not_flushed", "recover_nothing", "clean_before_data"]
     command = [sys.executable, "-m", "crashtests.mutants", *names]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -142,9 +152,12 @@ sys.exit(__main__.main())
 """`python -m crashtests` over another engine, which leaves its report elsewhere."""
 
 
-@pytest.mark.parametrize(("model", "broken"), [("ii", "no_write_back"), ("kill", "recover_nothing")])
+@pytest.mark.parametrize(
+    ("model", "broken"), [("ii", "no_write_back"), ("kill", "recover_nothing")]
+)
 def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: Path) -> None:
-    """Exit code 1; seed, commit and command that make the failing image again, and the image itself; all in the report, too."""
+    """Exit code 1; seed, commit and command that make the failing image again, and the image
+    itself; all in the report, too."""
     jobs.build()
     source, target = tmp_path / "native", tmp_path / "build"
     for path in built.engine_sources():
@@ -158,7 +171,9 @@ def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: 
     target.mkdir()
     for path in jobs.BUILD.glob("*.o"):
         shutil.copy2(path, target)
-    shutil.copytree(jobs.BUILD / "engine", target / "engine")  # nothing of the unchanged engine is compiled again
+    shutil.copytree(
+        jobs.BUILD / "engine", target / "engine"
+    )  # nothing of the unchanged engine is compiled again
     (target / "engine" / mutant.file.replace(".c", ".o")).unlink()
 
     options = [
@@ -181,7 +196,10 @@ def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: 
     report = json.loads((target / "report.json").read_text())
     failed = report["kills" if model == "kill" else "models"]
     count = (failed if model == "kill" else failed[model])["failures"]
-    assert f"FAILED: {count} failures; seed 7, commit {commit_id()}; images in {target / 'failures'}" in run.stdout
+    assert (
+        f"FAILED: {count} failures; seed 7, commit {commit_id()}; images in {target / 'failures'}"
+        in run.stdout
+    )
     assert count >= 2
     assert (report["seed"], report["commit"], len(report["failures"])) == (7, commit_id(), count)
     assert "`--seed 7` at commit" in (target / "report.md").read_text()
@@ -194,15 +212,29 @@ def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: 
     assert again.returncode == 1
     said = [json.loads(line)["failure"] for line in again.stdout.splitlines() if 'failure"' in line]
     which = ("n", "message") if model == "kill" else ("event", "message", "units")
-    first = [one for one in report["failures"] if one["command"] == report["failures"][0]["command"]]
-    assert [[one[key] for key in which] for one in said] == [[one[key] for key in which] for one in first]
+    first = [
+        one for one in report["failures"] if one["command"] == report["failures"][0]["command"]
+    ]
+    assert [[one[key] for key in which] for one in said] == [
+        [one[key] for key in which] for one in first
+    ]
 
 
 def test_the_report_is_for_programs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is promised of report.json, and rows for people of all of it."""
-    found = {"distinct": 3, "images": 4, "windows": 2, "exhaustive": 1, "nested": 0, "nested_images": 0}
+    found = {
+        "distinct": 3,
+        "images": 4,
+        "windows": 2,
+        "exhaustive": 1,
+        "nested": 0,
+        "nested_images": 0,
+    }
     outcomes = [jobs.Outcome(jobs.Job("images", "write_all", "file", "iii"), found, [])]
-    outcomes += [jobs.Outcome(jobs.Job(mode, "write_all", "file"), {"trials": 5}, []) for mode in ("kill", "fault")]
+    outcomes += [
+        jobs.Outcome(jobs.Job(mode, "write_all", "file"), {"trials": 5}, [])
+        for mode in ("kill", "fault")
+    ]
     report = Report(9, 1.0, outcomes, {"stores": 8, "failures": 0})
     told = report.as_dict()
     assert told["models"].keys() == {"i", "ii", "iii", "iv"}
@@ -215,19 +247,35 @@ def test_the_report_is_for_programs_too(tmp_path: Path, monkeypatch: pytest.Monk
     leave("mixtures", 5, tmp_path, programs=20, images=1234, failures=0)
     monkeypatch.setattr("crashtests.report.BUILD", tmp_path)
     told = report.as_dict()
-    assert told["mixtures"] == {"commit": commit_id(), "seed": 5, "programs": 20, "images": 1234, "failures": 0}
+    assert told["mixtures"] == {
+        "commit": commit_id(),
+        "seed": 5,
+        "programs": 20,
+        "images": 1234,
+        "failures": 0,
+    }
     path = report.write(tmp_path)
-    assert "Mixtures of Hypothesis: 20 programs, 1,234 distinct images, 0 failures (seed 5" in path.read_text()
+    assert (
+        "Mixtures of Hypothesis: 20 programs, 1,234 distinct images, 0 failures (seed 5"
+        in path.read_text()
+    )
     assert json.loads((tmp_path / "report.json").read_text()) == told
     assert "| write_all | 0 | 0 | 3 | 0 | 5 | 5 |" in path.read_text()
 
 
 def test_a_long_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make crashtest-long` with one workload: interrupted after a round, started again, until every model has its images."""
+    """`make crashtest-long` with one workload: interrupted after a round, started again, until
+    every model has its images."""
     whole, rounds = campaign.run, []
 
     def small(settings: campaign.Settings, console: Console) -> Report:
-        settings = replace(settings, only=("write_all",), kill_step=17 * settings.kill_step, fault_step=5, record=False)
+        settings = replace(
+            settings,
+            only=("write_all",),
+            kill_step=17 * settings.kill_step,
+            fault_step=5,
+            record=False,
+        )
         rounds.append(settings.seed)
         report = whole(settings, console)
         report.interrupted = len(rounds) == 1
@@ -245,7 +293,9 @@ def test_a_long_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mon
     progress, ended = long.run(100, 0, console)
     assert ended
     assert progress.rounds >= 2
-    assert rounds[: progress.rounds] == list(range(1, progress.rounds + 1))  # each with a seed of its own
+    assert rounds[: progress.rounds] == list(
+        range(1, progress.rounds + 1)
+    )  # each with a seed of its own
     for model in long.IMAGES:
         assert progress.distinct(model) >= max(100, first[model])
     assert progress.finished == ["kill", "fault", "detect"]

@@ -1,4 +1,5 @@
-"""Damaged files: CorruptStoreError that names file and place, whatever is done with them, and nothing else."""
+"""Damaged files: CorruptStoreError that names file and place, whatever is done with them, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import pytest
 from damage import Image
 
 import pmstore
-from pmstore import array
-from pmstore.core import payload
+from pmstore.objects import array
+from pmstore.objects.core import payload
 
 DAMAGE = Path(__file__).with_name("damage.py")
 
@@ -34,7 +35,8 @@ def test_whatever_is_damaged_and_done_with_it(variant: str) -> None:
 
 
 def test_what_is_damaged_is_sealed(path: Path) -> None:
-    """Else the damage would be refused at once, and nothing behind it met: what is written back as it was is as it was."""
+    """Else the damage would be refused at once, and nothing behind it met: what is written back as
+    it was is as it was."""
     with pmstore.open(path, "w", size="1MiB", domain="process") as store:
         store["x"] = np.arange(3000)
         store.commit()
@@ -72,7 +74,8 @@ def change(path: Path, old: bytes, new: bytes) -> int:
 
 @pytest.mark.parametrize("name", ["victi?", "vict/m", "/ictim", "vi\0tim", "vi\udcfftim", "before"])
 def test_a_damaged_name(made: Path, name: str) -> None:
-    """A walk meets it, and says so; what came before is read, and what has a name is still found by it."""
+    """A walk meets it, and says so; what came before is read, and what has a name is still found by
+    it."""
     node = (
         change(
             made,
@@ -113,7 +116,9 @@ def test_a_damaged_value(made: Path) -> None:
     place = change(made, b"\xafvalue of before", b"\xb0value of before")
     with pmstore.open(made, "r") as store:
         for read in (lambda: store["group/before"], lambda: dict(store["group"])):
-            with pytest.raises(pmstore.CorruptStoreError, match="a stored value does not decode") as caught:
+            with pytest.raises(
+                pmstore.CorruptStoreError, match="a stored value does not decode"
+            ) as caught:
                 read()
             assert caught.value.path == str(made)
             assert caught.value.offset is not None
@@ -141,7 +146,12 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "no map": {},
     "another kind": {"kind": "pickle", "dtype": "<f8", "shape": [0]},
     "a tensor of no dtype": {"kind": "torch", "dtype": ["float32"], "shape": [0]},
-    "a gradient of integers": {"kind": "torch", "dtype": "int32", "shape": [0], "requires_grad": True},
+    "a gradient of integers": {
+        "kind": "torch",
+        "dtype": "int32",
+        "shape": [0],
+        "requires_grad": True,
+    },
     "a tensor too long": {"kind": "torch", "dtype": "float32", "shape": [0, 1 << 62, 1 << 62]},
 }
 
@@ -155,7 +165,11 @@ def test_a_description_of_nothing(path: Path, what: str) -> None:
         pytest.importorskip("torch")
     with pmstore.open(path, "w", size="1MiB") as store:
         store._core.pool.put_array(0, b"x", msgpack.packb(description), 0)
-        reads: list[Callable[[], Any]] = [lambda: store["x"], lambda: store.get("x"), lambda: list(store.values())]
+        reads: list[Callable[[], Any]] = [
+            lambda: store["x"],
+            lambda: store.get("x"),
+            lambda: list(store.values()),
+        ]
         for read in reads:
             said: list[pmstore.CorruptStoreError] = []
             try:
@@ -179,7 +193,15 @@ def test_a_domain_that_is_none(made: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "gone", ["model_layout", "rng/python/value", "lr_scheduler/value", "progress", "optimizer", "loader/start/value"]
+    "gone",
+    [
+        "model_layout",
+        "rng/python/value",
+        "lr_scheduler/value",
+        "progress",
+        "optimizer",
+        "loader/start/value",
+    ],
 )
 @pytest.mark.parametrize("new", ["gone", [1]], ids=["gone", "list"])
 def test_a_run_that_is_not_whole(path: Path, gone: str, new: Any) -> None:
@@ -191,7 +213,14 @@ def test_a_run_that_is_not_whole(path: Path, gone: str, new: Any) -> None:
         model = torch.nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(model.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        run = attach(store, model=model, optimizer=optimizer, lr_scheduler=scheduler, loader=[1.0, 2.0], name="run")
+        run = attach(
+            store,
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=scheduler,
+            loader=[1.0, 2.0],
+            name="run",
+        )
         try:
             for batch in run.batches():
                 optimizer.zero_grad()
@@ -218,7 +247,11 @@ def test_a_run_that_is_not_whole(path: Path, gone: str, new: Any) -> None:
 
 def test_payloads_are_as_they_were(path: Path) -> None:
     """What decodes is not touched by all this: a round trip of each kind of description."""
-    for value in (np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, np.zeros(2, [("a", "i4"), ("b", "f8")])):
+    for value in (
+        np.zeros((0, 3)),
+        np.arange(6).reshape(2, 3).T,
+        np.zeros(2, [("a", "i4"), ("b", "f8")]),
+    ):
         descriptor = array.Descriptor.unpack(payload(value).meta)
         descriptor.check_dtype()
         assert descriptor.shape == value.shape

@@ -1,4 +1,5 @@
-"""Deaths that are no SIGKILL, in a transaction: a fault, an abort, no memory left. The next open finds the last commit."""
+"""Deaths that are no SIGKILL, in a transaction: a fault, an abort, no memory left. The next open
+finds the last commit."""
 
 from __future__ import annotations
 
@@ -72,7 +73,12 @@ def test_a_death_in_a_block(shm: Path, domain: Any, how: str) -> None:
         timeout=120,
         check=False,
     )
-    ended = {"fault": -signal.SIGSEGV, "abort": -signal.SIGABRT, "memory": -signal.SIGABRT, "uncaught": 1}[how]
+    ended = {
+        "fault": -signal.SIGSEGV,
+        "abort": -signal.SIGABRT,
+        "memory": -signal.SIGABRT,
+        "uncaught": 1,
+    }[how]
     assert run.returncode == ended, run.stderr
     assert (how == "uncaught") == ("MemoryError" in run.stderr), run.stderr
     for mode in ("r", "r+", "r+"):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import pmstore
-from pmstore import _ffi, exchange, portable
-from pmstore.containers import GROUPS_MAX, tree
+from pmstore import exchange, portable
+from pmstore.engine import _ffi
+from pmstore.objects.containers import GROUPS_MAX, tree
 
 FULL = "/".join(["g"] * GROUPS_MAX)
 TOO_DEEP = "more than 99 others"

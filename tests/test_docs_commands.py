@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pmstore.commands import app
+from pmstore.commands.program import app
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,10 +35,18 @@ def test_documented_session(document: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_documented_golden_counts() -> None:
-    """docs/CRASH_MODEL.md shows some of the counts that native/tests/test_golden.c holds."""
+    """docs/EXPERIMENTS.md shows some of the counts that native/tests/test_golden.c holds."""
     source = (ROOT / "native" / "tests" / "test_golden.c").read_text()
-    golden = {name: counts for name, *counts in re.findall(r'\{"([^"]+)", \w+, \d+, (\d+), (\d+), \w+\}', source)}
-    table = (ROOT / "docs" / "CRASH_MODEL.md").read_text().partition("| transaction | fences | lines |")[2].split("\n\n")[0]
+    golden = {
+        name: counts
+        for name, *counts in re.findall(r'\{"([^"]+)", \w+, \d+, (\d+), (\d+), \w+\}', source)
+    }
+    table = (
+        (ROOT / "docs" / "EXPERIMENTS.md")
+        .read_text()
+        .partition("| transaction | fences | lines |")[2]
+        .split("\n\n")[0]
+    )
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \| (\d+) \|", table, re.MULTILINE)
     assert len(rows) >= 6
     assert [[name, *golden[name]] for name, *_ in rows] == [list(row) for row in rows]

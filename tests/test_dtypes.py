@@ -1,4 +1,5 @@
-"""Every non-object dtype of numpy, and every dense CPU dtype of torch, keeps bytes, shape and order."""
+"""Every non-object dtype of numpy, and every dense CPU dtype of torch, keeps bytes, shape and
+order."""
 
 from __future__ import annotations
 
@@ -9,13 +10,32 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import dtypes
 from pmstore.errors import FormatVersionError
+from pmstore.objects import dtypes
 
 SIMPLE = [
-    f"{order}{kind}" for order in "<>" for kind in ["f2", "f4", "f8", "c8", "c16", "i2", "i4", "i8", "u2", "u4", "u8", "U5"]
+    f"{order}{kind}"
+    for order in "<>"
+    for kind in ["f2", "f4", "f8", "c8", "c16", "i2", "i4", "i8", "u2", "u4", "u8", "U5"]
 ]
-SIMPLE += ["?", "i1", "u1", "S7", "V9", "g", "G", "M8", "m8", "M8[ns]", "<M8[25s]", ">m8[us]", "U0", "S0", "V0", "M8[generic]"]
+SIMPLE += [
+    "?",
+    "i1",
+    "u1",
+    "S7",
+    "V9",
+    "g",
+    "G",
+    "M8",
+    "m8",
+    "M8[ns]",
+    "<M8[25s]",
+    ">m8[us]",
+    "U0",
+    "S0",
+    "V0",
+    "M8[generic]",
+]
 STRUCTURED = [
     np.dtype([("a", "<f4"), ("b", ">i8", (2, 3)), ("c", "S3")]),
     np.dtype([("a", "u1"), ("b", "f8")], align=True),
@@ -40,7 +60,11 @@ def test_numpy_arrays_survive_a_close(path: Path, dtype: np.dtype[Any]) -> None:
         for i, shape in enumerate(SHAPES):
             for order in "CF":
                 raw = rng.integers(0, 2, int(np.prod(shape)) * dtype.itemsize, np.uint8)
-                value = np.ndarray(shape, dtype, raw.tobytes(), order=order) if raw.size else np.empty(shape, dtype, order)
+                value = (
+                    np.ndarray(shape, dtype, raw.tobytes(), order=order)
+                    if raw.size
+                    else np.empty(shape, dtype, order)
+                )
                 arrays[f"{i}{order}"] = value
                 store[f"{i}{order}"] = value
     with pmstore.open(path) as store:
@@ -48,7 +72,9 @@ def test_numpy_arrays_survive_a_close(path: Path, dtype: np.dtype[Any]) -> None:
             back = store[name]
             assert (back.dtype, back.shape) == (value.dtype, value.shape)
             # In memory order: else numpy copies by field, and what lies between fields is anything.
-            assert (back.T if name.endswith("F") else back).tobytes() == (value.T if name.endswith("F") else value).tobytes()
+            assert (back.T if name.endswith("F") else back).tobytes() == (
+                value.T if name.endswith("F") else value
+            ).tobytes()
             if value.size > 1 and value.ndim > 1 and dtype.itemsize:
                 assert back.strides == value.strides
             assert back.flags.writeable
@@ -105,7 +131,9 @@ def test_torch_strides_grad_and_parameters(path: Path) -> None:
         assert parameter.grad.tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("dtype", ["O", [("a", "f4"), ("b", "O")], np.dtypes.StringDType()], ids=str)
+@pytest.mark.parametrize(
+    "dtype", ["O", [("a", "f4"), ("b", "O")], np.dtypes.StringDType()], ids=str
+)
 def test_objects_are_refused(store: pmstore.Store, dtype: Any) -> None:
     with pytest.raises(TypeError, match="Python objects"):
         store.zeros("a", 3, dtype)
@@ -115,7 +143,22 @@ def test_objects_are_refused(store: pmstore.Store, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", ["O", "f4,O", "|O", "<f4\n", "x", [], {}, {"names": []}, 3, None, ["<f4", [-1]], ["<f4", 2], "<M8[zz]"]
+    "data",
+    [
+        "O",
+        "f4,O",
+        "|O",
+        "<f4\n",
+        "x",
+        [],
+        {},
+        {"names": []},
+        3,
+        None,
+        ["<f4", [-1]],
+        ["<f4", 2],
+        "<M8[zz]",
+    ],
 )
 def test_hostile_descriptors(data: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
@@ -132,7 +175,8 @@ def test_shapes_of_subarray_dtypes(store: pmstore.Store) -> None:
 
 
 def test_renamed_fields_are_one_array_s_alone(path: Path) -> None:
-    """numpy lets the fields of an array's dtype be renamed in place: dtypes of stored arrays are not shared."""
+    """numpy lets the fields of an array's dtype be renamed in place: dtypes of stored arrays are
+    not shared."""
     kind = np.dtype([("mean", "f8"), ("var", "f8"), ("inner", [("a", "f4"), ("b", "f4")])])
     value = np.array([(1.0, 2.0, (3.0, 4.0))] * 3, kind)
     with pmstore.open(path) as store:
@@ -151,4 +195,6 @@ def test_renamed_fields_are_one_array_s_alone(path: Path) -> None:
         assert pair.current.dtype == kind
         del renamed
     with pmstore.open(path) as store:
-        assert [store[name].dtype == kind for name in ("x", "y", "z", "empty/x", "empty/z")] == [True] * 5
+        assert [store[name].dtype == kind for name in ("x", "y", "z", "empty/x", "empty/z")] == [
+            True
+        ] * 5

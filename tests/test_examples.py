@@ -1,4 +1,5 @@
-"""The examples compute what they should, and a run that is killed again and again ends in the same bits as one that is not."""
+"""The examples compute what they should, and a run that is killed again and again ends in the same
+bits as one that is not."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ ITERATIONS = 25
 
 def blobs() -> np.ndarray[Any, np.dtype[np.float64]]:
     rng = np.random.default_rng(3)
-    return np.concatenate([rng.normal(size=(150, 6)) * rng.uniform(0.5, 1.5, 6) + 2 * k for k in range(4)])
+    return np.concatenate(
+        [rng.normal(size=(150, 6)) * rng.uniform(0.5, 1.5, 6) + 2 * k for k in range(4)]
+    )
 
 
 def state(store: pmstore.Store, name: str) -> list[bytes]:
@@ -58,7 +61,11 @@ def test_kills_do_not_change_a_bit(server: ForkServer, shm: Path, name: str, dom
     rng = random.Random(name + domain)
     acknowledged, deaths = 0, 0
     for turn in range(60):
-        how: dict[str, Any] = {"delay_seconds": rng.uniform(0.005, 0.1)} if turn % 3 == 2 else {"kill_at": rng.randrange(1, 90)}
+        how: dict[str, Any] = (
+            {"delay_seconds": rng.uniform(0.005, 0.1)}
+            if turn % 3 == 2
+            else {"kill_at": rng.randrange(1, 90)}
+        )
         result = server.run("test_examples:run", [name, str(killed), domain], **how)
         deaths += result.killed
         acknowledged = max(acknowledged, result.acknowledged)
@@ -100,22 +107,35 @@ def test_gmm_agrees_with_scikit_learn(store: pmstore.Store) -> None:
     for iteration in range(1, 21):
         ours = gmm.fit(store, data, 4, iteration)
         likelihoods.append(store["gmm/likelihood"])
-    assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(likelihoods))  # as EM promises
+    # as EM promises
+    assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(likelihoods))
     precisions = np.linalg.inv(covariances)
     model = GaussianMixture(
-        4, max_iter=20, tol=0, reg_covar=1e-6, weights_init=weights, means_init=means, precisions_init=precisions
+        4,
+        max_iter=20,
+        tol=0,
+        reg_covar=1e-6,
+        weights_init=weights,
+        means_init=means,
+        precisions_init=precisions,
     )
     with pytest.warns(ConvergenceWarning):
         theirs = model.fit(data)
-    for mine, reference in zip(ours, (theirs.weights_, theirs.means_, theirs.covariances_), strict=True):
+    for mine, reference in zip(
+        ours, (theirs.weights_, theirs.means_, theirs.covariances_), strict=True
+    ):
         np.testing.assert_allclose(mine, reference, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["kmeans", "gmm"])
 def test_as_a_program(shm: Path, name: str) -> None:
     command = [sys.executable, "-m", f"examples.{name}", str(shm / "run.pm")]
-    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    first = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    again = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
     assert first.stdout.startswith("a new run\niteration ")
     assert again.stdout.startswith("goes on after iteration ")
 

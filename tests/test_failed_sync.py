@@ -1,4 +1,5 @@
-"""A sync that fails, as a user sees it: the store can be read, not written; the errors say so, and what to do."""
+"""A sync that fails, as a user sees it: the store can be read, not written; the errors say so, and
+what to do."""
 
 from __future__ import annotations
 
@@ -72,7 +73,10 @@ with pmstore.open(path) as store:
 def test_a_store_whose_sync_failed(disk: Path) -> None:
     (disk / "fails.c").write_text(FAILS)
     library = disk / "fails.so"
-    subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library, disk / "fails.c", "-ldl"], check=True)
+    subprocess.run(
+        ["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library, disk / "fails.c", "-ldl"],
+        check=True,
+    )
     preloaded = os.pathsep.join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(disk / "x.pm")],
@@ -90,5 +94,8 @@ def test_a_store_whose_sync_failed(disk: Path) -> None:
 
 def test_a_store_open_for_reading_says_how_to_open_it(path: Path) -> None:
     pmstore.open(path, size="1MiB").close()
-    with pmstore.open(path, "r") as store, pytest.raises(pmstore.ReadOnlyStoreError, match=r"mode=\'r\+\'"):
+    with (
+        pmstore.open(path, "r") as store,
+        pytest.raises(pmstore.ReadOnlyStoreError, match=r"mode=\'r\+\'"),
+    ):
         store["x"] = 1

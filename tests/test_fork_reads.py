@@ -1,4 +1,5 @@
-"""Domain `file`: what a fork child reads is the state of the fork, whole, whatever the parent commits and writes home later."""
+"""Domain `file`: what a fork child reads is the state of the fork, whole, whatever the parent
+commits and writes home later."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Child:
         asked, ask = os.pipe()
         told, tell = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+: fork with threads; that is what is tested
+            # Python 3.12+: fork with threads; that is what is tested
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
             os.close(ask)
@@ -109,7 +111,8 @@ def test_a_fork_inside_a_block(path: Path) -> None:
 
 
 def test_space_that_is_used_again(path: Path) -> None:
-    """A block that the parent removes and fills with another array is written straight home, at the commit."""
+    """A block that the parent removes and fills with another array is written straight home, at the
+    commit."""
     with opened(path, a=np.ones(1000 * PAGE_ITEMS)) as store:
         child = Child(lambda a=store["a"]: set(a.tolist()))  # type: ignore[misc]
         del store["a"]
@@ -158,7 +161,8 @@ def test_children_that_are_gone_cost_nothing(path: Path) -> None:
         with store.transaction():
             a[:] = 1
         wait_until_home(store)
-        assert len(os.listdir("/proc/self/fd")) <= before + 6  # of the last ones, until the next fork or home write
+        # of the last ones, until the next fork or home write
+        assert len(os.listdir("/proc/self/fd")) <= before + 6
 
 
 def test_a_child_of_a_child_is_told(path: Path) -> None:
@@ -181,7 +185,13 @@ status = os.waitstatus_to_exitcode(os.wait()[1])
 store.close()
 sys.exit(status)
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == -signal.SIGSEGV & 127
     assert "only its own fork children may read it" in done.stderr
 

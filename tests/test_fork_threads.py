@@ -1,4 +1,5 @@
-"""Forks and threads: a child never writes the parent's store or keeps its lock; many threads may write."""
+"""Forks and threads: a child never writes the parent's store or keeps its lock; many threads may
+write."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import core
+from pmstore.objects import core
 
 
 def in_child(work: Callable[[], str]) -> tuple[str, int]:
     """Runs work in a fork; what it returned, and its wait status."""
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+: fork with threads; that is what is tested
+        # Python 3.12+: fork with threads; that is what is tested
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         os.close(read)
@@ -236,8 +238,9 @@ def test_readers_beside_blocks_that_roll_back(store: pmstore.Store) -> None:
 
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], None]) -> threading.Thread:
-    """Runs other in a thread between the moment at which this thread has found an array and that at which it has pinned it."""
-    from pmstore import array
+    """Runs other in a thread between the moment at which this thread has found an array and that at
+    which it has pinned it."""
+    from pmstore.objects import array
 
     thread = threading.Thread(target=other)
     check = array.check_bytes
@@ -252,8 +255,11 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], None]) -> th
     return thread
 
 
-def _block_that_rolls_back(store: pmstore.Store, change: Callable[[], object]) -> Callable[[], None]:
-    """Another thread has made a change in a block; what is returned lets it roll back, and waits until it did."""
+def _block_that_rolls_back(
+    store: pmstore.Store, change: Callable[[], object]
+) -> Callable[[], None]:
+    """Another thread has made a change in a block; what is returned lets it roll back, and waits
+    until it did."""
     made, end = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -275,10 +281,14 @@ def _block_that_rolls_back(store: pmstore.Store, change: Callable[[], object]) -
     return roll_back
 
 
-def test_roll_back_between_finding_and_pinning(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roll_back_between_finding_and_pinning(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store["w"] = np.zeros(50_000)
     store.commit()
-    thread = _meanwhile(monkeypatch, _block_that_rolls_back(store, lambda: store.update(w=np.ones(50_000))))
+    thread = _meanwhile(
+        monkeypatch, _block_that_rolls_back(store, lambda: store.update(w=np.ones(50_000)))
+    )
     found = store["w"]
     thread.join()
     assert store["w"] is not found
@@ -289,12 +299,16 @@ def test_roll_back_between_finding_and_pinning(store: pmstore.Store, monkeypatch
     assert store.check().problems == ()
 
 
-def test_roll_back_before_opening_the_idle_slot(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roll_back_before_opening_the_idle_slot(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slots = store.slots("w", 50_000)
     slots.next[:] = 1
     slots.flip()
     store.commit()
-    ended = threading.Thread(target=_block_that_rolls_back(store, lambda: (slots.next.fill(2), slots.flip())))
+    ended = threading.Thread(
+        target=_block_that_rolls_back(store, lambda: (slots.next.fill(2), slots.flip()))
+    )
     flipped = type(slots)._flipped
 
     def then_roll_back(self: pmstore.Slots, turn: Any) -> bool:
@@ -313,7 +327,9 @@ def test_roll_back_before_opening_the_idle_slot(store: pmstore.Store, monkeypatc
     assert (slots.current == 1).all()
 
 
-def test_close_between_finding_and_pinning(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_between_finding_and_pinning(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store["w"] = np.arange(50_000)
     store.commit()
     thread = _meanwhile(monkeypatch, store.close)
@@ -324,7 +340,8 @@ def test_close_between_finding_and_pinning(store: pmstore.Store, monkeypatch: py
 
 
 def test_stores_opened_while_is_captured_looks(shm: Path) -> None:
-    """As another thread may, at any line: the trace function stands for it, as a race in a test would be won sometimes only."""
+    """As another thread may, at any line: the trace function stands for it, as a race in a test
+    would be won sometimes only."""
     opened: list[pmstore.Store] = []
 
     def between_lines(frame: Any, event: str, argument: Any) -> Any:
@@ -347,7 +364,8 @@ def test_stores_opened_while_is_captured_looks(shm: Path) -> None:
 
 
 def test_a_child_never_holds_the_lock_of_a_killed_parent(path: Path, domain: Any) -> None:
-    """Not even one that was not given a processor yet: here it is stopped before it can do anything."""
+    """Not even one that was not given a processor yet: here it is stopped before it can do
+    anything."""
     code = f"""
 import ctypes, os, signal, pmstore
 store = pmstore.open({str(path)!r}, size="1MiB", domain={domain!r})

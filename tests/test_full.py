@@ -1,4 +1,5 @@
-"""Full: StoreFullError before anything changes, all else goes on, deleting works, and what was deleted is room again."""
+"""Full: StoreFullError before anything changes, all else goes on, deleting works, and what was
+deleted is room again."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def fill(store: pmstore.Store, kind: Callable[[int], Any]) -> int:
     return made
 
 
-@pytest.mark.parametrize("kind", [lambda n: np.full(n, 7, "u1"), lambda n: b"v" * n], ids=["arrays", "values"])
+@pytest.mark.parametrize(
+    "kind", [lambda n: np.full(n, 7, "u1"), lambda n: b"v" * n], ids=["arrays", "values"]
+)
 def test_a_full_store_goes_on(path: Path, domain: Any, kind: Callable[[int], Any]) -> None:
     with pmstore.open(path, size="4MiB", max_size="4MiB", domain=domain) as store:
         w = store.zeros("w", 20_000)
@@ -68,7 +71,8 @@ def test_a_full_store_goes_on(path: Path, domain: Any, kind: Callable[[int], Any
         assert "new" not in store
         assert store.list("items")[:] == list(range(10))
         assert store.stats().blocks == blocks
-        for step in range(1, 4):  # what is there can be written, rolled back and committed: its log is reserved
+        # what is there can be written, rolled back and committed: its log is reserved
+        for step in range(1, 4):
             with store.transaction():
                 w += 1
                 store["step"] = step

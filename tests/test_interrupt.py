@@ -23,8 +23,8 @@ def interrupt() -> None:
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt, or calls another signal handler, before the n-th bytecode that runs under `run`, in any Python
-    frame."""
+    """Raises KeyboardInterrupt, or calls another signal handler, before the n-th bytecode that runs
+    under `run`, in any Python frame."""
 
     def __init__(self, at: int, handler: Callable[[], object] = interrupt) -> None:
         self.at = at
@@ -33,7 +33,8 @@ class Interrupter:
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
         if frame.f_code.co_name in ("remove", "_remove"):
-            return None  # callbacks of weak references: Python can only report an exception there, not raise it
+            # callbacks of weak references: Python can only report an exception there, not raise it
+            return None
         frame.f_trace_opcodes = True
         if event == "opcode":
             self.seen += 1
@@ -55,7 +56,8 @@ class Interrupter:
 
 
 def at_every_bytecode(work: Callable[[], None], verify: Callable[[], None]) -> int:
-    """Runs work with an interrupt at its first bytecode, its second, and so on until it runs through."""
+    """Runs work with an interrupt at its first bytecode, its second, and so on until it runs
+    through."""
     work()  # what is imported or made on first use is not what is tested
     verify()
     at = 1
@@ -100,7 +102,8 @@ def test_at_every_bytecode_of_a_kept_transaction_object(store: pmstore.Store) ->
             a.__iadd__(1)
 
     def verify() -> None:
-        # An interrupt between the body and __exit__, which only a tracing tool can cause, is seen when the object goes.
+        # An interrupt between the body and __exit__, which only a tracing tool can cause, is seen
+        # when the object goes.
         blocks.clear()
         assert not store.in_transaction
         value = a[0]
@@ -169,7 +172,8 @@ def test_at_every_bytecode_of_open_and_close(path: Path) -> None:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # interrupted before anybody could close it
+        # interrupted before anybody could close it
+        warnings.simplefilter("ignore", ResourceWarning)
         at_every_bytecode(work, verify)
 
 

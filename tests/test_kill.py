@@ -1,4 +1,5 @@
-"""SIGKILL, hundreds of times: what a commit acknowledged is never lost, and nothing is ever half there."""
+"""SIGKILL, hundreds of times: what a commit acknowledged is never lost, and nothing is ever half
+there."""
 
 from __future__ import annotations
 
@@ -37,30 +38,40 @@ def verify(path: Path, domain: str, acknowledged: int) -> int:
 
 @pytest.mark.parametrize(("domain", "kills"), [("process", 90), ("emulated", 60), ("file", 70)])
 def test_random_kills(server: ForkServer, path: Path, domain: str, kills: int) -> None:
-    """The store goes on from kill to kill, so that each run also recovers what the one before left."""
+    """The store goes on from kill to kill, so that each run also recovers what the one before
+    left."""
     rng = random.Random(f"{SEED}{domain}")
     last = -1
     died = 0
     for _ in range(kills):
         run = server.run(
-            "workloads:steps", [str(path), domain, 10**9, rng.randrange(10**9)], delay_seconds=rng.uniform(0.001, 0.03)
+            "workloads:steps",
+            [str(path), domain, 10**9, rng.randrange(10**9)],
+            delay_seconds=rng.uniform(0.001, 0.03),
         )
         assert run.killed, run
         died += 1
         acknowledged = max(last, run.acknowledged)
-        last = max(last, verify(path, domain, acknowledged)) if rng.random() < 0.3 and path.exists() else acknowledged
+        last = (
+            max(last, verify(path, domain, acknowledged))
+            if rng.random() < 0.3 and path.exists()
+            else acknowledged
+        )
     assert died == kills
     assert verify(path, domain, last) > 0
 
 
 @pytest.mark.parametrize("domain", ["process", "emulated", "file"])
 def test_kills_at_primitives(server: ForkServer, shm: Path, domain: str) -> None:
-    """At the n-th store, flush, fence or sync of the engine: creation, growth, commits and roll backs included."""
+    """At the n-th store, flush, fence or sync of the engine: creation, growth, commits and roll
+    backs included."""
     rng = random.Random(f"{SEED}{domain}p")
     points = [*range(1, 25), *(rng.randrange(25, 3000) for _ in range(25))]
     for i, point in enumerate(points):
         path = shm / f"{i}.pm"
-        run = server.run("workloads:steps", [str(path), domain, 200, rng.randrange(10**9)], kill_at=point)
+        run = server.run(
+            "workloads:steps", [str(path), domain, 200, rng.randrange(10**9)], kill_at=point
+        )
         assert run.killed or run.exit_code == 0, run
         if path.exists():
             verify(path, domain, run.acknowledged)
@@ -87,7 +98,11 @@ def test_kills_of_slots(server: ForkServer, shm: Path, domain: str) -> None:
     path = shm / "slots.pm"
     last = -1
     for i in range(60):
-        how = {"kill_at": rng.randrange(1, 400)} if i % 2 else {"delay_seconds": rng.uniform(0.001, 0.02)}
+        how = (
+            {"kill_at": rng.randrange(1, 400)}
+            if i % 2
+            else {"delay_seconds": rng.uniform(0.001, 0.02)}
+        )
         run = server.run("workloads:slots", [str(path), domain, 10**9, rng.randrange(10**9)], **how)  # type: ignore[arg-type]
         assert run.killed, run
         last = max(last, run.acknowledged)
@@ -103,7 +118,11 @@ def test_kills_of_first_writes(server: ForkServer, shm: Path, domain: str) -> No
     path = shm / "large.pm"
     last = -1
     for i in range(50):
-        how = {"kill_at": rng.randrange(1, 300)} if i % 2 else {"delay_seconds": rng.uniform(0.001, 0.06)}
+        how = (
+            {"kill_at": rng.randrange(1, 300)}
+            if i % 2
+            else {"delay_seconds": rng.uniform(0.001, 0.06)}
+        )
         run = server.run("workloads:large", [str(path), domain, 10**9, rng.randrange(10**9)], **how)  # type: ignore[arg-type]
         assert run.killed, run
         last = max(last, run.acknowledged)
@@ -118,7 +137,9 @@ def test_a_store_killed_at_creation_is_whole_or_not_there(server: ForkServer, sh
     rng = random.Random(SEED)
     for i in range(20):
         path = shm / f"{i}.pm"
-        server.run("workloads:steps", [str(path), "auto", 1, 1], delay_seconds=rng.uniform(0, 0.004))
+        server.run(
+            "workloads:steps", [str(path), "auto", 1, 1], delay_seconds=rng.uniform(0, 0.004)
+        )
         if path.exists():
             with pmstore.open(path) as store:
                 assert store.check().problems == ()
@@ -130,7 +151,8 @@ def test_a_workload_that_fails_is_told(server: ForkServer, shm: Path) -> None:
 
 
 def test_a_kill_never_tears_an_acknowledgement(server: ForkServer) -> None:
-    """A step is acknowledged by one store: else a kill between two of them says that an earlier one was the last."""
+    """A step is acknowledged by one store: else a kill between two of them says that an earlier one
+    was the last."""
     rng = random.Random(SEED)
     delay, acknowledged = 0.002, 0
     while acknowledged < 200:  # however long this machine takes until the first

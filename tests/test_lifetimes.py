@@ -1,5 +1,6 @@
-"""Views outlive everything: `del`, replacement, the roll back of the transaction that made them, `close`, a crash beside them,
-and the interpreter's end. Never a segmentation fault, never another object's bytes. `make asan-python` runs this file, too.
+"""Views outlive everything: `del`, replacement, the roll back of the transaction that made them,
+`close`, a crash beside them, and the interpreter's end. Never a segmentation fault, never another
+object's bytes. `make asan-python` runs this file, too.
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ ENDS = [
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("end", ENDS, ids=lambda f: f.__name__)
-def test_a_view_keeps_its_bytes(path: Path, domain: Any, end: Callable[..., Any], size: int) -> None:
+def test_a_view_keeps_its_bytes(
+    path: Path, domain: Any, end: Callable[..., Any], size: int
+) -> None:
     rng = random.Random(size)
     pattern = np.frombuffer(rng.randbytes(size), np.uint8)
     with pmstore.open(path, domain=domain, size="8MiB") as store:
@@ -193,11 +196,17 @@ VIEWS: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("derive", VIEWS)
-def test_what_is_derived_keeps_the_block(store: pmstore.Store, derive: Callable[[Any], Any]) -> None:
+def test_what_is_derived_keeps_the_block(
+    store: pmstore.Store, derive: Callable[[Any], Any]
+) -> None:
     """And nothing but that: once it is gone, so is the pin."""
 
     def content(view: Any) -> bytes:
-        return view.tobytes() if hasattr(view, "tobytes") else np.asarray([float(x) for x in view]).tobytes()
+        return (
+            view.tobytes()
+            if hasattr(view, "tobytes")
+            else np.asarray([float(x) for x in view]).tobytes()
+        )
 
     store["w"] = np.arange(100.0)
     view, expected = derive(store["w"]), content(derive(np.arange(100.0)))
@@ -311,7 +320,10 @@ store.commit()
 assert store.stats().pinned_bytes > 4_000_000
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
+        == -signal.SIGKILL
+    )
     with pmstore.open(path, domain=domain) as store:
         assert store.check().problems == ()
         assert store.stats().blocks == 4  # the root's header and table, a name, its array
@@ -319,11 +331,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_any_order_of_collection(path: Path) -> None:
-    """Store, group, list, transaction and a view, dropped in every order; in a cycle, by the collector in its own order."""
+    """Store, group, list, transaction and a view, dropped in every order; in a cycle, by the
+    collector in its own order."""
     pmstore.open(path, size="1MiB").close()
     for trial, order in enumerate(itertools.permutations(range(5))):
         store = pmstore.open(path)
-        things: list[Any] = [store, store.group("g"), store.list("l"), store.transaction(), store.require("w", 10_000)[5:]]
+        things: list[Any] = [
+            store,
+            store.group("g"),
+            store.list("l"),
+            store.transaction(),
+            store.require("w", 10_000)[5:],
+        ]
         del store
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
@@ -364,7 +383,9 @@ class User:
         except pmstore.ClosedStoreError: pass
 user = User(store)
 """,
-    "an exit handler that writes": "import atexit; w = store['w']; atexit.register(lambda: w.__iadd__(1))",
+    "an exit handler that writes": (
+        "import atexit; w = store['w']; atexit.register(lambda: w.__iadd__(1))"
+    ),
     "sys.exit inside with": "w = store['w']\nwith store: sys.exit(0)",
     "a daemon thread that writes": """
 import threading, time
@@ -394,7 +415,9 @@ threading.Thread(target=write, daemon=True).start()
 time.sleep(0.02)
 """,
     "os._exit": "w = store['w']; w += 1; import os; os._exit(0)",
-    "modules gone first": "import sys; w = store['w']; sys.modules.pop('pmstore'); sys.modules.pop('numpy')",
+    "modules gone first": (
+        "import sys; w = store['w']; sys.modules.pop('pmstore'); sys.modules.pop('numpy')"
+    ),
 }
 
 
@@ -404,7 +427,11 @@ def test_the_interpreter_may_exit_at_any_time(path: Path, exit_: str) -> None:
         store["w"] = np.zeros(20_000)
     code = f"import sys, pmstore\nstore = pmstore.open({str(path)!r})\n{exit_}\n"
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-X", "faulthandler", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr

@@ -29,7 +29,8 @@ def test_dax_where_there_is_none(shm: Path) -> None:
 
 
 def test_a_store_made_for_dax_that_was_copied_elsewhere(path: Path) -> None:
-    """The file asks for `dax`, the default goes by the file: the message names a domain that does open it."""
+    """The file asks for `dax`, the default goes by the file: the message names a domain that does
+    open it."""
     with pmstore.open(path, domain="file", size="1MiB") as store:
         store["x"] = 1
     data = bytearray(path.read_bytes())
@@ -56,7 +57,9 @@ def attach():
 def pymm_tensor():
     from pmstore import pymm
     pymm.torch_tensor
-for use in (lambda: store["t"], lambda: store.tensor("u", 3), lambda: store.mirror("m", None), attach, pymm_tensor):
+get, make = lambda: store["t"], lambda: store.tensor("u", 3)
+mirror = lambda: store.mirror("m", None)
+for use in (get, make, mirror, attach, pymm_tensor):
     try:
         use()
     except ModuleNotFoundError as error:
@@ -82,7 +85,9 @@ def test_a_package_that_is_missing_is_named_with_its_extra(path: Path) -> None:
     torch = pytest.importorskip("torch")
     with pmstore.open(path, size="1MiB") as store:
         store["t"] = torch.ones(3)
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(path)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -95,7 +100,7 @@ except ImportError:
 number = interpreters.create()
 code = '''
 import importlib.util
-spec = importlib.util.spec_from_file_location("pmstore._block", PATH)
+spec = importlib.util.spec_from_file_location("pmstore.engine._binding", PATH)
 try:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -107,16 +112,22 @@ else:
 import sys
 interpreters.run_string(number, code.replace("PATH", repr(sys.argv[1])))
 """
-    from pmstore import _block
+    from pmstore.engine import _binding
 
-    done = subprocess.run([sys.executable, "-c", program, str(_block.__file__)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(_binding.__file__)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "refused: " in done.stdout, (done.stdout, done.stderr)
     if sys.version_info < (3, 12):
         assert "main interpreter" in done.stdout
 
 
 def test_memory_of_what_nobody_writes(tmp_path: Path) -> None:
-    """In domain file an array that is only allocated takes none, and one that is written all over is copied once."""
+    """In domain file an array that is only allocated takes none, and one that is written all over
+    is copied once."""
 
     def anonymous() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()

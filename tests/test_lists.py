@@ -15,11 +15,15 @@ import pmstore
 def churn(items: Any, model: list[Any], rng: random.Random) -> None:
     """One random operation on both."""
     length = len(model)
-    value: Any = rng.choice([rng.randrange(1 << 70), "é" * rng.randrange(60), None, [1, (2, b"x")], rng.random()])
+    value: Any = rng.choice(
+        [rng.randrange(1 << 70), "é" * rng.randrange(60), None, [1, (2, b"x")], rng.random()]
+    )
     at = rng.randrange(-length - 2, length + 3)
     low = rng.randrange(length + 1)
     run = slice(low, low + rng.choice([0, 1, 3, 200]))
-    wide = slice(*rng.choice([(low, None, 3), (None, low, -2), (low, low + 60, 2), (-40, None, -1)]))
+    wide = slice(
+        *rng.choice([(low, None, 3), (None, low, -2), (low, low + 60, 2), (-40, None, -1)])
+    )
     values = [value] * rng.choice([0, 1, 2, 150])
     how = rng.randrange(9)
     popped: list[Any] = []
@@ -264,7 +268,11 @@ def test_the_binding_refuses_what_it_does_not_take(store: pmstore.Store) -> None
         (pool.splice, (at, b"", 0, 0, 1, 5), TypeError),
         (pool.splice, (at, b"", 0, 0, 1, [()]), TypeError),
         (pool.splice, (at, b"", 0, 0, 1, [(1, "meta", 0, 0)]), TypeError),
-        (pool.splice, (at, b"", 0, 0, 1, [(1, b"\xc0", 0, 0)] * 100 + [(1, b"", None, 0)]), TypeError),
+        (
+            pool.splice,
+            (at, b"", 0, 0, 1, [(1, b"\xc0", 0, 0)] * 100 + [(1, b"", None, 0)]),
+            TypeError,
+        ),
     ]
     for call, arguments, error in wrong:
         with pytest.raises(error):

@@ -1,7 +1,9 @@
-"""A store against a dict: random operations, commits, roll backs, blocks, SIGKILLs at any primitive, and reopens.
+"""A store against a dict: random operations, commits, roll backs, blocks, SIGKILLs at any
+primitive, and reopens.
 
-The store lives in a child process, which dies; the model lives here. After each death the store has to show the last commit,
-or, if the child died in a commit, that one or the one before: whole. PMSTORE_EXAMPLES=1000 runs that many examples.
+The store lives in a child process, which dies; the model lives here. After each death the store has
+to show the last commit, or, if the child died in a commit, that one or the one before: whole.
+PMSTORE_EXAMPLES=1000 runs that many examples.
 """
 
 from __future__ import annotations
@@ -41,8 +43,18 @@ slices = st.builds(slice, indices, indices)
 
 def equal(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, tuple) and isinstance(b, tuple) and a[:1] == b[:1] == ("items",) and len(a) == len(b) == 2:
+        return (
+            type(a) is type(b)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.tobytes() == b.tobytes()
+        )
+    if (
+        isinstance(a, tuple)
+        and isinstance(b, tuple)
+        and a[:1] == b[:1] == ("items",)
+        and len(a) == len(b) == 2
+    ):
         return len(a[1]) == len(b[1]) and all(map(equal, a[1], b[1]))
     return same(a, b)
 
@@ -54,11 +66,13 @@ def operation(draw: st.DrawFn) -> tuple[Any, ...]:
     if how == "put":
         return ("put", draw(names), draw(values))
     if how == "write":
-        return ("write", draw(names), draw(st.integers(0, 600)), draw(st.sampled_from([1, 3, 977])), draw(st.integers(0, 99)),
-                draw(st.booleans()))  # fmt: skip
+        return ("write", draw(names), draw(st.integers(0, 600)), draw(st.sampled_from([1, 3, 977])),
+                draw(st.integers(0, 99)), draw(st.booleans()))  # fmt: skip
     if how == "delete":
         return ("delete", draw(names | lists | st.sampled_from(["g", "g/h"])))
-    change = draw(st.sampled_from(["append", "insert", "extend", "set", "del", "set slice", "del slice"]))
+    change = draw(
+        st.sampled_from(["append", "insert", "extend", "set", "del", "set slice", "del slice"])
+    )
     name = draw(lists)
     if change == "append":
         return ("list_", name, "append", draw(values))
@@ -76,7 +90,8 @@ def operation(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 def apply(model: dict[str, Any], change: tuple[Any, ...]) -> bool:
-    """The change on the model. False: it cannot be done there, so it is not asked of the store either."""
+    """The change on the model. False: it cannot be done there, so it is not asked of the store
+    either."""
     how, name, *arguments = change
     if how == "put":
         model[name] = copy.deepcopy(arguments[0])
@@ -128,7 +143,8 @@ class Machine(RuleBasedStateMachine):
         self.pipe: Connection
         self.pipe, theirs = Pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child opens its own store
+            # of a fork beside threads: the child opens its own store
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.child = os.fork()
         if self.child == 0:
             code = 1
@@ -151,7 +167,8 @@ class Machine(RuleBasedStateMachine):
         return answer
 
     def do(self, *request: Any, commits: Sequence[dict[str, Any]] = ()) -> bool:
-        """Whether the child survived it. If not, a new one shows what there is: the last commit, or one of `commits`."""
+        """Whether the child survived it. If not, a new one shows what there is: the last commit, or
+        one of `commits`."""
         try:
             self.ask(*request)
         except EOFError:
@@ -162,7 +179,9 @@ class Machine(RuleBasedStateMachine):
     def recover(self, states: list[dict[str, Any]]) -> None:
         _, status = os.waitpid(self.child, 0)
         self.child = 0
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "the child died of something else"
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (
+            "the child died of something else"
+        )
         self.pipe.close()
         self.start()
         found = self.ask("content")
@@ -172,7 +191,9 @@ class Machine(RuleBasedStateMachine):
 
     @staticmethod
     def shows(found: dict[str, Any], model: dict[str, Any]) -> bool:
-        return found.keys() == model.keys() and all(equal(found[name], model[name]) for name in model)
+        return found.keys() == model.keys() and all(
+            equal(found[name], model[name]) for name in model
+        )
 
     # ---- rules ----
 

@@ -1,4 +1,5 @@
-"""A transaction that writes to more scattered pages than a process may have mappings: the process goes on as any other."""
+"""A transaction that writes to more scattered pages than a process may have mappings: the process
+goes on as any other."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ print("done")
 
 
 @pytest.mark.parametrize(("domain", "between"), [("process", "blocks"), ("file", "holes")])
-def test_threads_start_and_modules_load_whatever_a_transaction_writes(shm: Path, domain: str, between: str) -> None:
+def test_threads_start_and_modules_load_whatever_a_transaction_writes(
+    shm: Path, domain: str, between: str
+) -> None:
     command = [sys.executable, "-c", PROGRAM, str(shm / "wide.pm"), domain, between]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

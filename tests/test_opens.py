@@ -1,4 +1,5 @@
-"""What an open refuses, what it leaves when it fails, and what it tells from a store that was closed."""
+"""What an open refuses, what it leaves when it fails, and what it tells from a store that was
+closed."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def test_an_open_that_fails_leaves_the_store_closed(shm: Path) -> None:
 
 @pytest.mark.parametrize("gigabytes", [1, 8])
 def test_a_limit_of_memory(path: Path, gigabytes: int) -> None:
-    """Of what may be written: the file system's size is no reason to ask for more than the process may have."""
+    """Of what may be written: the file system's size is no reason to ask for more than the process
+    may have."""
     code = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_DATA, ({gigabytes} << 30, resource.RLIM_INFINITY))
@@ -102,7 +104,8 @@ def test_a_limit_of_memory_that_the_store_does_not_fit_in(path: Path) -> None:
         store["x"] = 1
     code = f"""
 import resource, pmstore
-now = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+status = open("/proc/self/status")
+now = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
 for more in range(0, 1200, 20):
     resource.setrlimit(resource.RLIMIT_DATA, (now + (more << 20), resource.RLIM_INFINITY))
     try:
@@ -118,7 +121,9 @@ for more in range(0, 1200, 20):
     break
 print(refused)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert 0 < int(done.stdout) < 1100
 
@@ -204,7 +209,8 @@ def test_the_command_line_names_the_remedy_of_a_copy(shm: Path) -> None:
     path, copy = shm / "store.pm", shm / "copy.pm"
     killed_writer(path, "process")
     torn = bytearray(path.read_bytes())
-    torn[-PAGE + 8 : -PAGE + 16] = struct.pack("<Q", 1000 << 40)  # the writer was far ahead when the end was read
+    # the writer was far ahead when the end was read
+    torn[-PAGE + 8 : -PAGE + 16] = struct.pack("<Q", 1000 << 40)
     copy.write_bytes(torn)
     refused = run("info", copy)
     assert refused.exit_code == 1

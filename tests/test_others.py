@@ -1,4 +1,5 @@
-"""What others made: files from strangers, names in their stores, variables that somebody left in the environment."""
+"""What others made: files from strangers, names in their stores, variables that somebody left in
+the environment."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import crashboard, exchange, portable, values
-from pmstore.array import Descriptor
-from pmstore.commands import app
+from pmstore import exchange, portable
+from pmstore.commands.program import app
+from pmstore.objects import values
+from pmstore.objects.array import Descriptor
+from pmstore.testing import crashboard
 
 MIB = 1 << 20
 
@@ -38,14 +41,19 @@ def run(*words: str | Path, env: dict[str, str] | None = None) -> Result:
 
 def peak_mib(code: str) -> tuple[int, str]:
     """What a fresh process took at most for it, stores and all, and what it said."""
-    report = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
-    done = subprocess.run([sys.executable, "-c", f"{textwrap.dedent(code)}\n{report}"], capture_output=True, text=True)
+    report = (
+        "print(next(line.split()[1] for line in open('/proc/self/status') if "
+        "line.startswith('VmHWM')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{textwrap.dedent(code)}\n{report}"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     said, _, peak = done.stdout.rstrip().rpartition("\n")
     return int(peak) >> 10, said
 
 
-# ---- dumps -------------------------------------------------------------------------------------------------------------
+# ---- dumps ---------------------------------------------------------------------------------------
 
 
 def sealed(*records: Any) -> bytes:
@@ -81,7 +89,7 @@ def test_a_dump_that_declares_much_takes_little(shm: Path, records: list[Any]) -
     (shm / "dump").write_bytes(sealed(*records))
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore import portable
+        from pmstore.formats import portable
         try:
             portable.load(open({str(shm / "dump")!r}, "rb"), {str(shm / "s.pm")!r}, size="1MiB")
         except pmstore.CorruptStoreError as error:
@@ -101,7 +109,7 @@ def test_objects_within_objects_take_little(shm: Path) -> None:
     (shm / "dump").write_bytes(msgpack.packb({"format": "pmstore dump", "version": 1}) + tree)
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore import portable
+        from pmstore.formats import portable
         try:
             portable.load(open({str(shm / "dump")!r}, "rb"), {str(shm / "s.pm")!r}, size="1MiB")
         except pmstore.CorruptStoreError as error:
@@ -112,7 +120,8 @@ def test_objects_within_objects_take_little(shm: Path) -> None:
 
 
 def test_a_large_array_through_a_pipe(shm: Path) -> None:
-    """Its room is made when an eighth has come: this one is longer than what waits in memory until then."""
+    """Its room is made when an eighth has come: this one is longer than what waits in memory until
+    then."""
     big = np.random.default_rng(1).integers(0, 256, 144 * MIB, np.uint8)
     with pmstore.open(shm / "s.pm", "x", size="320MiB") as store:
         store["big"] = big
@@ -138,27 +147,56 @@ EIGHT = b"12345678"
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([["name value", "a", values.encode(1)]] * 2, "record 2, 'a': the dump is damaged: the name occurs twice"),
+        (
+            [["name value", "a", values.encode(1)]] * 2,
+            ("record 2, 'a': the dump is damaged: the name occurs twice"),
+        ),
         ([["list", "a"], ["name array", "a", *F4], EIGHT], "twice"),
         ([["group", "a", b""], ["group", "a", b""]], "twice"),
         ([["name value", "g/a", values.encode(1)]], "no record made a group"),
-        ([["name value", "g", values.encode(1)], ["name value", "g/a", values.encode(1)]], "no record made a group"),
+        (
+            [["name value", "g", values.encode(1)], ["name value", "g/a", values.encode(1)]],
+            "no record made a group",
+        ),
         ([PAIR], "'a': slots hold two arrays"),
         ([PAIR, ["name array", "a/0", *F4], EIGHT], "slots hold two arrays"),
-        ([PAIR, ["name array", "a/0", *F4], EIGHT, ["name value", "a/1", values.encode(1)]], "slots hold two arrays"),
-        ([PAIR, ["name array", "a/0", *F4], EIGHT, ["name array", "a/2", *F4], EIGHT], "slots hold two arrays"),
-        ([PAIR, ["name array", "a/0", *F4], EIGHT, ["name array", "a/1", array_of((4,), "<u2"), 8], EIGHT], "differ"),
+        (
+            [PAIR, ["name array", "a/0", *F4], EIGHT, ["name value", "a/1", values.encode(1)]],
+            "slots hold two arrays",
+        ),
+        (
+            [PAIR, ["name array", "a/0", *F4], EIGHT, ["name array", "a/2", *F4], EIGHT],
+            "slots hold two arrays",
+        ),
+        (
+            [
+                PAIR,
+                ["name array", "a/0", *F4],
+                EIGHT,
+                ["name array", "a/1", array_of((4,), "<u2"), 8],
+                EIGHT,
+            ],
+            "differ",
+        ),
         ([PAIR, ["group", "a/0", b""]], "slots hold two arrays"),
         (
-            [PAIR, *(part for i in "01" for part in (["name array", f"a/{i}", *F4], EIGHT)), ["list", "l"], ["list", "a/x"]],
+            [
+                PAIR,
+                *(part for i in "01" for part in (["name array", f"a/{i}", *F4], EIGHT)),
+                ["list", "l"],
+                ["list", "a/x"],
+            ],
             "slots hold two arrays",
         ),
         ([["name value", "a", b"\x91" * 100_000]], "record 1, 'a': a stored value does not decode"),
-        ([["name value", "a\x1b[31m//", values.encode(1)]], r"'a\\x1b\[31m//': a name is not empty"),
+        (
+            [["name value", "a\x1b[31m//", values.encode(1)]],
+            (r"'a\\x1b\[31m//': a name is not empty"),
+        ),
         ([["name array", "a", array_of((2,)), -8]], "no length"),
         ([["name array", ".pmstore/a", array_of((2,)), -8]], "no length"),
     ],
-)  # fmt: skip
+)
 def test_dumps_that_contradict_themselves(shm: Path, records: list[Any], says: str) -> None:
     with pytest.raises(pmstore.CorruptStoreError, match=says):
         portable.load(io.BytesIO(sealed(*records)), shm / "s.pm", size="1MiB")
@@ -174,7 +212,7 @@ def test_arrays_without_bytes_take_no_memory(shm: Path) -> None:
         assert store["a"].shape == (1 << 42,)
 
 
-# ---- npz ---------------------------------------------------------------------------------------------------------------
+# ---- npz -----------------------------------------------------------------------------------------
 
 
 def zipped(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:
@@ -184,9 +222,17 @@ def zipped(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_STOR
     return path
 
 
-def npy(shape: str, data: bytes = b"", *, descr: str = "'<f4'", version: int = 1, header: str = "") -> bytes:
+def npy(
+    shape: str, data: bytes = b"", *, descr: str = "'<f4'", version: int = 1, header: str = ""
+) -> bytes:
     text = (header or f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}").encode()
-    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + data
+    return (
+        b"\x93NUMPY"
+        + bytes([version, 0])
+        + struct.pack("<H" if version == 1 else "<I", len(text))
+        + text
+        + data
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +265,9 @@ def test_npz_members(shm: Path, member: bytes, says: str) -> None:
 
 
 def test_npz_of_every_version_of_the_format(shm: Path) -> None:
-    members = {f"v{version}.npy": npy("(2, 3)", bytes(24), version=version) for version in (1, 2, 3)}
+    members = {
+        f"v{version}.npy": npy("(2, 3)", bytes(24), version=version) for version in (1, 2, 3)
+    }
     wide = "{'descr': [('ä€', '<i4')], 'fortran_order': True, 'shape': (2,), }"
     members["wide.npy"] = npy("", bytes(8), version=3, header=wide)
     with pmstore.open(shm / "s.pm", "x") as store:
@@ -233,7 +281,7 @@ def test_compressed_members_have_a_limit(shm: Path) -> None:
     assert (shm / "x.npz").stat().st_size < MIB
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore import exchange
+        from pmstore.formats import exchange
         with pmstore.open({str(shm / "s.pm")!r}, "x") as store:
             try:
                 exchange.import_npz(store, {str(shm / "x.npz")!r})
@@ -300,7 +348,10 @@ def before_the_beginning(path: Path) -> None:
         (encrypted, "'a' is encrypted"),
         (twice, "'a' occurs twice"),
         (damaged, "'a': BadZipFile: Bad CRC"),
-        (lambda path: zipped(path, {"a.npy": npy("(1,)", b"xxxx")}, zipfile.ZIP_LZMA), "compressed otherwise"),
+        (
+            lambda path: zipped(path, {"a.npy": npy("(1,)", b"xxxx")}, zipfile.ZIP_LZMA),
+            "compressed otherwise",
+        ),
         (lambda path: path.write_bytes(b"PK" * 50), "not a zip file"),
     ],
 )
@@ -314,18 +365,38 @@ def test_npz_files(shm: Path, make: Callable[[Path], None], says: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        5, [], {"tensors": [5]}, {"tensors": [[[1]]]}, {"lists": {"l": 1 << 40}}, {"lists": {"l": -5}}, {"lists": 5},
-        {"order": [[1]]}, {"separator": ""}, {"separator": 5}, {"groups": [5]}, {"groups": ["a"]}, {"values": {"v": "!!"}},
-        {"values": {"a": "wA=="}}, {"paths": {"a": "x/../..//"}}, {"paths": {"a": 5}}, {"lists": {"a": 0}},
+        5,
+        [],
+        {"tensors": [5]},
+        {"tensors": [[[1]]]},
+        {"lists": {"l": 1 << 40}},
+        {"lists": {"l": -5}},
+        {"lists": 5},
+        {"order": [[1]]},
+        {"separator": ""},
+        {"separator": 5},
+        {"groups": [5]},
+        {"groups": ["a"]},
+        {"values": {"v": "!!"}},
+        {"values": {"a": "wA=="}},
+        {"paths": {"a": "x/../..//"}},
+        {"paths": {"a": 5}},
+        {"lists": {"a": 0}},
     ],
-)  # fmt: skip
+)
 def test_metadata_that_lie(shm: Path, said: Any) -> None:
     np.savez(shm / "x.npz", pmstore=np.frombuffer(msgpack.packb(said), np.uint8), a=np.zeros(2))
-    header = {"__metadata__": {"pmstore": json.dumps(said)}, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    header = {
+        "__metadata__": {"pmstore": json.dumps(said)},
+        "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+    }
     packed = json.dumps(header).encode()
     (shm / "x.safetensors").write_bytes(struct.pack("<Q", len(packed)) + packed + b"xxxx")
     with pmstore.open(shm / "s.pm", "x") as store:
-        for read, name in ((exchange.import_npz, "x.npz"), (exchange.import_safetensors, "x.safetensors")):
+        for read, name in (
+            (exchange.import_npz, "x.npz"),
+            (exchange.import_safetensors, "x.safetensors"),
+        ):
             with pytest.raises(pmstore.CorruptStoreError, match=name):
                 read(store.group(name), shm / name)
 
@@ -357,9 +428,10 @@ def test_want_of_memory_is_told_with_its_place(shm: Path) -> None:
     (shm / "s.pm").unlink()
     _, said = peak_mib(f"""
         import resource, pmstore
-        from pmstore import exchange, portable
+        from pmstore.formats import exchange, portable
         def limited(read):
-            had = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))) << 10
+            status = open("/proc/self/status")
+            had = int(next(line.split()[1] for line in status if line.startswith("VmSize"))) << 10
             resource.setrlimit(resource.RLIMIT_AS, (had + (100 << 20), -1))
             try:
                 read()
@@ -380,7 +452,10 @@ def test_want_of_memory_is_told_with_its_place(shm: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("member", [npy("(99,)", b"x"), npy("", header="(" * 9000), b"\x93NUMPY\x02\0\xff\xff\xff\xff", b""])
+@pytest.mark.parametrize(
+    "member",
+    [npy("(99,)", b"x"), npy("", header="(" * 9000), b"\x93NUMPY\x02\0\xff\xff\xff\xff", b""],
+)
 def test_npy_files(shm: Path, member: bytes) -> None:
     (shm / "x.npy").write_bytes(member)
     pmstore.open(shm / "s.pm", "x").close()
@@ -389,7 +464,7 @@ def test_npy_files(shm: Path, member: bytes) -> None:
     assert told.stderr.startswith(f"pmstore: {shm}/x.npy: ")
 
 
-# ---- who may read what is written --------------------------------------------------------------------------------------
+# ---- who may read what is written ----------------------------------------------------------------
 
 
 def test_files_are_private_unless_asked_otherwise(shm: Path) -> None:
@@ -399,7 +474,11 @@ def test_files_are_private_unless_asked_otherwise(shm: Path) -> None:
     before = os.umask(0)
     try:
         for name, words in (("d", ["dump"]), ("x.npz", ["export"]), ("x.safetensors", ["export"])):
-            for mode, options in ((0o600, []), (0o640, ["--mode", "640"]), (0o444, ["--mode", "0444"])):
+            for mode, options in (
+                (0o600, []),
+                (0o640, ["--mode", "640"]),
+                (0o444, ["--mode", "0444"]),
+            ):
                 assert run(*words, shm / "s.pm", shm / name, *options).exit_code == 0
                 assert stat.S_IMODE((shm / name).stat().st_mode) == mode
                 (shm / name).unlink()
@@ -428,22 +507,30 @@ def test_nothing_is_written_through_a_link_or_out_of_the_store(shm: Path) -> Non
     made = []
     for name in ("d", "x.npz", "x.safetensors"):
         made.append(f"{name}.pm")
-        words = ["load", shm / name, shm / made[-1]] if name == "d" else ["import", shm / name, shm / made[-1]]
+        words = (
+            ["load", shm / name, shm / made[-1]]
+            if name == "d"
+            else ["import", shm / name, shm / made[-1]]
+        )
         assert run(*words).exit_code == 0
         with pmstore.open(shm / made[-1], "r") as store:
             assert store["../../out"].tolist() == [0, 1, 2]
-    assert sorted(each.name for each in shm.iterdir()) == sorted(["s.pm", "d", "x.npz", "x.safetensors", *made])
+    assert sorted(each.name for each in shm.iterdir()) == sorted(
+        ["s.pm", "d", "x.npz", "x.safetensors", *made]
+    )
 
 
 def test_locks_follow_no_links(shm: Path) -> None:
-    """Links in the path are followed once, when the store is looked for. (The kernel tells how a file was opened.)"""
+    """Links in the path are followed once, when the store is looked for. (The kernel tells how a
+    file was opened.)"""
     pmstore.open(shm / "s.pm", "x").close()
     (shm / "link.pm").symlink_to("s.pm")
     for mode in ("r", "r+"):
         with pmstore.open(shm / "link.pm", mode) as store:  # type: ignore[call-overload]
             held = {
                 (task / "fdinfo" / fd.name).read_text()
-                for task in Path("/proc/self/task").iterdir()  # the lock's holder has descriptors of its own
+                # the lock's holder has descriptors of its own
+                for task in Path("/proc/self/task").iterdir()
                 for fd in (task / "fd").iterdir()
                 if os.path.realpath(fd) == os.path.realpath(store.path)
             }
@@ -453,7 +540,7 @@ def test_locks_follow_no_links(shm: Path) -> None:
             assert all(found is not None and int(found[1], 8) & os.O_NOFOLLOW for found in flags)
 
 
-# ---- crash hooks -------------------------------------------------------------------------------------------------------
+# ---- crash hooks ---------------------------------------------------------------------------------
 
 
 COMMIT = """
@@ -491,7 +578,9 @@ def spoilt(board: Path, how: str) -> None:
         board.unlink()
 
 
-@pytest.mark.parametrize("how", ["zeros", "text", "longer", "another magic", "another token", "a link", "a pipe", "gone"])
+@pytest.mark.parametrize(
+    "how", ["zeros", "text", "longer", "another magic", "another token", "a link", "a pipe", "gone"]
+)
 def test_only_a_board_is_a_board(shm: Path, how: str) -> None:
     env = crashboard.environment(shm / "board", at=20)
     spoilt(shm / "board", how)
@@ -517,18 +606,38 @@ def test_with_a_board_it_dies(shm: Path) -> None:
     assert stat.S_IMODE((shm / "board").stat().st_mode) == 0o600
 
 
-# ---- names on a command line -------------------------------------------------------------------------------------------
+# ---- names on a command line ---------------------------------------------------------------------
 
-NAMES = ["plain", "with blank", "$(touch PWNED)", "`touch PWNED`", "a;touch PWNED", "quote's", 'd"q', "*", "~"]
+NAMES = [
+    "plain",
+    "with blank",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "a;touch PWNED",
+    "quote's",
+    'd"q',
+    "*",
+    "~",
+]
 NAMES += ["back\\slash$(touch PWNED)"]
 NEVER = ["red\x1b[31m", "line\nbreak", "-rf", "bell\a", "\u202eabc"]
 
 
 def completed(path: Path, shell: str, incomplete: str) -> list[str]:
     line = f"pmstore show {path} {incomplete}"
-    words = {"COMP_WORDS": line, "COMP_CWORD": "3"} if shell == "bash" else {"_TYPER_COMPLETE_ARGS": line}
+    words = (
+        {"COMP_WORDS": line, "COMP_CWORD": "3"}
+        if shell == "bash"
+        else {"_TYPER_COMPLETE_ARGS": line}
+    )
     words["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
-    told = CliRunner().invoke(app, [], env={"_PMSTORE_COMPLETE": f"complete_{shell}", **words}, prog_name="pmstore").stdout
+    told = (
+        CliRunner()
+        .invoke(
+            app, [], env={"_PMSTORE_COMPLETE": f"complete_{shell}", **words}, prog_name="pmstore"
+        )
+        .stdout
+    )
     return told.rstrip("\n").split("\n") if told else []
 
 
@@ -543,11 +652,14 @@ def named(shm: Path) -> Path:
 def test_completion_quotes_for_bash(named: Path, disk: Path) -> None:
     offered = completed(named, "bash", "")
     script = "\n".join(f"printf '%s\\0' {name}" for name in offered)
-    said = subprocess.run(["bash", "-c", script], cwd=disk, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["bash", "-c", script], cwd=disk, capture_output=True, text=True, check=True
+    ).stdout
     assert said.split("\0")[:-1] == NAMES  # each is one word, and means itself
     assert not list(disk.iterdir())
     assert completed(named, "bash", "with") == ["with\\ blank"]
-    assert completed(named, "bash", "'wi") == [""]  # within a quote of the user's, ours would end it
+    # within a quote of the user's, ours would end it
+    assert completed(named, "bash", "'wi") == [""]
     assert completed(named, "bash", "'pl") == ["plain"]
 
 

@@ -1,4 +1,5 @@
-"""Peers under the crash tests with a small budget (`make crashtest-peers`: with more), and the recorder behind them."""
+"""Peers under the crash tests with a small budget (`make crashtest-peers`: with more), and the
+recorder behind them."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ os._exit(3)
 @pytest.fixture(scope="module")
 def watch() -> Path:
     built = peers.build()
-    done = subprocess.run([built, ROOT, "/dev/null", "same", "true"], capture_output=True, text=True)
+    done = subprocess.run(
+        [built, ROOT, "/dev/null", "same", "true"], capture_output=True, text=True
+    )
     if "ptrace is not allowed" in done.stderr or "PTRACE_" in done.stderr:
         pytest.skip(done.stderr)
     return built
@@ -70,7 +73,10 @@ def test_every_call_and_store_is_recorded_in_order(watch: Path, shm: Path) -> No
         timeout=300,
     )
     assert done.returncode == 3, done.stderr
-    found = [(e.kind, Path(e.path).name, e.rest, e.offset) for e in disk.events((shm / "record").read_bytes())]
+    found = [
+        (e.kind, Path(e.path).name, e.rest, e.offset)
+        for e in disk.events((shm / "record").read_bytes())
+    ]
     start = found.index((disk.SYNC, "files", b"", 0)) + 1
     assert found[start:] == [
         (disk.STORE, "mapped", b"\x11" * 8, 4096),
@@ -107,7 +113,8 @@ def test_what_a_disk_may_hold_of_a_file() -> None:
     file.write(0, b"b" * 512)
     file.write(512, b"b" * 512)
     found = after_many(file)
-    assert {x + y for x in (b"a" * 512, b"b" * 512) for y in (b"a" * 512, b"b" * 512)} <= found  # any version of each sector
+    # any version of each sector
+    assert {x + y for x in (b"a" * 512, b"b" * 512) for y in (b"a" * 512, b"b" * 512)} <= found
     assert any(set(content) - set(b"ab") for content in found)  # or noise
     file.sync(0, 512)
     assert all(content.startswith(b"b" * 512) for content in after_many(file))
@@ -152,4 +159,6 @@ def test_who_survives_what(watch: Path, model: str) -> None:
     assert outcomes("pmstore-file") == {"old or new"}
     assert outcomes("savez-dirsync") == {"old or new"}
     assert "unreadable" in outcomes("savez")
-    assert outcomes("safetensors-rename") >= ({"lost", "unreadable"} if model == "iii" else {"old or new"})
+    assert outcomes("safetensors-rename") >= (
+        {"lost", "unreadable"} if model == "iii" else {"old or new"}
+    )

@@ -11,8 +11,8 @@ import pytest
 
 import pmstore
 from pmstore.scheduler import CommitScheduler, EveryN, HazardModel, PreemptionGuard
-from pmstore.simulation import Clock
-from pmstore.simulation.notices import notice_trials
+from pmstore_lab.simulation import Clock
+from pmstore_lab.simulation.notices import notice_trials
 
 NEVER = 1 << 40
 
@@ -23,7 +23,9 @@ class Loop:
     def __init__(self, guard: PreemptionGuard | None = None, **costs: float) -> None:
         self.clock = Clock()
         self.commits: list[tuple[float, str]] = []
-        tiers = {name: self._tier(name, seconds) for name, seconds in (costs or {"disk": 0.5}).items()}
+        tiers = {
+            name: self._tier(name, seconds) for name, seconds in (costs or {"disk": 0.5}).items()
+        }
         self.scheduler = CommitScheduler(
             tiers, policy=EveryN(NEVER), failure_rate_per_second=0.0, clock=self.clock, guard=guard
         )
@@ -61,7 +63,10 @@ def test_commit_now_go_on_commit_in_time() -> None:
     assert len(loop.commits) == 2
     assert loop.commits[0][0] == pytest.approx(began + 1.5)
     assert began + 27.0 <= loop.commits[1][0] <= began + 30.0
-    assert [d.reason for d in list(loop.scheduler.decisions)[-2:]] == ["preemption notice", "last commit before preemption"]
+    assert [d.reason for d in list(loop.scheduler.decisions)[-2:]] == [
+        "preemption notice",
+        "last commit before preemption",
+    ]
     for _ in range(5):
         loop.step()
     assert len(loop.commits) == 2
@@ -108,7 +113,9 @@ def test_sigterm_only_sets_a_flag_and_handlers_come_back(shm: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pmstore.open(shm / "run.pm") as store, PreemptionGuard(notice_seconds=0.3) as guard:
         data = store.zeros("data", 1)
-        scheduler = CommitScheduler({"store": store.commit}, policy=EveryN(NEVER), store=store, guard=guard)
+        scheduler = CommitScheduler(
+            {"store": store.commit}, policy=EveryN(NEVER), store=store, guard=guard
+        )
         for _ in range(20):
             data[0] += 1
             time.sleep(0.001)

@@ -22,9 +22,12 @@ import pmstore
 def holder(path: Path, mode: str = "r+") -> subprocess.Popen[str]:
     """A process that has the store open until its standard input ends."""
     code = (
-        f"import pmstore, sys\nwith pmstore.open({str(path)!r}, {mode!r}) as s:\n    print(1, flush=True)\n    sys.stdin.read()"
+        f"import pmstore, sys\nwith pmstore.open({str(path)!r}, {mode!r}) as s:\n    print(1, "
+        "flush=True)\n    sys.stdin.read()"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "1\n"
     return process
@@ -116,7 +119,9 @@ if __name__ == "__main__":
 """
     script = made.parent / "spawning.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout.strip() == "5050", done.stderr
 
 
@@ -146,7 +151,9 @@ with pmstore.open({str(path)!r}) as store:
     w = store.tensor("w", 4)
     store.commit()
     data = Data(store["x"], store["y"])
-    loader = torch.utils.data.DataLoader(data, batch_size=10, num_workers=2, multiprocessing_context="fork")
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=10, num_workers=2, multiprocessing_context="fork"
+    )
     for epoch in range(2):
         seen = 0
         for x, y in loader:
@@ -158,7 +165,9 @@ with pmstore.open({str(path)!r}) as store:
     assert store.check().problems == ()
     print(w.tolist())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert eval(done.stdout) == (2 * np.arange(400.0).reshape(100, 4).sum(0)).tolist()
 
@@ -180,7 +189,9 @@ def test_threads_write_lists_and_groups(store: pmstore.Store) -> None:
             for i in range(150):
                 if number % 2:
                     in_turn(lambda number=number, i=i: items.append((number, i)))
-                    in_turn(lambda number=number, i=i: names.update({f"{number}/{i}": np.full(10, i)}))
+                    in_turn(
+                        lambda number=number, i=i: names.update({f"{number}/{i}": np.full(10, i)})
+                    )
                 else:
                     with store.transaction():
                         items.append((number, i))
@@ -203,12 +214,15 @@ def test_threads_write_lists_and_groups(store: pmstore.Store) -> None:
 
 
 def test_free_threaded_builds_get_their_lock_back() -> None:
-    """There the extension modules ask for it: the interpreter says so with a RuntimeWarning when it imports them."""
+    """There the extension modules ask for it: the interpreter says so with a RuntimeWarning when it
+    imports them."""
     import sysconfig
 
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
         pytest.skip("not a free-threaded build")
-    done = subprocess.run([sys.executable, "-c", "import sys, pmstore; assert sys._is_gil_enabled()"], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, pmstore; assert sys._is_gil_enabled()"], check=False
+    )
     assert done.returncode == 0
 
 
@@ -259,7 +273,8 @@ def test_special_files(shm: Path) -> None:
 
 
 def test_a_file_swapped_while_others_open_it(shm: Path) -> None:
-    """Every open gets one of the two stores, whole, and the one that the path names while its lock is held."""
+    """Every open gets one of the two stores, whole, and the one that the path names while its lock
+    is held."""
     path = shm / "store.pm"
     for name in ("one", "two"):
         with pmstore.open(shm / name, size="1MiB") as store:
@@ -276,7 +291,8 @@ while True:
         while not path.exists():
             time.sleep(0.01)
         for _ in range(60):
-            with contextlib.suppress(pmstore.TransactionError):  # swapped a hundred times in one open
+            # swapped a hundred times in one open
+            with contextlib.suppress(pmstore.TransactionError):
                 with pmstore.open(path, "r", lock_timeout=5) as store:
                     assert store["name"] in ("one", "two")
                     assert store.check().problems == ()
@@ -290,7 +306,11 @@ def test_a_clean_close_frees_the_lock_though_a_forked_child_has_the_file_still(p
     store["x"] = 1
     store.commit()
     # What a child forked just now has: descriptors of the same open file.
-    fds = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(path.resolve())]
+    fds = [
+        int(fd)
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.realpath(f"/proc/self/fd/{fd}") == str(path.resolve())
+    ]
     copies = [os.dup(fd) for fd in fds]
     try:
         store.close()

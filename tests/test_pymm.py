@@ -1,4 +1,5 @@
-"""Shelves: Python's rules where PyMM breaks them, every operation a transaction, crashes, lifetimes."""
+"""Shelves: Python's rules where PyMM breaks them, every operation a transaction, crashes,
+lifetimes."""
 
 from __future__ import annotations
 
@@ -48,7 +49,21 @@ def committed(shm: Path) -> pmstore.Store:
 
 @pytest.mark.parametrize(
     "value",
-    [0, -1, 2**63, -(2**63) - 1, 10**400, -(10**400), -0.0, float("inf"), "", "naïve 日本 \U0001f600", b"", b"\0\xff", True],
+    [
+        0,
+        -1,
+        2**63,
+        -(2**63) - 1,
+        10**400,
+        -(10**400),
+        -0.0,
+        float("inf"),
+        "",
+        "naïve 日本 \U0001f600",
+        b"",
+        b"\0\xff",
+        True,
+    ],
 )
 def test_values_come_back(shelf: Any, shm: Path, value: Any) -> None:
     shelf.v = value
@@ -63,7 +78,14 @@ def test_values_come_back(shelf: Any, shm: Path, value: Any) -> None:
 
 def test_numbers_follow_python(shelf: Any) -> None:
     shelf.i = -7
-    assert (shelf.i // 2, shelf.i % 3, -shelf.i, abs(shelf.i), shelf.i**2, 2**-shelf.i) == (-4, 2, 7, 7, 49, 128)
+    assert (shelf.i // 2, shelf.i % 3, -shelf.i, abs(shelf.i), shelf.i**2, 2**-shelf.i) == (
+        -4,
+        2,
+        7,
+        7,
+        49,
+        128,
+    )
     assert (divmod(shelf.i, 2), divmod(20, shelf.i), ~shelf.i, shelf.i << 3, float(shelf.i)) == (
         (-4, 1),
         (-3, -1),
@@ -105,7 +127,13 @@ def test_strings_follow_python(shelf: Any, shm: Path) -> None:
     assert int(pymm_number(shelf)) == 12
     assert "c" + shelf.s == "caß"
     assert shelf.s == "aß"  # + made a new one
-    assert (len(shelf.s), shelf.s[1], shelf.s * 2, shelf.s.upper(), sorted([shelf.s, "A"])[0]) == (2, "ß", "aßaß", "ASS", "A")
+    assert (len(shelf.s), shelf.s[1], shelf.s * 2, shelf.s.upper(), sorted([shelf.s, "A"])[0]) == (
+        2,
+        "ß",
+        "aßaß",
+        "ASS",
+        "A",
+    )
     shelf.s += shelf.s
     with committed(shm) as store:
         assert store["s"] == "aßaß"
@@ -250,7 +278,17 @@ def test_what_is_computed_is_plain(shelf: Any) -> None:
     ]
     assert {type(result) for result in plain} == {np.ndarray}
     assert isinstance(x.sum(), np.float64)
-    views = [x[0], x[::2, 1:3], x.T, x.reshape(4, 3), x.ravel(), x[..., None], x.view(), x.swapaxes(0, 1), x[None]]
+    views = [
+        x[0],
+        x[::2, 1:3],
+        x.T,
+        x.reshape(4, 3),
+        x.ravel(),
+        x[..., None],
+        x.view(),
+        x.swapaxes(0, 1),
+        x[None],
+    ]
     assert {type(view) for view in views} == {pymm.shelved_ndarray}
     assert all(np.shares_memory(view, x) and view.name == "x" for view in views)
     out = np.zeros((3, 4))
@@ -344,7 +382,18 @@ def test_tensor_writes(shelf: Any, shm: Path, how: str, name: str) -> None:
 def test_tensors_compute_plain_ones(shelf: Any) -> None:
     shelf.t = torch.arange(6.0).reshape(2, 3)
     t = shelf.t
-    plain = [t + 1, 1 - t, t @ t.T, t.sum(), t.clone(), t[[0]], torch.cat([t, t]), t.as_tensor(), t.to(torch.float64), t.relu()]
+    plain = [
+        t + 1,
+        1 - t,
+        t @ t.T,
+        t.sum(),
+        t.clone(),
+        t[[0]],
+        torch.cat([t, t]),
+        t.as_tensor(),
+        t.to(torch.float64),
+        t.relu(),
+    ]
     assert {type(result) for result in plain} == {torch.Tensor}
     assert type(t[0]) is type(t.T) is type(t)
     assert (t.numpy() == np.arange(6.0).reshape(2, 3)).all()
@@ -488,7 +537,9 @@ def test_deleting_the_shelf_closes_it(shm: Path) -> None:
     assert (x.tolist(), t.tolist(), i) == ([-1, 2, 3], [1, 2, 3], 6)
     assert (again.x.tolist(), again.t.tolist(), again.i) == ([9, 1, 2], [0, 1, 2], 5)
     again._close()
-    new = pymm.shelf("s", pmem_path=shm, force_new=True, mm_plugin="libmm.so", load_addr="0x1000000000")
+    new = pymm.shelf(
+        "s", pmem_path=shm, force_new=True, mm_plugin="libmm.so", load_addr="0x1000000000"
+    )
     assert new.items == []
     new._close()
 
@@ -546,8 +597,13 @@ def test_save_and_load(shelf: Any, shm: Path) -> None:
     shelf.save(optimizer, "o")
     assert shelf.load("m", other) is other
     shelf.load("o", fresh)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
-    assert torch.equal(fresh.state[other[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"])
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+    assert torch.equal(
+        fresh.state[other[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]
+    )
     shelf.save({"epoch": 4}, "ck", is_inplace=False)
     assert [name for name in shelf.items if name.startswith("ck")] == ["ck__+dict_epoch"]
     with pytest.raises(KeyError, match="saved were"):
@@ -588,7 +644,8 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.mark.parametrize("in_transaction", [True, False])
 def test_killed_at_every_primitive(server: ForkServer, shm: Path, in_transaction: bool) -> None:
-    """In a transaction: all of a step or nothing. Outside: each statement is there or not, in their order."""
+    """In a transaction: all of a step or nothing. Outside: each statement is there or not, in their
+    order."""
     point, killed, seen = 0, 0, set()
     while True:
         point += 3 if killed > 60 else 1

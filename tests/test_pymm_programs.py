@@ -1,4 +1,5 @@
-"""PyMM programs run when their import is changed, and nothing else (but for the folder of their pool)."""
+"""PyMM programs run when their import is changed, and nothing else (but for the folder of their
+pool)."""
 
 from __future__ import annotations
 
@@ -18,15 +19,23 @@ def test_program(program: str, shm: Path) -> None:
     assert source.count("\nimport pymm\n") == 1
     if "torch" in source:
         pytest.importorskip("torch")
-    source = source.replace("\nimport pymm\n", "\nfrom pmstore import pymm\n").replace("/mnt/pmem0", str(shm))
+    source = source.replace("\nimport pymm\n", "\nfrom pmstore import pymm\n").replace(
+        "/mnt/pmem0", str(shm)
+    )
     namespace: dict[str, Any] = {"__name__": program}
     exec(compile(source, program, "exec"), namespace)
-    cases = [thing for thing in namespace.values() if isinstance(thing, type) and issubclass(thing, unittest.TestCase)]
+    cases = [
+        thing
+        for thing in namespace.values()
+        if isinstance(thing, type) and issubclass(thing, unittest.TestCase)
+    ]
     for case in cases:
         result = unittest.TestResult()
         unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
         assert result.testsRun
-        assert not result.errors + result.failures, "".join(text for _, text in result.errors + result.failures)
+        assert not result.errors + result.failures, "".join(
+            text for _, text in result.errors + result.failures
+        )
     namespace.clear()
     del cases
     gc.collect()

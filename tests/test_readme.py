@@ -1,4 +1,5 @@
-"""The programs of README.md: the first one killed and run again, as a newcomer does it; the others as they stand there."""
+"""The programs of README.md: the first one killed and run again, as a newcomer does it; the others
+as they stand there."""
 
 from __future__ import annotations
 
@@ -23,14 +24,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def program(first_words: str) -> str:
     """The block of Python in the README that begins so."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     (found,) = [block for block in blocks if block.startswith(first_words)]
     return str(found)
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "train.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "train.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_the_training_loop_survives_kill_9(shm: Path) -> None:
@@ -71,7 +76,9 @@ def test_commit_without_a_copy(store: pmstore.Store) -> None:
 def test_when_to_commit_and_to_where(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = shm / "checkpoints" / "run"
     attach, restore = (
-        program("from pmstore.scheduler import").replace("/mnt/checkpoints/run", str(tier)).split("pmstore.restore(")
+        program("from pmstore.scheduler import")
+        .replace("/mnt/checkpoints/run", str(tier))
+        .split("pmstore.restore(")
     )
     assert str(tier) in attach
     model = torch.nn.Linear(3, 1)

@@ -1,7 +1,9 @@
-"""A signal handler or finalizer that changes the store in the middle of any of its functions, in the same thread.
+"""A signal handler or finalizer that changes the store in the middle of any of its functions, in
+the same thread.
 
-The store's lock lets it in. So it is called before the first bytecode of an operation, before the second, and so on; what the
-operation gives is checked against what it may be: the object of that name as it was before, or as it is after.
+The store's lock lets it in. So it is called before the first bytecode of an operation, before the
+second, and so on; what the operation gives is checked against what it may be: the object of that
+name as it was before, or as it is after.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore.commands import app
+from pmstore.commands.program import app
 
 PAGE = 4096
 

@@ -1,4 +1,5 @@
-"""The scheduler as users call it: its rule, its models, bad input, and what a store keeps for it."""
+"""The scheduler as users call it: its rule, its models, bad input, and what a store keeps for
+it."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from pmstore.scheduler import (
     Young,
     store_tiers,
 )
-from pmstore.simulation.driver import Clock
-from pmstore.simulation.optimum import best_integer
+from pmstore_lab.simulation.driver import Clock
+from pmstore_lab.simulation.optimum import best_integer
 
 
 class Bench:
@@ -54,7 +55,9 @@ class Bench:
         return commit
 
     def scheduler(self, *args: Any, **options: Any) -> CommitScheduler:
-        return CommitScheduler({name: self.tier(name) for name in self.costs}, *args, clock=self.clock, **options)
+        return CommitScheduler(
+            {name: self.tier(name) for name in self.costs}, *args, clock=self.clock, **options
+        )
 
     def run(self, scheduler: CommitScheduler, steps: int, loss: Any = None) -> list[int]:
         """Steps after which something was committed, from the first step of this call."""
@@ -114,7 +117,10 @@ def test_a_decision_tells_why() -> None:
     assert second.risk >= second.cost == pytest.approx(0.5)
     assert second.hazard == 0.01
     assert second.predicted_overhead == pytest.approx(math.sqrt(2 * 0.01 * 0.5))
-    assert (second.step, second.seconds) == (bench.commits[1][0], pytest.approx(bench.commits[1][0]))
+    assert (second.step, second.seconds) == (
+        bench.commits[1][0],
+        pytest.approx(bench.commits[1][0]),
+    )
     replayed = Bench(1.0, store=0.5)
     replayed.run(replayed.scheduler(policy=Replay((d.step, 0) for d in scheduler.decisions)), 100)
     assert replayed.commits == bench.commits[: len(replayed.commits)]
@@ -161,7 +167,9 @@ def test_one_commit_at_a_time_is_in_the_background_and_its_slowdown_is_learned()
         bench.commits.append((bench.steps, "disk"))
         return Background(bench, 20.0)
 
-    scheduler = CommitScheduler({"disk": commit}, clock=bench.clock, failure_rate_per_second=0.005, free_budget=0)
+    scheduler = CommitScheduler(
+        {"disk": commit}, clock=bench.clock, failure_rate_per_second=0.005, free_budget=0
+    )
     for _ in range(2000):
         bench.clock.now += 1.25 if launched and bench.clock.now < launched[-1] + 20 else 1.0
         bench.steps += 1
@@ -408,7 +416,8 @@ def test_a_rate_that_is_none_is_learned(rate: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("total_steps", -5), ("total_steps", 0), ("free_budget", -1.0), ("free_budget", math.nan)]
+    ("option", "value"),
+    [("total_steps", -5), ("total_steps", 0), ("free_budget", -1.0), ("free_budget", math.nan)],
 )
 def test_other_bad_arguments_are_replaced_with_a_warning(option: str, value: Any) -> None:
     bench = Bench(1.0)
@@ -441,7 +450,9 @@ def test_state_commits_with_the_users(shm: Path) -> None:
                 bench.clock.now += 0.5
                 store.commit()
 
-            scheduler = CommitScheduler({"store": commit}, "progress", 400, 0.01, clock=bench.clock, store=store)
+            scheduler = CommitScheduler(
+                {"store": commit}, "progress", 400, 0.01, clock=bench.clock, store=store
+            )
             found = scheduler.steps
             assert data[0] == found
             for _ in range(steps):
@@ -507,10 +518,18 @@ def _dies(ack: Any, path: str, noticed: bool) -> None:
 
 def test_lengths_of_earlier_runs(shm: Path) -> None:
     with pmstore.open(shm / "runs.pm") as store:
-        for number, (steps, total) in enumerate(((100, 1000), (300, 1000), (1000, 1000), (50, None))):
+        for number, (steps, total) in enumerate(
+            ((100, 1000), (300, 1000), (1000, 1000), (50, None))
+        ):
             bench = Bench(1.0)
             scheduler = CommitScheduler(
-                {"s": store.commit}, "explore", total, 0.1, clock=bench.clock, store=store, run=f"r{number}"
+                {"s": store.commit},
+                "explore",
+                total,
+                0.1,
+                clock=bench.clock,
+                store=store,
+                run=f"r{number}",
             )
             bench.run(scheduler, steps, 1.0)
             if steps < 1000:
@@ -519,24 +538,31 @@ def test_lengths_of_earlier_runs(shm: Path) -> None:
                 store.commit()  # reached its end, and the program commits
         last = CommitScheduler({"s": store.commit}, "explore", 1000, store=store, run="next")
         assert last.termination.rate == pytest.approx(2 / 1450)
-        assert CommitScheduler({"s": store.commit}, store=store, run="r0").termination.rate == pytest.approx(1 / 1350)
+        assert CommitScheduler(
+            {"s": store.commit}, store=store, run="r0"
+        ).termination.rate == pytest.approx(1 / 1350)
 
 
 def test_another_number_of_tiers_starts_anew(shm: Path) -> None:
     with pmstore.open(shm / "tiers.pm") as store:
         bench = Bench(1.0)
         bench.run(CommitScheduler({"a": store.commit}, clock=bench.clock, store=store), 50)
-        two = CommitScheduler({"a": store.commit, "b": store.commit}, clock=bench.clock, store=store)
+        two = CommitScheduler(
+            {"a": store.commit, "b": store.commit}, clock=bench.clock, store=store
+        )
         assert two.steps == 0
         bench.run(two, 10)
         assert store.check().problems == ()
 
 
 def test_a_loop_in_the_style_of_scikit_learn(shm: Path) -> None:
-    """partial_fit, with what the estimator holds in a store; killed by an exception, gone on with."""
+    """partial_fit, with what the estimator holds in a store; killed by an exception, gone on
+    with."""
     from sklearn.cluster import MiniBatchKMeans
 
-    data = np.random.default_rng(0).normal(size=(600, 2)) + np.repeat([[0, 0], [6, 0], [0, 6]], 200, axis=0)
+    data = np.random.default_rng(0).normal(size=(600, 2)) + np.repeat(
+        [[0, 0], [6, 0], [0, 6]], 200, axis=0
+    )
     path = shm / "kmeans.pm"
 
     def fit(passes: int) -> int:
@@ -570,10 +596,14 @@ def test_a_commit_that_failed_in_the_background_saved_nothing(kind: str) -> None
     futures: list[Any] = []
 
     def commit() -> Any:
-        futures.append(Future() if kind == "future" else type("Flush", (), {"done": False, "error": None})())
+        futures.append(
+            Future() if kind == "future" else type("Flush", (), {"done": False, "error": None})()
+        )
         return futures[-1]
 
-    scheduler = CommitScheduler({"disk": commit}, policy=EveryN(10), failure_rate_per_second=0.01, clock=bench.clock)
+    scheduler = CommitScheduler(
+        {"disk": commit}, policy=EveryN(10), failure_rate_per_second=0.01, clock=bench.clock
+    )
     bench.run(scheduler, 15)
     assert scheduler.tiers[0].work == 5.0
     if kind == "future":
@@ -593,7 +623,9 @@ def test_flushes_to_a_real_tier(shm: Path) -> None:
     with pmstore.open(shm / "run.pm") as store:
         store.add_tier("disk", str(shm / "tier"))
         data = store.zeros("data", 1000)
-        scheduler = CommitScheduler(store_tiers(store, "disk"), policy=None, failure_rate_per_second=50.0, store=store)
+        scheduler = CommitScheduler(
+            store_tiers(store, "disk"), policy=None, failure_rate_per_second=50.0, store=store
+        )
         for _ in range(400):
             data += 1
             scheduler.step()
@@ -613,11 +645,17 @@ def test_flushes_to_a_real_tier(shm: Path) -> None:
 def test_a_damaged_state_starts_anew(shm: Path, place: int, value: float) -> None:
     with pmstore.open(shm / "damaged.pm") as store:
         bench = Bench(1.0)
-        bench.run(CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store), 50, 2.0)
+        bench.run(
+            CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store),
+            50,
+            2.0,
+        )
         store["pmstore.scheduler/run"][place] = value
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            scheduler = CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store)
+            scheduler = CommitScheduler(
+                {"a": store.commit}, "progress", 500, clock=bench.clock, store=store
+            )
             assert scheduler.steps in (0, 1, 50) or place == 2
             bench.run(scheduler, 100, 2.0)
 
@@ -625,7 +663,9 @@ def test_a_damaged_state_starts_anew(shm: Path, place: int, value: float) -> Non
 def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
     with pmstore.open(shm / "early.pm") as store:
         bench = Bench(1.0)
-        scheduler = CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store, policy=None)
+        scheduler = CommitScheduler(
+            {"a": store.commit}, "progress", 500, clock=bench.clock, store=store, policy=None
+        )
         for i in range(3):
             bench.run(scheduler, 1, 3.0 - i)
         store.rollback()
@@ -638,7 +678,10 @@ def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
 
 
 def test_neither_torch_nor_matplotlib_is_needed() -> None:
-    code = "import sys, pmstore.scheduler, pmstore.simulation.study; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+    code = (
+        "import sys, pmstore.scheduler, pmstore_lab.simulation.study; sys.exit(bool({'torch', "
+        "'matplotlib'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -1,4 +1,5 @@
-"""Other users of SIGSEGV, and of the arrays' memory: fault handlers before and after open, and system calls that write."""
+"""Other users of SIGSEGV, and of the arrays' memory: fault handlers before and after open, and
+system calls that write."""
 
 from __future__ import annotations
 
@@ -18,16 +19,23 @@ import pmstore
 
 
 def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, *options, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
-# A library that puts its own handler over ours, or had one before: in C it would be sigaction; ctypes does the same.
+# A library that puts its own handler over ours, or had one before: in C it would be sigaction;
+# ctypes does the same.
 LIBRARY = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 class Action(ctypes.Structure):
-    _fields_ = [("handler", ctypes.c_void_p), ("mask", ctypes.c_ubyte * 128), ("flags", ctypes.c_int),
-                ("restorer", ctypes.c_void_p)]
+    _fields_ = [("handler", ctypes.c_void_p), ("mask", ctypes.c_ubyte * 128),
+                ("flags", ctypes.c_int), ("restorer", ctypes.c_void_p)]
 HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 @HANDLER
 def handler(number, info, context):
@@ -49,8 +57,13 @@ assert a.sum() == 10000
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_librarys_handler(path: Path, when: str) -> None:
     """Writes of arrays go on, whichever came first; a real fault is the library's."""
-    opening = f"import pmstore\nstore = pmstore.open({str(path)!r})\na = store.zeros('a', 10000)\nstore.commit()\n"
-    parts = [LIBRARY, "install()\n", opening] if when == "before" else [LIBRARY, opening, "install()\n"]
+    opening = (
+        f"import pmstore\nstore = pmstore.open({str(path)!r})\na = store.zeros('a', "
+        "10000)\nstore.commit()\n"
+    )
+    parts = (
+        [LIBRARY, "install()\n", opening] if when == "before" else [LIBRARY, opening, "install()\n"]
+    )
     done = run("".join(parts) + WRITES + "ctypes.string_at(0)")
     assert done.returncode == 7, done.stderr
     assert done.stdout == "the library's handler\n"
@@ -58,10 +71,22 @@ def test_a_librarys_handler(path: Path, when: str) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after", "-X", "twice"])
 def test_faulthandler(path: Path, when: str) -> None:
-    opening = f"import pmstore\nstore = pmstore.open({str(path)!r})\na = store.zeros('a', 10000)\nstore.commit()\n"
+    opening = (
+        f"import pmstore\nstore = pmstore.open({str(path)!r})\na = store.zeros('a', "
+        "10000)\nstore.commit()\n"
+    )
     enable = "import faulthandler\nfaulthandler.enable()\n"
-    code = {"before": enable + opening, "after": opening + enable, "-X": opening, "twice": enable + opening + enable}[when]
-    code += "a += 1\n" + WRITES.replace("10000", "20000") + "import ctypes\ndef culprit():\n    ctypes.string_at(0)\nculprit()"
+    code = {
+        "before": enable + opening,
+        "after": opening + enable,
+        "-X": opening,
+        "twice": enable + opening + enable,
+    }[when]
+    code += (
+        "a += 1\n"
+        + WRITES.replace("10000", "20000")
+        + "import ctypes\ndef culprit():\n    ctypes.string_at(0)\nculprit()"
+    )
     done = run(code, *(["-X", "faulthandler"] if when == "-X" else []))
     assert done.returncode == -11
     assert "Segmentation fault" in done.stderr
@@ -69,7 +94,8 @@ def test_faulthandler(path: Path, when: str) -> None:
 
 
 def test_a_wild_write_into_the_store_is_a_fault(path: Path) -> None:
-    """Metadata is never writable through the arrays' view: who writes past an array's page dies, and the store is whole."""
+    """Metadata is never writable through the arrays' view: who writes past an array's page dies,
+    and the store is whole."""
     code = f"""
 import ctypes, faulthandler, pmstore
 faulthandler.enable()
@@ -101,7 +127,8 @@ import sys, pytest, pmstore
 store = pmstore.open({str(shm / "other.pm")!r})
 a = store.zeros("a", 10000)
 store.commit()
-assert pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", {str(shm)!r}, {str(shm / "test_x.py")!r}]) == 0
+where = [{str(shm)!r}, {str(shm / "test_x.py")!r}]
+assert pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", *where]) == 0
 a += 1
 store.commit()
 """
@@ -112,12 +139,30 @@ store.commit()
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
 def test_gdb(path: Path) -> None:
     """With SIGSEGV passed on, as the documentation says, a program runs as it does without."""
-    code = f"import pmstore\ns = pmstore.open({str(path)!r})\na = s.zeros('a', 9999)\ns.commit()\na += 1\nprint('done')"
-    command = ["gdb", "-batch", "-ex", "handle SIGSEGV nostop noprint pass", "-ex", "run", "--args", sys.executable, "-c", code]
-    assert "done" in subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+    code = (
+        f"import pmstore\ns = pmstore.open({str(path)!r})\na = s.zeros('a', 9999)\ns.commit()\na "
+        "+= 1\nprint('done')"
+    )
+    command = [
+        "gdb",
+        "-batch",
+        "-ex",
+        "handle SIGSEGV nostop noprint pass",
+        "-ex",
+        "run",
+        "--args",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    assert (
+        "done"
+        in subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+    )
 
 
-# ---- system calls that write into arrays: the right result, or an error that names will_write, and nothing lost ----------
+# ---- system calls that write into arrays: the right result, or an error that names will_write, and
+# nothing lost
 
 
 @pytest.fixture
@@ -198,7 +243,8 @@ def test_foreign_writes(path: Path, data: Path, domain: Any, fill: Any, declared
 GLOO = """
 import datetime, sys, torch, pmstore
 import torch.distributed as dist
-path, meeting, rank, declared = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "declared"
+path, meeting, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+declared = sys.argv[4] == "declared"
 dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2,
                         timeout=datetime.timedelta(seconds=240))
 sent = torch.arange(100000.0)
@@ -239,7 +285,8 @@ else:
         assert [int(g.sum()) for g in gathered] == [5000, 10000]
         assert t._version == version
         store.rollback()
-        assert not r.any() and not gathered[1].any() and torch.equal(t.detach()[3:4003], sent[:4000])
+        assert not r.any() and not gathered[1].any()
+        assert torch.equal(t.detach()[3:4003], sent[:4000])
         assert store.check().problems == ()
 dist.destroy_process_group()
 """
@@ -251,7 +298,17 @@ def test_gloo(path: Path, shm: Path, how: str) -> None:
     pytest.importorskip("torch")
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", GLOO, str(path), str(shm / "meeting"), str(rank), how],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                GLOO,
+                str(path),
+                str(shm / "meeting"),
+                str(rank),
+                how,
+            ],
             stderr=subprocess.PIPE,
             text=True,
         )

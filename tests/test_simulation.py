@@ -1,6 +1,7 @@
 """The simulator, its exact optimum, and the scheduler's ten figures on a reduced Monte Carlo.
 
-PMSTORE_SCHEDULER_FULL=1 takes whole jobs, three seeds and 100,000 trials (minutes), as `python -m benchmarks scheduler` does.
+PMSTORE_SCHEDULER_FULL=1 takes whole jobs, three seeds and 100,000 trials (minutes), as
+`python -m benchmarks scheduler` does.
 """
 
 from __future__ import annotations
@@ -16,15 +17,38 @@ import numpy as np
 import pytest
 
 from pmstore.scheduler import CommitScheduler, EverySeconds, Young
-from pmstore.simulation import COSTS, CURVES, Cell, Job, Metric, Segments, best_integer, noisy, optimum
-from pmstore.simulation.failures import PUBLIC_MTBF_HOURS, poisson, read_trace, spot, trace, weibull
-from pmstore.simulation.study import FIGURES, Size
+from pmstore_lab.simulation import (
+    COSTS,
+    CURVES,
+    Cell,
+    Job,
+    Metric,
+    Segments,
+    best_integer,
+    noisy,
+    optimum,
+)
+from pmstore_lab.simulation.failures import (
+    PUBLIC_MTBF_HOURS,
+    poisson,
+    read_trace,
+    spot,
+    trace,
+    weibull,
+)
+from pmstore_lab.simulation.study import FIGURES, Size
 
 METRICS: tuple[Metric, ...] = ("time", "value", "progress", "termination")
-SIZE = Size() if os.environ.get("PMSTORE_SCHEDULER_FULL") else Size(job=0.3, seeds=1, rate_seeds=8, trials=3000)
+SIZE = (
+    Size()
+    if os.environ.get("PMSTORE_SCHEDULER_FULL")
+    else Size(job=0.3, seeds=1, rate_seeds=8, trials=3000)
+)
 
 
-def small(curve: str = "exponential", iterations: int = 14, mtbf: float = 40.0, blocking: float = 1.5) -> Cell:
+def small(
+    curve: str = "exponential", iterations: int = 14, mtbf: float = 40.0, blocking: float = 1.5
+) -> Cell:
     cost = replace(COSTS["disk"], iteration=2.0, blocking=blocking, job=2.0 * iterations)
     return Cell(cost, CURVES[curve], mtbf)
 
@@ -38,7 +62,9 @@ def test_the_optimum_is_that_of_all_schedules(metric: Metric, curve: str) -> Non
     for mtbf, blocking in ((40.0, 1.5), (400.0, 1.5), (15.0, 5.0)):
         segments = Segments(small(curve, mtbf=mtbf, blocking=blocking), metric)
         inner = range(1, 14)
-        least = min(segments.total(chosen) for k in range(14) for chosen in itertools.combinations(inner, k))
+        least = min(
+            segments.total(chosen) for k in range(14) for chosen in itertools.combinations(inner, k)
+        )
         value, schedule = optimum(segments)
         assert value == pytest.approx(least, rel=1e-12)
         assert segments.total(schedule) == pytest.approx(value, rel=1e-12)
@@ -74,19 +100,30 @@ def test_the_price_of_a_schedule_is_the_mean_of_simulated_jobs(metric: Metric) -
             reached = np.interp(a + np.minimum(when / d, b - a), np.arange(61), value) - value[a]
             np.add.at(total, left, when if metric == "time" else reached)
     expected = Segments(cell, metric).total(commits)
-    assert expected == pytest.approx(total.mean(), abs=4 * total.std() / math.sqrt(trials) + 0.002 * expected)
+    assert expected == pytest.approx(
+        total.mean(), abs=4 * total.std() / math.sqrt(trials) + 0.002 * expected
+    )
 
 
 def test_the_driver_agrees_with_the_exact_price() -> None:
-    """Jobs under simulated failures, run by the scheduler, cost on average what its schedule should."""
-    cell = replace(Cell(COSTS["disk"], CURVES["exponential"], 400.0), cost=replace(COSTS["disk"], job=1800.0, background=0.0))
+    """Jobs under simulated failures, run by the scheduler, cost on average what its schedule
+    should."""
+    cell = replace(
+        Cell(COSTS["disk"], CURVES["exponential"], 400.0),
+        cost=replace(COSTS["disk"], job=1800.0, background=0.0),
+    )
     job = Job(cell, 0, noise=(0.0, 0.0))
 
     def run(**options: object) -> CommitScheduler:
-        return CommitScheduler(policy=EverySeconds(20.0), failure_rate_per_second=cell.rate, **options)  # type: ignore[arg-type]
+        return CommitScheduler(
+            policy=EverySeconds(20.0), failure_rate_per_second=cell.rate, **options
+        )  # type: ignore[arg-type]
 
     expected = Segments(cell, "time").total(job.run(run).commits)
-    found = [job.run(run, poisson(np.random.default_rng(s), cell.mtbf, 20000.0)).overhead for s in range(150)]
+    found = [
+        job.run(run, poisson(np.random.default_rng(s), cell.mtbf, 20000.0)).overhead
+        for s in range(150)
+    ]
     assert expected == pytest.approx(np.mean(found), abs=4 * np.std(found) / math.sqrt(len(found)))
 
 
@@ -119,7 +156,9 @@ def test_progress_runs_from_0_to_1(curve: object) -> None:
 def test_noise_is_what_it_says() -> None:
     ratio = noisy(np.full(200_000, 2.0), np.random.default_rng(1)) / 2.0 - 1.0
     assert ratio.std() == pytest.approx(math.hypot(0.08, 0.03), rel=0.02)
-    assert np.corrcoef(ratio[1:], ratio[:-1])[0, 1] == pytest.approx(0.9 * 0.03**2 / (0.08**2 + 0.03**2), rel=0.1)
+    assert np.corrcoef(ratio[1:], ratio[:-1])[0, 1] == pytest.approx(
+        0.9 * 0.03**2 / (0.08**2 + 0.03**2), rel=0.1
+    )
 
 
 @pytest.mark.parametrize("kind", [poisson, weibull, spot])
@@ -169,14 +208,16 @@ def test_figures(name: str) -> None:
 def test_simulate(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from pmstore.commands import app
+    from pmstore.commands.program import app
 
     def run(*args: str) -> object:
         return CliRunner().invoke(app, ["schedule", "simulate", *args])
 
     picture = tmp_path / "plot.png"
     job = ("--iteration", "5", "--hours", "1", "--seeds", "1")
-    result = run(*job, "--curve", "staircase", "--failures", "weibull", "--plot", str(picture), "--json")
+    result = run(
+        *job, "--curve", "staircase", "--failures", "weibull", "--plot", str(picture), "--json"
+    )
     assert result.exit_code == 0, result.output  # type: ignore[attr-defined]
     report = json.loads(result.stdout)  # type: ignore[attr-defined]
     rows = {row["policy"]: row for row in report["policies"]}

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import _ffi
-from pmstore.slots import pack
+from pmstore.engine import _ffi
+from pmstore.objects.slots import pack
 
 SIZES = [3, 1000, 5000, 300_000]  # float64: in a slab, up to several huge pages
 
@@ -50,7 +50,8 @@ def test_versions_take_turns(path: Path, domain: str, length: int) -> None:
 
 @pytest.mark.parametrize("length", SIZES)
 def test_against_a_model(path: Path, domain: str, length: int) -> None:
-    """Random steps; whatever happens, what is committed is what the model says, also after a reopen."""
+    """Random steps; whatever happens, what is committed is what the model says, also after a
+    reopen."""
     rng = random.Random(f"{length}{domain}")
     store = pmstore.open(path, size="16MiB", domain=domain)  # type: ignore[arg-type]
     w = store.slots("w", length)
@@ -58,7 +59,9 @@ def test_against_a_model(path: Path, domain: str, length: int) -> None:
     store.commit()
     committed = now = 0.0
     for step in range(1, 150):
-        action = rng.choice(["next", "swap", "in place", "commit", "roll back", "reopen", "scribble"])
+        action = rng.choice(
+            ["next", "swap", "in place", "commit", "roll back", "reopen", "scribble"]
+        )
         if action == "next" and not w.flipped:
             w.next[:] = now = step
             w.flip()
@@ -99,7 +102,8 @@ def test_nothing_is_captured(made: pmstore.Store) -> None:
 
 
 def test_what_comes_after_a_flip(made: pmstore.Store) -> None:
-    """Further steps of the same transaction go into the new version, in place; the committed one is out of reach."""
+    """Further steps of the same transaction go into the new version, in place; the committed one is
+    out of reach."""
     w = made.slots("w", 10_000)
     made.commit()
     with made.transaction():
@@ -116,7 +120,8 @@ def test_what_comes_after_a_flip(made: pmstore.Store) -> None:
 
 
 def test_old_arrays_of_a_slot_are_safe(made: pmstore.Store) -> None:
-    """An array got as `next` is the current version after the flip: writes are captured then, whoever still holds it."""
+    """An array got as `next` is the current version after the flip: writes are captured then,
+    whoever still holds it."""
     w = made.slots("w", 10_000)
     made.commit()
     first, second = w.current, w.next
@@ -212,7 +217,8 @@ def test_tensors(path: Path, name: str) -> None:
 
 
 def test_the_same_block_stays_writable_over_commits(made: pmstore.Store) -> None:
-    """Opening the idle slot costs a change of protection, not one for each page and not a fault for each commit."""
+    """Opening the idle slot costs a change of protection, not one for each page and not a fault for
+    each commit."""
     w = made.slots("w", 50_000)
     made.commit()
     scratch = w.next
@@ -231,7 +237,10 @@ def test_bad_input(store: pmstore.Store, path: Path) -> None:
     for name in ("value", "w/0"):
         with pytest.raises(pmstore.NameExistsError, match="is no pair of slots"):
             store.slots(name, 3)
-    with pytest.raises(pmstore.NameExistsError, match=r"have shape \(3, 4\), dtype float32; asked for was shape \(4, 3\)"):
+    with pytest.raises(
+        pmstore.NameExistsError,
+        match=r"have shape \(3, 4\), dtype float32; asked for was shape \(4, 3\)",
+    ):
         store.slots("w", (4, 3), "float32")
     with pytest.raises(pmstore.NameExistsError, match="dtype float64"):
         store.slots("w", (3, 4))
@@ -269,7 +278,8 @@ def test_bad_input(store: pmstore.Store, path: Path) -> None:
 
 
 def test_a_flip_outside_a_block_is_pending(path: Path, domain: str) -> None:
-    """As any other write there: the next commit takes it, a roll back or a close without one drops it."""
+    """As any other write there: the next commit takes it, a roll back or a close without one drops
+    it."""
     with pmstore.open(path, domain=domain) as store:
         w = store.slots("w", 20_000)
         w.next[:] = 1
@@ -280,7 +290,9 @@ def test_a_flip_outside_a_block_is_pending(path: Path, domain: str) -> None:
         assert (w.current == 2).all()
         store.rollback()
         assert (w.current == 1).all()
-        w.flip()  # nothing written since: the slots change places, and the idle one is undefined after a roll back
+        # nothing written since: the slots change places, and the idle one is undefined after a roll
+        # back
+        w.flip()
         store.rollback()
         w.next[:] = 3
         w.flip()
@@ -298,7 +310,10 @@ def test_a_flip_outside_a_block_is_pending(path: Path, domain: str) -> None:
         assert (store["w"].current == 3).all()
 
 
-@pytest.mark.parametrize("what", ["number", "form", "rest", "no array", "another name", "no array's kind", "shape", "sound"])
+@pytest.mark.parametrize(
+    "what",
+    ["number", "form", "rest", "no array", "another name", "no array's kind", "shape", "sound"],
+)
 def test_check_knows_slots(path: Path, what: str) -> None:
     """A damaged pair is a problem of the store's, not only of whoever opens it."""
     with pmstore.open(path, size="8MiB") as store:
@@ -306,7 +321,11 @@ def test_check_knows_slots(path: Path, what: str) -> None:
         store["g/beside"] = np.ones(5)
         pool, meta = store._core.pool, pack(0)
         own = store._core.pool.find(pool.find(0, b"g").data, b"w").data  # type: ignore[union-attr]
-        damaged = {"number": meta[:-1] + b"\x02", "form": b"\x81\xa5slots\xcc\x00", "rest": b"\xc1"}.get(what)
+        damaged = {
+            "number": meta[:-1] + b"\x02",
+            "form": b"\x81\xa5slots\xcc\x00",
+            "rest": b"\xc1",
+        }.get(what)
         if damaged is not None:
             pool.describe_group(pool.find(0, b"g").data, b"w", damaged)  # type: ignore[union-attr]
         elif what == "no array":
@@ -340,7 +359,8 @@ def test_a_store_open_for_reading(path: Path) -> None:
 
 
 def test_a_removed_pair_with_a_page_captured_alone(path: Path, domain: str) -> None:
-    """A page that is captured ahead at each commit leaves its block's mark; the rest of it must not stay idle."""
+    """A page that is captured ahead at each commit leaves its block's mark; the rest of it must not
+    stay idle."""
     size = 2 << 20
     with pmstore.open(path, size="64MiB", domain=domain) as store:  # type: ignore[arg-type]
         w = store.slots("w", size, "uint8")
@@ -402,7 +422,8 @@ def test_a_pair_removed_after_its_flip(path: Path, domain: str) -> None:
 
 
 def test_a_commit_of_another_thread_before_a_flip(path: Path, domain: str) -> None:
-    """The flip is then of the transaction after it: `next` would be the version that the last commit names."""
+    """The flip is then of the transaction after it: `next` would be the version that the last
+    commit names."""
     with pmstore.open(path, size="16MiB", domain=domain) as store:  # type: ignore[arg-type]
         w = store.slots("w", 96 << 10, "uint8")
         for value in 1, 2:
@@ -424,7 +445,8 @@ def test_a_commit_of_another_thread_before_a_flip(path: Path, domain: str) -> No
 
 
 def test_slots_are_mappings_of_their_own(path: Path, domain: str) -> None:
-    """A commit changes a slot's protection in one piece: the kernel joins it with no neighbour, and parts it from none."""
+    """A commit changes a slot's protection in one piece: the kernel joins it with no neighbour, and
+    parts it from none."""
     if domain == "file":
         pytest.skip("its commits wait for a sync")
 

@@ -1,4 +1,5 @@
-"""Slots beside everything else a store does: flushes of the version that a step needs, growth, forks, damage, other forms."""
+"""Slots beside everything else a store does: flushes of the version that a step needs, growth,
+forks, damage, other forms."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands import app
+from pmstore.commands.program import app
 
 LENGTH = 200_000  # float64: extents of their own
 
@@ -42,8 +43,11 @@ def made(path: Path, domain: str) -> Any:
 
 
 @pytest.mark.parametrize("memory", ["64KiB", "64MiB"])
-def test_a_flush_keeps_the_version_that_steps_replace(made: pmstore.Store, tmp_path: Path, memory: str) -> None:
-    """Both slots are written again and again while a slow flush reads the version before: it is copied, or the step waits."""
+def test_a_flush_keeps_the_version_that_steps_replace(
+    made: pmstore.Store, tmp_path: Path, memory: str
+) -> None:
+    """Both slots are written again and again while a slow flush reads the version before: it is
+    copied, or the step waits."""
     w = made["w"]
     made.add_tier("tier", f"file://{tmp_path}/tier", memory=memory, max_rate="20MB")
     made.commit()
@@ -140,7 +144,9 @@ def test_arrays_outlive_the_store(path: Path, domain: str) -> None:
     assert (current == 6).all()
 
 
-def test_a_thread_that_steps_while_others_read_and_flush(made: pmstore.Store, tmp_path: Path) -> None:
+def test_a_thread_that_steps_while_others_read_and_flush(
+    made: pmstore.Store, tmp_path: Path
+) -> None:
     w = made["w"]
     made.add_tier("tier", f"file://{tmp_path}/tier")
     made.commit()

@@ -337,7 +337,11 @@ def test_a_repr_never_raises(path: Path) -> None:
         store.commit()
 
         def said() -> list[str]:
-            return [str(call()) for thing in [store, *things] for call in (thing.__repr__, thing._repr_html_)]
+            return [
+                str(call())
+                for thing in [store, *things]
+                for call in (thing.__repr__, thing._repr_html_)
+            ]
 
         assert "0 names" in repr(things[0])
         assert "0 items" in repr(things[1])
@@ -370,9 +374,12 @@ def test_declared_writes_of_all_sorts(store: pmstore.Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("writes", "error"), [([np.zeros(3)], ValueError), ([b"abc"], ValueError), ([3], TypeError), (3, TypeError)]
+    ("writes", "error"),
+    [([np.zeros(3)], ValueError), ([b"abc"], ValueError), ([3], TypeError), (3, TypeError)],
 )
-def test_declared_writes_that_are_none(store: pmstore.Store, writes: Any, error: type[Exception]) -> None:
+def test_declared_writes_that_are_none(
+    store: pmstore.Store, writes: Any, error: type[Exception]
+) -> None:
     a = store.zeros("a", 3)
     with pytest.raises(error):
         with store.transaction(writes=writes):
@@ -386,7 +393,12 @@ def test_declared_writes_that_are_none(store: pmstore.Store, writes: Any, error:
 
 def test_importing_pmstore_imports_no_torch() -> None:
     code = "import pmstore, sys; print([m for m in ('torch', 'typer', 'rich') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_readinto(store: pmstore.Store, shm: Path) -> None:
@@ -457,7 +469,8 @@ def _read_calls() -> int:
 
 
 def test_an_open_after_a_close_does_not_search_the_journal(disk: Path) -> None:
-    """All commits are home then. After a kill the open looks through 8 MiB for what a damaged record hides: 2,000 reads."""
+    """All commits are home then. After a kill the open looks through 8 MiB for what a damaged
+    record hides: 2,000 reads."""
     path = disk / "run.pm"
     with pmstore.open(path, size="32MiB", domain="file") as store:
         for number in range(3):

@@ -1,4 +1,5 @@
-"""A short stress test, and that it would notice. `make stress` is the same for an hour, with 10,000 kills."""
+"""A short stress test, and that it would notice. `make stress` is the same for an hour, with 10,000
+kills."""
 
 from __future__ import annotations
 
@@ -30,7 +31,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_nothing_acknowledged_is_lost_and_no_read_is_wrong() -> None:
     """Every scenario, twice (once a lane), in some domain, with hot ranges or without."""
-    command = [sys.executable, "-m", "crashtests.stress", "--seconds", "0", "--rounds", "1", "--lives", "5", "--lanes", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "crashtests.stress",
+        "--seconds",
+        "0",
+        "--rounds",
+        "1",
+        "--lives",
+        "5",
+        "--lanes",
+        "2",
+    ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((ROOT / "build" / "stress" / "report.json").read_text())
@@ -93,7 +106,12 @@ class Dying(Actor):
 
 @pytest.mark.parametrize(
     ("liar", "told"),
-    [(Hasty, "(acknowledged)"), (Late, "stored and committed"), (Halver, "throughout"), (Dying, "SystemError")],
+    [
+        (Hasty, "(acknowledged)"),
+        (Late, "stored and committed"),
+        (Halver, "throughout"),
+        (Dying, "SystemError"),
+    ],
 )
 def test_a_lie_is_found(liar: type[Actor], told: str, shm: Path) -> None:
     total, found = lives(Scenario("liar", (liar,)), shm)
@@ -136,7 +154,7 @@ def test_every_combination_comes_before_one_comes_again() -> None:
     assert len(set(seen)) == count
 
 
-# ---- the oracle ------------------------------------------------------------------------------------------------------
+# ---- the oracle ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -193,7 +211,8 @@ def test_another_object_is_told(store: pmstore.Store, unit: Unit) -> None:
 def test_content_says_whose_it_is() -> None:
     assert decode(encode(40, 7)) == "object 40 generation 7"
     assert decode(encode(40, -7)) == "object 40 generation 7 of an undone block"
-    assert float(encode(8 * 1024, 1 << 31)) == encode(8 * 1024, 1 << 31)  # exact in a tensor of float64
+    # exact in a tensor of float64
+    assert float(encode(8 * 1024, 1 << 31)) == encode(8 * 1024, 1 << 31)
     assert np.full(3, encode(8 * 1024, 5))[0] >> 32 == 8 * 1024
 
 

@@ -1,4 +1,5 @@
-"""The engine's layers: includes point downward (docs/ARCHITECTURE.md), fences say what they order."""
+"""The engine's layers: includes point downward (docs/ARCHITECTURE.md), fences say what they
+order."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import pytest
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 
-LAYERS: list[str] = re.findall(r"^LAYERS := (.*)$", (NATIVE / "Makefile").read_text(), re.MULTILINE)[0].split()
+LAYERS: list[str] = re.findall(
+    r"^LAYERS := (.*)$", (NATIVE / "Makefile").read_text(), re.MULTILINE
+)[0].split()
 SOURCES = [path for layer in LAYERS for path in sorted((NATIVE / layer).glob("*.[ch]"))]
 MEANT = re.compile(r"/\* upward: .{10,}")
 """Behind a line that reaches into a layer above: why it has to."""
@@ -25,7 +28,12 @@ def _name(path: Path) -> str:
 
 def _bare(text: str) -> str:
     """Without comments and strings, line by line as before."""
-    return re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    return re.sub(
+        r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"',
+        lambda found: "\n" * found[0].count("\n"),
+        text,
+        flags=re.DOTALL,
+    )
 
 
 def _homes() -> dict[str, Path]:
@@ -33,7 +41,9 @@ def _homes() -> dict[str, Path]:
     homes = {}
     for path in SOURCES:
         text = _bare(path.read_text())
-        for name in re.findall(r"^(?!static|typedef)[a-z][\w *]*?\b(pms_\w+)\([^;{]*\)\s*\{", text, re.MULTILINE):
+        for name in re.findall(
+            r"^(?!static|typedef)[a-z][\w *]*?\b(pms_\w+)\([^;{]*\)\s*\{", text, re.MULTILINE
+        ):
             assert path.suffix == ".c", f"{_name(path)} defines {name}"
             assert name not in homes, f"{name} is in {_name(path)} and in {_name(homes[name])}"
             homes[name] = path
@@ -55,16 +65,23 @@ def test_every_source_has_a_layer() -> None:
 def test_includes_and_calls_point_downward(path: Path) -> None:
     """The order of the folders is the order of the layers."""
     upward = []
-    for number, (line, bare) in enumerate(zip(path.read_text().splitlines(), _bare(path.read_text()).splitlines()), 1):
+    lines = path.read_text().splitlines()
+    code = _bare(path.read_text()).splitlines()
+    for number, (line, bare) in enumerate(zip(lines, code, strict=True), 1):
         if MEANT.search(line):
             continue
         for header in re.findall(r'^#include "([^"]+)"', line):
-            assert (NATIVE / header).exists(), f"{_name(path)}:{number}: include a header by its folder and name: {header}"
+            assert (NATIVE / header).exists(), (
+                f"{_name(path)}:{number}: include a header by its folder and name: {header}"
+            )
             if _rank(NATIVE / header) > _rank(path):
                 upward.append(f"{number}: includes {header}")
-        for name in re.findall(r"(?<!struct )(?<!enum )\bpms_\w+", bare):
-            if name in HOMES and path.suffix == ".c" and _rank(HOMES[name]) > _rank(path):
-                upward.append(f"{number}: {name} is in {_name(HOMES[name])}")
+        names = re.findall(r"(?<!struct )(?<!enum )\bpms_\w+", bare) if path.suffix == ".c" else ()
+        upward += [
+            f"{number}: {name} is in {_name(HOMES[name])}"
+            for name in names
+            if name in HOMES and _rank(HOMES[name]) > _rank(path)
+        ]
     assert not upward, f"{_name(path)} reaches into a layer above: " + "; ".join(upward)
 
 
@@ -82,20 +99,46 @@ def test_every_fence_says_what_it_orders(path: Path) -> None:
 
 def test_only_the_seam_stores_and_syncs() -> None:
     """I7: file operations and write-back instructions stay behind persist.h."""
-    forbidden = re.compile(r"\b(fdatasync|fsync|msync|pwritev?|(?:posix_)?fallocate|ftruncate|_mm_clwb|_mm_sfence)\s*\(")
+    forbidden = re.compile(
+        r"\b(fdatasync|fsync|msync|pwritev?|(?:posix_)?fallocate|ftruncate|_mm_clwb|_mm_sfence)\s*\("
+    )
     for path in SOURCES:
         # power is the medium itself, as a failure leaves it; footer is no part of the state
         if path.suffix == ".h" or path.stem in ("persist", "persist_file", "power", "footer"):
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if (found := forbidden.search(line)) and "fsync(dir)" not in line and "pwrite(mem," not in line:  # no medium
+            if (
+                (found := forbidden.search(line))
+                and "fsync(dir)" not in line
+                and "pwrite(mem," not in line
+            ):  # no medium
                 pytest.fail(f"{path.name}:{number}: {found.group(1)} outside the seam")
 
 
 def test_no_merge_was_left_half_done() -> None:
-    folders = ("native", "pmstore", "crashtests", "benchmarks", "examples", "tests", "docs", ".")
-    files = [path for folder in folders for path in (NATIVE.parent / folder).glob("*.*" if folder == "." else "**/*.*")]
-    texts = [path for path in files if path.suffix in (".c", ".h", ".py", ".pyi", ".md", ".toml", ".txt", ".json")]
+    folders = (
+        "native",
+        "pmstore",
+        "pmstore_lab",
+        "crashtests",
+        "benchmarks",
+        "examples",
+        "tests",
+        "docs",
+        ".",
+    )
+    files = [
+        path
+        for folder in folders
+        for path in (NATIVE.parent / folder).glob("*.*" if folder == "." else "**/*.*")
+    ]
+    texts = [
+        path
+        for path in files
+        if path.suffix in (".c", ".h", ".py", ".pyi", ".md", ".toml", ".txt", ".json")
+    ]
     assert len(texts) > 300
-    marked = [str(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)]
+    marked = [
+        str(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)
+    ]
     assert marked == []

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmstore import CorruptStoreError, FormatVersionError, values
+from pmstore import CorruptStoreError, FormatVersionError
+from pmstore.objects import values
 
 any_text = st.text(st.characters(codec=None))
 leaves = (
@@ -28,16 +29,37 @@ leaves = (
     | st.datetimes()
     | st.datetimes(timezones=st.just(dt.timezone.utc))
     | st.dates()
-    | st.datetimes(timezones=st.integers(-86399, 86399).map(lambda seconds: dt.timezone(dt.timedelta(seconds=seconds))))
+    | st.datetimes(
+        timezones=st.integers(-86399, 86399).map(
+            lambda seconds: dt.timezone(dt.timedelta(seconds=seconds))
+        )
+    )
     | st.datetimes().map(lambda moment: moment.replace(fold=1))
     | st.times()
     | st.timedeltas()
     | st.floats(width=32).map(np.float32)
     | st.integers(-(2**15), 2**15 - 1).map(np.int16)
-    | st.sampled_from([np.longdouble("1.1"), np.bool_(True), np.datetime64("2020-02-29"), np.timedelta64(5, "ms")])
-    | st.sampled_from([np.complex64(1 - 2j), np.str_("é"), np.bytes_(b"a\0b"), np.float16("inf"), np.uint64(2**64 - 1)])
+    | st.sampled_from(
+        [np.longdouble("1.1"), np.bool_(True), np.datetime64("2020-02-29"), np.timedelta64(5, "ms")]
+    )
+    | st.sampled_from(
+        [
+            np.complex64(1 - 2j),
+            np.str_("é"),
+            np.bytes_(b"a\0b"),
+            np.float16("inf"),
+            np.uint64(2**64 - 1),
+        ]
+    )
 )
-keys = st.none() | st.booleans() | st.integers() | any_text | st.binary() | st.tuples(st.integers(), any_text)
+keys = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | any_text
+    | st.binary()
+    | st.tuples(st.integers(), any_text)
+)
 trees = st.recursive(
     leaves,
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
@@ -56,7 +78,9 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, complex):
         return same(a.real, b.real) and same(a.imag, b.imag)
     if isinstance(a, (float, np.floating)):
-        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+        return (math.isnan(a) and math.isnan(b)) or (
+            a == b and math.copysign(1, a) == math.copysign(1, b)
+        )
     return bool(a == b)
 
 
@@ -75,7 +99,8 @@ def test_any_bytes_decode_or_are_called_corrupt(data: bytes) -> None:
 def test_damaged_bytes_decode_or_are_called_corrupt(value: Any, at: int, byte: int) -> None:
     data = bytearray(values.encode(value))
     data[at % len(data)] = byte
-    with contextlib.suppress(CorruptStoreError, FormatVersionError):  # a long double's format is a text like any other
+    # a long double's format is a text like any other
+    with contextlib.suppress(CorruptStoreError, FormatVersionError):
         values.decode(bytes(data))
 
 
@@ -91,7 +116,9 @@ def test_a_long_double_without_its_format_is_damage() -> None:
         values.decode(data)
 
 
-@pytest.mark.parametrize("data", [b"\x91" * 100_000 + b"\xc0", b"\x81\xa0" * 100_000 + b"\xc0", b"\xc7\x00\x03", b""])
+@pytest.mark.parametrize(
+    "data", [b"\x91" * 100_000 + b"\xc0", b"\x81\xa0" * 100_000 + b"\xc0", b"\xc7\x00\x03", b""]
+)
 def test_hostile_bytes(data: bytes) -> None:
     with pytest.raises(CorruptStoreError):
         values.decode(data)
@@ -120,7 +147,18 @@ class Int(int):
 
 @pytest.mark.parametrize(
     "value",
-    [object(), {1, 2}, Int(3), len, int, np.zeros(2), [np.zeros(2)], range(3), memoryview(b"x"), dt.timezone.utc],
+    [
+        object(),
+        {1, 2},
+        Int(3),
+        len,
+        int,
+        np.zeros(2),
+        [np.zeros(2)],
+        range(3),
+        memoryview(b"x"),
+        dt.timezone.utc,
+    ],
     ids=repr,
 )
 def test_refused(value: Any) -> None:
@@ -141,11 +179,17 @@ def test_refusal_names_the_remedy() -> None:
         values.encode(dt.time(1, tzinfo=dt.timezone(dt.timedelta(hours=1), "here")))
 
 
-@pytest.mark.parametrize("microseconds", [0, 1, -1, 999_999, -999_999, 1_000_000, 3_600_000_001, -86_399_999_999])
+@pytest.mark.parametrize(
+    "microseconds", [0, 1, -1, 999_999, -999_999, 1_000_000, 3_600_000_001, -86_399_999_999]
+)
 def test_offsets_from_utc_of_any_length(microseconds: int) -> None:
     """Python itself reads one of less than a second as none."""
     zone = dt.timezone(dt.timedelta(microseconds=microseconds))
-    for value in (dt.datetime(2020, 1, 1, tzinfo=zone), dt.datetime(2020, 1, 1, 0, 0, 0, 7, zone), dt.time(0, tzinfo=zone)):
+    for value in (
+        dt.datetime(2020, 1, 1, tzinfo=zone),
+        dt.datetime(2020, 1, 1, 0, 0, 0, 7, zone),
+        dt.time(0, tzinfo=zone),
+    ):
         back = values.decode(values.encode(value))
         assert back.utcoffset() == value.utcoffset()
         assert repr(back) == repr(value)

@@ -1,4 +1,5 @@
-"""The parts of `make crashtest-vm` that need no machine: the program that runs in it, and what power failures leave."""
+"""The parts of `make crashtest-vm` that need no machine: the program that runs in it, and what
+power failures leave."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def guest() -> Path:
     return vm.build_guest()
 
 
-def check(guest: Path, path: Path, domain: str, acknowledged: int) -> subprocess.CompletedProcess[str]:
+def check(
+    guest: Path, path: Path, domain: str, acknowledged: int
+) -> subprocess.CompletedProcess[str]:
     words = [guest, "check", path, str(DOMAINS[domain]), str(acknowledged)]
     return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
@@ -49,7 +52,12 @@ def test_the_guest_finds_what_it_acknowledged(guest: Path, path: Path, domain: s
 
 
 def test_the_guest_notices_mixed_state(guest: Path, path: Path) -> None:
-    subprocess.run([guest, "run", path, str(DOMAINS["process"]), "9"], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [guest, "run", path, str(DOMAINS["process"]), "9"],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     content = path.read_bytes()
     of_nine = (9).to_bytes(4, "little") * 64
     assert of_nine in content

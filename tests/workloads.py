@@ -1,4 +1,5 @@
-"""What the fork server runs and the kill tests kill. Imported by the server: keep its imports few."""
+"""What the fork server runs and the kill tests kill. Imported by the server: keep its imports
+few."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ LENGTH = 3000
 
 
 def check(store: pmstore.Store, acknowledged: int, epoch_of_step: bool = True) -> int:
-    """The invariant of `steps`: everything is of one step, which is the acknowledged one or the next. Returns it."""
+    """The invariant of `steps`: everything is of one step, which is the acknowledged one or the
+    next. Returns it."""
     assert store.check().problems == ()
     if "step" not in store:
         assert acknowledged < 0
@@ -32,7 +34,8 @@ def check(store: pmstore.Store, acknowledged: int, epoch_of_step: bool = True) -
 
 
 def steps(ack: Callable[[int], None], path: str, domain: str, limit: int, seed: int) -> None:
-    """Opens (and recovers) the store, checks it, and commits step after step: arrays, values, new and removed names."""
+    """Opens (and recovers) the store, checks it, and commits step after step: arrays, values, new
+    and removed names."""
     rng = random.Random(seed)
     store = pmstore.open(path, domain=domain, size="1MiB")  # type: ignore[arg-type]
     if "step" not in store:
@@ -82,8 +85,9 @@ def check_large(store: pmstore.Store, acknowledged: int) -> int:
 
 
 def large(ack: Callable[[int], None], path: str, domain: str, limit: int, seed: int) -> None:
-    """Opens the store, reads all of a large array, and writes it whole: the first time after each open its pages are the file's
-    in domain `file`. By faults of two threads or declared, with children forked and roll backs in between."""
+    """Opens the store, reads all of a large array, and writes it whole: the first time after each
+    open its pages are the file's in domain `file`. By faults of two threads or declared, with
+    children forked and roll backs in between."""
     rng = random.Random(seed)
     store = pmstore.open(path, domain=domain, size="16MiB")  # type: ignore[arg-type]
     if "large" not in store:
@@ -147,7 +151,8 @@ def acknowledging(ack: Callable[[int], None]) -> None:
 
 
 def slots(ack: Callable[[int], None], path: str, domain: str, limit: int, seed: int) -> None:
-    """Flips of a large and a small pair together with captured writes; roll backs, writes in place, scribbling in between."""
+    """Flips of a large and a small pair together with captured writes; roll backs, writes in place,
+    scribbling in between."""
     rng = random.Random(seed)
     store = pmstore.open(path, domain=domain, size="4MiB")  # type: ignore[arg-type]
     if "step" not in store:

@@ -8,7 +8,11 @@
  *   damage.c   (iv)  on top of what is there
  *   window.c   which combinations of units are made
  *   image.c    the image under construction, and the oracle's verdict of it
- *   seen.c     images made before */
+ *   campaign.c chance, and progress
+ *   seen.c     images made before
+ *
+ * Each calls only those below it. What window.c has to ask of a model, and image.c of the walk,
+ * they ask through the explorer: `units` and `explore`. */
 #ifndef CRASH_EXPLORER_H
 #define CRASH_EXPLORER_H
 
@@ -35,6 +39,17 @@ struct undo {
     uint64_t off, value;
 };
 
+struct explorer;
+
+/* What may have become of a unit that is not durable yet: an option is one of the possibilities. */
+struct unit_model {
+    /* how many; 0: nothing arrived */
+    uint64_t (*options)(const struct explorer *x, const struct unit *u);
+    /* the one where all of it did */
+    uint64_t (*everything)(const struct explorer *x, const struct unit *u);
+    void (*apply)(struct explorer *x, uint64_t number, uint64_t option);
+};
+
 struct explorer {
     struct campaign *c;
     const struct trace *t;
@@ -51,6 +66,10 @@ struct explorer {
     struct undo *undo;
     uint64_t undo_count, undo_room;
     uint32_t unit_bytes;
+    const struct unit_model *units;
+    void (*explore)(struct campaign *c, const struct trace *t, const unsigned char *base,
+                    const bool *used, const struct board *board, const struct promise *fixed,
+                    int depth); /* a recovery is crashed by the same walk */
     const struct board *board;
     const struct promise *fixed;
     uint32_t acked, begun;
@@ -75,6 +94,14 @@ static inline bool over(const struct explorer *x)
     return x->c->tally.failures >= x->c->stop_after;
 }
 
+/* Domain process on a disk, and the machine goes down: the kernel may have written any page of
+ * the shared mapping, as it was at any time, or none. Whole ones: what the store promises of
+ * them is that they are synced before the clean mark, and not opened without it. */
+static inline bool is_mapping_on_disk(const struct explorer *x)
+{
+    return x->c->model == MODEL_SECTORS && x->c->domain != PMS_DOMAIN_FILE;
+}
+
 /* ---- image.c ---- */
 uint64_t image_mix(uint64_t off, uint64_t value, uint64_t salt);
 /* for good. All changes of the image: its hash is always known */
@@ -94,16 +121,9 @@ void units_compact(struct explorer *x);
 void window_crash(struct explorer *x);
 
 /* ---- the models ---- */
-uint64_t lines_options(const struct unit *u); /* 0: nothing arrived; the last one: all of it did */
-void lines_apply(struct explorer *x, uint64_t number, uint64_t option);
+void lines_begin(struct explorer *x);
 void lines_walk(struct explorer *x, const struct tr_event *e);
-/* Domain process on a disk, and the machine goes down: the kernel may have written any page of
- * the shared mapping, as it was at any time, or none. Whole ones: what the store promises of
- * them is that they are synced before the clean mark, and not opened without it. */
-bool sectors_of_a_mapping(const struct explorer *x);
-/* 0: nothing arrived; u->count: all of it did; beyond: torn, or none of it */
-uint64_t sectors_options(const struct explorer *x, const struct unit *u);
-void sectors_apply(struct explorer *x, uint64_t number, uint64_t option);
+void sectors_begin(struct explorer *x);
 void sectors_walk(struct explorer *x, const struct tr_event *e);
 void sectors_end(struct explorer *x);
 /* every: bytes between images, on average */

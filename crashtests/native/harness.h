@@ -13,8 +13,6 @@ struct options {
     struct campaign campaign;
 };
 
-extern struct board *board; /* of this process and its children */
-
 /* ---- child.c: all of these end the process where they cannot do it ---- */
 void *shared_memory(size_t bytes);
 unsigned char *file_read(const char *path, uint64_t *bytes);
@@ -26,6 +24,8 @@ bool child_here(pid_t *child);
 int child_wait(pid_t child); /* its status */
 
 /* ---- scene.c ---- */
+extern struct board *board; /* of this process and its children */
+
 struct scene {
     char path[256];
     const struct workload *workload; /* NULL: of a trace that another program has made of itself */

@@ -157,7 +157,7 @@ void image_ask(struct explorer *x, uint64_t bytes, const char *how)
                          .allowed = {p.digest[0], p.digest[1]},
                          .allowed_count = p.count,
                          .hostile = hostile,
-                         .restarted = sectors_of_a_mapping(x),
+                         .restarted = is_mapping_on_disk(x),
                          .thorough = (a & 15) == 0};
     snprintf(q.path, sizeof q.path, "%s", x->scratch_path);
     struct verdict v = oracle_ask(c->oracle, &q);
@@ -194,5 +194,5 @@ static void crash_recovery(struct explorer *x, uint64_t bytes, uint32_t digest)
     }
     c->tally.nested++;
     struct promise p = {{digest, 0}, 1};
-    images_explore(c, t, x->img, x->used, NULL, &p, x->depth - 1);
+    x->explore(c, t, x->img, x->used, NULL, &p, x->depth - 1);
 }

@@ -60,6 +60,7 @@ void images_explore(struct campaign *c, const struct trace *t, const unsigned ch
                     const bool *used, const struct board *board, const struct promise *fixed,
                     int depth);
 
+/* ---- campaign.c ---- */
 uint64_t campaign_draw(struct campaign *c, uint64_t n);
 void campaign_progress(struct campaign *c, bool last);
 

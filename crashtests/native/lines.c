@@ -17,16 +17,23 @@ static void split_of(const struct unit *u, uint32_t *stored, uint32_t *loose)
         *loose = NT_WORDS_MAX;
 }
 
-uint64_t lines_options(const struct unit *u)
+/* 0: nothing arrived; the last one: all of it did. */
+static uint64_t options(const struct explorer *x, const struct unit *u)
 {
+    (void)x;
     uint32_t stored, loose;
     split_of(u, &stored, &loose);
     return (uint64_t)(stored + 1) << loose;
 }
 
+static uint64_t everything(const struct explorer *x, const struct unit *u)
+{
+    return options(x, u) - 1;
+}
+
 /* Options of a line: prefix of its stores << number of loose words | which of those arrived. 0:
  * nothing. */
-void lines_apply(struct explorer *x, uint64_t number, uint64_t option)
+static void apply(struct explorer *x, uint64_t number, uint64_t option)
 {
     const struct unit *u = &x->unit[number];
     uint32_t stored, loose, all_loose = 0, s = 0, l = 0;
@@ -47,6 +54,13 @@ void lines_apply(struct explorer *x, uint64_t number, uint64_t option)
         if (take)
             image_try_word(x, number * LINE + p->word * 8u, p->value);
     }
+}
+
+void lines_begin(struct explorer *x)
+{
+    static const struct unit_model lines = {options, everything, apply};
+    x->unit_bytes = LINE;
+    x->units = &lines;
 }
 
 /* ---- the walk ---- */

@@ -18,8 +18,6 @@
 #include "harness.h"
 #include "seen.h"
 
-struct board *board;
-
 /* One recorded run of an engine that is built with the detector. */
 static void run_detector(struct options *o)
 {

@@ -157,7 +157,7 @@ static bool refused(const struct question *q, const struct pms_error *e)
     return q->restarted && e->status == PMS_E_UNCLEAN;
 }
 
-static struct verdict judge(const struct question *q)
+static struct verdict judge_recovered(const struct question *q)
 {
     static struct pms_check_report r;
     struct pms_error e = {0};
@@ -257,7 +257,7 @@ static void serve(struct shared *s, int in, int out)
     struct rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
     while (read(in, &byte, 1) == 1) {
-        s->v = s->q.hostile ? judge_hostile(&s->q) : judge(&s->q);
+        s->v = s->q.hostile ? judge_hostile(&s->q) : judge_recovered(&s->q);
         if (write(out, &byte, 1) != 1)
             break;
     }

@@ -6,6 +6,8 @@
 
 #include "harness.h"
 
+struct board *board;
+
 static void failure(struct campaign *c, const char *how, uint64_t n, const char *message,
                     const char *image)
 {

@@ -5,17 +5,19 @@
 
 #define GARBAGE 3u /* options beside the versions: noise, a torn mixture, zeros */
 
-bool sectors_of_a_mapping(const struct explorer *x)
+/* 0: nothing arrived; u->count: all of it did; beyond: torn, or none of it. */
+static uint64_t options(const struct explorer *x, const struct unit *u)
 {
-    return x->c->model == MODEL_SECTORS && x->c->domain != PMS_DOMAIN_FILE;
+    return u->count + 1 + (is_mapping_on_disk(x) ? 0 : GARBAGE);
 }
 
-uint64_t sectors_options(const struct explorer *x, const struct unit *u)
+static uint64_t everything(const struct explorer *x, const struct unit *u)
 {
-    return u->count + 1 + (sectors_of_a_mapping(x) ? 0 : GARBAGE);
+    (void)x;
+    return u->count;
 }
 
-void sectors_apply(struct explorer *x, uint64_t number, uint64_t option)
+static void apply(struct explorer *x, uint64_t number, uint64_t option)
 {
     const struct unit *u = &x->unit[number];
     uint64_t off = number * SECTOR;
@@ -36,6 +38,13 @@ void sectors_apply(struct explorer *x, uint64_t number, uint64_t option)
             value = 0;
         image_try_word(x, off + i, value);
     }
+}
+
+void sectors_begin(struct explorer *x)
+{
+    static const struct unit_model sectors = {options, everything, apply};
+    x->unit_bytes = SECTOR;
+    x->units = &sectors;
 }
 
 static uint64_t keep_version(struct explorer *x, const unsigned char *content)

@@ -31,23 +31,19 @@ void units_compact(struct explorer *x)
 
 static uint64_t options_of(const struct explorer *x, const struct unit *u)
 {
-    return x->unit_bytes == SECTOR ? sectors_options(x, u) : lines_options(u);
+    return x->units->options(x, u);
 }
 
 static uint64_t everything(const struct explorer *x, const struct unit *u)
 {
-    return x->unit_bytes == SECTOR ? u->count : options_of(x, u) - 1;
+    return x->units->everything(x, u);
 }
 
 static void apply(struct explorer *x, uint64_t i, uint64_t option)
 {
     x->option[i] = option;
-    if (!option)
-        return;
-    if (x->unit_bytes == SECTOR)
-        sectors_apply(x, x->active[i], option);
-    else
-        lines_apply(x, x->active[i], option);
+    if (option)
+        x->units->apply(x, x->active[i], option);
 }
 
 /* ---- the images of one window ---- */

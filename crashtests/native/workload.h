@@ -1,10 +1,10 @@
 /* What is crashed: each workload runs operations of the engine on the base store, and commits
  * any number of times.
  *
- * To add one: write a function of the calls below in workloads.c and put it into the table at
- * its end. Everything else (recording, images, kills, faults, the oracle) follows from the
- * table. Between two wl_commit calls do whatever the engine offers; what a crash may leave is
- * the state of the last commit, or of the one in flight.
+ * To add one: write a function of the calls below (calls.c) in workloads.c and put it into the
+ * table at its end. Everything else (recording, images, kills, faults, the oracle) follows from
+ * the table. Between two wl_commit calls do whatever the engine offers; what a crash may leave
+ * is the state of the last commit, or of the one in flight.
  *
  * After an operation failed (fault injection) all further ones do nothing. */
 #ifndef CRASH_WORKLOAD_H

@@ -1,12 +1,14 @@
-"""Stress test: programs that do everything at once to a store, killed again and again, and an oracle beside it.
+"""Stress test: programs that do everything at once to a store, killed again and again, and an
+oracle beside it.
 
     python -m crashtests.stress --seconds 60
     python -m crashtests.stress --kills 10000 --seconds 3600
     python -m crashtests.stress --only counters --domain file --seed 7
 
-It ends when the time is over and there were so many kills and rounds, or at --failures failures. What goes on depends on the
-seed as far as threads and times do. Exit code 1 if anything failed, 130 if it was interrupted. Stores of failures are kept
-in build/stress/failures, with what was expected and found.
+It ends when the time is over and there were so many kills and rounds, or at --failures failures.
+What goes on depends on the seed as far as threads and times do. Exit code 1 if anything failed, 130
+if it was interrupted. Stores of failures are kept in build/stress/failures, with what was expected
+and found.
 """
 
 from __future__ import annotations
@@ -89,7 +91,11 @@ def gather(pipes: dict[int, int], began: float, failures: int) -> tuple[Count, l
                 total.add(Count(**count))
                 if failure:
                     found.append(Failure(**failure))
-                    print(f"FAILED after {time.monotonic() - began:.1f} s, {total.kills} kills: {short(found[-1])}", flush=True)
+                    print(
+                        f"FAILED after {time.monotonic() - began:.1f} s, {total.kills} kills: "
+                        f"{short(found[-1])}",
+                        flush=True,
+                    )
         if len(found) >= failures:
             for pid in pipes.values():
                 os.kill(pid, signal.SIGTERM)
@@ -105,9 +111,9 @@ def short(failure: Failure) -> str:
 
 def words(count: Count) -> str:
     return (
-        f"{count.kills:,} kills ({count.at_primitives:,} at primitives, {count.power_failures:,} with power), "
-        f"{count.commits:,} commits acknowledged, {count.reads:,} reads and {count.opens:,} opens checked, "
-        f"{count.failures} failures"
+        f"{count.kills:,} kills ({count.at_primitives:,} at primitives, {count.power_failures:,} "
+        f"with power), {count.commits:,} commits acknowledged, {count.reads:,} reads and "
+        f"{count.opens:,} opens checked, {count.failures} failures"
     )
 
 
@@ -115,7 +121,10 @@ def run(a: argparse.Namespace) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     kept = BUILD / "failures" / f"{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
     began = time.monotonic()
-    print(f"seed {a.seed}, Python {sys.version.split()[0]}, {'with' if TORCH else 'no'} torch", flush=True)
+    print(
+        f"seed {a.seed}, Python {sys.version.split()[0]}, {'with' if TORCH else 'no'} torch",
+        flush=True,
+    )
     interrupted = False
     with (
         tempfile.TemporaryDirectory(prefix="pmstore-stress-", dir="/dev/shm") as memory,
@@ -135,13 +144,21 @@ def run(a: argparse.Namespace) -> int:
         finally:
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pipes.values()]
     seconds = time.monotonic() - began
-    report = {"seed": a.seed, "seconds": round(seconds, 1), **asdict(total), "found": [asdict(f) for f in found]}
+    report = {
+        "seed": a.seed,
+        "seconds": round(seconds, 1),
+        **asdict(total),
+        "found": [asdict(f) for f in found],
+    }
     (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"{seconds:.0f} s: {words(total)}")
     for scenario, kills in sorted(total.by_scenario.items()):
         print(f"  {scenario}: {kills:,} kills")
     for failure in found:
-        print(f"FAILED: {failure.track}, life {failure.life}, seed {failure.seed}, kept in {failure.kept}")
+        print(
+            f"FAILED: {failure.track}, life {failure.life}, seed {failure.seed}, kept in "
+            f"{failure.kept}"
+        )
         print(failure.text[:3000], end="\n\n")
     if interrupted:
         return INTERRUPTED
@@ -150,17 +167,30 @@ def run(a: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m crashtests.stress", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m crashtests.stress",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kills", type=int, default=0, help="at least so many")
-    parser.add_argument("--rounds", type=int, default=0, help="each lane goes at least so many times through all scenarios")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=0,
+        help="each lane goes at least so many times through all scenarios",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", default=[], help="a scenario; default: all")
     parser.add_argument("--domain", action="append", default=[], choices=scenarios.DOMAINS)
-    parser.add_argument("--hot", action=argparse.BooleanOptionalAction, default=None, help="default: both")
-    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="processes that fork and kill")
-    parser.add_argument("--lives", type=int, default=12, help="of one store, before the next one is made")
+    parser.add_argument(
+        "--hot", action=argparse.BooleanOptionalAction, default=None, help="default: both"
+    )
+    parser.add_argument(
+        "--lanes", type=int, default=os.cpu_count() or 1, help="processes that fork and kill"
+    )
+    parser.add_argument(
+        "--lives", type=int, default=12, help="of one store, before the next one is made"
+    )
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
     a = parser.parse_args()
     try:

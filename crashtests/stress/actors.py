@@ -30,7 +30,8 @@ FIRST = b.OWN + 1
 
 
 class Actor:
-    """What one thread does, step by step. index: of its words on the board, and part of what its objects hold."""
+    """What one thread does, step by step. index: of its words on the board, and part of what its
+    objects hold."""
 
     disturbs = False
     """Has work for signal handlers and finalizers, too."""
@@ -56,7 +57,11 @@ class Actor:
         """Makes its objects, those that are not there. In a block."""
 
     def check(self, store: Any, first: bool) -> None:
-        """Looks at its objects in a store that was opened, at any commit; first: nobody uses it yet. Raises: WrongError."""
+        """Looks at its objects in a store that was opened, at any commit; first: nobody uses it
+        yet.
+
+        Raises: WrongError.
+        """
 
     def start(self, store: Any) -> None:
         """Before its thread, in each life."""
@@ -99,9 +104,11 @@ class Actor:
 
 
 class Counter(Actor):
-    """Stores numbers into arrays that it shares with other threads, each at places of its own, while those commit.
+    """Stores numbers into arrays that it shares with other threads, each at places of its own,
+    while those commit.
 
-    Once a commit of its own returned and its numbers are still there (nobody rolled back), they are acknowledged.
+    Once a commit of its own returned and its numbers are still there (nobody rolled back), they are
+    acknowledged.
     """
 
     MOST = 1024
@@ -129,8 +136,8 @@ class Counter(Actor):
                 value = int(found[self._place(name, number)])
                 if not (number <= value <= intent and value % places == number % places):
                     raise WrongError(
-                        f"{name}[{self._place(name, number)}]: stored and committed {number} (of {acknowledged} acknowledged, "
-                        f"{intent} under way), found {value}"
+                        f"{name}[{self._place(name, number)}]: stored and committed {number} (of "
+                        f"{acknowledged} acknowledged, {intent} under way), found {value}"
                     )
         self.has_read()
 
@@ -156,7 +163,9 @@ class Counter(Actor):
         """Everything since the last time; what somebody rolled back is stored again first."""
         last = self.since[-1]
         del self.since[: -self.MOST]  # earlier numbers have been stored over
-        wanted = {(name, self._place(name, number)): number for name in arrays for number in self.since}
+        wanted = {
+            (name, self._place(name, number)): number for name in arrays for number in self.since
+        }
         for (name, place), number in wanted.items():
             if arrays[name][place] != number:
                 arrays[name][place] = number
@@ -168,7 +177,8 @@ class Counter(Actor):
 
 
 class Racer(Actor):
-    """Another thread stores into an array just while this one commits; then nobody writes, and this one commits again."""
+    """Another thread stores into an array just while this one commits; then nobody writes, and this
+    one commits again."""
 
     WARM = 4
     """Commits in a row that make the array a hot range."""
@@ -188,8 +198,8 @@ class Racer(Actor):
             intent, acknowledged = self.words[FIRST + 2 * place], self.words[FIRST + 2 * place + 1]
             if not acknowledged <= found[place] <= intent:
                 raise WrongError(
-                    f"{self.array}[{place}]: {who} stored {acknowledged}, and a later commit returned: "
-                    f"found {found[place]} ({intent} under way)"
+                    f"{self.array}[{place}]: {who} stored {acknowledged}, and a later commit "
+                    f"returned: found {found[place]} ({intent} under way)"
                 )
         self.has_read(2)
 
@@ -228,8 +238,9 @@ class Racer(Actor):
 
 
 class UndoRacer(Actor):
-    """Another thread stores into an array while a block that wrote the same pages is undone. What is there when a later commit
-    returned, nobody writing any more, is acknowledged, place by place."""
+    """Another thread stores into an array while a block that wrote the same pages is undone. What
+    is there when a later commit returned, nobody writing any more, is acknowledged, place by
+    place."""
 
     LENGTH, PLACES = 100_000, 32
 
@@ -250,8 +261,8 @@ class UndoRacer(Actor):
         for place, acknowledged in enumerate(self.acknowledged):
             if not acknowledged <= found[place] <= self.words[FIRST]:
                 raise WrongError(
-                    f"{self.array}, place {place}: {acknowledged} was there when a commit returned, found {found[place]} "
-                    f"({self.words[FIRST]} under way)"
+                    f"{self.array}, place {place}: {acknowledged} was there when a commit "
+                    f"returned, found {found[place]} ({self.words[FIRST]} under way)"
                 )
         self.has_read(self.PLACES)
 
@@ -286,7 +297,8 @@ class UndoRacer(Actor):
 
 
 class Churner(Actor):
-    """Names that come and go, made and removed by all threads, handlers and finalizers: what is read is of that name."""
+    """Names that come and go, made and removed by all threads, handlers and finalizers: what is
+    read is of that name."""
 
     disturbs = True
     NAMES = 16
@@ -312,7 +324,8 @@ class Churner(Actor):
             self._look_at(name, store[f"churn/{name}"])
         except WrongError:
             time.sleep(0.1)
-            if store.rollbacks == rollbacks:  # else another thread had made it, and it was undone while we looked at it
+            # else another thread had made it, and it was undone while we looked at it
+            if store.rollbacks == rollbacks:
                 raise
         self.has_read()
 
@@ -325,7 +338,9 @@ class Churner(Actor):
             first, last = int(value[0]), int(value[-1])
             for found in (first, last):
                 if found >> 32 != self.TAG + number:
-                    raise WrongError(f"churn/{name}: expected object {self.TAG + number}, found {decode(found)}")
+                    raise WrongError(
+                        f"churn/{name}: expected object {self.TAG + number}, found {decode(found)}"
+                    )
             if first != last or not (value == first).all():
                 raise WrongError(f"churn/{name}: expected one generation, found {describe(value)}")
 
@@ -367,7 +382,8 @@ _finalizing = threading.local()
 
 
 class Scratch:
-    """Cyclic garbage whose finalizer uses the store: the collector runs it in the middle of anything."""
+    """Cyclic garbage whose finalizer uses the store: the collector runs it in the middle of
+    anything."""
 
     def __init__(self, life: Life) -> None:
         self.me = self
@@ -389,8 +405,8 @@ class Scratch:
 
 
 class Assigner(Actor):
-    """Assigns to names of its own, one call at a time, outside of blocks. What returned is there, whatever blocks of other
-    threads do; only a roll back that somebody asked for takes it away."""
+    """Assigns to names of its own, one call at a time, outside of blocks. What returned is there,
+    whatever blocks of other threads do; only a roll back that somebody asked for takes it away."""
 
     def __init__(self, life: Life, index: int) -> None:
         super().__init__(life, index)
@@ -414,11 +430,17 @@ class Assigner(Actor):
         intent, acknowledged = self.words[FIRST], self.words[FIRST + 1]
         value, length = self._found(store)
         if not acknowledged <= value <= intent:
-            raise WrongError(f"{self.value}: expected {acknowledged} (acknowledged) to {intent}, found {value}")
+            raise WrongError(
+                f"{self.value}: expected {acknowledged} (acknowledged) to {intent}, found {value}"
+            )
         if length and length not in {n % 997 + 1 for n in range(max(1, acknowledged), intent + 1)}:
-            raise WrongError(f"{self.array}: expected one of {acknowledged} to {intent}, found length {length}")
+            raise WrongError(
+                f"{self.array}: expected one of {acknowledged} to {intent}, found length {length}"
+            )
         if not length and acknowledged:
-            raise WrongError(f"{self.array}: expected what {acknowledged} assigned, found the first value")
+            raise WrongError(
+                f"{self.array}: expected what {acknowledged} assigned, found the first value"
+            )
         self.has_read()
 
     def step(self, session: Session) -> None:
@@ -442,8 +464,8 @@ class Assigner(Actor):
             there = False
         if not there and not self.life.plan.rollbacks and self.life.session is session:
             raise WrongError(
-                f"{self.value}: {number} was assigned, and nobody rolled back: found {store[self.value]} "
-                f"and length {self._found(store)[1]} instead of {length}"
+                f"{self.value}: {number} was assigned, and nobody rolled back: found "
+                f"{store[self.value]} and length {self._found(store)[1]} instead of {length}"
             )
 
 
@@ -469,14 +491,24 @@ class Forker(Actor):
         if len(self.children) >= 2:
             time.sleep(0.002)
             return
-        units = [unit for actor in self.life.actors for unit in actor.units if actor.created and unit.stays]
+        units = [
+            unit
+            for actor in self.life.actors
+            for unit in actor.units
+            if actor.created and unit.stays
+        ]
         rng = self.random
         pauses = [rng.random() * 0.02 for _ in range(3)]
-        with session.store.transaction(timeout=PATIENCE_SECONDS):  # so that no block of another thread is half done
+        # so that no block of another thread is half done
+        with session.store.transaction(timeout=PATIENCE_SECONDS):
             shown = []
             for unit in units:
                 generation = unit.read(session.store)
-                shown += [(part, session.store[part.path], generation) for part in unit.parts if part.in_place]
+                shown += [
+                    (part, session.store[part.path], generation)
+                    for part in unit.parts
+                    if part.in_place
+                ]
             child = os.fork()
             if child == 0:
                 self._look(shown, pauses)
@@ -492,7 +524,9 @@ class Forker(Actor):
             for pause in pauses:
                 for part, array, generation in shown:
                     if self.life.plan.domain in self.DOMAINS:
-                        expect_filled(f"a fork child's {part.path}", array, encode(part.tag, generation))
+                        expect_filled(
+                            f"a fork child's {part.path}", array, encode(part.tag, generation)
+                        )
                     else:
                         float(np.asarray(array).sum())
                 time.sleep(pause)
@@ -516,20 +550,25 @@ class Forker(Actor):
 
 
 class Copier(Actor):
-    """Copies the file while it is written, as `cp` does, and opens the copy: it is refused, or some commit, whole."""
+    """Copies the file while it is written, as `cp` does, and opens the copy: it is refused, or some
+    commit, whole."""
 
     def step(self, session: Session) -> None:
         time.sleep(self.random.random() * 0.02)
         copy = self.life.plan.folder / f"copy{self.index}.pm"
         shutil.copyfile(self.life.plan.path, copy)
         try:
-            with pmstore.open(copy, self.random.choice(("r", "r+")), domain=self.life.plan.domain) as store:  # type: ignore[arg-type]
+            with pmstore.open(
+                copy, self.random.choice(("r", "r+")), domain=self.life.plan.domain
+            ) as store:  # type: ignore[arg-type]
                 for actor in self.life.actors:
                     for unit in actor.units if actor.created else ():
                         try:
                             unit.within(store, 0)
                         except WrongError as error:
-                            raise WrongError(f"a copy that was opened without error: {error}") from error
+                            raise WrongError(
+                                f"a copy that was opened without error: {error}"
+                            ) from error
                         self.has_read()
         except pmstore.PmstoreError:
             self.words[b.REFUSED] += 1
@@ -551,9 +590,13 @@ class Flusher(Actor):
         target = self.life.plan.folder / f"restored{self.index}.pm"
         target.unlink(missing_ok=True)
         try:
-            report = tiers.restore(target, self.life.plan.folder / "tier", epoch, domain=self.life.plan.domain)
+            report = tiers.restore(
+                target, self.life.plan.folder / "tier", epoch, domain=self.life.plan.domain
+            )
             if report.epoch < self.words[FIRST]:
-                raise WrongError(f"epoch {self.words[FIRST]} was flushed, {report.epoch} restored: {report}")
+                raise WrongError(
+                    f"epoch {self.words[FIRST]} was flushed, {report.epoch} restored: {report}"
+                )
             with pmstore.open(target, "r") as store:
                 for actor in self.life.actors:
                     for unit in actor.units if actor.created else ():
@@ -565,7 +608,9 @@ class Flusher(Actor):
             target.unlink(missing_ok=True)
 
     def step(self, session: Session) -> None:
-        at_least = {unit.path: unit.acknowledged for actor in self.life.actors for unit in actor.units}
+        at_least = {
+            unit.path: unit.acknowledged for actor in self.life.actors for unit in actor.units
+        }
         try:
             flush = session.store.flush("stress")
             flush.wait(PATIENCE_SECONDS * 3)

@@ -12,7 +12,18 @@ from crashtests.stress import board as b
 from crashtests.stress.actors import FIRST, Actor
 from crashtests.stress.content import WrongError
 from crashtests.stress.life import PATIENCE_SECONDS, REFUSED, Session
-from crashtests.stress.unit import TORCH, WORDS, Filled, Flipped, Large, Names, Part, Replaced, Tensor, Unit
+from crashtests.stress.unit import (
+    TORCH,
+    WORDS,
+    Filled,
+    Flipped,
+    Large,
+    Names,
+    Part,
+    Replaced,
+    Tensor,
+    Unit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -25,7 +36,8 @@ class WantedError(Exception):
 
 
 class Writer(Actor):
-    """Whole changes of its objects, and changes that fail half way; transfers between accounts that all writers share."""
+    """Whole changes of its objects, and changes that fail half way; transfers between accounts that
+    all writers share."""
 
     ALL: tuple[type[Part], ...] = (Filled, Large, Replaced, Names, Flipped)
     ACCOUNTS, EACH = 64, 1000
@@ -49,14 +61,17 @@ class Writer(Actor):
             self.unit.within(store, 0 if store.mode == "r" else self.unit.acknowledged)
         total = int(store["accounts"].sum())
         if total != self.ACCOUNTS * self.EACH:
-            raise WrongError(f"accounts: expected a sum of {self.ACCOUNTS * self.EACH}, found {total}")
+            raise WrongError(
+                f"accounts: expected a sum of {self.ACCOUNTS * self.EACH}, found {total}"
+            )
         self.has_read(2)
 
     def start(self, store: Any) -> None:
         self.doubtful = False
 
     def step(self, session: Session) -> None:
-        """An interrupt may come anywhere: then what became of the block is looked up by the next step."""
+        """An interrupt may come anywhere: then what became of the block is looked up by the next
+        step."""
         store, rng = session.store, self.random
         if self.doubtful:
             self.unit.settle(store)
@@ -71,7 +86,8 @@ class Writer(Actor):
             found = self.unit.read(store)
             if found != self.unit.acknowledged:
                 raise WrongError(
-                    f"{self.unit.path}: a block was undone: expected generation {self.unit.acknowledged}, found {found}"
+                    f"{self.unit.path}: a block was undone: expected generation "
+                    f"{self.unit.acknowledged}, found {found}"
                 ) from None
         else:
             self.unit.done(generation)
@@ -91,12 +107,19 @@ class Writer(Actor):
         rng = self.random
         found = self.unit.read(store)
         if found != self.unit.acknowledged:
-            raise WrongError(f"{self.unit.path}: expected generation {self.unit.acknowledged} (acknowledged), found {found}")
+            raise WrongError(
+                f"{self.unit.path}: expected generation {self.unit.acknowledged} (acknowledged), "
+                f"found {found}"
+            )
         self.has_read()
         parts = rng.sample(self.unit.parts, len(self.unit.parts))
         half = rng.randrange(len(parts) + 1)
         accounts = store["accounts"]
-        one, other, amount = rng.randrange(self.ACCOUNTS), rng.randrange(self.ACCOUNTS), rng.randrange(9)
+        one, other, amount = (
+            rng.randrange(self.ACCOUNTS),
+            rng.randrange(self.ACCOUNTS),
+            rng.randrange(9),
+        )
         written = -generation if fails else generation
         accounts[one] -= amount
         self.unit.write(store, written, parts[:half])
@@ -116,7 +139,8 @@ class Writer(Actor):
 
 
 class Tasks(Actor):
-    """Tasks of one event loop, each with blocks that wait in the middle: a block that was left normally stays."""
+    """Tasks of one event loop, each with blocks that wait in the middle: a block that was left
+    normally stays."""
 
     COUNT = 3
 
@@ -166,7 +190,10 @@ class Tasks(Actor):
         fails = self.random.random() < 0.4
         found = unit.read(store)
         if found != unit.acknowledged:
-            raise WrongError(f"{unit.path}: expected generation {unit.acknowledged} (acknowledged), found {found}")
+            raise WrongError(
+                f"{unit.path}: expected generation {unit.acknowledged} (acknowledged), found "
+                f"{found}"
+            )
         generation = unit.begin()
         block = store.transaction(timeout=PATIENCE_SECONDS)
         try:
@@ -193,11 +220,14 @@ class Tasks(Actor):
 
 
 class Holder(Actor):
-    """Generators that hold a block, and are ended by another thread, or by nobody: the block does not stay open."""
+    """Generators that hold a block, and are ended by another thread, or by nobody: the block does
+    not stay open."""
 
     def __init__(self, life: Life, index: int) -> None:
         super().__init__(life, index)
-        self.unit = Unit(f"held{index}", index, self.words[FIRST : FIRST + WORDS], (Filled, Replaced))
+        self.unit = Unit(
+            f"held{index}", index, self.words[FIRST : FIRST + WORDS], (Filled, Replaced)
+        )
         self.units = (self.unit,)
 
     def create(self, store: Any) -> None:
@@ -243,7 +273,9 @@ class Holder(Actor):
             with store.transaction(timeout=PATIENCE_SECONDS):
                 pass
         except pmstore.TransactionError as error:
-            raise WrongError(f"a block whose generator has ended ({how}) is open: {error}") from error
+            raise WrongError(
+                f"a block whose generator has ended ({how}) is open: {error}"
+            ) from error
         self.words[b.COMMITS] += 1
 
     def _elsewhere(self, work: Any) -> None:

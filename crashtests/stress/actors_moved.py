@@ -1,4 +1,5 @@
-"""What programs do to tensors that takes them out of the heap: an error, or what is written to them is stored."""
+"""What programs do to tensors that takes them out of the heap: an error, or what is written to them
+is stored."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 
 
 class Mover(Actor):
-    """Moves its tensor to shared or private memory, sends it through a queue, and then writes it by its name."""
+    """Moves its tensor to shared or private memory, sends it through a queue, and then writes it by
+    its name."""
 
     HOW = ("share", "queue", "module", "data", "data", "resize", "")
 
     def __init__(self, life: Life, index: int) -> None:
         super().__init__(life, index)
-        self.unit = Unit(f"moved{index}", index, self.words[FIRST : FIRST + WORDS], (Tensor,), stays=False)
+        self.unit = Unit(
+            f"moved{index}", index, self.words[FIRST : FIRST + WORDS], (Tensor,), stays=False
+        )
         self.units = (self.unit,)
         self.tensor = self.unit.parts[0]
         self.others: list[Any] = []
@@ -65,7 +69,10 @@ class Mover(Actor):
             self.life.note_commit(store)
         found = self.unit.read(store)
         if found != self.unit.acknowledged:
-            raise WrongError(f"{self.unit.path}, after {how}: expected {self.unit.acknowledged} (acknowledged), found {found}")
+            raise WrongError(
+                f"{self.unit.path}, after {how}: expected {self.unit.acknowledged} (acknowledged), "
+                f"found {found}"
+            )
         self.has_read()
 
     def _move(self, store: Any, how: str) -> None:
@@ -86,7 +93,8 @@ class Mover(Actor):
             tensor.resize_(5000)
 
     def _replace(self, session: Session, how: str, error: BaseException) -> None:
-        """The way out of an error: the name is given another tensor. The one that was moved is let go."""
+        """The way out of an error: the name is given another tensor. The one that was moved is let
+        go."""
         del self.others[:]
         session.kept.clear()
         session.store[self.tensor.path] = self.tensor.fresh(self.unit.acknowledged)  # type: ignore[attr-defined]
@@ -95,6 +103,8 @@ class Mover(Actor):
         except pmstore.TransactionError:
             raise
         except pmstore.PmstoreError as again:
-            raise WrongError(f"{self.unit.path}: after {how} and {error}: no way out: {again}") from again
+            raise WrongError(
+                f"{self.unit.path}: after {how} and {error}: no way out: {again}"
+            ) from again
         found = self.unit.settle(session.store)
         assert found == self.unit.acknowledged

@@ -1,4 +1,5 @@
-"""What a program acknowledges: words in shared memory that outlive its kill. They are beside the store, not in it."""
+"""What a program acknowledges: words in shared memory that outlive its kill. They are beside the
+store, not in it."""
 
 from __future__ import annotations
 

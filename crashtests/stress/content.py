@@ -1,4 +1,5 @@
-"""What objects hold. An integer says whose it is and of which generation: any read can be checked by itself."""
+"""What objects hold. An integer says whose it is and of which generation: any read can be checked
+by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class WrongError(Exception):
 
 
 def encode(tag: int, generation: int) -> int:
-    """Exact in float64 too. Negative generations are of blocks that were undone: nobody may ever see one afterwards."""
+    """Exact in float64 too. Negative generations are of blocks that were undone: nobody may ever
+    see one afterwards."""
     whole = (tag << _GENERATION_BITS) + abs(generation)
     return whole if generation >= 0 else -whole
 

@@ -1,4 +1,5 @@
-"""Forks lives one after the other, kills them, and judges what they left. Several lanes use several cores."""
+"""Forks lives one after the other, kills them, and judges what they left. Several lanes use several
+cores."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Count:
 
 @dataclass(frozen=True)
 class Failure:
-    """What was found wrong. kept: the folder with the store as the life found it, and as it left it."""
+    """What was found wrong. kept: the folder with the store as the life found it, and as it left
+    it."""
 
     track: str
     life: int
@@ -79,21 +81,28 @@ class Failure:
     kept: str
 
 
-def tracks(scenarios: list[Scenario], domains: list[str], hot: list[bool], rng: random.Random) -> Iterator[Track]:
-    """For ever: each scenario in turn, in another domain each time. Every combination comes before one comes again."""
+def tracks(
+    scenarios: list[Scenario], domains: list[str], hot: list[bool], rng: random.Random
+) -> Iterator[Track]:
+    """For ever: each scenario in turn, in another domain each time. Every combination comes before
+    one comes again."""
     decks: dict[str, list[tuple[str, bool]]] = {}
     while True:
         for scenario in rng.sample(scenarios, len(scenarios)):
             deck = decks.setdefault(scenario.name, [])
             if not deck:
-                deck += rng.sample(every := [(d, h) for d in domains or DOMAINS for h in hot], len(every))
+                deck += rng.sample(
+                    every := [(d, h) for d in domains or DOMAINS for h in hot], len(every)
+                )
             yield Track(scenario, *deck.pop())
 
 
 class Lane:
     """tell: is called after every life with what was new; it says whether to stop at once."""
 
-    def __init__(self, seed: str, place: Place, lives: int, tell: Callable[[Count, Failure | None], bool]) -> None:
+    def __init__(
+        self, seed: str, place: Place, lives: int, tell: Callable[[Count, Failure | None], bool]
+    ) -> None:
         self.random = random.Random(seed)
         self.place = place
         self.lives = lives
@@ -106,8 +115,11 @@ class Lane:
                 return
 
     def _follow(self, track: Track) -> bool:
-        """A store, from life to life, and a last look, or until something is wrong. True: stop at once."""
-        folder = (self.place.disk if track.domain == "file" else self.place.memory) / f"lane{os.getpid()}"
+        """A store, from life to life, and a last look, or until something is wrong. True: stop at
+        once."""
+        folder = (
+            self.place.disk if track.domain == "file" else self.place.memory
+        ) / f"lane{os.getpid()}"
         board = Board()
         before = Count()
         shutil.rmtree(folder, ignore_errors=True)
@@ -116,7 +128,11 @@ class Lane:
             for number in range(self.lives + 1):
                 plan = self._plan(track, number, folder)
                 new, text = self._live(track, plan, board)
-                total = Count(commits=board.total(b.COMMITS), reads=board.total(b.READS), refused=board.total(b.REFUSED))
+                total = Count(
+                    commits=board.total(b.COMMITS),
+                    reads=board.total(b.READS),
+                    refused=board.total(b.REFUSED),
+                )
                 for name in ("commits", "reads", "refused"):
                     setattr(new, name, getattr(total, name) - getattr(before, name))
                 before = total
@@ -132,8 +148,8 @@ class Lane:
     def _plan(self, track: Track, number: int, folder: Path) -> Plan:
         rng = self.random
         look = number == self.lives
-        # One in three dies at a primitive, a part of these in the open (recovery, creation). Else at a random time.
-        # The last one goes on until everybody got somewhere.
+        # One in three dies at a primitive, a part of these in the open (recovery, creation). Else
+        # at a random time. The last one goes on until everybody got somewhere.
         long = number == self.lives - 1
         opening = rng.randrange(1, 150) if rng.random() < 0.15 else 0
         power = rng.getrandbits(48) if track.domain != "process" and rng.random() < 0.2 else None
@@ -154,7 +170,9 @@ class Lane:
             show_first=look or rng.random() < 0.1,
             examine=look or rng.random() < 0.2,
             kill_opening=opening,
-            kill_running=rng.randrange(1, 3000) if not opening and not long and rng.random() < 0.25 else 0,
+            kill_running=rng.randrange(1, 3000)
+            if not opening and not long and rng.random() < 0.25
+            else 0,
             power_seed=power,
             long=long,
             **traits,
@@ -174,7 +192,12 @@ class Lane:
             _live(track, plan, board)
         ours, status, stalled = _kill(child, board, track, delay, early, plan.long)
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        new = Count(lives=1, kills=int(died), at_primitives=int(died and not ours), opens=board.words[b.LOOKED] - looked)
+        new = Count(
+            lives=1,
+            kills=int(died),
+            at_primitives=int(died and not ours),
+            opens=board.words[b.LOOKED] - looked,
+        )
         new.power_failures = int(died and not ours and plan.power_seed is not None)
         new.by_scenario = {track.scenario.name: int(died)}
         if board.failure:
@@ -185,7 +208,10 @@ class Lane:
         return new, ""
 
     def _keep(self, track: Track, plan: Plan, folder: Path, text: str) -> Failure:
-        name = f"{time.strftime('%H%M%S')}-{track.scenario.name}-{track.domain}-{os.getpid()}-{plan.number}"
+        name = (
+            f"{time.strftime('%H%M%S')}-{track.scenario.name}-{track.domain}-"
+            f"{os.getpid()}-{plan.number}"
+        )
         kept = self.place.kept / name
         shutil.copytree(folder, kept)
         failure = Failure(str(track), plan.number, plan.seed, text, str(kept))
@@ -208,10 +234,14 @@ def _live(track: Track, plan: Plan, board: Board) -> NoReturn:
         os._exit(1)
 
 
-def _kill(child: int, board: Board, track: Track, delay: float, early: bool, long: bool) -> tuple[bool, int, str]:
-    """Waits until it is time, and kills. Whether that killed it, the wait status, and how it stalled, if it did.
+def _kill(
+    child: int, board: Board, track: Track, delay: float, early: bool, long: bool
+) -> tuple[bool, int, str]:
+    """Waits until it is time, and kills. Whether that killed it, the wait status, and how it
+    stalled, if it did.
 
-    early: the time begins with the fork, else when the actors run. long: until each actor has taken some steps.
+    early: the time begins with the fork, else when the actors run. long: until each actor has taken
+        some steps.
     """
     began = time.monotonic()
     running, stalled = 0.0, ""
@@ -227,7 +257,11 @@ def _kill(child: int, board: Board, track: Track, delay: float, early: bool, lon
         if early and now - began >= delay:
             break
         if running and not early:
-            behind = [i for i, (old, new) in enumerate(zip(steps, _steps(board, track), strict=True)) if new - old < LONG_STEPS]
+            behind = [
+                i
+                for i, (old, new) in enumerate(zip(steps, _steps(board, track), strict=True))
+                if new - old < LONG_STEPS
+            ]
             if long and behind and now - running > STALL_SECONDS:
                 stalled = f"no progress in {STALL_SECONDS:.0f} s by actors {behind} of {track}"
                 break

@@ -1,4 +1,5 @@
-"""One program, from its fork to its kill: it opens the store, checks what the one before left, and lets its actors run."""
+"""One program, from its fork to its kill: it opens the store, checks what the one before left, and
+lets its actors run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ import pmstore
 from crashtests.stress import board as b
 from crashtests.stress.board import Board
 from crashtests.stress.content import WrongError
-from pmstore import crashboard
+from pmstore.testing import crashboard
 
 PATIENCE_SECONDS = 10.0
 FAILED_EXIT = 9
@@ -33,9 +34,9 @@ REFUSED = (pmstore.TransactionError, pmstore.ClosedStoreError, pmstore.MirrorErr
 class Plan:
     """What a life does, as far as a seed decides it.
 
-    reopen: the main thread leaves the store's `with` now and then, and opens it again. rollbacks: threads undo what others
-    have written outside of blocks. signals, finalizers: handlers and `__del__` use the store. switch_seconds: the interval of
-    `sys.setswitchinterval`.
+    reopen: the main thread leaves the store's `with` now and then, and opens it again. rollbacks:
+        threads undo what others have written outside of blocks. signals, finalizers: handlers and
+        `__del__` use the store. switch_seconds: the interval of `sys.setswitchinterval`.
     """
 
     number: int
@@ -104,11 +105,13 @@ class Life:
     def open(self, mode: str = "a", again: bool = False) -> Any:
         plan = self.plan
         options: dict[str, Any] = {} if mode == "r" else {"size": "3MiB", "hot": plan.hot}
-        # A kill leaves the lock to nobody: so the first open waits for none. What this process has just closed, neither.
+        # A kill leaves the lock to nobody: so the first open waits for none. What this process has
+        # just closed, neither.
         return pmstore.open(plan.path, mode, domain=plan.domain, **options)  # type: ignore[arg-type]
 
     def check(self, store: Any, first: bool) -> None:
-        """That nothing acknowledged is missing, and all is whole. first: nobody else runs; takes note of what was found."""
+        """That nothing acknowledged is missing, and all is whole. first: nobody else runs; takes
+        note of what was found."""
         epoch = self.board.words[b.EPOCH]
         if store.epoch < epoch:
             raise WrongError(f"expected epoch {epoch} or later, found {store.epoch}")
@@ -124,7 +127,8 @@ class Life:
     def note_commit(self, store: Any) -> None:
         """A commit of the calling thread returned."""
         epoch = store.epoch
-        if epoch > self.board.words[b.EPOCH]:  # two threads may race: then the lower one stands, and less is asked for
+        # two threads may race: then the lower one stands, and less is asked for
+        if epoch > self.board.words[b.EPOCH]:
             self.board.words[b.EPOCH] = epoch
 
     def prepare(self, store: Any) -> None:
@@ -188,12 +192,15 @@ class Life:
             self.session = None
             self._interruptibly(lambda: self._leave(session.store, how))
             end = time.monotonic() + PATIENCE_SECONDS
-            while not session.store.closed:  # it was interrupted, or refused because another thread is in a block
+            # it was interrupted, or refused because another thread is in a block
+            while not session.store.closed:
                 try:
                     session.store.close()
                 except pmstore.TransactionError as error:
                     if time.monotonic() > end:
-                        raise WrongError(f"the store cannot be closed in {PATIENCE_SECONDS} s: {error}") from error
+                        raise WrongError(
+                            f"the store cannot be closed in {PATIENCE_SECONDS} s: {error}"
+                        ) from error
                     time.sleep(0.001)
 
     def _leave(self, store: Any, how: int) -> None:
@@ -269,7 +276,8 @@ class Life:
 
 
 def arm(primitive: int, power_seed: int | None, folder: Path) -> None:
-    """Has this process die at a persistence primitive, counted from now; power: and lose what was not durable then.
+    """Has this process die at a persistence primitive, counted from now; power: and lose what was
+    not durable then.
 
     The one place that knows how a process asks for this.
     """
@@ -280,4 +288,6 @@ def arm(primitive: int, power_seed: int | None, folder: Path) -> None:
 
         kill_at_primitive(primitive)
         return
-    os.environ.update(crashboard.environment(folder / "power.board", at=primitive, power_seed=power_seed))
+    os.environ.update(
+        crashboard.environment(folder / "power.board", at=primitive, power_seed=power_seed)
+    )

@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from crashtests.stress.actors import Assigner, Churner, Copier, Counter, Flusher, Forker, Racer, Undoer, UndoRacer
+from crashtests.stress.actors import (
+    Assigner,
+    Churner,
+    Copier,
+    Counter,
+    Flusher,
+    Forker,
+    Racer,
+    Undoer,
+    UndoRacer,
+)
 from crashtests.stress.actors_blocks import Holder, Tasks, Writer
 from crashtests.stress.actors_moved import Mover
 from crashtests.stress.unit import TORCH

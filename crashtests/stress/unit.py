@@ -70,7 +70,8 @@ class Replaced(Part):
         found = store[self.path]
         if len(found) != 1 + generation % 700:
             raise WrongError(
-                f"{self.path}: expected {1 + generation % 700} items (generation {generation}), found {len(found)}"
+                f"{self.path}: expected {1 + generation % 700} items (generation {generation}), "
+                f"found {len(found)}"
             )
         expect_filled(self.path, found, encode(self.tag, generation))
 
@@ -95,7 +96,10 @@ class Names(Part):
     def check(self, store: Any, generation: int) -> None:
         names = list(store[self.path])
         if not names or names[-1] != str(generation):
-            raise WrongError(f"{self.path}: expected generation {generation} as the newest of its names, found {names}")
+            raise WrongError(
+                f"{self.path}: expected generation {generation} as the newest of its names, found "
+                f"{names}"
+            )
         for name in names:
             if store[f"{self.path}/{name}"] != encode(self.tag, int(name)):
                 raise WrongError(f"{self.path}/{name}: found {store[f'{self.path}/{name}']}")
@@ -138,18 +142,28 @@ class Tensor(Part):
     def check(self, store: Any, generation: int) -> None:
         found = store[self.path]
         if tuple(found.shape) != (self.length,):
-            raise WrongError(f"{self.path}: expected {self.length} items, found shape {tuple(found.shape)}")
+            raise WrongError(
+                f"{self.path}: expected {self.length} items, found shape {tuple(found.shape)}"
+            )
         expect_filled(self.path, found.detach().numpy(), float(encode(self.tag, generation)))  # type: ignore[arg-type]
 
 
 class Unit:
     """Parts, and a value that says of which generation they are. words: two of the board.
 
-    One thread writes it. A generation is written to the board before its block is entered, and acknowledged after that was
-    left: so the state is of the acknowledged one, or of the one that was under way.
+    One thread writes it. A generation is written to the board before its block is entered, and
+    acknowledged after that was left: so the state is of the acknowledged one, or of the one that
+    was under way.
     """
 
-    def __init__(self, path: str, number: int, words: memoryview, kinds: tuple[type[Part], ...], stays: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        number: int,
+        words: memoryview,
+        kinds: tuple[type[Part], ...],
+        stays: bool = True,
+    ) -> None:
         """stays: nobody moves its arrays and tensors out of the heap."""
         self.path = path
         self.stays = stays
@@ -204,14 +218,19 @@ class Unit:
         return generation
 
     def settle(self, store: Any) -> int:
-        """After a kill, or an error that leaves open whether a block was committed: looks, and takes note.
+        """After a kill, or an error that leaves open whether a block was committed: looks, and
+        takes note.
 
-        Raises: WrongError: it is neither the acknowledged generation, nor the one that was under way.
+        Raises: WrongError: it is neither the acknowledged generation, nor the one that was under
+            way.
         """
         acknowledged, intent = self.acknowledged, self.intent
         found = self.read(store)
         if found not in (acknowledged, intent):
-            raise WrongError(f"{self.path}: expected generation {acknowledged} (acknowledged) or {intent}, found {found}")
+            raise WrongError(
+                f"{self.path}: expected generation {acknowledged} (acknowledged) or {intent}, "
+                f"found {found}"
+            )
         self.done(found)
         return found
 
@@ -219,5 +238,7 @@ class Unit:
         """Of a copy, or of a store that goes on: whole, and not older. Raises: WrongError."""
         found = self.read(store)
         if not at_least <= found <= self.intent:
-            raise WrongError(f"{self.path}: expected generation {at_least} to {self.intent}, found {found}")
+            raise WrongError(
+                f"{self.path}: expected generation {at_least} to {self.intent}, found {found}"
+            )
         return found

@@ -4,7 +4,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "commit/handler.h"
 #include "seam/mappings.h"
 #include "base/pages.h"
 #include "base/sort.h"
@@ -189,8 +188,10 @@ static bool engine_page(const struct pms_capture *c, uint64_t off)
     return !c->map->shared && pms_undo_is_engines(c->undo, off / PMS_PAGE);
 }
 
-bool pms_capture_fault(struct pms_capture *c, uint64_t off)
+static bool on_fault(struct pms_watched *w, uint64_t off)
 {
+    struct pms_capture *c = (struct pms_capture *)((char *)w -
+                                                   offsetof(struct pms_capture, watched));
     struct pms_span span;
     pms_undo_lock(c->undo);
     c->faults++;
@@ -459,12 +460,12 @@ int pms_capture_open(struct pms_capture *c, struct pms_undo *undo, struct pms_he
     c->map = undo->map;
     c->heap = heap;
     c->super = super;
-    c->read_only = read_only;
+    c->watched = (struct pms_watched){.map = c->map, .fault = on_fault, .read_only = read_only};
     c->hot = hot;
     c->heat = pms_reserve(undo->map->reserve / PMS_PAGE);
     if (!c->heat)
         return pms_fail_errno(error, "reserving memory for capture");
-    if (!pms_handler_register(c)) {
+    if (!pms_handler_register(&c->watched)) {
         pms_unreserve(c->heat, undo->map->reserve / PMS_PAGE);
         c->heat = NULL;
         return pms_fail(error, PMS_E_STATE,
@@ -477,7 +478,7 @@ void pms_capture_close(struct pms_capture *c)
 {
     if (!c->heat)
         return;
-    pms_handler_unregister(c);
+    pms_handler_unregister(&c->watched);
     pms_unreserve(c->heat, c->map->reserve / PMS_PAGE);
     c->heat = NULL;
 }

@@ -10,6 +10,7 @@
 #ifndef PMS_COMMIT_CAPTURE_H
 #define PMS_COMMIT_CAPTURE_H
 
+#include "commit/handler.h"
 #include "heap/heap.h"
 #include "log/entries.h"
 #include "log/marks.h"
@@ -29,15 +30,12 @@ struct pms_density {
 };
 
 struct pms_capture {
+    struct pms_watched watched; /* the handler's */
     struct pms_undo *undo;
     struct pms_map *map;
     struct pms_heap *heap;
     const struct pms_superblock *super;
-    bool read_only;
     bool hot;
-    _Atomic int forked; /* this process is a child of the store's owner */
-    /* and what it would read may be of several commits: no page can be read */
-    _Atomic int unreadable;
     uint8_t *heat; /* a page's captures in consecutive transactions */
     struct pms_stream stream[64];
     struct pms_density density[64];
@@ -85,9 +83,5 @@ void pms_capture_take_hot(struct pms_capture *c, const struct pms_dirty *hot, ui
 
 /* True if any hot range differs from its pre-image, i.e. was written in this transaction. */
 bool pms_capture_hot_changed(const struct pms_capture *c);
-
-/* A store by user code into off faulted. true: captured and writable now; false: not a place
- * where users write. */
-bool pms_capture_fault(struct pms_capture *c, uint64_t off);
 
 #endif

@@ -5,47 +5,48 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
+#include "base/thread.h"
 #include "commit/handler.h"
 #include "seam/holder.h"
 
-static struct pms_pool *pool_of(struct pms_capture *c)
+static struct pms_pool *pool_of(struct pms_watched *w)
 {
-    return (struct pms_pool *)((char *)c - offsetof(struct pms_pool, capture));
+    return (struct pms_pool *)((char *)w - offsetof(struct pms_pool, capture.watched));
 }
 
 /* The owner's store, in domain file: what is written home later must not change what the child
  * reads. */
-static struct pms_readers *readers_of(struct pms_capture *c)
+static struct pms_readers *readers_of(struct pms_watched *w)
 {
-    return atomic_load(&c->forked) || !pool_of(c)->journal
+    return atomic_load(&w->forked) || !pool_of(w)->journal
                ? NULL
-               : pms_journal_readers(pool_of(c)->journal);
+               : pms_journal_readers(pool_of(w)->journal);
 }
 
-static void prepare(struct pms_capture *c)
+static void prepare(struct pms_watched *w)
 {
-    if (readers_of(c))
-        pms_readers_before_fork(readers_of(c), &pool_of(c)->map);
+    if (readers_of(w))
+        pms_readers_before_fork(readers_of(w), &pool_of(w)->map);
 }
 
-static void resume(struct pms_capture *c)
+static void resume(struct pms_watched *w)
 {
-    if (readers_of(c))
-        pms_readers_after_fork(readers_of(c));
+    if (readers_of(w))
+        pms_readers_after_fork(readers_of(w));
 }
 
-static void disown(struct pms_capture *c, bool prepared)
+static void disown(struct pms_watched *w, bool prepared)
 {
-    struct pms_pool *pool = pool_of(c);
+    struct pms_pool *pool = pool_of(w);
     bool of_file = pool->journal != NULL, readable = true;
     mprotect(pool->map.user, pool->map.bytes, PROT_READ);
     if (of_file)
-        readable = prepared && readers_of(c) && pms_readers_in_child(readers_of(c), &pool->map);
+        readable = prepared && readers_of(w) && pms_readers_in_child(readers_of(w), &pool->map);
     if (!readable) {
-        atomic_store(&c->unreadable, 1);
+        atomic_store(&w->unreadable, 1);
         mprotect(pool->map.user, pool->map.bytes, PROT_NONE);
     }
-    atomic_store(&c->forked, 1);
+    atomic_store(&w->forked, 1);
     if (pool->map.shared)
         mprotect(pool->map.engine, pool->map.bytes, PROT_READ);
 }

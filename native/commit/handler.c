@@ -9,13 +9,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "commit/capture.h"
-
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-static _Atomic(struct pms_capture *) store[PMS_MAX_STORES];
+static _Atomic(struct pms_watched *) store[PMS_MAX_STORES];
 static _Atomic uint32_t inside[PMS_MAX_STORES]; /* handlers that look at store[i] now */
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Whom a fault that is not ours is passed on to, the newest last: who had the signal each time
@@ -47,11 +45,11 @@ static void say(const char *text)
 static int thread_id(void) { return (int)syscall(SYS_gettid); }
 
 /* A fault that a store does not accept kills the process in the end: say why first. */
-static void explain(const struct pms_capture *c)
+static void explain(const struct pms_watched *w)
 {
-    if (atomic_load(&c->forked))
+    if (atomic_load(&w->forked))
         say("pmstore: write to an array of a store that the parent process opened: a forked child may only read it\n");
-    else if (c->read_only)
+    else if (w->read_only)
         say("pmstore: write to an array of a store opened with mode=\"r\"\n");
     else
         say("pmstore: write to memory of the store that is not part of an array\n");
@@ -85,23 +83,22 @@ static bool has_become_writable(const siginfo_t *info, const void *context)
 }
 
 /* true: the store may be tried again. aloud: else says why not. */
-static bool offer(struct pms_capture *c, const siginfo_t *info, const void *context, bool aloud)
+static bool offer(struct pms_watched *w, const siginfo_t *info, const void *context, bool aloud)
 {
     const unsigned char *addr = info->si_addr;
-    if (addr < c->map->user || addr >= c->map->user + c->map->reserve)
+    if (addr < w->map->user || addr >= w->map->user + w->map->reserve)
         return false;
-    if (atomic_load(&c->unreadable) && aloud) {
+    if (atomic_load(&w->unreadable) && aloud) {
         say("pmstore: use of an array of a store (domain file) that another process opened: only its own fork children may read it, where the "
             "system lets them (/proc/self/mem); open it here with mode=\"r\" after it is closed there, or pass copies\n");
         return false;
     }
     if (!is_write(info, context))
         return false;
-    if (!atomic_load(&c->forked) && !c->read_only &&
-        pms_capture_fault(c, pms_map_offset(c->map, addr)))
+    if (!atomic_load(&w->forked) && !w->read_only && w->fault(w, pms_map_offset(w->map, addr)))
         return true;
     if (aloud)
-        explain(c);
+        explain(w);
     return false;
 }
 
@@ -159,8 +156,8 @@ static void on_fault(int sig, siginfo_t *info, void *context)
         if (!atomic_load_explicit(&store[i], memory_order_relaxed))
             continue;
         atomic_fetch_add(&inside[i], 1);
-        struct pms_capture *c = atomic_load(&store[i]);
-        handled = c && offer(c, info, context, !passed_on_before(context, frame));
+        struct pms_watched *w = atomic_load(&store[i]);
+        handled = w && offer(w, info, context, !passed_on_before(context, frame));
         atomic_fetch_sub(&inside[i], 1);
     }
     if (!handled && !has_become_writable(info, context))
@@ -211,11 +208,11 @@ void pms_handler_install(void)
     pthread_mutex_unlock(&install_lock);
 }
 
-bool pms_handler_register(struct pms_capture *c)
+bool pms_handler_register(struct pms_watched *w)
 {
     for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
-        struct pms_capture *none = NULL;
-        if (atomic_compare_exchange_strong(&store[i], &none, c)) {
+        struct pms_watched *none = NULL;
+        if (atomic_compare_exchange_strong(&store[i], &none, w)) {
             pms_handler_install();
             return true;
         }
@@ -223,10 +220,10 @@ bool pms_handler_register(struct pms_capture *c)
     return false;
 }
 
-void pms_handler_unregister(struct pms_capture *c)
+void pms_handler_unregister(struct pms_watched *w)
 {
     for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
-        struct pms_capture *mine = c;
+        struct pms_watched *mine = w;
         if (!atomic_compare_exchange_strong(&store[i], &mine, NULL))
             continue;
         while (atomic_load(&inside[i]) != 0)
@@ -234,9 +231,9 @@ void pms_handler_unregister(struct pms_capture *c)
     }
 }
 
-static struct pms_capture *forking[PMS_MAX_STORES]; /* one fork at a time: process.c */
+static struct pms_watched *forking[PMS_MAX_STORES]; /* one fork at a time: process.c */
 
-void pms_handler_before_fork(void (*fn)(struct pms_capture *c))
+void pms_handler_before_fork(void (*fn)(struct pms_watched *w))
 {
     for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
         atomic_fetch_add(&inside[i], 1);
@@ -248,7 +245,7 @@ void pms_handler_before_fork(void (*fn)(struct pms_capture *c))
     }
 }
 
-void pms_handler_after_fork(void (*fn)(struct pms_capture *c))
+void pms_handler_after_fork(void (*fn)(struct pms_watched *w))
 {
     for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
         if (!forking[i])
@@ -258,13 +255,13 @@ void pms_handler_after_fork(void (*fn)(struct pms_capture *c))
     }
 }
 
-void pms_handler_after_fork_in_child(void (*fn)(struct pms_capture *c, bool prepared))
+void pms_handler_after_fork_in_child(void (*fn)(struct pms_watched *w, bool prepared))
 {
     pthread_mutex_init(&install_lock, NULL); /* another thread may have held it */
     for (uint32_t i = 0; i < PMS_MAX_STORES; i++) {
-        struct pms_capture *c = atomic_load(&store[i]);
+        struct pms_watched *w = atomic_load(&store[i]);
         atomic_store(&inside[i], 0); /* threads that were inside did not come with us */
-        if (c)
-            fn(c, c == forking[i]);
+        if (w)
+            fn(w, w == forking[i]);
     }
 }

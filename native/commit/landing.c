@@ -1,27 +1,21 @@
 #include "commit/landing.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "commit/pair.h"
 #include "log/idle.h"
-#include "commit/pool_state.h"
 
 /* between looks at a word: as a copy takes longer, looks become rarer */
 #define POLL_FIRST_NS 5000ll
 #define POLL_MOST_NS 200000ll
-#define META_MAX 64u
 
 struct flip {
     struct pms_land_flip ask;
-    struct pms_block block;
-    uint64_t used; /* whole pages of it that its array takes */
-    /* the block's pages are its own, and it was live at the last commit: idle, else captured */
-    bool alone;
-    uint64_t where; /* of the description in the heap */
-    unsigned char old[META_MAX];
+    struct pms_pair pair;
+    struct pms_pair_block block; /* of the slot that it turns to */
 };
 
 struct pms_landing {
@@ -29,12 +23,12 @@ struct pms_landing {
     struct flip *flip;
     uint64_t copies, flips;
     int64_t timeout_ns, left_ns;
-    struct pms_pool *pool; /* of its thread */
+    struct pms_pool *pool; /* who holds it */
     struct pms_error error;
     int status;
     _Atomic uint32_t phase;
     _Atomic bool failed;
-    _Atomic uint32_t owners; /* the program; the thread, or the pool where it is armed */
+    _Atomic uint32_t owners; /* the program; the pool */
 };
 
 /* ---- life ---- */
@@ -47,7 +41,7 @@ static void *copy_of(const void *from, uint64_t count, size_t size)
     return to;
 }
 
-static void drop(struct pms_landing *l)
+void pms_landing_free(struct pms_landing *l)
 {
     if (atomic_fetch_sub(&l->owners, 1) != 1)
         return;
@@ -56,7 +50,13 @@ static void drop(struct pms_landing *l)
     free(l);
 }
 
-void pms_landing_free(struct pms_landing *l) { drop(l); }
+void pms_landing_hold(struct pms_landing *l, struct pms_pool *pool)
+{
+    atomic_fetch_add(&l->owners, 1);
+    l->pool = pool;
+}
+
+struct pms_pool *pms_landing_holder(const struct pms_landing *l) { return l->pool; }
 
 struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t copy_count,
                                     const struct pms_land_flip *flips, uint64_t flip_count,
@@ -70,7 +70,7 @@ struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t
     }
     if (!l || !l->copy || !l->flip) {
         if (l)
-            drop(l);
+            pms_landing_free(l);
         pms_fail_errno(error, "allocating memory");
         return NULL;
     }
@@ -121,7 +121,7 @@ void pms_landing_finish(struct pms_landing *l, int status, const struct pms_erro
     if (status != PMS_OK && error)
         l->error = *error;
     reach(l, PMS_LANDING_DONE);
-    drop(l);
+    pms_landing_free(l);
 }
 
 void pms_landing_disarm(struct pms_pool *pool)
@@ -136,125 +136,31 @@ void pms_landing_disarm(struct pms_pool *pool)
             &error);
 }
 
-int pms_landing_arm(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
-{
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK)
-        return status;
-    pms_landing_disarm(pool);
-    atomic_fetch_add(&l->owners, 1);
-    pool->tx.landing = l;
-    pms_pool_leave(pool);
-    return PMS_OK;
-}
-
-/* ---- a thread that commits ---- */
-
-static void *commit(void *arg)
-{
-    struct pms_landing *l = arg;
-    struct pms_pool *pool = l->pool;
-    struct pms_error error = {0};
-    int status = pms_pool_enter_alone(pool, "commit()", &error);
-    if (status == PMS_OK) {
-        pms_landing_disarm(pool);
-        pool->tx.landing = l; /* pms_tx_commit finishes it */
-        pms_tx_commit(pool, &error);
-        pms_pool_leave(pool);
-    } else {
-        pms_landing_finish(l, status, &error);
-    }
-    pms_pool_unref(pool);
-    return NULL;
-}
-
-int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
-{
-    pthread_t thread;
-    sigset_t all, before;
-    /* in the caller's thread: his own block is to be told from another's */
-    int status = pms_pool_enter_alone(pool, "commit()", error);
-    if (status != PMS_OK)
-        return status;
-    pool->refs++;
-    pms_pool_leave(pool);
-    atomic_fetch_add(&l->owners, 1);
-    l->pool = pool;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: Python's handlers never run on it */
-    errno = pthread_create(&thread, NULL, commit, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (errno) {
-        status = pms_fail_errno(error, "starting a thread");
-        drop(l);
-        pms_pool_unref(pool);
-        return status;
-    }
-    pthread_detach(thread);
-    return PMS_OK;
-}
-
 /* ---- in the commit ---- */
 
-static int find_block(struct pms_pool *pool, struct flip *f, struct pms_error *error)
+/* The slots, and the block that they turn to. The description may name that one by now, if
+ * another landing that was prepared with the same description has been committed meanwhile: the
+ * last commit needs what it holds (I3). */
+static int find(struct pms_pool *pool, struct flip *f, struct pms_error *error)
 {
-    struct pms_block *b = &f->block;
-    bool found = pms_heap_find(pool->heap, f->ask.data, b) && b->live && b->off == f->ask.data;
-    if (!found || (b->kind != PMS_KIND_LARGE && b->kind != PMS_KIND_SLAB))
-        return pms_fail(error, PMS_E_INVALID, "no block of an array starts there");
-    /* as in slot.c */
-    f->alone = b->kind == PMS_KIND_LARGE && !pms_heap_is_fresh(pool->heap, b->off);
-    return PMS_OK;
-}
-
-static int open_block(struct pms_pool *pool, const struct flip *f, struct pms_error *error)
-{
-    const struct pms_block *b = &f->block;
-    if (!f->alone)
-        return pms_capture_spans(&pool->capture, &(struct pms_span){b->off, b->bytes}, 1, error);
-    if (pms_idle_is_left(&pool->undo, b->extent_off))
-        return pms_fail(error, PMS_E_STATE,
-                        "flipped in this transaction: the other slot holds the committed version");
-    pms_idle_open(&pool->undo, b->extent_off, b->extent_bytes);
-    return PMS_OK;
-}
-
-/* How much of the block its array takes. current: the slot that the description names. It may be
- * this one by now, if another landing that was prepared with the same description has been
- * committed meanwhile: the last commit needs what it holds (I3). */
-static int find_used(const struct pms_dir_ctx *dirs, uint64_t group, unsigned char current,
-                     struct flip *f, struct pms_error *error)
-{
-    struct pms_object o;
-    for (int i = 0; i < 2; i++)
-        if (pms_dir_find(dirs, group, i ? "1" : "0", 1, &o, NULL) == PMS_OK &&
-            o.kind == PMS_OBJECT_ARRAY && o.data == f->ask.data && o.data_bytes > 0) {
-            uint64_t used = (o.data_bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
-            f->used = used < f->block.extent_bytes ? used : f->block.extent_bytes;
-            if (i != current)
-                return PMS_OK;
-            return pms_fail(
-                error, PMS_E_STATE,
-                "another commit has flipped the slots since this one was prepared: commit again");
-        }
-    return pms_fail(error, PMS_E_INVALID, "the block is none of those slots'");
-}
-
-static int find_description(struct pms_pool *pool, struct flip *f, struct pms_error *error)
-{
-    struct pms_dir_ctx dirs = pms_pool_dirs(pool);
-    struct pms_object o;
-    uint64_t dir = f->ask.dir ? f->ask.dir : pms_pool_root(pool)->directory;
-    int status = pms_dir_find(&dirs, dir, f->ask.name, f->ask.name_bytes, &o, error);
+    const struct pms_land_flip *ask = &f->ask;
+    const struct pms_slot_pair *slots = &f->pair.slots;
+    int status = pms_pair_find(pool, ask->dir ? ask->dir : pms_pool_root(pool)->directory,
+                               ask->name, ask->name_bytes, &f->pair, error);
+    if (status == PMS_OK)
+        status = pms_pair_block(pool, ask->data, &f->block, error);
     if (status != PMS_OK)
         return status;
-    if (o.kind != PMS_OBJECT_GROUP || o.meta_bytes == 0 || o.meta_bytes != f->ask.meta_bytes ||
-        o.meta_bytes > META_MAX)
+    uint32_t number = slots->data[1] == ask->data;
+    if (slots->data[number] != ask->data)
+        return pms_fail(error, PMS_E_INVALID, "the block is none of those slots'");
+    if (number == slots->current)
+        return pms_fail(
+            error, PMS_E_STATE,
+            "another commit has flipped the slots since this one was prepared: commit again");
+    if (!pms_pair_is_meta(ask->meta, ask->meta_bytes, number))
         return pms_fail(error, PMS_E_INVALID, "the slots' description is not what it was");
-    f->where = (uint64_t)(o.meta - pool->map.engine);
-    memcpy(f->old, o.meta, o.meta_bytes);
-    /* as in slot.c: the last byte says which one is current */
-    return find_used(&dirs, o.data, o.meta[o.meta_bytes - 1], f, error);
+    return PMS_OK;
 }
 
 static int await(struct pms_landing *l, const uint64_t *word, struct pms_error *error)
@@ -299,7 +205,7 @@ static int land_one(struct pms_pool *pool, struct pms_landing *l, struct pms_lan
 static int land_early(struct pms_pool *pool, struct pms_landing *l, struct pms_land_copy *c,
                       const struct flip *into, struct pms_error *error)
 {
-    if (pool->map.shared || into->block.kind == PMS_KIND_LARGE)
+    if (pool->map.shared || into->block.at.kind == PMS_KIND_LARGE)
         return PMS_OK;
     int status = land_one(pool, l, c, error);
     *c = (struct pms_land_copy){.data = c->data};
@@ -313,9 +219,9 @@ static int open_copies(struct pms_pool *pool, struct pms_landing *l, struct pms_
         const struct flip *into = NULL;
         for (uint64_t k = 0; k < l->flips && !into; k++)
             into = l->flip[k].ask.data == c->data ? &l->flip[k] : NULL;
-        if (!into || c->at > into->block.bytes || c->bytes > into->block.bytes - c->at)
+        if (!into || c->at > into->block.at.bytes || c->bytes > into->block.at.bytes - c->at)
             return pms_fail(error, PMS_E_INVALID, "a copy does not lie in its block");
-        if (!c->src && !into->alone)
+        if (!c->src && !into->block.alone)
             return pms_fail(error, PMS_E_INVALID,
                             "only a block with pages of its own is written from outside");
         int status = land_early(pool, l, c, into, error);
@@ -329,11 +235,9 @@ int pms_landing_open(struct pms_pool *pool, struct pms_landing *l, struct pms_er
 {
     int status = PMS_OK;
     for (uint64_t i = 0; status == PMS_OK && i < l->flips; i++) {
-        status = find_block(pool, &l->flip[i], error);
+        status = find(pool, &l->flip[i], error);
         if (status == PMS_OK)
-            status = find_description(pool, &l->flip[i], error);
-        if (status == PMS_OK)
-            status = open_block(pool, &l->flip[i], error);
+            status = pms_pair_open(pool, &l->flip[i].block, error);
     }
     return status == PMS_OK ? open_copies(pool, l, error) : status;
 }
@@ -341,14 +245,14 @@ int pms_landing_open(struct pms_pool *pool, struct pms_landing *l, struct pms_er
 void pms_landing_capture(struct pms_pool *pool, struct pms_landing *l)
 {
     for (uint64_t i = 0; i < l->flips; i++)
-        pms_undo_prepare_locked(&pool->undo, l->flip[i].where, l->flip[i].ask.meta_bytes);
+        pms_undo_prepare_locked(&pool->undo, l->flip[i].pair.where, 1);
     /* F1: the descriptions' pre-images, before they are stored to */
     pms_undo_fence_locked(&pool->undo);
 }
 
-static void describe(struct pms_pool *pool, const struct flip *f, const void *meta)
+static void describe(struct pms_pool *pool, const struct flip *f, uint32_t current)
 {
-    pms_undo_write_locked(&pool->undo, f->where, meta, f->ask.meta_bytes);
+    pms_undo_write_locked(&pool->undo, f->pair.where, &(unsigned char){current != 0}, 1);
 }
 
 int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
@@ -366,10 +270,10 @@ int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_er
         return status;
     for (uint64_t i = 0; i < l->flips; i++) {
         const struct flip *f = &l->flip[i];
-        if (f->alone)
-            pms_idle_publish_locked(&pool->undo, f->block.extent_off, f->block.extent_bytes,
-                                    f->used);
-        describe(pool, f, f->ask.meta);
+        if (f->block.alone)
+            pms_idle_publish_locked(&pool->undo, f->block.at.extent_off, f->block.at.extent_bytes,
+                                    pms_pair_used(&f->pair, &f->block));
+        describe(pool, f, !f->pair.slots.current);
     }
     return PMS_OK;
 }
@@ -379,5 +283,5 @@ bool pms_landing_flips(const struct pms_landing *l) { return l && l->flips > 0; 
 void pms_landing_unflip(struct pms_pool *pool, struct pms_landing *l)
 {
     for (uint64_t i = 0; i < l->flips; i++)
-        describe(pool, &l->flip[i], l->flip[i].old);
+        describe(pool, &l->flip[i], l->flip[i].pair.slots.current);
 }

@@ -29,7 +29,7 @@ struct pms_land_copy {        /* of a mirror's bytes into a block */
 
 struct pms_land_flip { /* of the slots that the block is one of */
     uint64_t dir, data;
-    const char *name, *meta; /* its new description, as long as the old one */
+    const char *name, *meta; /* meta: its new description */
     uint32_t name_bytes, meta_bytes;
 };
 
@@ -70,12 +70,19 @@ void pms_landing_fail(struct pms_landing *landing);
 /* by whom it was made; it goes on if it is under way */
 void pms_landing_free(struct pms_landing *landing);
 
+/* ---- for landing_start.c ---- */
+
+/* The pool holds it too, from arming or starting it until it is over: then pms_landing_finish
+ * gives that up, or pms_landing_free. */
+void pms_landing_hold(struct pms_landing *landing, struct pms_pool *pool);
+struct pms_pool *pms_landing_holder(const struct pms_landing *landing);
+
 /* ---- for tx.c. REQUIRES: the operation lock. ---- */
 
 /* Opens the blocks and finds the descriptions. Small blocks of a private view are copied
  * already.
- * ERRORS: PMS_E_INVALID, PMS_E_NOT_FOUND; PMS_E_STATE: the slots were flipped since the landing
- * was prepared. */
+ * ERRORS: PMS_E_INVALID, PMS_E_NOT_FOUND, PMS_E_CORRUPT; PMS_E_STATE: the slots were flipped since
+ * the landing was prepared. */
 int pms_landing_open(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error);
 
 /* Captures what the flips will store to, so that nothing is captured after the seal.  REQUIRES:

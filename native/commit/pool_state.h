@@ -9,20 +9,18 @@
 #include "journal/journal.h"
 #include "commit/pool.h"
 #include "base/process.h"
+#include "base/thread.h"
 #include "heap/super.h"
 
 /* Who may operate on the store now: the operation lock, and whose transaction block is open.
- * Changed by gate.c alone; closed by close. */
+ * Changed by txblock.c alone; close closes it. */
 struct pms_gate {
     pthread_mutex_t lock;    /* the operation lock */
     pthread_cond_t left;     /* a transaction block was left */
     uint64_t process;        /* pms_process_generation of the store's owner */
     _Atomic uint64_t number; /* of the open transaction block, or of the last one */
     _Atomic uint64_t task;   /* whose it is in its thread; 0: the thread's, or none is open */
-    int64_t owner;           /* number of its thread; 0: none is open */
-    int64_t thread;          /* the kernel's id of its thread */
-    /* says whether that thread lives; NULL: ask the kernel */
-    struct pms_thread *record;
+    struct pms_thread owner; /* its thread; of no thread: none is open */
     int depth;
     bool closed;
 };
@@ -128,7 +126,13 @@ int pms_pool_enter_write(struct pms_pool *pool, struct pms_error *error);
 /* As pms_pool_enter_write, while no block is open. ERRORS also: PMS_E_STATE, PMS_E_BUSY. what:
  * for the message. */
 int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_error *error);
-void pms_pool_leave(struct pms_pool *pool);
+static inline void pms_pool_leave(struct pms_pool *pool)
+{
+    /* what is written back already, before F2 of a commit by another thread */
+    if (pool->undo.stored)
+        pms_persist_hand_over(&pool->persist);
+    pthread_mutex_unlock(&pool->gate.lock);
+}
 /* gives up one of pool->refs; not under the operation lock */
 void pms_pool_unref(struct pms_pool *pool);
 
@@ -144,11 +148,9 @@ bool pms_txblock_of_another_thread(const struct pms_pool *pool);
 static inline void pms_txblock_forget(struct pms_pool *pool)
 {
     pool->gate.depth = 0;
-    pool->gate.owner = 0;
+    pool->gate.owner.number = 0;
     atomic_store_explicit(&pool->gate.task, 0, memory_order_relaxed);
 }
-
-void pms_thread_after_fork_in_child(void);
 
 static inline struct pms_root *pms_pool_root(struct pms_pool *pool)
 {

@@ -1,8 +1,8 @@
-/* Who holds a store's memory: the handle, every pin of a block, and who commits in a thread of his
- * own. The last of them frees it. */
+/* References to a pool: the handle and the views. The last one frees it. */
 #include <stdlib.h>
 
 #include "commit/pool_state.h"
+#include "heap/state.h"
 
 void pms_pool_unref(struct pms_pool *pool)
 {
@@ -36,8 +36,7 @@ int pms_is_live(struct pms_pool *pool, uint64_t data, struct pms_error *error)
 {
     if (pms_pool_enter(pool, error) != PMS_OK)
         return 0;
-    struct pms_block b;
-    bool live = pms_heap_find(pool->heap, data, &b) && b.live && b.off == data;
+    bool live = pms_heap_live_block(pool->heap, data) != NULL;
     pms_pool_leave(pool);
     return live;
 }
@@ -52,14 +51,4 @@ void pms_unpin(struct pms_pool *pool, uint64_t data)
         pms_heap_unpin(pool->heap, data);
     pthread_mutex_unlock(&pool->gate.lock);
     pms_pool_unref(pool);
-}
-
-int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struct pms_error *error)
-{
-    if (object->kind != PMS_OBJECT_ARRAY || !object->data)
-        return PMS_OK;
-    int status = pms_heap_pin(pool->heap, object->data, error);
-    if (status == PMS_OK)
-        pool->refs++;
-    return status;
 }

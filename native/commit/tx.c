@@ -1,8 +1,8 @@
 /* The life of a transaction. docs/ARCHITECTURE.md tells it with every fence; here is the order
  * in short.
  *
- * Byte-addressable domains: write in place (captured) -> protect -> write back -> F2 -> anchor ->
- * F3 Domain file:              write in private pages -> protect -> journal record + one fdatasync
+ * Byte-addressable domains: write in place (captured), protect, write back, F2, anchor, F3.
+ * Domain file: write in private pages, protect, journal record and one fdatasync.
  *
  * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and
  * names together. */
@@ -391,4 +391,31 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
     /* without an index nothing can be allocated or freed safely */
     pool->failed = pool->failed || status != PMS_OK;
     return status;
+}
+
+/* ---- counts ---- */
+
+uint64_t pms_epoch(struct pms_pool *pool)
+{
+    /* the lock may be held for ever; the views are there if the parent was neither opening nor
+     * closing */
+    if (pms_pool_forked(pool))
+        return atomic_load(&pool->capture.watched.forked) &&
+                       !atomic_load(&pool->capture.watched.unreadable) && !pool->gate.closed
+                   ? pms_pool_root(pool)->epoch
+                   : 0;
+    /* else a close in another thread might unmap it under the read */
+    pthread_mutex_lock(&pool->gate.lock);
+    uint64_t epoch = pool->gate.closed ? 0 : pms_pool_root(pool)->epoch;
+    pthread_mutex_unlock(&pool->gate.lock);
+    return epoch;
+}
+
+uint64_t pms_rollbacks(const struct pms_pool *pool) { return pool->tx.rollbacks; }
+
+uint64_t pms_put_backs(const struct pms_pool *pool)
+{
+    /* what the caller has read, before the count that tells whether it may have changed */
+    pms_full_fence();
+    return atomic_load(&pool->tx.put_backs);
 }

@@ -1,13 +1,5 @@
 #include "log/dirty.h"
 
-#include <assert.h>
-#include <stddef.h>
-
-#include "base/sort.h"
-#include "base/status.h"
-
-static_assert(offsetof(struct pms_dirty, off) == 0, "sorted by it");
-
 /* A shorter list. But a user's range that can become hot stays one. */
 static bool mergeable(enum pms_dirty_kind kind, uint64_t a, uint64_t b)
 {
@@ -34,18 +26,4 @@ void pms_dirty_add(struct pms_dirty_list *l, const struct pms_dirty *d)
 {
     PMS_ASSERT(l->count < l->room);
     l->at[l->count++] = *d;
-}
-
-uint64_t pms_dirty_pick(struct pms_dirty_list *l, bool (*wanted)(const struct pms_dirty *d))
-{
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < l->count; i++) {
-        if (!wanted(&l->at[i]))
-            continue;
-        struct pms_dirty x = l->at[i];
-        l->at[i] = l->at[n];
-        l->at[n++] = x;
-    }
-    pms_sort(l->at, n, sizeof *l->at);
-    return n;
 }

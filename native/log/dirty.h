@@ -3,8 +3,12 @@
 #ifndef PMS_LOG_DIRTY_H
 #define PMS_LOG_DIRTY_H
 
+#include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#include "base/sort.h"
 
 /* A user's range of at most this size can become hot: it stays writable. Larger ones are
  * protected again at every commit. */
@@ -29,6 +33,8 @@ struct pms_dirty {
     bool kept;     /* HOT, while a commit runs: stays writable after it */
 };
 
+static_assert(offsetof(struct pms_dirty, off) == 0, "sorted by it");
+
 struct pms_dirty_list {
     struct pms_dirty *at; /* in order; address space reserved, never moved */
     uint64_t count, room;
@@ -40,10 +46,6 @@ void pms_dirty_note(struct pms_dirty_list *l, enum pms_dirty_kind kind, uint64_t
 /* Adds a range that stays one of its own. */
 void pms_dirty_add(struct pms_dirty_list *l, const struct pms_dirty *d);
 
-/* Moves the wanted ones to the front, ascending, and returns their number: the order of the list
- * has no meaning any more. */
-uint64_t pms_dirty_pick(struct pms_dirty_list *l, bool (*wanted)(const struct pms_dirty *d));
-
 static inline uint64_t pms_dirty_count(const struct pms_dirty_list *l) { return l->count; }
 
 /* All of them, in order: from first up to end. */
@@ -51,6 +53,23 @@ static inline struct pms_dirty *pms_dirty_first(const struct pms_dirty_list *l) 
 static inline struct pms_dirty *pms_dirty_end(const struct pms_dirty_list *l)
 {
     return l->at + l->count;
+}
+
+/* Moves the wanted ones to the front, ascending, and returns their number: the order of the list
+ * has no meaning any more. */
+static inline uint64_t pms_dirty_pick(struct pms_dirty_list *l,
+                                      bool (*wanted)(const struct pms_dirty *d))
+{
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < l->count; i++) {
+        if (!wanted(&l->at[i]))
+            continue;
+        struct pms_dirty x = l->at[i];
+        l->at[i] = l->at[n];
+        l->at[n++] = x;
+    }
+    pms_sort(l->at, n, sizeof *l->at);
+    return n;
 }
 
 #endif

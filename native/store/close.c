@@ -131,7 +131,7 @@ void pms_close_engine(struct pms_pool *pool)
 /* REQUIRES: the operation lock. A transaction block that is open is no state: it is rolled back. */
 static int end_transaction(struct pms_pool *pool, int commit, struct pms_error *error)
 {
-    bool half = pool->gate.owner != 0;
+    bool half = pool->gate.owner.number != 0;
     int status = PMS_OK;
     if (!pool->opened.read_only)
         status = finish_writing(pool, commit && !half, error);

@@ -54,6 +54,16 @@ static int find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t 
     return status == PMS_OK ? pms_dir_find(&dirs, dir, path, path_bytes, object, error) : status;
 }
 
+int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struct pms_error *error)
+{
+    if (object->kind != PMS_OBJECT_ARRAY || !object->data)
+        return PMS_OK;
+    int status = pms_heap_pin(pool->heap, object->data, error);
+    if (status == PMS_OK)
+        pool->refs++;
+    return status;
+}
+
 int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                     struct pms_object *object, struct pms_error *error)
 {

@@ -504,7 +504,7 @@ static void an_orphan_is_rolled_back(void)
         pthread_join(t, &result);
         CHECK((intptr_t)result == PMS_OK);
         /* as if its id had been given to another thread since */
-        pool->gate.thread = (int64_t)syscall(SYS_gettid);
+        pool->gate.owner.id = (int64_t)syscall(SYS_gettid);
         if (meets == 0) {
             CHECK(pms_commit(pool, &e) == PMS_E_STATE && strstr(e.what, "had ended"));
             CHECK(pms_commit(pool, &e) == PMS_OK);

@@ -1,4 +1,5 @@
-"""The application, and what the commands share: how a store is opened for them, how they fail, how they print."""
+"""The application, and what the commands share: how a store is opened for them, how they fail, how
+they print."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 import pmstore
 from pmstore.errors import (
@@ -56,8 +64,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Training state in a persistent heap: look at stores, change them, carry them elsewhere, and see it work.\n\n"
-    "Exit codes: 0 well; 1 bad news (a damaged store); 2 a wrong question. Names in groups are paths: run/model/w. "
+    help="Training state in a persistent heap: look at stores, change them, carry them elsewhere, "
+    "and see it work.\n\n"
+    "Exit codes: 0 well; 1 bad news (a damaged store); 2 a wrong question. Names in groups are "
+    "paths: run/model/w. "
     "pmstore --install-completion completes commands and names of stores in the shell.\n\n"
     "Example: pmstore ls -r run.pm\n\n"
     "Example: pmstore show --help",
@@ -72,7 +82,10 @@ def _tell_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it, and end.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it, and end."),
+    ] = False,
 ) -> None:
     """Options of the application itself."""
 
@@ -82,22 +95,27 @@ _PLAIN = re.compile(r"[\w./@%+,][\w./@%+,=-]*")
 
 
 def _offered(name: str) -> str | None:
-    """The name as the shell that asks may have it on its command line: a stranger chose the names in a stranger's store.
+    """The name as the shell that asks may have it on its command line: a stranger chose the names
+    in a stranger's store.
 
-    bash inserts what it gets, so it is quoted here. Other shells quote by themselves, but there typer's scripts evaluate what
-    they get: a name is plain, or has blanks, or is not offered. Nor is one with control characters, or like an option.
+    bash inserts what it gets, so it is quoted here. Other shells quote by themselves, but there
+    typer's scripts evaluate what they get: a name is plain, or has blanks, or is not offered. Nor
+    is one with control characters, or like an option.
     """
     if _PLAIN.fullmatch(name):
         return name
     if not name.isprintable() or name.startswith("-"):
         return None
     if os.environ.get("_PMSTORE_COMPLETE") != "complete_bash":
-        return name if _PLAIN.fullmatch(name.replace(" ", "_")) and not name.startswith(" ") else None
+        return (
+            name if _PLAIN.fullmatch(name.replace(" ", "_")) and not name.startswith(" ") else None
+        )
     try:
         shlex.split(os.environ.get("COMP_WORDS", ""))
     except ValueError:  # a quote is open, where a backslash means something else
         return None
-    return re.sub(r"([^\w./@%+,=-])", r"\\\1", name)  # not within quotes: typer wants it to begin as the word does
+    # not within quotes: typer wants it to begin as the word does
+    return re.sub(r"([^\w./@%+,=-])", r"\\\1", name)
 
 
 def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
@@ -106,8 +124,15 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
         folder, _, _ = incomplete.rpartition("/")
         with pmstore.open(context.params["path"], mode="r") as store:
             place = store[folder] if folder else store
-            found = ((f"{folder}/" if folder else "") + entry.name + "/" * (entry.kind == "group") for entry in place.entries())
-            return [told for name in found if name.startswith(incomplete) and (told := _offered(name)) is not None]
+            found = (
+                (f"{folder}/" if folder else "") + entry.name + "/" * (entry.kind == "group")
+                for entry in place.entries()
+            )
+            return [
+                told
+                for name in found
+                if name.startswith(incomplete) and (told := _offered(name)) is not None
+            ]
     except Exception:  # a shell that completes is no place for messages
         return []
 
@@ -122,13 +147,26 @@ def _permissions(text: str | int) -> int:
     return mode
 
 
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store's file.", show_default=False)]
+StorePath = Annotated[
+    Path, typer.Argument(metavar="STORE", help="The store's file.", show_default=False)
+]
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A name in it, or a path.", show_default=False, autocompletion=_complete_name)
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A name in it, or a path.",
+        show_default=False,
+        autocompletion=_complete_name,
+    ),
 ]
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="NAME...", help="Names in it, or paths.", show_default=False, autocompletion=_complete_name),
+    typer.Argument(
+        metavar="NAME...",
+        help="Names in it, or paths.",
+        show_default=False,
+        autocompletion=_complete_name,
+    ),
 ]
 Mode = Annotated[
     int,
@@ -154,15 +192,31 @@ def fail(message: str, code: int) -> typer.Exit:
 
 
 _REMEDIES: list[tuple[type[PmstoreError], str]] = [  # first come, first served
-    (NotAStoreError, ": give a store's path, or, to have a new store there, remove it and pmstore create {path}"),
-    (CorruptStoreError, ": pmstore restore makes a store of an epoch in a tier; or take a copy of the file"),
-    (UncleanCopyError, ": close the original and copy it again, or give it a tier; pmstore repair accepts this one as it is"),
-    (UncleanMachineCrashError, ": pmstore restore makes a store of an epoch in a tier; pmstore repair accepts this one"),
+    (
+        NotAStoreError,
+        ": give a store's path, or, to have a new store there, remove it and pmstore create {path}",
+    ),
+    (
+        CorruptStoreError,
+        ": pmstore restore makes a store of an epoch in a tier; or take a copy of the file",
+    ),
+    (
+        UncleanCopyError,
+        (
+            ": close the original and copy it again, or give it a tier; pmstore repair accepts "
+            "this one as it is"
+        ),
+    ),
+    (
+        UncleanMachineCrashError,
+        ": pmstore restore makes a store of an epoch in a tier; pmstore repair accepts this one",
+    ),
     (StoreLockedError, ": stop it, or wait until it is done"),
     (StoreFullError, ": remove something with pmstore rm, or free space on the file system"),
     (DomainError, ": use --domain file, or process on tmpfs"),
 ]
-"""What to do about an error on the command line: messages of errors are written for programs in Python."""
+"""What to do about an error on the command line: messages of errors are written for programs in
+Python."""
 
 
 @contextmanager
@@ -177,7 +231,10 @@ def ending() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except FileExistsError as error:
-        raise fail(f"{error.filename}: there is something already: give another path, or remove it first", 2) from None
+        raise fail(
+            f"{error.filename}: there is something already: give another path, or remove it first",
+            2,
+        ) from None
     except (PmstoreError, OSError, ValueError, TypeError, KeyError) as error:
         raise fail(one_line(error), 2) from None
     except KeyboardInterrupt:
@@ -216,8 +273,11 @@ def reading(path: Path) -> Iterator[pmstore.Store]:
 
 
 @contextmanager
-def writing(path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any) -> Iterator[pmstore.Store]:
-    """The store, for one change that happens as a whole or not at all. Its errors end the command."""
+def writing(
+    path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any
+) -> Iterator[pmstore.Store]:
+    """The store, for one change that happens as a whole or not at all. Its errors end the
+    command."""
     with ending(), opened(path, mode, **options) as store, store.transaction():
         yield store
 
@@ -227,15 +287,27 @@ def find(store: pmstore.Store, name: str) -> Any:
     try:
         return store[name]
     except KeyError:
-        raise fail(f"{store.path}: there is no {name!r}; pmstore ls -r {store.path} shows what there is", 2) from None
+        raise fail(
+            f"{store.path}: there is no {name!r}; pmstore ls -r {store.path} shows what there is", 2
+        ) from None
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error while bytes are worked on, if a person looks. The function is called with bytes done since."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    """A bar on standard error while bytes are worked on, if a person looks. The function is called
+    with bytes done since."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
     shown = Progress(
-        *columns, TimeRemainingColumn(), console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+        *columns,
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
     )
     with shown as bars:
         task = bars.add_task(what, total=total)

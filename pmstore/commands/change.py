@@ -11,12 +11,24 @@ import numpy as np
 import typer
 
 import pmstore
-from pmstore.commands.app import Name, Names, StorePath, app, ending, existing, fail, find, progress, size, writing
-from pmstore.containers import Group
+from pmstore.base.untrusted import sound
+from pmstore.commands.app import (
+    Name,
+    Names,
+    StorePath,
+    app,
+    ending,
+    existing,
+    fail,
+    find,
+    progress,
+    size,
+    writing,
+)
+from pmstore.engine.reports import SURVIVES
 from pmstore.errors import CorruptStoreError
-from pmstore.npz import read_header
-from pmstore.reports import SURVIVES
-from pmstore.untrusted import sound
+from pmstore.formats.npz import read_header
+from pmstore.objects.containers import Group
 
 Domain = Annotated[str, typer.Option(help=f"What a commit survives: auto, {', '.join(SURVIVES)}.")]
 
@@ -25,7 +37,10 @@ Domain = Annotated[str, typer.Option(help=f"What a commit survives: auto, {', '.
 def create(
     path: StorePath,
     size_: Annotated[
-        str | None, typer.Option("--size", help="Of the new file, as 4GiB. It grows by itself. [default: 64MiB]")
+        str | None,
+        typer.Option(
+            "--size", help="Of the new file, as 4GiB. It grows by itself. [default: 64MiB]"
+        ),
     ] = None,
     max_size: Annotated[str | None, typer.Option(help="The file never grows beyond this.")] = None,
     domain: Domain = "auto",
@@ -40,7 +55,9 @@ def create(
     """
     with ending(), pmstore.open(path, "x", size=size_, max_size=max_size, domain=domain) as store:  # type: ignore[arg-type]
         info = store.info()
-    typer.echo(f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}")
+    typer.echo(
+        f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}"
+    )
 
 
 @app.command("set")
@@ -48,13 +65,23 @@ def set_value(
     path: StorePath,
     name: Name,
     value: Annotated[
-        str, typer.Argument(metavar="VALUE", help="JSON, or - to read it from standard input.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="VALUE", help="JSON, or - to read it from standard input.", show_default=False
+        ),
     ],
-    text: Annotated[bool, typer.Option("--text", "-t", help="VALUE is text, and is stored as it is.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="Make an array of it, of this dtype of numpy.")] = None,
-    file: Annotated[bool, typer.Option("--file", "-f", help="VALUE is a .npy file, to be stored as an array.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", "-t", help="VALUE is text, and is stored as it is.")
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="Make an array of it, of this dtype of numpy.")
+    ] = None,
+    file: Annotated[
+        bool, typer.Option("--file", "-f", help="VALUE is a .npy file, to be stored as an array.")
+    ] = False,
 ) -> None:
-    """Stores a value under a name, replacing what was there. One commit. Groups on the path are created.
+    """Stores a value under a name, replacing what was there. One commit. Groups on the path are
+    created.
 
     Example: pmstore set run.pm config/lr 0.001
 
@@ -78,14 +105,19 @@ def _parse(value: str, text: bool, dtype: str | None, file: bool) -> Any:
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError as error:
-        raise ValueError(f"VALUE is not JSON ({error}): quote it twice, '\"text\"', or give --text") from None
+        raise ValueError(
+            f"VALUE is not JSON ({error}): quote it twice, '\"text\"', or give --text"
+        ) from None
     return parsed if dtype is None else np.array(parsed, dtype)
 
 
 def _load(path: str) -> Any:
     with open(path, "rb") as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
-            raise ValueError(f"{path}: not a .npy file (numpy.save writes them; for .npz and .safetensors: pmstore import)")
+            raise ValueError(
+                f"{path}: not a .npy file (numpy.save writes them; for .npz and .safetensors: "
+                "pmstore import)"
+            )
         file.seek(0)
         try:
             with sound(path):
@@ -93,19 +125,32 @@ def _load(path: str) -> Any:
         except CorruptStoreError as error:  # of the question, not of the store
             raise ValueError(str(error)) from None
         if header.header_bytes + header.data_bytes > os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{path}: an array of shape {header.shape} and {header.dtype} has more bytes than the file")
+            raise ValueError(
+                f"{path}: an array of shape {header.shape} and {header.dtype} has more bytes than "
+                "the file"
+            )
         if not header.data_bytes:
             return np.ndarray(header.shape, header.dtype)
-        return np.memmap(file, header.dtype, "r", header.header_bytes, header.shape, "F" if header.fortran_order else "C")
+        return np.memmap(
+            file,
+            header.dtype,
+            "r",
+            header.header_bytes,
+            header.shape,
+            "F" if header.fortran_order else "C",
+        )
 
 
 @app.command()
 def rm(
     path: StorePath,
     names: Names,
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Groups too, with all they hold.")] = False,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Groups too, with all they hold.")
+    ] = False,
 ) -> None:
-    """Removes names: all of them, or none if one is wrong. One commit; works when the store is full.
+    """Removes names: all of them, or none if one is wrong. One commit; works when the store is
+    full.
 
     Room is reused by the store. To make the file smaller: pmstore compact.
 
@@ -124,8 +169,8 @@ def rm(
 def compact(path: StorePath) -> None:
     """Gives free space back: writes the store anew, and small.
 
-    The new file then takes the place of the old one. A crash leaves the old or the new file, whole. Needs room for both. The
-    store must not be open elsewhere.
+    The new file then takes the place of the old one. A crash leaves the old or the new file, whole.
+    Needs room for both. The store must not be open elsewhere.
 
     Example: pmstore compact run.pm
     """

@@ -8,14 +8,28 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pmstore import exchange
-from pmstore.commands.app import Mode, StorePath, app, ending, fail, find, progress, reading, size, writing
-from pmstore.containers import Group
-from pmstore.newfile import PRIVATE
+from pmstore.base.newfile import PRIVATE
+from pmstore.base.words import counted
+from pmstore.commands.app import (
+    Mode,
+    StorePath,
+    app,
+    ending,
+    fail,
+    find,
+    progress,
+    reading,
+    size,
+    writing,
+)
+from pmstore.formats import exchange
+from pmstore.objects.containers import Group
 from pmstore.store import parse_size
-from pmstore.words import counted
 
-Separator = Annotated[str | None, typer.Option(help='Between groups in names. [default: "." in safetensors, "/" in npz]')]
+Separator = Annotated[
+    str | None,
+    typer.Option(help='Between groups in names. [default: "." in safetensors, "/" in npz]'),
+]
 
 
 def _format(path: Path) -> Literal["safetensors", "npz"]:
@@ -29,13 +43,19 @@ def _format(path: Path) -> Literal["safetensors", "npz"]:
 @app.command("export")
 def export_(
     path: StorePath,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="To write: *.safetensors or *.npz.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="To write: *.safetensors or *.npz.", show_default=False
+        ),
+    ],
     group: Annotated[str, typer.Option(help="Only this group of the store.")] = "",
     separator: Separator = None,
     compress: Annotated[bool, typer.Option("--compress", help="npz: compressed.")] = False,
     mode: Mode = PRIVATE,
 ) -> None:
-    """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as metadata. Of a tier: export-tier.
+    """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as
+    metadata. Of a tier: export-tier.
 
     Example: pmstore export run.pm model.safetensors --group model
 
@@ -49,7 +69,9 @@ def export_(
         if not isinstance(place, Group):
             raise fail(f"{path}: {group!r} is no group", 2)
         if kind == "safetensors":
-            count = exchange.export_safetensors(place, file, separator="." if separator is None else separator, mode=mode)
+            count = exchange.export_safetensors(
+                place, file, separator="." if separator is None else separator, mode=mode
+            )
         else:
             with progress("writing", store.stats().used_bytes) as advance:
                 count = exchange.export_npz(
@@ -65,18 +87,29 @@ def export_(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="To read: *.safetensors or *.npz.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="To read: *.safetensors or *.npz.", show_default=False),
+    ],
     path: StorePath,
     group: Annotated[str, typer.Option(help="Into this group of the store.")] = "",
     separator: Separator = None,
     replace: Annotated[bool, typer.Option("--replace", help="What has the same names.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="As torch tensors, where the file does not say.")] = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="As torch tensors, where the file does not say.")
+    ] = False,
     inflated: Annotated[
         str | None,
-        typer.Option(help="npz: bytes, as 4GiB, that compressed members may take. [default: 16 times theirs, and 64MiB]"),
+        typer.Option(
+            help=(
+                "npz: bytes, as 4GiB, that compressed members may take. [default: 16 times theirs, "
+                "and 64MiB]"
+            )
+        ),
     ] = None,
 ) -> None:
-    """Copies arrays of a safetensors or npz file into a store. One commit; the store is made if there is none.
+    """Copies arrays of a safetensors or npz file into a store. One commit; the store is made if
+    there is none.
 
     Example: pmstore import model.safetensors run.pm --group pretrained --tensors
 
@@ -94,7 +127,10 @@ def import_(
             read: Any = exchange.import_safetensors
             chosen: dict[str, Any] = {} if separator is None else {"separator": separator}
             if kind == "npz":
-                read, chosen["inflated_most"] = exchange.import_npz, None if inflated is None else parse_size(inflated)
+                read, chosen["inflated_most"] = (
+                    exchange.import_npz,
+                    None if inflated is None else parse_size(inflated),
+                )
             count = read(place, file, replace=replace, tensors=tensors, progress=advance, **chosen)
     except typer.Exit:
         if fresh:  # nothing was imported into a store that was made for it

@@ -12,19 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 import pmstore
+from pmstore.base.words import counted
 from pmstore.commands.app import Json, StorePath, app, console, fail, find, printable, reading, size
-from pmstore.containers import Group, tree
 from pmstore.errors import CorruptStoreError, TierError
-from pmstore.picture import SHADES
-from pmstore.words import counted
+from pmstore.objects.containers import Group, tree
+from pmstore.show.picture import SHADES
 
 
 @app.command()
 def info(path: StorePath, as_json: Json = False) -> None:
     """Says what a store is: domain, sizes, commits, recovery.
 
-    And a map of the heap. It has a line for each segment of the file (it begins with one, and each growth adds one): 64 cells
-    from the segment's first byte of data to its last, darker the more of the cell is in use.
+    And a map of the heap. It has a line for each segment of the file (it begins with one, and each
+    growth adds one): 64 cells from the segment's first byte of data to its last, darker the more of
+    the cell is in use.
 
     Example: pmstore info run.pm
 
@@ -45,8 +46,12 @@ def info(path: StorePath, as_json: Json = False) -> None:
             told += f"; not added here, and not flushed to by itself: pmstore trust {path}"
         typer.echo(printable(f"{'tiers' if number == 0 else '':<10}{told}"))
     for number, segment in enumerate(usage):
-        cells = "".join(_cell(used, segment.data_bytes / len(segment.cells)) for used in segment.cells)
-        share = f"{size(segment.used_bytes)} of {size(segment.data_bytes)} in {segment.blocks:,} blocks"
+        cells = "".join(
+            _cell(used, segment.data_bytes / len(segment.cells)) for used in segment.cells
+        )
+        share = (
+            f"{size(segment.used_bytes)} of {size(segment.data_bytes)} in {segment.blocks:,} blocks"
+        )
         typer.echo(f"{'heap' if number == 0 else '':<10}|{cells}| {share}")
 
 
@@ -55,7 +60,13 @@ def _tiers(store: pmstore.Store) -> Iterator[dict[str, Any]]:
     try:
         strange = store._open_tiers().strange
         for name, tier in store.tiers.items():
-            yield {"name": name, "url": tier.url, "every": tier.every, "added_here": name not in strange, "problem": None}
+            yield {
+                "name": name,
+                "url": tier.url,
+                "every": tier.every,
+                "added_here": name not in strange,
+                "problem": None,
+            }
     except (TierError, CorruptStoreError) as error:  # the rest is told all the same
         yield {"name": None, "url": None, "every": None, "added_here": None, "problem": str(error)}
 
@@ -68,8 +79,12 @@ def _cell(used: int, room: float) -> str:
 @app.command("ls")
 def list_names(
     path: StorePath,
-    group: Annotated[str, typer.Argument(help="A group in it, such as run/model.", show_default=False)] = "",
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="What is in groups too.")] = False,
+    group: Annotated[
+        str, typer.Argument(help="A group in it, such as run/model.", show_default=False)
+    ] = "",
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="What is in groups too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Lists the names of a store or group, with what they hold.
@@ -111,8 +126,8 @@ def _rows(group: Group, prefix: str, recursive: bool) -> Iterator[dict[str, Any]
 def check(path: StorePath, as_json: Json = False) -> None:
     """Checks every invariant of a store, and changes nothing. Exit code 1 if one is broken.
 
-    It walks the log, the allocator's tables and bitmaps, every group and list, and every value and description: leaks,
-    overlaps, double ownership. pmstore repair tells what can be mended.
+    It walks the log, the allocator's tables and bitmaps, every group and list, and every value and
+    description: leaks, overlaps, double ownership. pmstore repair tells what can be mended.
 
     Example: pmstore check run.pm && echo sound
     """
@@ -120,7 +135,10 @@ def check(path: StorePath, as_json: Json = False) -> None:
         report = store.check()
     notes = []
     if report.sound_copies != 0b11:
-        notes.append(f"a copy of the superblock is damaged, the other one is in use: pmstore repair {path} restores it")
+        notes.append(
+            f"a copy of the superblock is damaged, the other one is in use: pmstore repair {path} "
+            "restores it"
+        )
     if as_json:
         told = {"path": str(path), "sound": not report.problems, **asdict(report), "notes": notes}
         typer.echo(json.dumps({**told, "problems": list(report.problems)}, indent=2))

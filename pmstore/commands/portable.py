@@ -10,20 +10,24 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from pmstore import portable
+from pmstore.base.newfile import PRIVATE, new_file
+from pmstore.base.words import counted
 from pmstore.commands.app import Mode, StorePath, app, ending, progress, reading, size
 from pmstore.commands.change import Domain
-from pmstore.newfile import PRIVATE, new_file
-from pmstore.words import counted
+from pmstore.formats import portable
 
-DumpPath = Annotated[Path, typer.Argument(metavar="DUMP", help="The dump, or - for a pipe.", show_default=False)]
+DumpPath = Annotated[
+    Path, typer.Argument(metavar="DUMP", help="The dump, or - for a pipe.", show_default=False)
+]
 
 
 @app.command()
 def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE) -> None:
-    """Writes all that a store holds into one portable file. For other versions and machines, archives, pipes.
+    """Writes all that a store holds into one portable file. For other versions and machines,
+    archives, pipes.
 
-    It holds names, values, descriptions and bytes in msgpack, with a checksum; no code. It is as large as what the store holds.
+    It holds names, values, descriptions and bytes in msgpack, with a checksum; no code. It is as
+    large as what the store holds.
 
     Example: pmstore dump run.pm run.dump
 
@@ -46,7 +50,8 @@ def load(
     dump: DumpPath,
     path: StorePath,
     size_: Annotated[
-        str | None, typer.Option("--size", help="Of the new file at first. [default: what the dump needs]")
+        str | None,
+        typer.Option("--size", help="Of the new file at first. [default: what the dump needs]"),
     ] = None,
     max_size: Annotated[str | None, typer.Option(help="The file never grows beyond this.")] = None,
     domain: Domain = "auto",
@@ -58,7 +63,9 @@ def load(
     Example: zstd -dc run.dump.zst | pmstore load - run.pm --domain file
     """
     with ending(), contextlib.ExitStack() as stack:
-        file: BinaryIO = sys.stdin.buffer if str(dump) == "-" else stack.enter_context(open(dump, "rb"))
+        file: BinaryIO = (
+            sys.stdin.buffer if str(dump) == "-" else stack.enter_context(open(dump, "rb"))
+        )
         length = os.fstat(file.fileno()).st_size
         chosen = size_ or (max(1 << 20, int(2.1 * length) + (1 << 20)) if length else None)
         advance = stack.enter_context(progress("loading", length))

@@ -1,4 +1,5 @@
-"""The command repair: what can be mended of a store, said first, and done only when it is wanted."""
+"""The command repair: what can be mended of a store, said first, and done only when it is
+wanted."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from typing import Annotated
 import typer
 
 import pmstore
+from pmstore.base.words import counted
 from pmstore.commands.app import Json, StorePath, app, ending, fail, opened, progress, size
+from pmstore.engine.reports import CheckReport
 from pmstore.errors import UncleanMachineCrashError
-from pmstore.reports import CheckReport
-from pmstore.words import counted
 
 _BOTH = 0b11
 
@@ -33,13 +34,20 @@ class _Plan:
         found = []
         if self.unclean:
             found.append(
-                "accept the content as it is: the machine went down while the store was open, so that it may hold a mixture of "
-                "old and new bytes; its structure is sound, of its data nobody can know"
+                "accept the content as it is: the machine went down while the store was open, so "
+                "that it may hold a mixture of old and new bytes; its structure is sound, of its "
+                "data nobody can know"
             )
         if report.leaks:
-            found.append(f"free {counted(report.leaks, 'block')} ({size(report.leaked_bytes)}), owned by nobody")
+            found.append(
+                f"free {counted(report.leaks, 'block')} ({size(report.leaked_bytes)}), owned by "
+                "nobody"
+            )
         if report.sound_copies != _BOTH:
-            found.append(f"restore copy {0 if report.sound_copies == 0b10 else 1} of the superblock from the other one")
+            found.append(
+                f"restore copy {0 if report.sound_copies == 0b10 else 1} of the superblock from "
+                "the other one"
+            )
         return found
 
     def sound(self) -> bool:
@@ -51,15 +59,19 @@ class _Plan:
 def repair(
     path: StorePath,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")
+    ] = False,
     backup: Annotated[bool, typer.Option(help="Copy the file beside it first.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Says what can be mended of a store, and mends it. Keeps a copy of the file unless told otherwise.
+    """Says what can be mended of a store, and mends it. Keeps a copy of the file unless told
+    otherwise.
 
-    It can accept a store that was open when the machine went down, free blocks that belong to nobody, and restore a damaged
-    copy of the superblock from its twin. It invents nothing: a store that is damaged otherwise is to be restored from a tier, a
-    dump or a copy. Exit code 1 if the store is not sound afterwards, or the repair was declined.
+    It can accept a store that was open when the machine went down, free blocks that belong to
+    nobody, and restore a damaged copy of the superblock from its twin. It invents nothing: a store
+    that is damaged otherwise is to be restored from a tier, a dump or a copy. Exit code 1 if the
+    store is not sound afterwards, or the repair was declined.
 
     Example: pmstore repair run.pm --dry-run
 
@@ -71,13 +83,18 @@ def repair(
         if not plan.sound():
             _tell(as_json, path, steps, "damaged", plan.report.problems)
             raise fail(
-                f"{path}: damaged beyond repair ({plan.report.problems[0]}): restore it from a tier, a dump or a copy", 1
+                f"{path}: damaged beyond repair ({plan.report.problems[0]}): restore it from a "
+                "tier, a dump or a copy",
+                1,
             )
         if not steps:
             _tell(as_json, path, steps, "sound", ())
             return
         if not as_json:
-            typer.echo(f"{path}: to be repaired, {'a copy of the file kept' if backup else 'no copy kept'}:")
+            typer.echo(
+                f"{path}: to be repaired, "
+                f"{'a copy of the file kept' if backup else 'no copy kept'}:"
+            )
             for step in steps:
                 typer.echo(f"  - {step}")
         if dry_run:
@@ -132,12 +149,28 @@ def _mend(path: Path, plan: _Plan) -> CheckReport:
         return store.check()
 
 
-def _tell(as_json: bool, path: Path, steps: list[str], state: str, problems: tuple[str, ...], kept: Path | None = None) -> None:
+def _tell(
+    as_json: bool,
+    path: Path,
+    steps: list[str],
+    state: str,
+    problems: tuple[str, ...],
+    kept: Path | None = None,
+) -> None:
     if as_json:
-        told = {"path": str(path), "state": state, "steps": steps, "problems": list(problems), "backup": kept and str(kept)}
+        told = {
+            "path": str(path),
+            "state": state,
+            "steps": steps,
+            "problems": list(problems),
+            "backup": kept and str(kept),
+        }
         typer.echo(json.dumps(told, indent=2))
     elif state in ("sound", "repaired"):
-        typer.echo(f"{path}: " + ("sound, nothing to repair" if state == "sound" else "repaired, and sound"))
+        typer.echo(
+            f"{path}: "
+            + ("sound, nothing to repair" if state == "sound" else "repaired, and sound")
+        )
         if kept:
             typer.echo(f"the file as it was: {kept}")
     else:

@@ -13,12 +13,24 @@ import typer
 from rich.pretty import pretty_repr
 from rich.text import Text
 
-from pmstore import dtypes, picture
-from pmstore.commands.app import Json, Name, StorePath, app, console, find, printable, progress, reading, size
-from pmstore.containers import Entry, Group
-from pmstore.lists import List
-from pmstore.slots import Slots
-from pmstore.words import counted
+from pmstore.base.words import counted
+from pmstore.commands.app import (
+    Json,
+    Name,
+    StorePath,
+    app,
+    console,
+    find,
+    printable,
+    progress,
+    reading,
+    size,
+)
+from pmstore.objects import dtypes
+from pmstore.objects.containers import Entry, Group
+from pmstore.objects.lists import List
+from pmstore.objects.slots import Slots
+from pmstore.show import picture
 
 _LISTED = 64
 
@@ -27,14 +39,16 @@ _LISTED = 64
 def show(
     path: StorePath,
     name: Name,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Elements or items to print.")] = 12,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Elements or items to print.")
+    ] = 12,
     as_json: Json = False,
 ) -> None:
     """Shows what a name holds, with a small picture of arrays.
 
-    Of an array shape, dtype, statistics, the picture and its first elements; a value as it is. The picture is a line of bars
-    (1-d), shades (2-d, means of neighbours), or a histogram from the least to the greatest. Of slots it shows the current
-    version.
+    Of an array shape, dtype, statistics, the picture and its first elements; a value as it is. The
+    picture is a line of bars (1-d), shades (2-d, means of neighbours), or a histogram from the
+    least to the greatest. Of slots it shows the current version.
 
     Example: pmstore show run.pm config
 
@@ -48,7 +62,12 @@ def show(
         if slots:
             value = value.current
         if as_json:
-            typer.echo(json.dumps({"name": name, **_told(value, limit), **({"slots": True} if slots else {})}, indent=2))
+            typer.echo(
+                json.dumps(
+                    {"name": name, **_told(value, limit), **({"slots": True} if slots else {})},
+                    indent=2,
+                )
+            )
         elif isinstance(value, (Group, List)):
             _show_container(name, value, limit)
         elif _is_array(value):
@@ -68,7 +87,12 @@ def _about(value: Any) -> dict[str, Any]:
     if isinstance(value, List):
         return {"kind": "list", "items": len(value)}
     if isinstance(value, np.ndarray):
-        return {"kind": "array", "dtype": str(value.dtype), "shape": list(value.shape), "bytes": value.nbytes}
+        return {
+            "kind": "array",
+            "dtype": str(value.dtype),
+            "shape": list(value.shape),
+            "bytes": value.nbytes,
+        }
     if _is_array(value):
         dtype = str(value.dtype).removeprefix("torch.")
         nbytes = value.numel() * value.element_size()
@@ -85,7 +109,8 @@ def _statistics(value: Any) -> picture.Statistics | None:
 
 
 def _first(value: Any, count: int) -> Any:
-    """The first elements, as Python's own; as bytes (or pairs of them) where torch knows no numbers."""
+    """The first elements, as Python's own; as bytes (or pairs of them) where torch knows no
+    numbers."""
     if hasattr(value, "data_ptr"):
         plain = value.detach()
         import torch
@@ -95,7 +120,11 @@ def _first(value: Any, count: int) -> Any:
         elif plain.is_complex():
             plain = plain.to(torch.complex128)  # of complex32 torch warns
         flat = plain.reshape(-1)[:count]
-        return flat.tolist() if not flat.dtype.is_floating_point or flat.itemsize > 1 else flat.float().tolist()
+        return (
+            flat.tolist()
+            if not flat.dtype.is_floating_point or flat.itemsize > 1
+            else flat.float().tolist()
+        )
     return value.reshape(-1)[:count].tolist() if value.size else []
 
 
@@ -148,7 +177,11 @@ def _show_container(name: str, value: Any, limit: int) -> None:
     entries: list[Entry] = value.entries()
     typer.echo(f"{name}: group of {counted(len(entries), 'name')}")
     for entry in entries[:_LISTED]:
-        shape = "" if entry.shape is None else f" {entry.dtype} {'x'.join(map(str, entry.shape)) or 'scalar'}"
+        shape = (
+            ""
+            if entry.shape is None
+            else f" {entry.dtype} {'x'.join(map(str, entry.shape)) or 'scalar'}"
+        )
         typer.echo(f"  {printable(entry.name)}: {entry.kind}{shape}")
     if len(entries) > _LISTED:
         typer.echo(f"  and {len(entries) - _LISTED:,} more")
@@ -180,7 +213,10 @@ def _show_array(name: str, value: Any, limit: int, extra: str) -> None:
     width = max(len(title) for title, _ in rows)
     out.print(Text(name, style="bold"), end="")
     for title, text in rows:
-        out.print(Text(f"{title:<{width}}  {text}" if title or text != rows[0][1] else f": {text}"), soft_wrap=True)
+        out.print(
+            Text(f"{title:<{width}}  {text}" if title or text != rows[0][1] else f": {text}"),
+            soft_wrap=True,
+        )
 
 
 def _facts(found: picture.Statistics) -> list[tuple[str, str]]:
@@ -194,4 +230,10 @@ def _facts(found: picture.Statistics) -> list[tuple[str, str]]:
 
 
 def _brief(item: Any) -> str:
-    return f"{item:.6g}" if type(item) is float else str(item) if not isinstance(item, (str, bytes)) else repr(item)
+    return (
+        f"{item:.6g}"
+        if type(item) is float
+        else str(item)
+        if not isinstance(item, (str, bytes))
+        else repr(item)
+    )

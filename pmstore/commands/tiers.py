@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
+from pmstore.base.newfile import PRIVATE
+from pmstore.base.words import counted
 from pmstore.commands.app import (
     Json,
     Mode,
@@ -31,16 +39,25 @@ from pmstore.commands.app import (
     writing,
 )
 from pmstore.errors import PmstoreError
-from pmstore.newfile import PRIVATE
-from pmstore.words import counted
 
 __all__ = ["epochs", "export_tier", "flush", "restore", "trust"]
 
 Url = Annotated[
-    str, typer.Argument(metavar="URL", help="The tier: a directory, or a URL such as s3://bucket/run.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="The tier: a directory, or a URL such as s3://bucket/run.",
+        show_default=False,
+    ),
 ]
-Run = Annotated[Optional[str], typer.Option("--run", help="Whose epochs (its beginning will do).", show_default=False)]  # noqa: UP045
-Number = Annotated[Optional[int], typer.Option("--epoch", help="Which; default: the newest that is whole.", show_default=False)]  # noqa: UP045
+Run = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--run", help="Whose epochs (its beginning will do).", show_default=False),
+]
+Number = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--epoch", help="Which; default: the newest that is whole.", show_default=False),
+]
 Rank = Annotated[int, typer.Option("--rank", help="Whose store, where several ranks flushed.")]
 
 
@@ -59,8 +76,16 @@ def _told() -> Iterator[None]:
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, where that is a terminal."""
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    shown = Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    shown = Progress(
+        *columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    )
     with shown as bars:
         task = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
@@ -68,7 +93,12 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @app.command()
 def flush(
-    path: Annotated[Path, typer.Argument(metavar="STORE", help="A store that nobody writes to now.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE", help="A store that nobody writes to now.", show_default=False
+        ),
+    ],
     tier: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
@@ -79,10 +109,12 @@ def flush(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Flushes the last commit of a store to a tier. Returns when all of it is durable there; the store is not changed.
+    """Flushes the last commit of a store to a tier. Returns when all of it is durable there; the
+    store is not changed.
 
-    Without a tier: to those that this file had added on this machine. Others are named, and not flushed to (exit code 1): a
-    store that was copied, or came from somebody else, would go wherever it says. pmstore trust makes them this file's own.
+    Without a tier: to those that this file had added on this machine. Others are named, and not
+    flushed to (exit code 1): a store that was copied, or came from somebody else, would go wherever
+    it says. pmstore trust makes them this file's own.
 
     Example: pmstore flush run.pm s3://bucket/run
     """
@@ -97,8 +129,8 @@ def flush(
             for name in strange:
                 where = f"{name!r} at {store.tiers[name].url!r}"
                 typer.echo(
-                    f"pmstore: not flushed to {where}: this file did not have that tier added here. If the URL is right: "
-                    f"pmstore trust {printable(str(path))}",
+                    f"pmstore: not flushed to {where}: this file did not have that tier added "
+                    f"here. If the URL is right: pmstore trust {printable(str(path))}",
                     err=True,
                 )
             if strange and not names:
@@ -110,7 +142,9 @@ def flush(
             names = ["url"]
         elif tier is not None and tier not in store.tiers:
             raise fail(
-                f"{path}: the store remembers no tier {tier!r} (it has: {', '.join(store.tiers) or 'none'}): give a URL", 2
+                f"{path}: the store remembers no tier {tier!r} (it has: "
+                f"{', '.join(store.tiers) or 'none'}): give a URL",
+                2,
             )
         if not names:
             raise fail(f"{path}: the store remembers no tier: give a URL", 2)
@@ -122,10 +156,18 @@ def flush(
             assert handle.stats is not None
             ended.append((store.tiers[name].url, handle.epoch, handle.stats))
     if as_json:
-        typer.echo(json.dumps([{"url": url, "epoch": epoch, **asdict(stats)} for url, epoch, stats in ended], indent=2))
+        typer.echo(
+            json.dumps(
+                [{"url": url, "epoch": epoch, **asdict(stats)} for url, epoch, stats in ended],
+                indent=2,
+            )
+        )
     else:
         for url, epoch, stats in ended:
-            told = f"epoch {epoch} flushed to {url}: {size(stats.written_bytes)} in {stats.seconds:.1f} s"
+            told = (
+                f"epoch {epoch} flushed to {url}: {size(stats.written_bytes)} in "
+                f"{stats.seconds:.1f} s"
+            )
             typer.echo(printable(told))
     if tier is None and strange:
         raise typer.Exit(1)
@@ -133,13 +175,13 @@ def flush(
 
 @app.command()
 def trust(
-    path: StorePath,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    path: StorePath, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 ) -> None:
-    """Makes the tiers that a store remembers its own here. For a store that was moved, copied or restored on purpose.
+    """Makes the tiers that a store remembers its own here. For a store that was moved, copied or
+    restored on purpose.
 
-    It shows where they are, and asks. Whatever is committed to the store may then be written to those places, and old epochs
-    there deleted.
+    It shows where they are, and asks. Whatever is committed to the store may then be written to
+    those places, and old epochs there deleted.
 
     Example: pmstore trust run.pm
     """
@@ -155,7 +197,11 @@ def trust(
             how += [f"keeps {counted(config.keep, 'epoch')}"] if config.keep else []
             typer.echo(printable(f"{name}: {config.url}{''.join(f', {one}' for one in how)}"))
         if not names:
-            there = "all tiers that it remembers were added here" if store.tiers else "it remembers no tier"
+            there = (
+                "all tiers that it remembers were added here"
+                if store.tiers
+                else "it remembers no tier"
+            )
             typer.echo(f"{printable(str(path))}: {there}")
             return
         if not yes and not typer.confirm("Flush to these?"):
@@ -166,7 +212,12 @@ def trust(
 
 @app.command()
 def restore(
-    path: Annotated[Path, typer.Argument(metavar="STORE", help="The store to make; nothing may be there.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE", help="The store to make; nothing may be there.", show_default=False
+        ),
+    ],
     url: Url,
     epoch: Number = None,
     run: Run = None,
@@ -174,7 +225,8 @@ def restore(
     domain: Annotated[str, typer.Option("--domain", help="As for pmstore.open.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Makes a store of an epoch in a tier. By default of the newest that is whole; every byte is checked.
+    """Makes a store of an epoch in a tier. By default of the newest that is whole; every byte is
+    checked.
 
     Epochs that are damaged are passed over, and named.
 
@@ -190,7 +242,9 @@ def restore(
 @app.command()
 def epochs(
     url: Url,
-    verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte of every epoch.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read and check every byte of every epoch.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Lists the epochs of a tier, newest first. Exit code 1 if one of them is damaged.
@@ -218,12 +272,24 @@ def epochs(
     else:
         table = Table(box=None, pad_edge=False)
         for title in ("epoch", "run", "ranks", "state", "files", "flushed", "is"):
-            table.add_column(title, justify="right" if title in ("epoch", "state", "files") else "left")
+            table.add_column(
+                title, justify="right" if title in ("epoch", "state", "files") else "left"
+            )
         for one in found:
             ranks = f"{len(one.ranks)}/{one.world_size}"
             when = _when(one.time)
-            state = problems[one.run, one.epoch] or ("whole, every byte read" if verify else "whole")
-            table.add_row(str(one.epoch), one.run, ranks, size(one.state_bytes), size(one.file_bytes), when, state)
+            state = problems[one.run, one.epoch] or (
+                "whole, every byte read" if verify else "whole"
+            )
+            table.add_row(
+                str(one.epoch),
+                one.run,
+                ranks,
+                size(one.state_bytes),
+                size(one.file_bytes),
+                when,
+                state,
+            )
         console().print(table)
     if any(problem and problem.startswith("corrupt") for problem in problems.values()):
         raise typer.Exit(1)
@@ -240,9 +306,14 @@ def _when(seconds: float) -> str:
 @app.command("export-tier")
 def export_tier(
     url: Url,
-    to: Annotated[Path, typer.Argument(metavar="FILE", help="The safetensors file to write.", show_default=False)],
+    to: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The safetensors file to write.", show_default=False),
+    ],
     epoch: Number = None,
-    group: Annotated[str, typer.Option("--group", help="Only what is in this group, such as run/model.")] = "",
+    group: Annotated[
+        str, typer.Option("--group", help="Only what is in this group, such as run/model.")
+    ] = "",
     run: Run = None,
     rank: Rank = 0,
     mode: Mode = PRIVATE,
@@ -254,5 +325,7 @@ def export_tier(
     from pmstore import tiers
 
     with _told(), _bar(f"writing {to.name}") as bar:
-        number, names = tiers.export_safetensors(to, url, epoch, group=group, run=run, rank=rank, progress=bar, mode=mode)
+        number, names = tiers.export_safetensors(
+            to, url, epoch, group=group, run=run, rank=rank, progress=bar, mode=mode
+        )
     typer.echo(f"epoch {number}: {counted(len(names), 'tensor')} written to {to}")

@@ -1,6 +1,6 @@
-"""Device mirrors: state that lives on an accelerator, copied into slots of the store at each commit.
+"""Device mirrors: state that lives on an accelerator, copied into slots of the store at each
+commit.
 
-engine.py    landings of the engine (native/commit/landing.h), typed
 pending.py   the handle of a commit under way
 copier.py    the seam between a device and host memory, and its two implementations
 mirror.py    a mirrored tensor, or several in one pair of slots

@@ -1,8 +1,10 @@
-"""The seam between a device and host memory, and its two implementations: host memory itself, and CUDA.
+"""The seam between a device and host memory, and its two implementations: host memory itself, and
+CUDA.
 
-A copier starts copies and says how the engine learns that they have landed. The engine waits in a thread of its own, which the
-interpreter's lock does not stop: so a copier that copies asynchronously gives it the address of a word in host memory, which
-becomes non-zero when the copies are complete.
+A copier starts copies and says how the engine learns that they have landed. The engine waits in a
+thread of its own, which the interpreter's lock does not stop: so a copier that copies
+asynchronously gives it the address of a word in host memory, which becomes non-zero when the copies
+are complete.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from typing import Protocol
 
 import torch
 
+from pmstore.engine.landing import LandCopy
 from pmstore.errors import MirrorError
-from pmstore.mirror.engine import LandCopy
 from pmstore.mirror.pending import Batch
 
 __all__ = ["Copier", "CudaCopier", "HostCopier", "Piece", "copier_for"]
 
-_DIRECT_BYTES = 64 << 10  # smaller blocks share pages with others, and are never written by a device
+# smaller blocks share pages with others, and are never written by a device
+_DIRECT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Piece:
     at: int
     """and where in it."""
     block: torch.Tensor | None
-    """The whole block, as bytes, if a device may write it: it is the idle slot and has pages of its own."""
+    """The whole block, as bytes, if a device may write it: it is the idle slot and has pages of its
+    own."""
 
     live: bool = True
     """The program goes on writing the tensor."""
@@ -47,7 +51,8 @@ class Copier(Protocol):
     """Copies tensors of one device to the host."""
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
-        """Starts to copy what the tensors hold when all that the device was given to do until now is done."""
+        """Starts to copy what the tensors hold when all that the device was given to do until now
+        is done."""
         ...
 
     def close(self) -> None:
@@ -56,7 +61,8 @@ class Copier(Protocol):
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's elements in the order in which they lie in memory, in one dimension, over its memory."""
+    """A dense tensor's elements in the order in which they lie in memory, in one dimension, over
+    its memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
@@ -89,12 +95,17 @@ class _HostBatch:
 
 
 class HostCopier:
-    """Tensors in host memory: the engine's thread copies them, past the caches, while the program goes on."""
+    """Tensors in host memory: the engine's thread copies them, past the caches, while the program
+    goes on."""
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
         tensors = [piece.tensor.detach() for piece in pieces]
         live = any(piece.live for piece in pieces)
-        copies = [LandCopy(piece.data, piece.at, piece.nbytes, piece.tensor.data_ptr(), 0) for piece in pieces if piece.nbytes]
+        copies = [
+            LandCopy(piece.data, piece.at, piece.nbytes, piece.tensor.data_ptr(), 0)
+            for piece in pieces
+            if piece.nbytes
+        ]
         return copies, _HostBatch(tensors, live)
 
     def close(self) -> None:
@@ -105,7 +116,9 @@ class _CudaBatch:
     __slots__ = ("_copier", "_event", "_kept")
     may_fail = True
 
-    def __init__(self, copier: CudaCopier, event: torch.cuda.Event, kept: list[torch.Tensor]) -> None:
+    def __init__(
+        self, copier: CudaCopier, event: torch.cuda.Event, kept: list[torch.Tensor]
+    ) -> None:
         self._copier = copier
         self._event = event
         self._kept = kept
@@ -125,8 +138,9 @@ class _CudaBatch:
 
 
 def staging(like: torch.Tensor) -> torch.Tensor:
-    """Host memory for a copy of the tensor: pinned, or pageable where no more can be had that is locked. Copies into that are
-    made before the call that starts them returns: the program waits for them, and all else is the same."""
+    """Host memory for a copy of the tensor: pinned, or pageable where no more can be had that is
+    locked. Copies into that are made before the call that starts them returns: the program waits
+    for them, and all else is the same."""
     try:
         return torch.empty_like(like, device="cpu", pin_memory=True)
     except RuntimeError:
@@ -134,10 +148,12 @@ def staging(like: torch.Tensor) -> torch.Tensor:
 
 
 class CudaCopier:
-    """CUDA: on a stream of its own, behind what the current stream was given so far, into the slots themselves where their
-    pages can be pinned (cudaHostRegister), else through staging memory, which the engine's thread copies on.
+    """CUDA: on a stream of its own, behind what the current stream was given so far, into the slots
+        themselves where their pages can be pinned (cudaHostRegister), else through staging memory,
+        which the engine's thread copies on.
 
-    The word that the engine waits for is the last copy on the stream, and a stream's copies are made in order.
+    The word that the engine waits for is the last copy on the stream, and a stream's copies are
+    made in order.
     """
 
     def __init__(self, device: torch.device, direct: bool) -> None:
@@ -173,7 +189,12 @@ class CudaCopier:
     def _target(self, piece: Piece) -> torch.Tensor | None:
         """The place in the slot, pinned; None: it is not to be had."""
         block = piece.block
-        if not self._direct or block is None or block.numel() < _DIRECT_BYTES or not self._register(block):
+        if (
+            not self._direct
+            or block is None
+            or block.numel() < _DIRECT_BYTES
+            or not self._register(block)
+        ):
             return None
         return block[piece.at : piece.at + piece.nbytes].view(piece.tensor.dtype)
 
@@ -182,7 +203,8 @@ class CudaCopier:
         if address in self._registered:
             return True
         status = torch.cuda.cudart().cudaHostRegister(address, block.numel(), 0)  # type: ignore[no-untyped-call]
-        if int(status) != 0:  # file systems whose pages cannot be pinned for long; too little memory that may be locked
+        # file systems whose pages cannot be pinned for long; too little memory that may be locked
+        if int(status) != 0:
             self._direct = False
             return False
         self._registered[address] = block
@@ -202,5 +224,11 @@ def copier_for(device: torch.device, direct: bool) -> Copier:
     if device.type == "cuda":
         return CudaCopier(device, direct)
     if device.type == "meta":
-        raise MirrorError("a tensor on the meta device has no data to mirror: initialise it first, model.to_empty(device=...)")
-    raise MirrorError(f"tensors on {device} cannot be mirrored: there are copiers for cuda and cpu. Move it with .to('cpu')")
+        raise MirrorError(
+            "a tensor on the meta device has no data to mirror: initialise it first, "
+            "model.to_empty(device=...)"
+        )
+    raise MirrorError(
+        f"tensors on {device} cannot be mirrored: there are copiers for cuda and cpu. Move it with "
+        ".to('cpu')"
+    )

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pmstore import notebook
-from pmstore.core import Core
+from pmstore.base import notebook
 from pmstore.errors import MirrorError
 from pmstore.mirror.copier import flat, flat_bytes
 from pmstore.mirror.mirrors import Mirrors
-from pmstore.slots import Slots
+from pmstore.objects.core import Core
+from pmstore.objects.slots import Slots
 
 if TYPE_CHECKING:
     from pmstore.store import Store
@@ -30,10 +30,11 @@ class MirrorPart(NamedTuple):
 
 
 class Mirror:
-    """A tensor that every commit of the store copies into slots of the store. Made by `store.mirror(name, tensor)`.
+    """A tensor that every commit of the store copies into slots of the store. Made by
+    `store.mirror(name, tensor)`.
 
-    The tensor stays where it is, on its device, and is used as if there were no store. `slots` is where its committed
-    versions are.
+    The tensor stays where it is, on its device, and is used as if there were no store. `slots` is
+    where its committed versions are.
     """
 
     __slots__ = ("parts", "resumed", "settled", "slots")
@@ -43,7 +44,8 @@ class Mirror:
         self.resumed = resumed
         """Whether the store held a version, which the tensor holds now."""
         self.parts = tuple(parts)
-        self.settled: set[int] = set()  # blocks known to be committed: only those may be written without capture
+        # blocks known to be committed: only those may be written without capture
+        self.settled: set[int] = set()
 
     @property
     def name(self) -> str:
@@ -68,19 +70,31 @@ class Mirror:
         return f"<pmstore.Mirror of {self.slots!r}>"
 
     def _repr_html_(self) -> str:
-        rows = [(part.tensor.dtype, tuple(part.tensor.shape), part.tensor.device, part.at) for part in self.parts]
-        return notebook.table(repr(self), ("dtype", "shape", "device", "first byte"), rows[: notebook.SHOWN], len(rows))
+        rows = [
+            (part.tensor.dtype, tuple(part.tensor.shape), part.tensor.device, part.at)
+            for part in self.parts
+        ]
+        return notebook.table(
+            repr(self),
+            ("dtype", "shape", "device", "first byte"),
+            rows[: notebook.SHOWN],
+            len(rows),
+        )
 
 
 def add(store: Store, core: Core, mirrors: Mirrors, name: str, tensor: Any) -> Mirror:
     """See `Store.mirror`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
-            f"a mirror is of a torch tensor, not of {type(tensor).__name__}: an array is stored by store[name] = array"
+            f"a mirror is of a torch tensor, not of {type(tensor).__name__}: an array is stored by "
+            "store[name] = array"
         )
     mirrors.copier(tensor.device)
     if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.is_contiguous():
-        raise MirrorError(f"{name!r}: a mirror is of a dense, contiguous tensor: give the tensor that .contiguous() returns")
+        raise MirrorError(
+            f"{name!r}: a mirror is of a dense, contiguous tensor: give the tensor that "
+            ".contiguous() returns"
+        )
     there = name in store
     slots = store.slots(name, tuple(tensor.shape), tensor.dtype)
     mirror = Mirror(slots, [MirrorPart(tensor, 0)], there)

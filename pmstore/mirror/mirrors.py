@@ -1,4 +1,5 @@
-"""What a store mirrors, and what happens to it at commit and roll back. torch is not imported for a store without mirrors."""
+"""What a store mirrors, and what happens to it at commit and roll back. torch is not imported for a
+store without mirrors."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from pmstore import _ffi
-from pmstore.core import Core
+from pmstore.engine import _ffi
+from pmstore.engine.landing import LandCopy, LandFlip, Landing
 from pmstore.errors import MirrorError, TransactionError
-from pmstore.mirror.engine import LandCopy, LandFlip, Landing
 from pmstore.mirror.pending import Batch, PendingCommit
-from pmstore.slots import pack
+from pmstore.objects.core import Core
+from pmstore.objects.slots import pack
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Mirrors"]
 
 _under_way: set[PendingCommit] = set()
-"""Commits that threads of the engine are at: what they read is kept, whatever becomes of their stores."""
+"""Commits that threads of the engine are at: what they read is kept, whatever becomes of their
+stores."""
 
 _IN_FLIGHT = -1  # in Turn.whole: known when the commit is over
 
@@ -69,7 +71,8 @@ class Mirrors:
     # ---- commits
 
     def commit(self) -> PendingCommit:
-        """Starts a commit. Everything that is pending is in it, and every mirrored tensor as it is now."""
+        """Starts a commit. Everything that is pending is in it, and every mirrored tensor as it is
+        now."""
         with self._alone():
             self.join()
             landing, batches, over = self._prepare()
@@ -86,8 +89,9 @@ class Mirrors:
             return made
 
     def _alone(self) -> AbstractContextManager[object]:
-        """From the look for another commit until this one can be seen: else two would copy into the same slots, which the first
-        makes the current ones. A fork child, where every call is refused, may never get the lock: another thread held it."""
+        """From the look for another commit until this one can be seen: else two would copy into the
+        same slots, which the first makes the current ones. A fork child, where every call is
+        refused, may never get the lock: another thread held it."""
         return self._committing if self._core.process == os.getpid() else nullcontext()
 
     def arm(self) -> None:
@@ -100,8 +104,11 @@ class Mirrors:
             for batch in batches:
                 batch.synchronize()
         except Exception as error:
-            raise MirrorError(f"{self._core.path}: a copy from the device failed: {error}") from error
-        self._armed = PendingCommit(landing, batches, over)  # keeps the memory that the commit will read
+            raise MirrorError(
+                f"{self._core.path}: a copy from the device failed: {error}"
+            ) from error
+        # keeps the memory that the commit will read
+        self._armed = PendingCommit(landing, batches, over)
         landing.arm()
 
     @property
@@ -127,7 +134,8 @@ class Mirrors:
         armed, self._armed = self._armed, None
         if armed is not None and armed.done:
             armed.join_quietly()  # the commit itself has told
-        for one in _under_way.copy():  # not by iterating: other threads, finalizers and signal handlers commit meanwhile
+        # not by iterating: other threads, finalizers and signal handlers commit meanwhile
+        for one in _under_way.copy():
             if one.done:
                 _under_way.discard(one)
         pending = self._pending
@@ -158,7 +166,9 @@ class Mirrors:
         except Exception as error:
             for batch in batches:
                 batch.synchronize()  # nothing is written any more
-            raise MirrorError(f"{self._core.path}: copies from the device could not be started: {error}") from error
+            raise MirrorError(
+                f"{self._core.path}: copies from the device could not be started: {error}"
+            ) from error
 
         def over(committed: bool) -> None:
             if not committed:
@@ -172,8 +182,11 @@ class Mirrors:
 
         return Landing(self._core.pool, copies, flips, self.timeout_seconds), batches, over
 
-    def _place(self, mirror: Mirror, pieces: dict[torch.device, list[Piece]], flips: list[LandFlip]) -> set[int]:
-        """Where the next version goes. Returns the mirror's blocks; none if its slots are not in the store (any more)."""
+    def _place(
+        self, mirror: Mirror, pieces: dict[torch.device, list[Piece]], flips: list[LandFlip]
+    ) -> set[int]:
+        """Where the next version goes. Returns the mirror's blocks; none if its slots are not in
+        the store (any more)."""
         from pmstore.mirror.copier import Piece, flat_bytes
 
         slots, pool = mirror.slots, self._core.pool
@@ -182,7 +195,9 @@ class Mirrors:
             return set()
         turn = slots._turn()
         if slots._flipped(turn):
-            raise TransactionError(f"{slots.name!r} is a mirror: its slots are flipped by commits alone")
+            raise TransactionError(
+                f"{slots.name!r} is a mirror: its slots are flipped by commits alone"
+            )
         idle = 1 - pair.current
         data = pair.data[idle]
         if not data:
@@ -201,8 +216,9 @@ class Mirrors:
     # ---- blocks, roll backs, the end
 
     def hook(self, when: int) -> None:
-        """Called by `_block.Transaction`."""
-        if when != _ROLLED_BACK:  # of the outermost block: it is the caller's, so that nobody else commits what is armed
+        """Called by `_binding.Transaction`."""
+        # of the outermost block: it is the caller's, so that nobody else commits what is armed
+        if when != _ROLLED_BACK:
             self.arm()
         elif self._core.pool.block_depth() == 0 and not self._core.pool.handle.closed:
             self.restore()
@@ -214,7 +230,8 @@ class Mirrors:
             self._pending = None
 
     def restore(self) -> None:
-        """Every tensor is what the last commit holds; those whose mirror was made since then stay as they are."""
+        """Every tensor is what the last commit holds; those whose mirror was made since then stay
+        as they are."""
         for mirror in list(self._mirrors.values()):
             with suppress(KeyError):
                 mirror.restore()

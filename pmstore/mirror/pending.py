@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from pmstore.base.workers import Worker
+from pmstore.engine.landing import COPIED, DONE, SEALED, Landing
 from pmstore.errors import MirrorError, TransactionError
-from pmstore.mirror.engine import COPIED, DONE, SEALED, Landing
-from pmstore.workers import Worker
 
 __all__ = ["Batch", "PendingCommit"]
 
@@ -19,11 +19,12 @@ class Batch(Protocol):
     """Copies from one device that a copier has started."""
 
     may_fail: bool
-    """Whether `check` can ever raise: then it is asked now and then while the copies are under way."""
+    """Whether `check` can ever raise: then it is asked now and then while the copies are under
+    way."""
 
     def fence(self) -> bool:
-        """Orders what the program gives the device to do from now on behind the copies' reading. False: the device cannot, so
-        the program has to wait until they are over."""
+        """Orders what the program gives the device to do from now on behind the copies' reading.
+        False: the device cannot, so the program has to wait until they are over."""
         ...
 
     def check(self) -> None:
@@ -45,16 +46,29 @@ class Batch(Protocol):
 class PendingCommit:
     """A commit that `Store.commit(wait=False)` has started.
 
-    What was written into the store until then is part of it. From then on calls of the store, and first writes into its arrays,
-    wait until it is over: they belong to the next transaction. Arrays can be read meanwhile.
+    What was written into the store until then is part of it. From then on calls of the store, and
+    first writes into its arrays, wait until it is over: they belong to the next transaction. Arrays
+    can be read meanwhile.
 
-    It is finished whether or not somebody holds on to it. If it failed and nobody was told, the store's next commit,
-    transaction or close raises its error.
+    It is finished whether or not somebody holds on to it. If it failed and nobody was told, the
+    store's next commit, transaction or close raises its error.
     """
 
-    __slots__ = ("_abandoned", "_batches", "_cause", "_error", "_finished", "_landing", "_over", "_told", "started")
+    __slots__ = (
+        "_abandoned",
+        "_batches",
+        "_cause",
+        "_error",
+        "_finished",
+        "_landing",
+        "_over",
+        "_told",
+        "started",
+    )
 
-    def __init__(self, landing: Landing, batches: Sequence[Batch], over: Callable[[bool], None]) -> None:
+    def __init__(
+        self, landing: Landing, batches: Sequence[Batch], over: Callable[[bool], None]
+    ) -> None:
         """over: called once, with whether it committed."""
         self._landing = landing
         self._batches = tuple(batches)
@@ -67,12 +81,13 @@ class PendingCommit:
         self.started = False
 
     def start(self) -> None:
-        """Starts it, and returns when nothing that is stored later is part of it. Interrupted before that, it does not
-        happen."""
+        """Starts it, and returns when nothing that is stored later is part of it. Interrupted
+        before that, it does not happen."""
         try:
             self._landing.start()
         except BaseException:
-            self._finished = self._told = self._abandoned = True  # another thread may wait for it already
+            # another thread may wait for it already
+            self._finished = self._told = self._abandoned = True
             raise
         self.started = True
         if any(batch.may_fail for batch in self._batches):
@@ -85,14 +100,17 @@ class PendingCommit:
 
     @property
     def done(self) -> bool:
-        """Whether it is over: durable, as far as the store's domain reaches, or failed (then `wait` raises)."""
+        """Whether it is over: durable, as far as the store's domain reaches, or failed (then `wait`
+        raises)."""
         return self._abandoned or self._landing.wait(DONE, 0)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the commit is durable. timeout: seconds; None: as long as the store's mirrors may take.
+        """Waits until the commit is durable. timeout: seconds; None: as long as the store's mirrors
+        may take.
 
-        Raises: TimeoutError: not over yet, it goes on. MirrorError: a copy failed or was late, or another thread's block came
-        in between; StoreFullError, OSError: the commit failed. Then it did not happen, and everything is pending still.
+        Raises: TimeoutError: not over yet, it goes on. MirrorError: a copy failed or was late, or
+            another thread's block came in between; StoreFullError, OSError: the commit failed. Then
+            it did not happen, and everything is pending still.
         """
         self._wait_for(DONE, timeout)
         self._finish()
@@ -101,10 +119,12 @@ class PendingCommit:
             raise self._error
 
     def fence(self) -> None:
-        """Afterwards the mirrored tensors may be written again, without touching what is being committed.
+        """Afterwards the mirrored tensors may be written again, without touching what is being
+        committed.
 
-        On an accelerator this orders the current stream behind the copies and returns at once; tensors in host memory are
-        waited for until they have been read. Call it before the next optimizer step; `pmstore.torch.attach` does.
+        On an accelerator this orders the current stream behind the copies and returns at once;
+        tensors in host memory are waited for until they have been read. Call it before the next
+        optimizer step; `pmstore.torch.attach` does.
         """
         for batch in self._batches:
             if not batch.fence():
@@ -124,7 +144,10 @@ class PendingCommit:
     def _wait_for(self, phase: int, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         while not self._landing.wait(
-            phase, _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - time.monotonic()))
+            phase,
+            _SLICE_SECONDS
+            if end is None
+            else min(_SLICE_SECONDS, max(0.0, end - time.monotonic())),
         ):
             if self._abandoned:
                 return
@@ -133,7 +156,8 @@ class PendingCommit:
                 raise TimeoutError(f"the commit was not over after {timeout} seconds; it goes on")
 
     def _watch(self) -> None:
-        """So that whoever waits for the store, and does not look after the copies, does not wait for those that failed."""
+        """So that whoever waits for the store, and does not look after the copies, does not wait
+        for those that failed."""
         while self._cause is None and not self._landing.wait(DONE, _SLICE_SECONDS):
             self._look_after()
 

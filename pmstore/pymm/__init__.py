@@ -1,4 +1,5 @@
-"""PyMM's interface over a store: a PyMM program runs after changing `import pymm` to `from pmstore import pymm`.
+"""PyMM's interface over a store: a PyMM program runs after changing `import pymm` to
+`from pmstore import pymm`.
 
     from pmstore import pymm
 
@@ -11,15 +12,17 @@
     shelf.tx_end()
     del shelf                        # closes the file
 
-Outside `tx_begin`/`tx_end` every operation on a member is a transaction of its own: it happened as a whole, and is durable
-as far as the domain goes, when it returns; one that raises has changed nothing. What is written past the member (through
-`x.asndarray()`, `x.flat`, a tensor made of it) is committed with the next operation on the shelf, `persist()`, or at the close.
+Outside `tx_begin`/`tx_end` every operation on a member is a transaction of its own: it happened as
+a whole, and is durable as far as the domain goes, when it returns; one that raises has changed
+nothing. What is written past the member (through `x.asndarray()`, `x.flat`, a tensor made of it) is
+committed with the next operation on the shelf, `persist()`, or at the close.
 
-The arithmetic of members follows PyMM's casting rules: a member with anything gives a plain result; an in-place operation
-leaves a member. Where PyMM differs from Python (negative integers, `i /= 2`, `s + "x"` that changes s, strides, dtypes),
-Python's rules hold.
+The arithmetic of members follows PyMM's casting rules: a member with anything gives a plain result;
+an in-place operation leaves a member. Where PyMM differs from Python (negative integers, `i /= 2`,
+`s + "x"` that changes s, strides, dtypes), Python's rules hold.
 
-Source: A. Wood et al., "PyMM: Heterogeneous Memory Programming for Python Data Science" (HPEC 2022), and IBM's PyMM.
+Source: A. Wood et al., "PyMM: Heterogeneous Memory Programming for Python Data Science" (HPEC
+    2022), and IBM's PyMM.
 """
 
 from pmstore.extras import optional
@@ -45,7 +48,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("torch_tensor", "shelved_torch_tensor"):  # needs torch, which only programs with tensors have
+    # needs torch, which only programs with tensors have
+    if name in ("torch_tensor", "shelved_torch_tensor"):
         with optional:
             from pmstore.pymm import tensors
 

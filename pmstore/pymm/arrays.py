@@ -8,34 +8,51 @@ from typing import Any
 
 import numpy as np
 
-from pmstore import array
+from pmstore.objects import array
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.store import Store
 
 __all__ = ["ndarray", "shelved_ndarray"]
 
-_METHODS_THAT_WRITE = frozenset(("byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "sort"))
-_FUNCTIONS_THAT_WRITE = frozenset(("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"))
+_METHODS_THAT_WRITE = frozenset(
+    ("byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "sort")
+)
+_FUNCTIONS_THAT_WRITE = frozenset(
+    ("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask")
+)
 
 
 class ndarray(Shadow):
-    """An array to be made on the shelf, filled with zeros: `shelf.x = pymm.ndarray((3, 4), dtype=np.uint8)`.
+    """An array to be made on the shelf, filled with zeros:
+    `shelf.x = pymm.ndarray((3, 4), dtype=np.uint8)`.
 
-    shape: an int or a sequence. strides: None, or what order C or F give, in bytes. zero: for PyMM; it is always zeroed.
+    shape: an int or a sequence. strides: None, or what order C or F give, in bytes. zero: for PyMM;
+        it is always zeroed.
     """
 
-    def __init__(self, shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C", zero: bool = False) -> None:
+    def __init__(
+        self,
+        shape: Any,
+        dtype: Any = np.float64,
+        strides: Any = None,
+        order: str = "C",
+        zero: bool = False,
+    ) -> None:
         del zero
         self._shape = array.normal_shape(shape)
         self._dtype = np.dtype(dtype)
         self._order: Any = order
         if strides is not None:
             for self._order in "CF":
-                # Of an array of the shape that has no memory: broadcast_to would have other strides.
+                # Of an array of the shape that has no memory: broadcast_to would have other
+                # strides.
                 if np.empty(self._shape, self._dtype, self._order).strides == tuple(strides):
                     break
             else:
-                raise ValueError(f"strides={strides!r} leave gaps: assign an array that has them, and it is copied densely")
+                raise ValueError(
+                    f"strides={strides!r} leave gaps: assign an array that has them, and it is "
+                    "copied densely"
+                )
 
     def store_in(self, store: Store, name: str) -> None:
         if self._order == "C":
@@ -52,10 +69,11 @@ def _bounds(value: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
-    """An array whose bytes are in the store. So are its views (slices, `reshape`, `T`), which are of this type too.
+    """An array whose bytes are in the store. So are its views (slices, `reshape`, `T`), which are
+    of this type too.
 
-    Writing through it (`x[i] = v`, `x += 1`, `out=x`, `x.fill(0)`, `np.copyto(x, y)`) is a transaction. What is computed
-    from it is a plain array.
+    Writing through it (`x[i] = v`, `x += 1`, `out=x`, `x.fill(0)`, `np.copyto(x, y)`) is a
+    transaction. What is computed from it is a plain array.
     """
 
     name: str | None
@@ -70,7 +88,10 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
         self._core: Core | None = None
         self.name = None
         self._bounds = getattr(template, "_bounds", (0, 0))
-        if isinstance(template, shelved_ndarray) and self._bounds[0] <= array.address(self) < self._bounds[1]:
+        if (
+            isinstance(template, shelved_ndarray)
+            and self._bounds[0] <= array.address(self) < self._bounds[1]
+        ):
             self._core, self.name = template._core, template.name
 
     # ---- PyMM's own ----
@@ -89,7 +110,8 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
         return self.ndim
 
     def persist(self) -> None:
-        """Commits what was written past the member. Between tx_begin and tx_end: nothing, the end commits."""
+        """Commits what was written past the member. Between tx_begin and tx_end: nothing, the end
+        commits."""
         with self._writing():
             pass
 
@@ -99,7 +121,9 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
         Raises: ValueError if they are not all in the array.
         """
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise ValueError(f"elements [{offset}, {offset + length}) are not in an array of {self.size}")
+            raise ValueError(
+                f"elements [{offset}, {offset + length}) are not in an array of {self.size}"
+            )
         self.persist()
 
     # ---- writing ----
@@ -111,7 +135,9 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
         with self._writing():
             self.asndarray()[_plain(key)] = _plain(value)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any
+    ) -> Any:
         written = out if out is not None else inputs[:1] if method == "at" else ()
         with _writing(written):
             if out is not None:
@@ -128,7 +154,13 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
             out = args[0] if name in _FUNCTIONS_THAT_WRITE and args else _positional_out(func, args)
         with _writing(out):
             result = func(*_plain(args), **_plain(kwargs))
-        return out if isinstance(out, shelved_ndarray) and isinstance(result, np.ndarray) and name != "copyto" else result
+        return (
+            out
+            if isinstance(out, shelved_ndarray)
+            and isinstance(result, np.ndarray)
+            and name != "copyto"
+            else result
+        )
 
     # ---- reading ----
 
@@ -182,7 +214,8 @@ def _plain(value: Any) -> Any:
 
 
 def _volatile(result: Any) -> Any:
-    """What numpy gave the subclass's type though its memory is not on the shelf, as a plain array."""
+    """What numpy gave the subclass's type though its memory is not on the shelf, as a plain
+    array."""
     kind = type(result)
     if kind is shelved_ndarray:
         return result if result._core is not None else result.view(np.ndarray)
@@ -204,7 +237,11 @@ def _method(name: str) -> Any:
 
 
 for _name in dir(np.ndarray):
-    if not _name.startswith("_") and inspect.isroutine(getattr(np.ndarray, _name)) and _name != "view":
+    if (
+        not _name.startswith("_")
+        and inspect.isroutine(getattr(np.ndarray, _name))
+        and _name != "view"
+    ):
         setattr(shelved_ndarray, _name, _method(_name))
 
 # PyMM programs compare str(type(x)) with this.

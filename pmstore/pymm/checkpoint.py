@@ -1,4 +1,5 @@
-"""`shelf.save` and `shelf.load`: values of any depth, one variable of the shelf for each leaf, named as PyMM names them."""
+"""`shelf.save` and `shelf.load`: values of any depth, one variable of the shelf for each leaf,
+named as PyMM names them."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.objects.tensor import is_tensor
 from pmstore.pymm.common import Core
 from pmstore.pymm.scalars import plain
-from pmstore.tensor import is_tensor
 
 HIDDEN = "__pymm__"
 """A group of the store: for each saved name, how its leaves go together."""
@@ -29,7 +30,9 @@ def save(core: Core, data: Any, name: str, is_inplace: bool) -> None:
 def load(core: Core, name: str, target: Any) -> Any:
     structures = core.store.get(HIDDEN, {})
     if name not in structures:
-        raise KeyError(f"nothing was saved as {name!r}; saved were {', '.join(structures) or 'no names'}")
+        raise KeyError(
+            f"nothing was saved as {name!r}; saved were {', '.join(structures) or 'no names'}"
+        )
     data = _get(core, structures[name])
     if target is None:
         return data
@@ -44,8 +47,8 @@ def _is_torch_object(data: Any) -> str | None:
     return "optimizer" if torch is not None and isinstance(data, torch.optim.Optimizer) else None
 
 
-# A structure is a list: ["leaf", name], ["value", value], ["dict", [key, structure], ...], ["list", structure, ...] or
-# ["tuple", structure, ...].
+# A structure is a list: ["leaf", name], ["value", value], ["dict", [key, structure], ...], ["list",
+# structure, ...] or ["tuple", structure, ...].
 
 
 def _put(core: Core, data: Any, name: str, is_inplace: bool) -> list[Any]:
@@ -54,11 +57,26 @@ def _put(core: Core, data: Any, name: str, is_inplace: bool) -> list[Any]:
     if kind is not None:
         suffix = "__+model_#named_parameters_" if kind == "model" else "__+optimizer_#"
         state = data.state_dict()
-        return ["dict", *([key, _put(core, item, f"{name}{suffix}{key}", is_inplace)] for key, item in state.items())]
+        return [
+            "dict",
+            *(
+                [key, _put(core, item, f"{name}{suffix}{key}", is_inplace)]
+                for key, item in state.items()
+            ),
+        ]
     if isinstance(data, dict):
-        return ["dict", *([key, _put(core, item, f"{name}__+dict_{key}", is_inplace)] for key, item in data.items())]
+        return [
+            "dict",
+            *(
+                [key, _put(core, item, f"{name}__+dict_{key}", is_inplace)]
+                for key, item in data.items()
+            ),
+        ]
     if isinstance(data, (list, tuple)):
-        items = (_put(core, item, f"{name}__+list_{index}", is_inplace) for index, item in enumerate(data))
+        items = (
+            _put(core, item, f"{name}__+list_{index}", is_inplace)
+            for index, item in enumerate(data)
+        )
         return ["list" if isinstance(data, list) else "tuple", *items]
     if isinstance(data, np.ndarray) or is_tensor(data) or type(data) in (str, bytes, int, float):
         _put_leaf(core, data, name, is_inplace)
@@ -71,7 +89,11 @@ def _put_leaf(core: Core, data: Any, name: str, is_inplace: bool) -> None:
     if isinstance(data, np.ndarray):
         data = data.view(np.ndarray)
     old = store.get(name) if is_inplace and name in store else None
-    if isinstance(data, np.ndarray) and type(old) is np.ndarray and (old.shape, old.dtype) == (data.shape, data.dtype):
+    if (
+        isinstance(data, np.ndarray)
+        and type(old) is np.ndarray
+        and (old.shape, old.dtype) == (data.shape, data.dtype)
+    ):
         store.will_write(old)
         old[...] = data
     elif is_tensor(data) and is_tensor(old) and (old.shape, old.dtype) == (data.shape, data.dtype):
@@ -87,7 +109,8 @@ def _put_leaf(core: Core, data: Any, name: str, is_inplace: bool) -> None:
 def _get(core: Core, structure: Any) -> Any:
     kind, *parts = structure
     if kind == "leaf":
-        return plain(core.member(parts[0]))  # arrays are on the shelf; what cannot be written in place is a plain value
+        # arrays are on the shelf; what cannot be written in place is a plain value
+        return plain(core.member(parts[0]))
     if kind == "value":
         return parts[0]
     if kind == "dict":

@@ -20,13 +20,15 @@ class Shadow:
 
 
 class ShelvedCommon:
-    """Base of everything that a shelf's attributes are: `isinstance(shelf.x, pymm.ShelvedCommon)`."""
+    """Base of everything that a shelf's attributes are:
+    `isinstance(shelf.x, pymm.ShelvedCommon)`."""
 
     __slots__ = ()
 
 
 class Core:
-    """What the members need of their shelf. They keep it, and not the shelf, so that `del shelf` closes the file."""
+    """What the members need of their shelf. They keep it, and not the shelf, so that `del shelf`
+    closes the file."""
 
     __slots__ = ("bind", "block", "members", "rollbacks", "store")
 
@@ -54,7 +56,8 @@ class Core:
         return self.members
 
     def member(self, name: str) -> Any:
-        """The member of that name: the one that was given out, or a new one; None if there is none."""
+        """The member of that name: the one that was given out, or a new one; None if there is
+        none."""
         members = self.current()
         if name in members:
             return members[name]
@@ -68,7 +71,8 @@ class Core:
         return member
 
     def close(self) -> None:
-        """Commits, and gives the file up; a transaction that was not ended is rolled back. Idempotent."""
+        """Commits, and gives the file up; a transaction that was not ended is rolled back.
+        Idempotent."""
         if self.block is not None:
             self.store.close()
         elif not self.store.closed:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.lists import List
+from pmstore.objects.lists import List
+from pmstore.objects.tensor import is_tensor
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.scalars import plain
 from pmstore.store import Store
-from pmstore.tensor import is_tensor
 
 __all__ = ["linked_list", "shelved_linked_list"]
 
@@ -33,8 +33,9 @@ class linked_list(Shadow):
 
 
 class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
-    """A list of numbers, strings, bytes, arrays and tensors on a shelf, with all that a Python list does. Every change is a
-    transaction. Arrays and tensors of it are members: `shelf.x[2] += 1` is written in place.
+    """A list of numbers, strings, bytes, arrays and tensors on a shelf, with all that a Python list
+    does. Every change is a transaction. Arrays and tensors of it are members: `shelf.x[2] += 1` is
+    written in place.
     """
 
     def __init__(self, core: Core, name: str, items: List) -> None:
@@ -52,7 +53,10 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
         except IndexError as error:
             raise ShelfIndexError(*error.args) from None
         if isinstance(index, slice):
-            return [self._member(item, at) for item, at in zip(found, range(*index.indices(len(self))), strict=True)]
+            return [
+                self._member(item, at)
+                for item, at in zip(found, range(*index.indices(len(self))), strict=True)
+            ]
         return self._member(found, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -109,7 +113,9 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
 def _storable(item: Any) -> Any:
     item = plain(item)
     if isinstance(item, Shadow):
-        raise TypeError("a shadow becomes a variable of the shelf: append a value, an array or a tensor")
+        raise TypeError(
+            "a shadow becomes a variable of the shelf: append a value, an array or a tensor"
+        )
     if isinstance(item, np.ndarray):
         return item.view(np.ndarray)
     return item.as_tensor() if hasattr(item, "name_on_shelf") else item

@@ -1,4 +1,5 @@
-"""Strings, bytes and numbers on a shelf: they behave as their values, and `+=` changes what is stored."""
+"""Strings, bytes and numbers on a shelf: they behave as their values, and `+=` changes what is
+stored."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class _ValueShadow(Shadow):
 
 
 class string(_ValueShadow):
-    """A str to be put on the shelf. encoding: one that the text must be expressible in; stored is UTF-8.
+    """A str to be put on the shelf. encoding: one that the text must be expressible in; stored is
+    UTF-8.
 
     Raises: UnicodeEncodeError, LookupError.
     """
@@ -37,7 +39,9 @@ class string(_ValueShadow):
 class bytes(_ValueShadow):
     """Bytes to be put on the shelf: of a str with an encoding, or of ints."""
 
-    def __init__(self, value: str | Iterable[int] = b"", encoding: str | None = None, errors: str = "strict") -> None:
+    def __init__(
+        self, value: str | Iterable[int] = b"", encoding: str | None = None, errors: str = "strict"
+    ) -> None:
         if isinstance(value, str):
             super().__init__(value.encode(encoding or "utf-8", errors))
         else:
@@ -59,8 +63,9 @@ class integer_number(_ValueShadow):
 
 
 class shelved_value(ShelvedCommon):
-    """A str, bytes, int or float on a shelf. Operations give plain values; in-place ones store the result, atomically, and
-    stay on the shelf. After the attribute was assigned anew or erased, it is a plain value that nothing stores.
+    """A str, bytes, int or float on a shelf. Operations give plain values; in-place ones store the
+    result, atomically, and stay on the shelf. After the attribute was assigned anew or erased, it
+    is a plain value that nothing stores.
     """
 
     __slots__ = ("_core", "_value", "name")
@@ -207,7 +212,8 @@ def member_type(value: Any) -> type[shelved_value] | None:
 
 
 def _equip(shelved: type[shelved_value], kind: type) -> None:
-    """Gives the class the protocols that its values have, and no others: a shelved float is not an index."""
+    """Gives the class the protocols that its values have, and no others: a shelved float is not an
+    index."""
     for name in _UNARY.split():
         if hasattr(kind, f"__{name}__"):
             setattr(shelved, f"__{name}__", _unary(getattr(kind, f"__{name}__")))

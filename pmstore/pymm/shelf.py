@@ -9,16 +9,16 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pmstore.containers import Group
 from pmstore.errors import TransactionError
-from pmstore.lists import List
+from pmstore.objects.containers import Group
+from pmstore.objects.lists import List
+from pmstore.objects.tensor import is_tensor
 from pmstore.pymm import checkpoint
 from pmstore.pymm.arrays import shelved_ndarray
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import shelved_linked_list
 from pmstore.pymm.scalars import member_type, plain
 from pmstore.store import Domain, open
-from pmstore.tensor import is_tensor
 
 __all__ = ["shelf"]
 
@@ -27,17 +27,21 @@ _FIRST_SIZE_BYTES = 64 * _MIB
 
 
 class shelf:
-    """A file of variables: `shelf.x = value` stores a copy, `shelf.x` is the stored one, `None` if there is none.
+    """A file of variables: `shelf.x = value` stores a copy, `shelf.x` is the stored one, `None` if
+    there is none.
 
     name, pmem_path: the file is `pmem_path/name.pm`, or pmem_path itself if that is no folder.
-    size_mb: what it is expected to hold. The file begins smaller, and grows as needed, beyond this too.
-    backend: PyMM's names ("hstore", "hstore-cc", "mapstore", ...) and None mean that the domain is chosen by where the file is;
-        or a domain of `pmstore.open`.
-    load_addr, mm_plugin: for PyMM; addresses are chosen by the system, the allocator is the store's.
+    size_mb: what it is expected to hold. The file begins smaller, and grows as needed, beyond this
+        too.
+    backend: PyMM's names ("hstore", "hstore-cc", "mapstore", ...) and None mean that the domain is
+        chosen by where the file is; or a domain of `pmstore.open`.
+    load_addr, mm_plugin: for PyMM; addresses are chosen by the system, the allocator is the
+        store's.
     force_new: replaces what is there.
 
-    `del shelf` closes the file, or the end of the program: operations that were done are committed already, a transaction
-    that was not ended is rolled back. Arrays that are alive stay readable, as private memory.
+    `del shelf` closes the file, or the end of the program: operations that were done are committed
+    already, a transaction that was not ended is rolled back. Arrays that are alive stay readable,
+    as private memory.
 
     Raises: what `pmstore.open` raises.
 
@@ -67,14 +71,18 @@ class shelf:
         del load_addr, mm_plugin
         path = os.fspath(pmem_path)
         if not os.path.lexists(path):
-            raise FileNotFoundError(f"there is no folder {path!r} for the shelf {name!r}: make it, or give another pmem_path=")
+            raise FileNotFoundError(
+                f"there is no folder {path!r} for the shelf {name!r}: make it, or give another "
+                "pmem_path="
+            )
         if os.path.isdir(path):
             path = os.path.join(path, f"{name}.pm")
         domains: Any = get_args(Domain)
         store = open(
             path,
             "w" if force_new else "a",
-            size=min(2 * max(size_mb, 1) * _MIB, _FIRST_SIZE_BYTES),  # its log takes as much room as what it holds
+            # its log takes as much room as what it holds
+            size=min(2 * max(size_mb, 1) * _MIB, _FIRST_SIZE_BYTES),
             domain=backend if backend in domains else "auto",  # type: ignore[arg-type]
         )
         core = Core(store, _bind)
@@ -86,15 +94,16 @@ class shelf:
     # ---- attributes are variables ----
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_core" not in self.__dict__:  # protocols, and a shelf that did not open
+        # protocols, and a shelf that did not open
+        if name.startswith("__") or "_core" not in self.__dict__:
             raise AttributeError(name)
         return self._core.member(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Copies the value in. Atomic: after a crash there is the old or the new one.
 
-        Raises: RuntimeError for a type that is none of `supported_types`, a tensor that is a view of the very variable, or
-        an attribute that is the shelf's own.
+        Raises: RuntimeError for a type that is none of `supported_types`, a tensor that is a view
+            of the very variable, or an attribute that is the shelf's own.
         """
         if hasattr(type(self), name) or name in self.__dict__ or name == checkpoint.HIDDEN:
             raise RuntimeError(f"{name!r} is an attribute of the shelf itself: use another name")
@@ -117,7 +126,9 @@ class shelf:
             stored: Any = value.view(np.ndarray)
         elif is_tensor(value):
             if is_tensor(old) and value.data_ptr() == old.data_ptr() and value.numel():
-                raise RuntimeError(f"the tensor is a view of {name!r} itself: assign a clone() of it")
+                raise RuntimeError(
+                    f"the tensor is a view of {name!r} itself: assign a clone() of it"
+                )
             stored = _plain_tensor(value)
         elif isinstance(value, Shadow) or type(value) in (str, bytes, bool, int, float):
             stored = value
@@ -126,8 +137,9 @@ class shelf:
             stored = next(base for base in bases if isinstance(value, base))(value)
         else:
             raise RuntimeError(
-                f"a {type(value).__name__} cannot be put on the shelf (as {name!r}): {', '.join(self.supported_types())} can; "
-                "save(obj, name) stores lists, dicts, modules and optimizers of them"
+                f"a {type(value).__name__} cannot be put on the shelf (as {name!r}): "
+                f"{', '.join(self.supported_types())} can; save(obj, name) stores lists, dicts, "
+                "modules and optimizers of them"
             )
         if isinstance(old, (Group, shelved_linked_list)):
             del store[name]
@@ -165,37 +177,54 @@ class shelf:
         return self.get_percent_used()
 
     def get_item_names(self, all: bool = False) -> list[str]:
-        """The names of all variables, in order of insertion. all: what the shelf keeps for itself too."""
+        """The names of all variables, in order of insertion. all: what the shelf keeps for itself
+        too."""
         return [name for name in self._core.store if all or name != checkpoint.HIDDEN]
 
     def get_percent_used(self) -> float:
-        """Room that is taken, in per cent of size_mb, or of what the file has grown to if that is more."""
+        """Room that is taken, in per cent of size_mb, or of what the file has grown to if that is
+        more."""
         stats = self._core.store.stats()
         room: int = self.__dict__["_room_bytes"]
         return 100.0 * stats.used_bytes / max(stats.data_bytes, room)
 
     def supported_types(self) -> list[str]:
         """What can be assigned, beside the plain types that these are of."""
-        kinds = ("ndarray", "torch_tensor", "string", "float_number", "integer_number", "bytes", "linked_list")
+        kinds = (
+            "ndarray",
+            "torch_tensor",
+            "string",
+            "float_number",
+            "integer_number",
+            "bytes",
+            "linked_list",
+        )
         return [f"pymm.{kind}" for kind in kinds]
 
     def erase(self, name: Any) -> None:
-        """Removes a variable, given by name or as the object. References to it stay valid as long as they live.
+        """Removes a variable, given by name or as the object. References to it stay valid as long
+        as they live.
 
         Raises: RuntimeError if it is not on the shelf.
         """
         core = self._core
-        known = name if isinstance(name, str) else getattr(name, "name_on_shelf", None) or getattr(name, "name", None)
+        known = (
+            name
+            if isinstance(name, str)
+            else getattr(name, "name_on_shelf", None) or getattr(name, "name", None)
+        )
         if not isinstance(known, str) or known not in core.store:
             raise RuntimeError(
-                f"there is no {known or name!r} on the shelf to erase: it has {', '.join(self.items) or 'nothing'}"
+                f"there is no {known or name!r} on the shelf to erase: it has "
+                f"{', '.join(self.items) or 'nothing'}"
             )
         with core.writing():
             del core.store[known]
         core.current().pop(known, None)
 
     def persist(self) -> None:
-        """Commits what was written past the members. Between tx_begin and tx_end: nothing, the end commits."""
+        """Commits what was written past the members. Between tx_begin and tx_end: nothing, the end
+        commits."""
         with self._core.writing():
             pass
 
@@ -205,8 +234,18 @@ class shelf:
         entries = {entry.name: entry for entry in store.entries()}
         for name in self.get_item_names(all=verbose):
             entry, member = entries[name], self._core.member(name)
-            what = f"dtype={entry.dtype} shape={entry.shape} " if entry.shape is not None else f"type={type(member).__name__} "
-            address = member.addr if isinstance(member, shelved_ndarray) else member.data_ptr() if is_tensor(member) else None
+            what = (
+                f"dtype={entry.dtype} shape={entry.shape} "
+                if entry.shape is not None
+                else f"type={type(member).__name__} "
+            )
+            address = (
+                member.addr
+                if isinstance(member, shelved_ndarray)
+                else member.data_ptr()
+                if is_tensor(member)
+                else None
+            )
             where = "" if address is None else f"addr={address:#x} "
             print(f"var {name}: {entry.kind} {what}{where}bytes={entry.nbytes}")
         if verbose:
@@ -215,15 +254,19 @@ class shelf:
     # ---- transactions ----
 
     def tx_begin(self, variables: Sequence[Any] | None = None) -> None:
-        """Begins a transaction of everything that is written to the shelf, new variables too, until `tx_end`.
+        """Begins a transaction of everything that is written to the shelf, new variables too, until
+        `tx_end`.
 
-        variables: members that it will write. They are captured at once, which is faster; others may be written too.
+        variables: members that it will write. They are captured at once, which is faster; others
+            may be written too.
         Raises: TransactionError if one is open.
         """
         core = self._core
         if core.block is not None:
             raise TransactionError("a transaction of the shelf is open: call tx_end() first")
-        arrays = [item for item in variables or () if isinstance(item, shelved_ndarray) or is_tensor(item)]
+        arrays = [
+            item for item in variables or () if isinstance(item, shelved_ndarray) or is_tensor(item)
+        ]
         block = core.store.transaction(arrays)
         block.__enter__()
         core.block = block
@@ -235,7 +278,8 @@ class shelf:
     def tx_end(self) -> None:
         """Commits the transaction: all of it is durable on return, as far as the domain goes.
 
-        Raises: TransactionError if none is open. If the commit fails (StoreFullError, OSError) it is rolled back.
+        Raises: TransactionError if none is open. If the commit fails (StoreFullError, OSError) it
+            is rolled back.
         """
         core = self._core
         if core.block is None:
@@ -246,16 +290,19 @@ class shelf:
     # ---- checkpoints ----
 
     def save(self, data: Any, shelf_var_name: str, is_inplace: bool = True) -> None:
-        """Stores a value of any depth, lists, tuples, dicts, torch modules and optimizers among it, under names that begin with
-        shelf_var_name (`name__+dict_key`, `name__+list_0`, ...). One transaction.
+        """Stores a value of any depth, lists, tuples, dicts, torch modules and optimizers among it,
+        under names that begin with shelf_var_name (`name__+dict_key`, `name__+list_0`, ...). One
+        transaction.
 
-        is_inplace: arrays and tensors that are there already, of the same shape and dtype, are written into.
+        is_inplace: arrays and tensors that are there already, of the same shape and dtype, are
+            written into.
         Raises: TypeError for what cannot be stored.
         """
         checkpoint.save(self._core, data, shelf_var_name, is_inplace)
 
     def load(self, shelf_var_name: str, target: Any = None) -> Any:
-        """What `save` stored under the name: the same structure, with arrays and tensors that are on the shelf.
+        """What `save` stored under the name: the same structure, with arrays and tensors that are
+        on the shelf.
 
         target: a torch module or optimizer to be loaded with it; it is returned.
         Raises: KeyError.

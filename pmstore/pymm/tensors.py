@@ -1,4 +1,5 @@
-"""torch tensors on a shelf: a `torch.Tensor` whose in-place operations are transactions. Imported with the first tensor."""
+"""torch tensors on a shelf: a `torch.Tensor` whose in-place operations are transactions. Imported
+with the first tensor."""
 
 from __future__ import annotations
 
@@ -13,30 +14,46 @@ from pmstore.store import Store
 
 __all__ = ["shelved_torch_tensor", "torch_tensor"]
 
-_TORCH_TYPES: dict[Any, torch.dtype] = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}
+_TORCH_TYPES: dict[Any, torch.dtype] = {
+    float: torch.float64,
+    int: torch.int64,
+    bool: torch.bool,
+    complex: torch.complex128,
+}
 
 
 def _dtype(dtype: Any) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
-    return _TORCH_TYPES[dtype] if dtype in _TORCH_TYPES else torch.from_numpy(np.empty(0, dtype)).dtype
+    return (
+        _TORCH_TYPES[dtype] if dtype in _TORCH_TYPES else torch.from_numpy(np.empty(0, dtype)).dtype
+    )
 
 
 class torch_tensor(Shadow):
-    """A tensor to be made on the shelf: of a shape (a tuple or torch.Size), filled with zeros, or of data (anything else).
+    """A tensor to be made on the shelf: of a shape (a tuple or torch.Size), filled with zeros, or
+    of data (anything else).
 
-    dtype: of torch, numpy or Python; float is float64, as in PyMM. order: for PyMM; tensors made here are contiguous.
+    dtype: of torch, numpy or Python; float is float64, as in PyMM. order: for PyMM; tensors made
+        here are contiguous.
     """
 
     def __init__(
-        self, shape: Any, dtype: Any = float, strides: Any = None, order: str = "C", requires_grad: bool = False
+        self,
+        shape: Any,
+        dtype: Any = float,
+        strides: Any = None,
+        order: str = "C",
+        requires_grad: bool = False,
     ) -> None:
         del strides, order
         kind = _dtype(dtype)
         if isinstance(shape, tuple):
             self._data = torch.zeros(shape, dtype=kind, device="cpu")
         else:
-            given = shape if isinstance(shape, torch.Tensor) else torch.as_tensor(shape, device="cpu")
+            given = (
+                shape if isinstance(shape, torch.Tensor) else torch.as_tensor(shape, device="cpu")
+            )
             self._data = given.detach().to(kind)
         self._data.requires_grad_(requires_grad)
 
@@ -45,7 +62,8 @@ class torch_tensor(Shadow):
 
 
 class shelved_torch_tensor(torch.Tensor, ShelvedCommon):
-    """A tensor whose bytes are in the store. Its views are of this type too; what is computed from it is a plain tensor.
+    """A tensor whose bytes are in the store. Its views are of this type too; what is computed from
+    it is a plain tensor.
 
     Writing through it (`t += 1`, `t[i] = v`, `t.fill_(0)`, `out=t`) is a transaction.
     """
@@ -56,7 +74,9 @@ class shelved_torch_tensor(torch.Tensor, ShelvedCommon):
     @staticmethod
     def __new__(cls, core: Core, name: str, plain: torch.Tensor) -> shelved_torch_tensor:
         # Not as_subclass: a view of a tensor that requires a gradient would be no leaf.
-        self: shelved_torch_tensor = torch.Tensor._make_subclass(cls, plain.detach(), plain.requires_grad)
+        self: shelved_torch_tensor = torch.Tensor._make_subclass(
+            cls, plain.detach(), plain.requires_grad
+        )
         self._core = core
         self.name_on_shelf = name
         return self
@@ -65,7 +85,8 @@ class shelved_torch_tensor(torch.Tensor, ShelvedCommon):
         """As `__new__`; torch.Tensor has no use for the arguments."""
 
     def as_tensor(self) -> torch.Tensor:
-        """The same memory as a plain tensor. Writes through it are not transactions of their own."""
+        """The same memory as a plain tensor. Writes through it are not transactions of their
+        own."""
         return self.as_subclass(torch.Tensor)
 
     def fill(self, value: Any) -> shelved_torch_tensor:
@@ -74,7 +95,8 @@ class shelved_torch_tensor(torch.Tensor, ShelvedCommon):
         return self
 
     def persist(self) -> None:
-        """Commits what was written past the member. Between tx_begin and tx_end: nothing, the end commits."""
+        """Commits what was written past the member. Between tx_begin and tx_end: nothing, the end
+        commits."""
         with self._core.writing():
             pass
 
@@ -100,14 +122,20 @@ def _written(func: Any, args: Any, kwargs: Any) -> Any:
     name = getattr(func, "__name__", "")
     if kwargs.get("out") is not None:
         return kwargs["out"]
-    in_place = name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__init__")
+    in_place = name.startswith("__i") and name not in (
+        "__index__",
+        "__int__",
+        "__invert__",
+        "__init__",
+    )
     if (
         in_place
         or name in ("__setitem__", "__set__")
         or (name.endswith("_") and not name.endswith("__"))
         or kwargs.get("inplace")
     ):
-        return args[0] if args else next(iter(kwargs.values()), None)  # torch.nn.init passes its tensor by name
+        # torch.nn.init passes its tensor by name
+        return args[0] if args else next(iter(kwargs.values()), None)
     return None
 
 
@@ -119,8 +147,13 @@ def _writing(written: Any) -> AbstractContextManager[Any]:
 
 
 def _views(result: Any, args: Any) -> Any:
-    """Gives views of a member its type, so that writing through them is a transaction too. REQUIRES: no torch functions."""
-    if type(result) is not torch.Tensor or not args or not isinstance(args[0], shelved_torch_tensor):
+    """Gives views of a member its type, so that writing through them is a transaction too.
+    REQUIRES: no torch functions."""
+    if (
+        type(result) is not torch.Tensor
+        or not args
+        or not isinstance(args[0], shelved_torch_tensor)
+    ):
         return result
     source = args[0]
     if (

@@ -1,4 +1,5 @@
-"""When to commit, and to which tier: see `CommitScheduler`, and docs/SCHEDULER.md for the theory and the measurements."""
+"""When to commit, and to which tier: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
+and the measurements."""
 
 from pmstore.scheduler.cost import CostModel
 from pmstore.scheduler.hazard import HazardModel
@@ -19,8 +20,8 @@ from pmstore.scheduler.policies import (
 )
 from pmstore.scheduler.preemption import PreemptionGuard
 from pmstore.scheduler.scheduler import CommitScheduler
+from pmstore.scheduler.target import Decision, Target, store_tiers
 from pmstore.scheduler.termination import TerminationModel
-from pmstore.scheduler.tier import Decision, Tier, store_tiers
 from pmstore.scheduler.timer import IterationTimer
 
 __all__ = [
@@ -42,8 +43,8 @@ __all__ = [
     "OneTier",
     "PreemptionGuard",
     "Replay",
+    "Target",
     "TerminationModel",
-    "Tier",
     "Young",
     "store_tiers",
 ]

@@ -11,15 +11,18 @@ __all__ = ["CostModel"]
 
 
 class CostModel:
-    """Seconds that a commit to one tier takes from the training: C_eff = blocking + slowdown x background.
+    """Seconds that a commit to one tier takes from the training: C_eff = blocking + slowdown x
+    background.
 
-    Blocking time is a fixed part plus one for each dirty byte, by least squares with a forgetting factor, where the amounts
-    of dirty bytes are known and differ; else a moving average. Two commits in a row that are more than twice, or less than
-    half, of what was expected are a jump (another disk, a neighbour on the network): what was known before is dropped.
+    Blocking time is a fixed part plus one for each dirty byte, by least squares with a forgetting
+    factor, where the amounts of dirty bytes are known and differ; else a moving average. Two
+    commits in a row that are more than twice, or less than half, of what was expected are a jump
+    (another disk, a neighbour on the network): what was known before is dropped.
 
     Attributes:
         count: commits observed.
-        background, slowdown: seconds of writing after the commit returned, and the share of time lost meanwhile.
+        background, slowdown: seconds of writing after the commit returned, and the share of time
+            lost meanwhile.
     """
 
     __slots__ = ("_mean", "_moments", "_odd", "_recent", "background", "count", "slowdown")
@@ -50,17 +53,22 @@ class CostModel:
         self._recent.add(seconds)
         if dirty_bytes is not None and 0.0 <= dirty_bytes < math.inf:
             new = (1.0, dirty_bytes, dirty_bytes**2, seconds, dirty_bytes * seconds)
-            self._moments = [old * self._KEEP + value for old, value in zip(self._moments, new, strict=True)]
+            self._moments = [
+                old * self._KEEP + value for old, value in zip(self._moments, new, strict=True)
+            ]
 
     def add_background(self, seconds: float, slowdown: float) -> None:
         """A background part that has ended."""
         if not (0.0 <= seconds < math.inf and 0.0 <= slowdown < 1.0):
             return
-        self.background += (seconds - self.background) * (1.0 if self.background == 0.0 else self._RATE)
+        self.background += (seconds - self.background) * (
+            1.0 if self.background == 0.0 else self._RATE
+        )
         self.slowdown = slowdown
 
     def _watch_for_jump(self, seconds: float, dirty_bytes: float | None) -> None:
-        """Sets `_odd` at a commit unlike those before: (the mean before it, its seconds). The next one decides what it was."""
+        """Sets `_odd` at a commit unlike those before: (the mean before it, its seconds). The next
+        one decides what it was."""
         if self._odd is not None:
             before, odd = self._odd
             self._odd = None
@@ -120,7 +128,14 @@ class CostModel:
         return self._recent.largest
 
     def state(self) -> list[float]:
-        return [float(self.count), self._mean, self.background, self.slowdown, self.p99, *self._moments]
+        return [
+            float(self.count),
+            self._mean,
+            self.background,
+            self.slowdown,
+            self.p99,
+            *self._moments,
+        ]
 
     def restore(self, state: Sequence[float]) -> None:
         """Raises: ValueError for what `state` never gives."""

@@ -9,10 +9,11 @@ __all__ = ["DeviceLoss"]
 
 
 class DeviceLoss:
-    """Copies a CUDA loss to pinned memory on the stream's own time, one at a time; it is read when the copy has arrived.
+    """Copies a CUDA loss to pinned memory on the stream's own time, one at a time; it is read when
+    the copy has arrived.
 
-    So the training thread never waits for the device, and losses come a few steps late; those that fall into the time of
-    a copy are left out.
+    So the training thread never waits for the device, and losses come a few steps late; those that
+    fall into the time of a copy are left out.
     """
 
     __slots__ = ("_buffer", "_event", "_step")

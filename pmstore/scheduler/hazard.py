@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pmstore._ffi import HISTORY_BYTES
+from pmstore.engine._ffi import HISTORY_BYTES
 
 if TYPE_CHECKING:
     from pmstore import Store
@@ -26,22 +26,32 @@ _SHARE = 0.15
 class HazardModel:
     """Failures per second of running, as a Gamma posterior: (a + failures) / (b + exposure).
 
-    With a store its counts live in the store's history record, which no roll back touches: a failure is exactly what a
-    roll back must not make forget. A run that is found without a clean-exit mark when the store is opened again was a
-    failure, unless a preemption notice had come (then it is counted apart); a run that closed the store adds exposure only.
+    With a store its counts live in the store's history record, which no roll back touches: a
+    failure is exactly what a roll back must not make forget. A run that is found without a
+    clean-exit mark when the store is opened again was a failure, unless a preemption notice had
+    come (then it is counted apart); a run that closed the store adds exposure only.
 
-    Where several tiers exist, a failure has the tier that it needed for the restart. The default share of failures that
-    need the next tier is 15 %, until counts say otherwise. Failures of the process are noticed without being told, and so is
-    a store that was restored from a tier (by `adopt`).
+    Where several tiers exist, a failure has the tier that it needed for the restart. The default
+    share of failures that need the next tier is 15 %, until counts say otherwise. Failures of the
+    process are noticed without being told, and so is a store that was restored from a tier (by
+    `adopt`).
 
     Args:
-        prior_failures, prior_seconds: a and b. The default, half a failure in four hours, is weak: ten failures outweigh it.
+        prior_failures, prior_seconds: a and b. The default, half a failure in four hours, is weak:
+            ten failures outweigh it.
         store: open for writing; None: counts live in this object.
 
-    Source: share of failures that a node's own storage does not survive: Moody et al., SC 2010 (SCR).
+    Source: share of failures that a node's own storage does not survive: Moody et al., SC 2010
+        (SCR).
     """
 
-    def __init__(self, store: Store | None = None, *, prior_failures: float = 0.5, prior_seconds: float = 4 * 3600.0) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        prior_failures: float = 0.5,
+        prior_seconds: float = 4 * 3600.0,
+    ) -> None:
         self.prior_failures = prior_failures
         self.prior_seconds = prior_seconds
         self.exposure_seconds = 0.0
@@ -60,15 +70,20 @@ class HazardModel:
     # ---- what it says
 
     def rate(self, tier: int = 0, tiers: int = 1) -> float:
-        """Expected failures per second that need tier number `tier` of `tiers` for the restart (0: the first, fastest)."""
-        total = (self.prior_failures + sum(self.failures)) / (self.prior_seconds + self.exposure_seconds)
+        """Expected failures per second that need tier number `tier` of `tiers` for the restart (0:
+        the first, fastest)."""
+        total = (self.prior_failures + sum(self.failures)) / (
+            self.prior_seconds + self.exposure_seconds
+        )
         return total * self.share(tier, tiers)
 
     def share(self, tier: int, tiers: int) -> float:
         """Of all failures, those that need tier number `tier` of `tiers`. They sum to 1."""
         weight = 2.0  # of the default, in failures
         shares = default_shares(tiers)
-        counts = [sum(self.failures[i:]) if i == tiers - 1 else self.failures[i] for i in range(tiers)]
+        counts = [
+            sum(self.failures[i:]) if i == tiers - 1 else self.failures[i] for i in range(tiers)
+        ]
         return (weight * shares[tier] + counts[tier]) / (weight + sum(counts))
 
     # ---- what it is told
@@ -87,8 +102,8 @@ class HazardModel:
         return [self.exposure_seconds, self.preemptions, *self.failures]
 
     def adopt(self, counts: Sequence[float]) -> None:
-        """Goes on from the counts of a store that this one was restored from: the failure that made it necessary needed a
-        tier. Counts that are all zero, or damaged, are ignored."""
+        """Goes on from the counts of a store that this one was restored from: the failure that made
+        it necessary needed a tier. Counts that are all zero, or damaged, are ignored."""
         if any(counts) and all(0.0 <= value < math.inf for value in counts):
             self.exposure_seconds, self.preemptions, *self.failures = counts
             self.failed(1)
@@ -104,8 +119,9 @@ class HazardModel:
     def save(self, *, now: bool = False) -> None:
         """Writes the counts to the store's history record, unless it was done a short while ago.
 
-        So a failure forgets at most a twentieth of the time between two failures (a minute at most), and no more than a
-        hundredth of the time is spent on writing (a record costs 2 us, or a sync of the disk in domain "file").
+        So a failure forgets at most a twentieth of the time between two failures (a minute at
+        most), and no more than a hundredth of the time is spent on writing (a record costs 2 us, or
+        a sync of the disk in domain "file").
         """
         if self._pool is None:
             return
@@ -114,7 +130,14 @@ class HazardModel:
             return
         flags = _NOTICED if self.noticed else 0
         record = _RECORD.pack(
-            _MAGIC, self._opens, self._unclean, flags, 0, self.exposure_seconds, self.preemptions, *self.failures
+            _MAGIC,
+            self._opens,
+            self._unclean,
+            flags,
+            0,
+            self.exposure_seconds,
+            self.preemptions,
+            *self.failures,
         )
         self._pool.write_history(record)
         self._saved_at = time.monotonic()
@@ -126,9 +149,15 @@ class HazardModel:
         raw = self._pool.read_history()
         magic, opens, unclean, flags, _, exposure, preemptions, *failures = _RECORD.unpack_from(raw)
         self._opens, self._unclean = info.opens, info.unclean_opens
-        self.found = magic == _MAGIC and all(0.0 <= value < math.inf for value in (exposure, preemptions, *failures))
+        self.found = magic == _MAGIC and all(
+            0.0 <= value < math.inf for value in (exposure, preemptions, *failures)
+        )
         if self.found:
-            self.exposure_seconds, self.preemptions, self.failures = exposure, preemptions, list(failures)
+            self.exposure_seconds, self.preemptions, self.failures = (
+                exposure,
+                preemptions,
+                list(failures),
+            )
             self.noticed = bool(flags & _NOTICED)
             if opens != info.opens:  # of an earlier opening of the file
                 if self.noticed:

@@ -16,8 +16,9 @@ _BUCKETS = 160
 _GROWTH = 1.12  # of a bucket's end over the one before
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-# Shapes of the falling part of the loss, from 1 at the segment's start to about 0, over z = steps / (steps to the job's end):
-# exp(-k z), and (1 + z / z0)^-p, of which p = 1 is the curve of Optimus (Peng et al., EuroSys 2018).
+# Shapes of the falling part of the loss, from 1 at the segment's start to about 0, over z = steps /
+# (steps to the job's end): exp(-k z), and (1 + z / z0)^-p, of which p = 1 is the curve of Optimus
+# (Peng et al., EuroSys 2018).
 _K = np.geomspace(0.5, 400.0, 36)
 _Z0 = np.repeat(np.geomspace(3e-5, 3.0, 16), 5)
 _P = np.tile(np.array([0.3, 0.5, 0.75, 1.0, 1.5]), 16)
@@ -52,15 +53,18 @@ class _Fit:
 class LossFit:
     """w(t): the density of loss reduction at step t, relative to its mean over the job.
 
-    Losses go into buckets whose ends grow by 12 %, so that a job of any length needs few and noise averages out. A refit
-    weighs each of 116 shapes (exponentials and power laws with floor) by how well its least-squares fit explains the
-    buckets, given the noise seen within them, and `weight` averages the shapes' densities. The density is pulled to 1 (no
-    knowledge) as the fall seen so far sinks into the noise, and clamped to [0.2, 10].
+    Losses go into buckets whose ends grow by 12 %, so that a job of any length needs few and noise
+    averages out. A refit weighs each of 116 shapes (exponentials and power laws with floor) by how
+    well its least-squares fit explains the buckets, given the noise seen within them, and `weight`
+    averages the shapes' densities. The density is pulled to 1 (no knowledge) as the fall seen so
+    far sinks into the noise, and clamped to [0.2, 10].
 
-    A refit costs well below 2 ms and happens when a bucket closes, so about 8 times while the job doubles in length.
+    A refit costs well below 2 ms and happens when a bucket closes, so about 8 times while the job
+    doubles in length.
 
     Args:
-        total_steps: of the job; None: twice what it has done so far (a job is as likely as not to run as long again).
+        total_steps: of the job; None: twice what it has done so far (a job is as likely as not to
+            run as long again).
     """
 
     __slots__ = (
@@ -79,9 +83,11 @@ class LossFit:
 
     def __init__(self, total_steps: int | None = None) -> None:
         self.total_steps = total_steps
-        self._rows: list[tuple[float, float, float, float]] = []  # count, mean step, mean, variance within; of this segment
+        # count, mean step, mean, variance within; of this segment
+        self._rows: list[tuple[float, float, float, float]] = []
         self._segment = 0.0  # step at which it began
-        self._origin: float | None = None  # the job's first level, as the first segment's fit had it
+        # the job's first level, as the first segment's fit had it
+        self._origin: float | None = None
         self._fit: _Fit | None = None
         self._count = 0
         self._sum = self._sum2 = self._sum_step = 0.0
@@ -101,7 +107,9 @@ class LossFit:
         n = self._count
         if n and len(self._rows) < _BUCKETS:
             mean = self._sum / n
-            self._rows.append((float(n), self._sum_step / n, mean, max(self._sum2 / n - mean * mean, 0.0)))
+            self._rows.append(
+                (float(n), self._sum_step / n, mean, max(self._sum2 / n - mean * mean, 0.0))
+            )
             self.closed = True
         self._count = 0
         self._sum = self._sum2 = self._sum_step = 0.0
@@ -132,9 +140,12 @@ class LossFit:
         scale = max(total - self._segment, 1.0)
         many = n >= 4
         size = np.abs(mean) + 1e-12
-        # Noise is proportional to the loss, and neighbouring losses are alike: fewer independent ones than there are.
+        # Noise is proportional to the loss, and neighbouring losses are alike: fewer independent
+        # ones than there are.
         if many.any():
-            relative = float(np.sum(n[many] * within[many] / size[many] ** 2) / np.sum(n[many] - 1.0))
+            relative = float(
+                np.sum(n[many] * within[many] / size[many] ** 2) / np.sum(n[many] - 1.0)
+            )
         else:
             relative = float(np.mean(np.diff(mean) ** 2) / 2.0 / np.mean(size) ** 2)
         variance = (relative * 3.0 / n + 0.003**2) * size**2 + 1e-18
@@ -145,7 +156,9 @@ class LossFit:
         sx, sxx, sxy = shapes @ weight, (shapes * shapes) @ weight, shapes @ (weight * mean)
         determinant = s1 * sxx - sx * sx
         with np.errstate(divide="ignore", invalid="ignore"):
-            amplitude = np.where(determinant > 1e-9 * s1 * sxx, (s1 * sxy - sx * sy) / determinant, 0.0)
+            amplitude = np.where(
+                determinant > 1e-9 * s1 * sxx, (s1 * sxy - sx * sy) / determinant, 0.0
+            )
             floor = (sy - amplitude * sx) / s1
             if mean.min() > 0.0:  # a loss that was never negative has no negative floor
                 below = floor < 0.0
@@ -175,7 +188,11 @@ class LossFit:
         if fit is None:
             return 1.0
         z = max(step - fit.start, 0.0) / fit.scale
-        total = self.total_steps if self.total_steps and self.total_steps > step else max(2.0 * step, fit.start + fit.scale)
+        total = (
+            self.total_steps
+            if self.total_steps and self.total_steps > step
+            else max(2.0 * step, fit.start + fit.scale)
+        )
         density = float(fit.weight @ (fit.amplitude * _slopes(z) / fit.drop)) * total / fit.scale
         if not density > 0.0:
             return W_MIN if fit.trust > 0.5 else 1.0
@@ -184,16 +201,25 @@ class LossFit:
     # ---- with the user's state
 
     def state(self) -> list[float]:
-        head = [self._segment, math.nan if self._origin is None else self._origin, self._end, float(self._count)]
+        head = [
+            self._segment,
+            math.nan if self._origin is None else self._origin,
+            self._end,
+            float(self._count),
+        ]
         flat = [value for row in self._rows for value in row]
         return [*head, self._sum, self._sum2, self._sum_step, float(len(self._rows)), *flat]
 
     def restore(self, state: Sequence[float], step: int) -> None:
-        self._segment, origin, self._end, count, self._sum, self._sum2, self._sum_step, rows = state[:8]
+        self._segment, origin, self._end, count, self._sum, self._sum2, self._sum_step, rows = (
+            state[:8]
+        )
         self._origin = None if math.isnan(origin) else origin
         self._count = int(count)
         flat = state[8 : 8 + 4 * int(rows)]
-        self._rows = [(flat[i], flat[i + 1], flat[i + 2], flat[i + 3]) for i in range(0, len(flat), 4)]
+        self._rows = [
+            (flat[i], flat[i + 1], flat[i + 2], flat[i + 3]) for i in range(0, len(flat), 4)
+        ]
         self._fit = None
         self.refit(step)
 

@@ -23,9 +23,11 @@ _PER_TIER = 13
 class Memory:
     """Three arrays in the store, written in place and committed with the user's state.
 
-    `pmstore.scheduler/<run>`: count, then the numbers of `CommitScheduler.state`. `pmstore.scheduler/runs of this store`: for
-    each of the last 256 runs (hash of its name, seconds of work, whether it reached its end). `pmstore.scheduler/failures`: a
-    copy of `HazardModel.counts`, for a store restored from a tier: the history record is not part of what is flushed.
+    `pmstore.scheduler/<run>`: count, then the numbers of `CommitScheduler.state`.
+    `pmstore.scheduler/runs of this store`: for each of the last 256 runs (hash of its name, seconds
+    of work, whether it reached its end). `pmstore.scheduler/failures`: a copy of
+    `HazardModel.counts`, for a store restored from a tier: the history record is not part of what
+    is flushed.
     """
 
     def __init__(self, store: Store, run: str, tiers: int) -> None:
@@ -44,7 +46,11 @@ class Memory:
     def _array(self, name: str, shape: tuple[int, ...]) -> Any:
         path = f"{_GROUP}/{name}"
         stored = self._store.get(path)
-        if stored is not None and (not isinstance(stored, np.ndarray) or stored.shape != shape or stored.dtype != np.float64):
+        if stored is not None and (
+            not isinstance(stored, np.ndarray)
+            or stored.shape != shape
+            or stored.dtype != np.float64
+        ):
             del self._store[path]  # of another number of tiers, or another version
         return self._store.require(path, shape, "float64")
 
@@ -52,9 +58,15 @@ class Memory:
         if self._rollbacks != self._store.rollbacks:
             self._open()
         count = int(self._state[0])
-        return [float(value) for value in self._state[1 : 1 + count]] if 0 < count < self._size else None
+        return (
+            [float(value) for value in self._state[1 : 1 + count]]
+            if 0 < count < self._size
+            else None
+        )
 
-    def write(self, state: list[float], work_seconds: float, finished: bool, counts: list[float]) -> None:
+    def write(
+        self, state: list[float], work_seconds: float, finished: bool, counts: list[float]
+    ) -> None:
         """Pending, until the commit that follows."""
         if self._rollbacks != self._store.rollbacks:
             self._open()
@@ -80,4 +92,8 @@ class Memory:
 
     def earlier_runs(self) -> list[tuple[float, bool]]:
         """(seconds of work, reached its end) of the other runs in this store."""
-        return [(float(seconds), bool(done)) for key, seconds, done in self._runs if key not in (0.0, self._key)]
+        return [
+            (float(seconds), bool(done))
+            for key, seconds, done in self._runs
+            if key not in (0.0, self._key)
+        ]

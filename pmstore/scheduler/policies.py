@@ -1,4 +1,5 @@
-"""Rules that say when to commit: one protocol, interchangeable in a scheduler and in `pmstore.torch.attach(policy=...)`."""
+"""Rules that say when to commit: one protocol, interchangeable in a scheduler and in
+`pmstore.torch.attach(policy=...)`."""
 
 from __future__ import annotations
 
@@ -30,11 +31,12 @@ NEVER = -1
 
 @runtime_checkable
 class CommitPolicy(Protocol):
-    """A rule. The scheduler measures, accounts and calls the commits; the rule looks at it and chooses.
+    """A rule. The scheduler measures, accounts and calls the commits; the rule looks at it and
+    chooses.
 
-    What it may look at: `steps`, `work_seconds`, `elapsed_seconds`, `loss`, `timer`, `hazard`, and for each of `tiers`
-    `work` (seconds of it since that tier's last commit), `risk`, `price` (C_eff in seconds; NaN before the first commit),
-    `steps` (since the last commit).
+    What it may look at: `steps`, `work_seconds`, `elapsed_seconds`, `loss`, `timer`, `hazard`, and
+    for each of `tiers` `work` (seconds of it since that tier's last commit), `risk`, `price` (C_eff
+    in seconds; NaN before the first commit), `steps` (since the last commit).
 
     A rule keeps no state of its own that a roll back would have to undo.
     """
@@ -54,7 +56,8 @@ def _positive(value: float, what: str) -> float:
 
 
 class OneTier:
-    """A rule about the first tier alone. `pmstore.torch.attach(tiers=...)` then flushes the others beside its commits."""
+    """A rule about the first tier alone. `pmstore.torch.attach(tiers=...)` then flushes the others
+    beside its commits."""
 
 
 class EveryN(OneTier):
@@ -63,7 +66,9 @@ class EveryN(OneTier):
     def __init__(self, steps: int) -> None:
         """Raises ValueError if steps is not at least 1."""
         if steps < 1:
-            raise ValueError(f"steps is the number of steps between commits, at least 1, not {steps}")
+            raise ValueError(
+                f"steps is the number of steps between commits, at least 1, not {steps}"
+            )
         self.interval = steps
         self.reason = f"every {steps} steps"
 
@@ -90,16 +95,24 @@ class EverySeconds(OneTier):
 
 
 class _Interval(OneTier):
-    """Commits every `interval` seconds of work; the interval follows from a cost that is fixed or measured.
+    """Commits every `interval` seconds of work; the interval follows from a cost that is fixed or
+    measured.
 
     failure_rate_per_second: None: the scheduler's, known or learned.
-    cost_seconds: None: the mean of what commits have cost so far in this run. A number: stays as it is.
+    cost_seconds: None: the mean of what commits have cost so far in this run. A number: stays as it
+        is.
     """
 
     reason = "interval"
 
-    def __init__(self, failure_rate_per_second: float | None = None, cost_seconds: float | None = None) -> None:
-        self._rate = None if failure_rate_per_second is None else _positive(failure_rate_per_second, "the failure rate")
+    def __init__(
+        self, failure_rate_per_second: float | None = None, cost_seconds: float | None = None
+    ) -> None:
+        self._rate = (
+            None
+            if failure_rate_per_second is None
+            else _positive(failure_rate_per_second, "the failure rate")
+        )
         self._cost = cost_seconds
 
     def interval(self, cost: float, rate: float) -> float:
@@ -120,7 +133,8 @@ class _Interval(OneTier):
 class Young(_Interval):
     """tau = sqrt(2 C / lambda).
 
-    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
+    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9),
+        1974.
     """
 
     def interval(self, cost: float, rate: float) -> float:
@@ -130,7 +144,8 @@ class Young(_Interval):
 class Daly(_Interval):
     """tau = sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C for C < 2M, else M.
 
-    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006.
+    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart
+        dumps, FGCS 22(3), 2006.
     """
 
     def interval(self, cost: float, rate: float) -> float:
@@ -142,10 +157,12 @@ class Daly(_Interval):
 
 
 class CheckFreq(OneTier):
-    """Spends a fixed share of the running time on commits (3.5 % by default), whatever the failure rate.
+    """Spends a fixed share of the running time on commits (3.5 % by default), whatever the failure
+    rate.
 
-    Source: Mohan, Phanishayee, Chidambaram, CheckFreq, FAST 2021: the interval is the overhead of a checkpoint
-    divided by the admissible overhead, in iterations, and adapts when the measured overhead changes.
+    Source: Mohan, Phanishayee, Chidambaram, CheckFreq, FAST 2021: the interval is the overhead of a
+        checkpoint divided by the admissible overhead, in iterations, and adapts when the measured
+        overhead changes.
     """
 
     reason = "overhead budget"
@@ -162,18 +179,22 @@ class CheckFreq(OneTier):
 
 
 class COCI(OneTier):
-    """Commits at equal drops of a loss curve exp(a t + b), as published. A baseline: its interval depends on the unit of time.
+    """Commits at equal drops of a loss curve exp(a t + b), as published. A baseline: its interval
+    depends on the unit of time.
 
-    The loss drop between commits is P_e = (1 - e^(a Ts)) (1 / (2 lambda) - 1 / (2 a)), which is a time, multiplied by nothing
-    that would make it a loss. In which unit t is measured therefore changes what it does; `unit_seconds` makes that explicit.
+    The loss drop between commits is P_e = (1 - e^(a Ts)) (1 / (2 lambda) - 1 / (2 a)), which is a
+    time, multiplied by nothing that would make it a loss. In which unit t is measured therefore
+    changes what it does; `unit_seconds` makes that explicit.
 
     Args:
         failure_rate_per_second: the planned rate lambda; None: the scheduler's.
-        decay_per_second: a < 0 of the loss curve, known beforehand (the paper fits it to an earlier run).
+        decay_per_second: a < 0 of the loss curve, known beforehand (the paper fits it to an earlier
+            run).
         unit_seconds: what the formula takes for one unit of time.
         level: e^b, the loss at the start of the fitted curve.
 
-    Source: Li et al., Convergence-aware optimal checkpointing for exploratory deep learning training jobs, FGCS 2025.
+    Source: Li et al., Convergence-aware optimal checkpointing for exploratory deep learning
+        training jobs, FGCS 2025.
     """
 
     reason = "loss drop"
@@ -187,7 +208,9 @@ class COCI(OneTier):
         level: float = 1.0,
     ) -> None:
         if not -math.inf < decay_per_second < 0.0:
-            raise ValueError(f"decay_per_second must be negative: the loss falls; not {decay_per_second!r}")
+            raise ValueError(
+                f"decay_per_second must be negative: the loss falls; not {decay_per_second!r}"
+            )
         self.decay = decay_per_second
         self.unit = _positive(unit_seconds, "unit_seconds")
         self.level = _positive(level, "level")
@@ -195,7 +218,11 @@ class COCI(OneTier):
 
     def drop(self, cost_seconds: float, rate_per_second: float) -> float:
         """P_e, in the formula's unit."""
-        a, rate, cost = self.decay * self.unit, rate_per_second * self.unit, cost_seconds / self.unit
+        a, rate, cost = (
+            self.decay * self.unit,
+            rate_per_second * self.unit,
+            cost_seconds / self.unit,
+        )
         return (1.0 - math.exp(a * cost)) * (1.0 / (2.0 * rate) - 1.0 / (2.0 * a))
 
     def decide(self, scheduler: CommitScheduler) -> int:
@@ -206,35 +233,50 @@ class COCI(OneTier):
         if rate <= 0.0:
             return NEVER
         now = scheduler.work_seconds
-        fallen = self.level * (math.exp(self.decay * (now - tier.work)) - math.exp(self.decay * now))
+        fallen = self.level * (
+            math.exp(self.decay * (now - tier.work)) - math.exp(self.decay * now)
+        )
         return 0 if fallen >= self.drop(tier.price, rate) else NEVER
 
 
 class ConvergenceAware:
     """The scheduler's own rule: commit when the accumulated risk reaches the price.
 
-    At every step, for each tier, A += h dt (work since its commit, this iteration included); the highest tier with A >= C
-    commits, and it resets those below. For constant costs and h = lambda this is the best integer number of iterations; it
-    follows costs and rates that drift. `objective` says what h is:
+    At every step, for each tier, A += h dt (work since its commit, this iteration included); the
+    highest tier with A >= C commits, and it resets those below. For constant costs and h = lambda
+    this is the best integer number of iterations; it follows costs and rates that drift.
+    `objective` says what h is:
 
     * "time": lambda. Minimises the expected wall time, nothing else does better.
-    * "balanced": lambda (1/2 + w/2); "progress": lambda w, where w is the density of progress (`LossFit`). They pay wall
-      time to keep early progress, which is worth more, safer.
-    * "explore": lambda + mu w, with mu the rate of early ends (`TerminationModel`), which lose what was not committed for good.
+    * "balanced": lambda (1/2 + w/2); "progress": lambda w, where w is the density of progress
+      (`LossFit`). They pay wall time to keep early progress, which is worth more, safer.
+    * "explore": lambda + mu w, with mu the rate of early ends (`TerminationModel`), which lose what
+      was not committed for good.
 
     Args:
-        free_budget: also commits as soon as the price is at most this share of the work since the last commit; 0: never.
+        free_budget: also commits as soon as the price is at most this share of the work since the
+            last commit; 0: never.
         max_overhead: no commit while its price is more than this share of that work; None: no cap.
 
     Raises: ValueError for an objective that is none.
     """
 
-    def __init__(self, objective: Objective = "time", *, free_budget: float = 0.001, max_overhead: float | None = None) -> None:
+    def __init__(
+        self,
+        objective: Objective = "time",
+        *,
+        free_budget: float = 0.001,
+        max_overhead: float | None = None,
+    ) -> None:
         if objective not in ("time", "balanced", "progress", "explore"):
-            raise ValueError(f"objective={objective!r}: use 'time', 'balanced', 'progress' or 'explore'")
+            raise ValueError(
+                f"objective={objective!r}: use 'time', 'balanced', 'progress' or 'explore'"
+            )
         self.objective: Objective = objective
         self.free_budget = free_budget if free_budget >= 0.0 else 0.0
-        self.max_overhead = max_overhead if max_overhead is not None and max_overhead > 0.0 else None
+        self.max_overhead = (
+            max_overhead if max_overhead is not None and max_overhead > 0.0 else None
+        )
         self.reason = ""
 
     @property

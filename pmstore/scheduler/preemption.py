@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pmstore.scheduler.cost import CostModel
-    from pmstore.scheduler.tier import Tier
+    from pmstore.scheduler.target import Target
     from pmstore.scheduler.timer import IterationTimer
 
 __all__ = ["PreemptionGuard"]
 
 
 class PreemptionGuard:
-    """Notices that this process is about to be taken away, so that the scheduler commits now, goes on, and commits in time.
+    """Notices that this process is about to be taken away, so that the scheduler commits now, goes
+    on, and commits in time.
 
-    A notice is a signal (SIGTERM), a deadline file (holding seconds since the epoch, or nothing: then `notice_seconds` from
-    when it is seen), or a callable that returns the seconds left, or None. The signal handler only notes the time; the
-    commits happen in `CommitScheduler.step`, and `scheduler.stopping` tells the loop that the last one has been made.
+    A notice is a signal (SIGTERM), a deadline file (holding seconds since the epoch, or nothing:
+    then `notice_seconds` from when it is seen), or a callable that returns the seconds left, or
+    None. The signal handler only notes the time; the commits happen in `CommitScheduler.step`, and
+    `scheduler.stopping` tells the loop that the last one has been made.
 
         with PreemptionGuard(notice_seconds=30) as guard:
             scheduler = CommitScheduler({"store": store.commit}, guard=guard)
@@ -35,7 +37,8 @@ class PreemptionGuard:
 
     Args:
         notice_seconds: from a signal to the end.
-        signals: to take; none outside the main thread. The handlers of before come back when the block is left.
+        signals: to take; none outside the main thread. The handlers of before come back when the
+            block is left.
         deadline_file, deadline: looked at once a second at most.
         tier: to commit to; None: the highest whose commits are known to fit into the time.
         margin: what the last commit may take beyond the slowest seen, as a share of it.
@@ -70,9 +73,12 @@ class PreemptionGuard:
     # ---- notices
 
     def notify(self, seconds_left: float | None = None) -> None:
-        """A notice: the end comes in so many seconds. Safe in a signal handler; a second one changes nothing."""
+        """A notice: the end comes in so many seconds. Safe in a signal handler; a second one
+        changes nothing."""
         if self._ends is None:
-            self._ends = self._clock() + (self.notice_seconds if seconds_left is None else seconds_left)
+            self._ends = self._clock() + (
+                self.notice_seconds if seconds_left is None else seconds_left
+            )
 
     def noticed(self) -> bool:
         """Whether a notice has come. Cheap: called in every step."""
@@ -99,33 +105,46 @@ class PreemptionGuard:
     # ---- what fits
 
     def needed(self, timer: IterationTimer, cost: CostModel) -> float:
-        """Seconds that one more iteration and the last commit may take: less than these left, the commit is due."""
+        """Seconds that one more iteration and the last commit may take: less than these left, the
+        commit is due."""
         if cost.count != self._known[0]:  # what was seen is sorted once a commit, not once a step
             worst = max(timer.p99, timer.largest) * 1.1
             self._known = (cost.count, worst + self.last_commit(cost))
         return self._known[1]
 
     def last_commit(self, cost: CostModel) -> float:
-        """Seconds to set aside for a commit: the slowest seen and a margin, its background part included."""
+        """Seconds to set aside for a commit: the slowest seen and a margin, its background part
+        included."""
         return max(cost.p99, cost.largest) * (1.0 + self.margin) + cost.background
 
-    def tier_for(self, tiers: Sequence[Tier], now: float) -> Tier:
+    def tier_for(self, tiers: Sequence[Target], now: float) -> Target:
         for tier in reversed(tiers):
             if self.tier is not None:
                 if tier.name == self.tier:
                     return tier
-            elif tier.handle is None and tier.cost.count and self.last_commit(tier.cost) <= self.time_left(now):
+            elif (
+                tier.handle is None
+                and tier.cost.count
+                and self.last_commit(tier.cost) <= self.time_left(now)
+            ):
                 return tier
         return tiers[0]
 
     # ---- signals
 
     def __enter__(self) -> PreemptionGuard:
-        for number in self._signals if threading.current_thread() is threading.main_thread() else ():
+        for number in (
+            self._signals if threading.current_thread() is threading.main_thread() else ()
+        ):
             self._old[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number, old in self._old.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)
         self._old.clear()

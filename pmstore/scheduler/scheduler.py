@@ -17,8 +17,8 @@ from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.memory import Memory
 from pmstore.scheduler.policies import CommitPolicy, ConvergenceAware, Objective
 from pmstore.scheduler.preemption import PreemptionGuard
+from pmstore.scheduler.target import NOTHING, Decision, Target, error_of, is_done
 from pmstore.scheduler.termination import TerminationModel
-from pmstore.scheduler.tier import NOTHING, Decision, Tier, error_of, is_done
 from pmstore.scheduler.timer import IterationTimer
 
 if TYPE_CHECKING:
@@ -39,29 +39,37 @@ class CommitScheduler:
             loss = train(batch)
             scheduler.step(loss)
 
-    It learns iteration times, commit costs, the failure rate (with a store: across restarts) and, if the objective asks for
-    it, the loss curve. `ConvergenceAware` tells the rule; any other `CommitPolicy` takes its place through `policy`.
+    It learns iteration times, commit costs, the failure rate (with a store: across restarts) and,
+    if the objective asks for it, the loss curve. `ConvergenceAware` tells the rule; any other
+    `CommitPolicy` takes its place through `policy`.
 
     Args:
-        tiers: name to a callable that commits to it and returns when the training may go on; fastest first. If it returns
-            something with `done` (a method or property) the commit is written in the background until that is true.
-        objective: "time" (default), "balanced", "progress" or "explore": see `ConvergenceAware` and docs/SCHEDULER.md.
+        tiers: name to a callable that commits to it and returns when the training may go on;
+            fastest first. If it returns something with `done` (a method or property) the commit is
+            written in the background until that is true.
+        objective: "time" (default), "balanced", "progress" or "explore": see `ConvergenceAware` and
+            docs/SCHEDULER.md.
         total_steps: of the job; None: not known. Used by the loss curve alone.
-        failure_rate_per_second: None: learned. One rate, split over the tiers by `HazardModel.share`, or one for each name.
-        free_budget: also commit when that costs at most this share of the work since the last commit; 0: never.
+        failure_rate_per_second: None: learned. One rate, split over the tiers by
+            `HazardModel.share`, or one for each name.
+        free_budget: also commit when that costs at most this share of the work since the last
+            commit; 0: never.
         clock: seconds, steady. Everything the scheduler knows about time comes from it.
-        store: open for writing: keeps the scheduler's own state (committed with the user's), the lengths of runs, and the
-            failure history (in the record that no roll back touches).
-        max_overhead: no commit while it costs more than this share of the work since the last one; None: no cap.
+        store: open for writing: keeps the scheduler's own state (committed with the user's), the
+            lengths of runs, and the failure history (in the record that no roll back touches).
+        max_overhead: no commit while it costs more than this share of the work since the last one;
+            None: no cap.
         policy: another rule; objective, free_budget and max_overhead are then without meaning.
-        run: name of this run in the store: state is kept by run, and earlier runs tell how runs end.
+        run: name of this run in the store: state is kept by run, and earlier runs tell how runs
+            end.
         guard: of preemption notices.
         hazard, termination: models to use in place of those made from the store.
         dirty_bytes: bytes that a commit now would write; None: not known.
 
     Raises:
-        ValueError: no tier, more than 8, or an objective that is none. Bad values of the other arguments are replaced by
-            sane ones with a warning, as bad losses and clocks are in `step`.
+        ValueError: no tier, more than 8, or an objective that is none. Bad values of the other
+            arguments are replaced by sane ones with a warning, as bad losses and clocks are in
+            `step`.
     """
 
     def __init__(
@@ -83,7 +91,9 @@ class CommitScheduler:
         dirty_bytes: Callable[[], float] | None = None,
     ) -> None:
         if not 1 <= len(tiers) <= TIERS_MAX:
-            raise ValueError(f"tiers: from 1 to {TIERS_MAX} of them, fastest first, not {len(tiers)}")
+            raise ValueError(
+                f"tiers: from 1 to {TIERS_MAX} of them, fastest first, not {len(tiers)}"
+            )
         self._warned: set[str] = set()
         self._clock = clock
         self._dirty_bytes = dirty_bytes
@@ -96,7 +106,7 @@ class CommitScheduler:
         self.hazard = hazard or HazardModel(store)
         self.timer = IterationTimer()
         self.fit = LossFit(self._sane_total(total_steps))
-        self.tiers = [Tier(i, name, commit) for i, (name, commit) in enumerate(tiers.items())]
+        self.tiers = [Target(i, name, commit) for i, (name, commit) in enumerate(tiers.items())]
         self.tiers_down = self.tiers[::-1]
         self._known_rates = self._sane_rates(failure_rate_per_second)
         self.decisions: deque[Decision] = deque(maxlen=4096)
@@ -104,7 +114,9 @@ class CommitScheduler:
         self._memory = Memory(store, run, len(self.tiers)) if store is not None else None
         if self._memory is not None and not self.hazard.found:
             self.hazard.adopt(self._memory.counts())
-        self.termination = termination or TerminationModel(self._memory.earlier_runs() if self._memory else ())
+        self.termination = termination or TerminationModel(
+            self._memory.earlier_runs() if self._memory else ()
+        )
         self._begin()
         self._exposed_at = self._mark
         self._recall()
@@ -129,12 +141,12 @@ class CommitScheduler:
     def step(self, loss: Any = None) -> Decision:
         """Ends a training step, and commits if that is due.
 
-        Takes less than 2 us when it does not commit. Bad losses and clocks never raise; what a commit callable raises is
-        passed on, and the scheduler then counts it as not made.
+        Takes less than 2 us when it does not commit. Bad losses and clocks never raise; what a
+        commit callable raises is passed on, and the scheduler then counts it as not made.
 
         Args:
-            loss: of this step; used by the objectives with a loss curve. A number, or a tensor with one element; one on a
-                CUDA device is read later, without waiting for it.
+            loss: of this step; used by the objectives with a loss curve. A number, or a tensor with
+                one element; one on a CUDA device is read later, without waiting for it.
         """
         now = self._clock()
         dt = now - self._mark
@@ -179,7 +191,8 @@ class CommitScheduler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around an evaluation or anything else that is no iteration: its time is at risk, but is not work."""
+        """Around an evaluation or anything else that is no iteration: its time is at risk, but is
+        not work."""
         began = self._clock()
         try:
             yield
@@ -191,7 +204,8 @@ class CommitScheduler:
                     tier.risk += tier.hazard * seconds * tier.work
 
     def learning_rate(self, value: float) -> None:
-        """Tells the learning rate. A jump by more than a third starts a new segment of the loss curve."""
+        """Tells the learning rate. A jump by more than a third starts a new segment of the loss
+        curve."""
         old, self._lr = self._lr, value
         if old is None or not (0.0 < old < math.inf and 0.0 < value < math.inf):
             return
@@ -226,11 +240,19 @@ class CommitScheduler:
 
     # ---- committing
 
-    def _commit(self, tier: Tier, reason: str) -> Decision:
+    def _commit(self, tier: Target, reason: str) -> Decision:
         if tier.handle is not None:  # one at a time is in the background
             return NOTHING
         decision = Decision(
-            tier.name, reason, tier.risk, tier.price, tier.hazard, self.weight, self._overhead(), self.steps, self.work_seconds
+            tier.name,
+            reason,
+            tier.risk,
+            tier.price,
+            tier.hazard,
+            self.weight,
+            self._overhead(),
+            self.steps,
+            self.work_seconds,
         )
         saved = self.tiers[: tier.number + 1]
         before = [(each.work, each.risk, each.steps) for each in saved]
@@ -241,7 +263,9 @@ class CommitScheduler:
         self._expose(began)
         try:
             if self._memory is not None:
-                self._memory.write(self.state(), self.work_seconds, self._finished(), self.hazard.counts())
+                self._memory.write(
+                    self.state(), self.work_seconds, self._finished(), self.hazard.counts()
+                )
             handle = tier.commit()
         except BaseException:
             for each, values in zip(saved, before, strict=True):
@@ -261,7 +285,7 @@ class CommitScheduler:
         self.decisions.append(decision)
         return decision
 
-    def _reprice(self, tier: Tier) -> None:
+    def _reprice(self, tier: Target) -> None:
         tier.price = tier.cost.price(self._dirty()) if tier.cost.count else math.nan
         rule = self._rule
         if rule is not None and tier.price == tier.price:
@@ -274,7 +298,7 @@ class CommitScheduler:
             if tier.handle is not None:
                 self._look_at_handle(tier, now)
 
-    def _look_at_handle(self, tier: Tier, now: float) -> None:
+    def _look_at_handle(self, tier: Target, now: float) -> None:
         """Whether the commit in the background has ended, and how."""
         if not is_done(tier.handle):
             return
@@ -288,7 +312,10 @@ class CommitScheduler:
         self._reprice(tier)
         if error is not None:
             tier.put_back()
-            self._warn(f"flush {tier.name}", f"a commit to {tier.name!r} failed in the background and is tried again: {error}")
+            self._warn(
+                f"flush {tier.name}",
+                f"a commit to {tier.name!r} failed in the background and is tried again: {error}",
+            )
 
     def _wind_up(self, now: float) -> Decision:
         """After a preemption notice: commit now, go on while there is time, commit a last time."""
@@ -320,7 +347,8 @@ class CommitScheduler:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Brings hazards up to date: they change slowly, so this is done after every 1.5 % more steps."""
+        """Brings hazards up to date: they change slowly, so this is done after every 1.5 % more
+        steps."""
         self._refresh_at = self.steps + 1 + self.steps // 64
         total = self.fit.total_steps
         if total is not None and self.steps < total:
@@ -335,11 +363,21 @@ class CommitScheduler:
         if self._wants_loss:
             self.weight = self.fit.weight(self.steps)
             if self.steps >= 100 and not self._losses:
-                self._warn("no losses", "the objective needs losses and step() was given none: it acts as objective='time'")
+                self._warn(
+                    "no losses",
+                    "the objective needs losses and step() was given none: it acts as "
+                    "objective='time'",
+                )
         count = len(self.tiers)
         for tier in self.tiers:
-            rate = self._known_rates[tier.number] if self._known_rates else self.hazard.rate(tier.number, count)
-            tier.hazard = self._rule.hazard(rate, self.weight, self.termination.rate) if self._rule else rate
+            rate = (
+                self._known_rates[tier.number]
+                if self._known_rates
+                else self.hazard.rate(tier.number, count)
+            )
+            tier.hazard = (
+                self._rule.hazard(rate, self.weight, self.termination.rate) if self._rule else rate
+            )
             if self._dirty_bytes is not None:
                 self._reprice(tier)
         self.hazard_rate = sum(self._known_rates) if self._known_rates else self.hazard.rate()
@@ -359,7 +397,8 @@ class CommitScheduler:
         return float(self._dirty_bytes()) if self._dirty_bytes is not None else None
 
     def _finished(self) -> bool:
-        """Whether the run is at its end, as far as is known: without a number of steps no end is early."""
+        """Whether the run is at its end, as far as is known: without a number of steps no end is
+        early."""
         return self.fit.total_steps is None or self.steps >= self.fit.total_steps
 
     def _take_loss(self, loss: Any) -> None:
@@ -371,13 +410,17 @@ class CommitScheduler:
         try:
             device = getattr(getattr(loss, "device", None), "type", "cpu")
             if device == "cpu":
-                self._add_loss(self.steps, float(loss.detach() if hasattr(loss, "detach") else loss))
+                self._add_loss(
+                    self.steps, float(loss.detach() if hasattr(loss, "detach") else loss)
+                )
             elif device == "cuda":
                 self._device_loss = self._device_loss or DeviceLoss()
                 self._device_loss.offer(self.steps, loss)
             else:
                 self._warn(
-                    "device", f"a loss on {device} cannot be read without waiting for it: give step() a float now and then"
+                    "device",
+                    f"a loss on {device} cannot be read without waiting for it: give step() a "
+                    "float now and then",
                 )
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             self._warn("loss", f"a loss is a number, or a tensor with one element: {error}")
@@ -396,8 +439,9 @@ class CommitScheduler:
     def _odd_interval(self, dt: float) -> float:
         self._warn(
             "clock",
-            f"the clock moved by {dt:g} s between two steps, which no iteration takes: counted as one of the usual length. Put "
-            "`with scheduler.paused():` around what is no iteration, and use a steady clock",
+            f"the clock moved by {dt:g} s between two steps, which no iteration takes: counted as "
+            "one of the usual length. Put `with scheduler.paused():` around what is no iteration, "
+            "and use a steady clock",
         )
         return self.timer.mean
 
@@ -423,7 +467,11 @@ class CommitScheduler:
             rates = [float(value) * share for share in default_shares(len(self.tiers))]
         if all(0.0 <= rate < math.inf for rate in rates):
             return rates
-        self._warn("rate", f"failure_rate_per_second={value!r} is no rate (one for each tier, not negative): it is learned")
+        self._warn(
+            "rate",
+            f"failure_rate_per_second={value!r} is no rate (one for each tier, not negative): it "
+            "is learned",
+        )
         return []
 
     def _warn(self, about: str, message: str) -> None:
@@ -436,7 +484,11 @@ class CommitScheduler:
     def state(self) -> list[float]:
         """What a commit of the user's state has to hold for the scheduler to go on from it."""
         head = [_FORMAT, float(self.steps), self.work_seconds, float(self._losses)]
-        tiers = [v for tier in self.tiers for v in (tier.work, tier.risk, float(tier.steps), *tier.cost.state())]
+        tiers = [
+            v
+            for tier in self.tiers
+            for v in (tier.work, tier.risk, float(tier.steps), *tier.cost.state())
+        ]
         return [*head, *tiers, *self.timer.state(), *self.fit.state()]
 
     def restore(self, state: list[float]) -> None:
@@ -452,7 +504,11 @@ class CommitScheduler:
             state = self._memory.read()
             if state is not None:
                 self._restore(state)
-        except (ValueError, OverflowError, IndexError) as error:  # the store's checks do not know what these numbers mean
+        except (
+            ValueError,
+            OverflowError,
+            IndexError,
+        ) as error:  # the store's checks do not know what these numbers mean
             self._warn("state", f"the stored scheduler state is damaged, it starts anew: {error}")
             self._begin()
             self.timer, self.fit = IterationTimer(), LossFit(self.fit.total_steps)
@@ -465,7 +521,10 @@ class CommitScheduler:
         if state[0] != _FORMAT:
             self._warn("state", "the stored scheduler state is of another version: it starts anew")
             return
-        if not all(-_HUGE < value < _HUGE for value in state if value == value) or not state[1] >= 0.0:
+        if (
+            not all(-_HUGE < value < _HUGE for value in state if value == value)
+            or not state[1] >= 0.0
+        ):
             raise ValueError("numbers that no scheduler writes")
         self.steps, self.work_seconds, self._losses = int(state[1]), state[2], int(state[3])
         at = 4

@@ -9,10 +9,12 @@ __all__ = ["TerminationModel"]
 
 
 class TerminationModel:
-    """Early ends per second of work, from the lengths of earlier runs: ends before time / seconds of all runs.
+    """Early ends per second of work, from the lengths of earlier runs: ends before time / seconds
+    of all runs.
 
-    The maximum-likelihood rate of a constant hazard with censoring: a run that reached its end was not terminated, but adds
-    its seconds. Without earlier runs it is 0: nothing is assumed of a user.
+    The maximum-likelihood rate of a constant hazard with censoring: a run that reached its end was
+    not terminated, but adds its seconds. Without earlier runs it is 0: nothing is assumed of a
+    user.
 
     >>> TerminationModel([(1800.0, False), (7200.0, True)]).rate * 3600
     0.4

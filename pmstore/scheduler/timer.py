@@ -50,9 +50,10 @@ class Recent:
 class IterationTimer:
     """Seconds of one iteration: a moving average, and the 99th percentile of the last 128.
 
-    The first iterations (`warm_up`) are not taken in: they compile, allocate and fill caches. Commits are not part of an
-    iteration, because the scheduler starts the next one after them. A single interval of more than `hiccup` averages (an
-    evaluation, a suspended process) does not move the average; eight in a row are taken for a new pace.
+    The first iterations (`warm_up`) are not taken in: they compile, allocate and fill caches.
+    Commits are not part of an iteration, because the scheduler starts the next one after them. A
+    single interval of more than `hiccup` averages (an evaluation, a suspended process) does not
+    move the average; eight in a row are taken for a new pace.
 
     Attributes:
         mean: seconds, undisturbed; 0.0 before the first iteration.
@@ -116,7 +117,8 @@ class IterationTimer:
 
     @property
     def slowdown(self) -> float:
-        """The share of time lost while a commit is in the background; 0.0 where that is not known."""
+        """The share of time lost while a commit is in the background; 0.0 where that is not
+        known."""
         if self._busy_count < 3 or self.busy <= self.mean:
             return 0.0
         return 1.0 - self.mean / self.busy

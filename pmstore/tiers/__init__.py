@@ -1,7 +1,7 @@
 """Asynchronous tiers: committed state flows to disk and remote storage while training goes on.
 
     store.add_tier("disk", "/mnt/checkpoints/run", keep=3)
-    store.flush("disk")                          # returns at once; the last commit is written in the background
+    store.flush("disk")  # returns at once; the last commit is written in the background
     pmstore.restore("run.pm", "/mnt/checkpoints/run")
 
 Source: DeepFreeze (CCGrid 2020). docs/TIERS.md tells how, and what it costs.

@@ -1,4 +1,5 @@
-"""Where a tier lies: a local directory, or whatever fsspec reaches. Names are plain: no folders in a tier."""
+"""Where a tier lies: a local directory, or whatever fsspec reaches. Names are plain: no folders in
+a tier."""
 
 from __future__ import annotations
 
@@ -18,12 +19,22 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
-from pmstore.alive import alive
+from pmstore.base.alive import alive
+from pmstore.engine import snapshot
 from pmstore.errors import TierError
-from pmstore.tiers import engine
 from pmstore.tiers.patience import Patience
 
-__all__ = ["Access", "Backend", "FsspecBackend", "LocalBackend", "Lock", "Places", "normal_url", "open_backend", "open_places"]
+__all__ = [
+    "Access",
+    "Backend",
+    "FsspecBackend",
+    "LocalBackend",
+    "Lock",
+    "Places",
+    "normal_url",
+    "open_backend",
+    "open_places",
+]
 
 
 class Lock(Protocol):
@@ -36,7 +47,8 @@ class Lock(Protocol):
 
 
 class Backend(Protocol):
-    """What tiers need of a place. All methods raise OSError, or what the library of that place raises."""
+    """What tiers need of a place. All methods raise OSError, or what the library of that place
+    raises."""
 
     url: str
 
@@ -65,8 +77,9 @@ def open_backend(
     patience: Patience | None = None,
     access: Access | None = None,
 ) -> LocalBackend | FsspecBackend:
-    """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`. patience: with a remote
-    place; None: somebody else looks whether it answers. access: of local files that will be written.
+    """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`.
+    patience: with a remote place; None: somebody else looks whether it answers. access: of local
+    files that will be written.
 
     Raises: TierError, ValueError, TypeError.
     """
@@ -77,8 +90,8 @@ def open_backend(
 
 
 def normal_url(url: str | os.PathLike[str]) -> str:
-    """As it is remembered: of a local directory its absolute path, so that it means the same when the working directory is
-    another one; else the URL.
+    """As it is remembered: of a local directory its absolute path, so that it means the same when
+    the working directory is another one; else the URL.
 
     Raises: ValueError, TypeError.
     """
@@ -90,21 +103,29 @@ def normal_url(url: str | os.PathLike[str]) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator:
         if re.match(r"(file|s3|gs|gcs|az|abfs|hdfs|https?|memory):", text):
-            raise ValueError(f"{text!r} is no URL: two slashes follow the colon, as in 's3://bucket/run' or 'file:///mnt/run'")
+            raise ValueError(
+                f"{text!r} is no URL: two slashes follow the colon, as in 's3://bucket/run' or "
+                "'file:///mnt/run'"
+            )
         path = text
     elif scheme in ("file", "local"):
         host, slash, rest = rest.partition("/")
         if host not in ("", "localhost"):
-            raise ValueError(f"{text!r} names the host {host!r}: a local directory has three slashes, as in 'file:///mnt/run'")
+            raise ValueError(
+                f"{text!r} names the host {host!r}: a local directory has three slashes, as in "
+                "'file:///mnt/run'"
+            )
         path = slash + unquote(rest)
     else:
         return text
     if not path:
-        raise ValueError("the URL of a tier is a str, such as 's3://bucket/run' or '/mnt/checkpoints/run'")
+        raise ValueError(
+            "the URL of a tier is a str, such as 's3://bucket/run' or '/mnt/checkpoints/run'"
+        )
     return os.path.join(os.getcwd(), path)
 
 
-# ---- a place for each rank --------------------------------------------------------------------------------------------------
+# ---- a place for each rank -----------------------------------------------------------------------
 
 RANK = "{rank}"
 """In a URL: each rank has a place of its own, such as a disk of its node."""
@@ -137,7 +158,9 @@ class Places:
 
 
 def open_places(
-    url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None, patience: Patience | None = None
+    url: str | os.PathLike[str],
+    storage_options: dict[str, Any] | None = None,
+    patience: Patience | None = None,
 ) -> Backend | Places:
     """For reading: as `open_backend`, and where the URL has "{rank}" in it, all that are there.
 
@@ -154,10 +177,16 @@ def open_places(
     first, *others = map(re.escape, pieces)
     numbered = re.compile(first + r"([0-9]{1,9})" + r"\1".join(others))
     ranks = {int(match[1]) for one in found if (match := numbered.fullmatch(one))}
-    return Places(text, [open_backend(text.replace(RANK, str(rank)), storage_options, patience) for rank in sorted(ranks)])
+    return Places(
+        text,
+        [
+            open_backend(text.replace(RANK, str(rank)), storage_options, patience)
+            for rank in sorted(ranks)
+        ],
+    )
 
 
-# ---- local directories ---------------------------------------------------------------------------------------------------
+# ---- local directories ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +196,8 @@ class Access:
     mode: int = 0o600
     """Of files."""
     exact: bool = False
-    """Whatever the umask, and directories are as open. Else the umask takes from it, and directories are the owner's alone."""
+    """Whatever the umask, and directories are as open. Else the umask takes from it, and
+    directories are the owner's alone."""
 
     def create(self, path: Path, flags: int) -> int:
         """A file that was not there. Raises: OSError."""
@@ -206,32 +236,40 @@ class _FileLock:
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise
-            raise TierError(f"{path}: the lock of a tier is a file, and this is none: remove it") from None
+            raise TierError(
+                f"{path}: the lock of a tier is a file, and this is none: remove it"
+            ) from None
         _file_locks[id(self)] = self
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise TierError(f"{path}: the lock of a tier is a file, and this is none: remove it")
-        if access.exact and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != access.mode:
+        if (
+            access.exact
+            and status.st_uid == os.geteuid()
+            and stat.S_IMODE(status.st_mode) != access.mode
+        ):
             os.fchmod(self.fd, access.mode)
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
             raise TierError(
-                f"{path.parent}: another store or process writes this run's epochs here. Give this one another run= or URL"
+                f"{path.parent}: another store or process writes this run's epochs here. Give this "
+                "one another run= or URL"
             ) from None
 
     def check(self) -> None:
         """The kernel keeps it, as long as its file has a name."""
         if os.fstat(self.fd).st_nlink == 0:
             raise TierError(
-                f"{self.place}: the directory was removed, or emptied, while epochs were written to it: remove_tier and "
-                "add_tier make it anew"
+                f"{self.place}: the directory was removed, or emptied, while epochs were written "
+                "to it: remove_tier and add_tier make it anew"
             )
 
     def release(self) -> None:
-        """Explicitly: a child forked a moment ago, which has not run yet, has the descriptor too."""
+        """Explicitly: a child forked a moment ago, which has not run yet, has the descriptor
+        too."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -275,12 +313,14 @@ def open_file(path: Path, flags: int, direct: bool) -> int:
 
 
 _RESERVE_LEAST = 16 << 20
-"""Bytes. Writes into room that was set aside take half as long again as those that make a file longer (5 MB on ext4: 3.1 ms,
-2.1); large files have it for fewer extents, writes side by side, and because a full disk shows before they are written."""
+"""Bytes. Writes into room that was set aside take half as long again as those that make a file
+longer (5 MB on ext4: 3.1 ms, 2.1); large files have it for fewer extents, writes side by side, and
+because a full disk shows before they are written."""
 
 
 class LocalBackend:
-    """A directory. Files are written with O_DIRECT where the file system can, and synced before they are named."""
+    """A directory. Files are written with O_DIRECT where the file system can, and synced before
+    they are named."""
 
     def __init__(self, path: Path, access: Access) -> None:
         self.path, self._access = path, access
@@ -290,7 +330,8 @@ class LocalBackend:
         found: dict[str, int] = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # deleted since the directory was read: that one only is not there
+                # deleted since the directory was read: that one only is not there
+                with contextlib.suppress(FileNotFoundError):
                     if entry.is_file():
                         found[entry.name] = entry.stat().st_size
         return found
@@ -298,7 +339,8 @@ class LocalBackend:
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         with open(self.path / name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            nbytes = (size if end is None else min(end, size)) - start  # no more than is there, whatever somebody declared
+            # no more than is there, whatever somebody declared
+            nbytes = (size if end is None else min(end, size)) - start
             file.seek(start)
             return file.read(max(0, nbytes))
 
@@ -306,8 +348,8 @@ class LocalBackend:
         temporary = self.path / f".{name}.{secrets.token_hex(4)}.new"
         fd = self._access.create(temporary, os.O_WRONLY)
         try:
-            engine.write_all(fd, data, 0)
-            engine.sync(fd, str(temporary))
+            snapshot.write_all(fd, data, 0)
+            snapshot.sync(fd, str(temporary))
             os.close(fd)
             fd = -1
             os.rename(temporary, self.path / name)
@@ -324,7 +366,8 @@ class LocalBackend:
             os.unlink(self.path / name)
 
     def lock(self, prefix: str, session: str) -> Lock:
-        """Makes the directory, too, and its name durable: whoever made it may have died before that."""
+        """Makes the directory, too, and its name durable: whoever made it may have died before
+        that."""
         self._access.make_directory(self.path)
         device = self.path.stat().st_dev
         for above in self.path.parents:
@@ -336,8 +379,8 @@ class LocalBackend:
 
     @contextlib.contextmanager
     def create(self, name: str, nbytes: int) -> Iterator[int]:
-        """A new file, with room for nbytes of chunks unless they are few: its descriptor. Synced, with its name, on leaving;
-        gone if that fails."""
+        """A new file, with room for nbytes of chunks unless they are few: its descriptor. Synced,
+        with its name, on leaving; gone if that fails."""
         path = self.path / name
         try:
             fd = self._access.create(path, os.O_WRONLY | os.O_DIRECT)
@@ -348,9 +391,9 @@ class LocalBackend:
             fd = self._access.create(path, os.O_WRONLY)
         try:
             if nbytes >= _RESERVE_LEAST:
-                engine.reserve(fd, nbytes, str(path))
+                snapshot.reserve(fd, nbytes, str(path))
             yield fd
-            engine.sync(fd, str(path))
+            snapshot.sync(fd, str(path))
         except BaseException:
             self.delete(name)
             raise
@@ -363,11 +406,12 @@ class LocalBackend:
         return open_file(self.path / name, os.O_RDONLY, direct)
 
 
-# ---- everywhere else ------------------------------------------------------------------------------------------------------
+# ---- everywhere else -----------------------------------------------------------------------------
 
 
 class _OwnerMark:
-    """A mark with the writer's session: who finds another one there has been replaced. Object stores have no locks."""
+    """A mark with the writer's session: who finds another one there has been replaced. Object
+    stores have no locks."""
 
     def __init__(self, backend: FsspecBackend, name: str, session: str) -> None:
         self.backend, self.name, self.session = backend, name, session
@@ -380,8 +424,8 @@ class _OwnerMark:
             found = b""
         if found != self.session.encode():
             raise TierError(
-                f"{self.backend.url}: another writer of this run has taken over (session {found[:16]!r}). This one stops; "
-                "give it another run= or URL"
+                f"{self.backend.url}: another writer of this run has taken over (session "
+                f"{found[:16]!r}). This one stops; give it another run= or URL"
             )
 
     def release(self) -> None:
@@ -392,21 +436,27 @@ _Answer = TypeVar("_Answer")
 
 
 class FsspecBackend:
-    """Any URL that fsspec knows. An epoch counts from the moment its manifest is there, which object stores put in one
-    piece."""
+    """Any URL that fsspec knows. An epoch counts from the moment its manifest is there, which
+    object stores put in one piece."""
 
-    def __init__(self, url: str, storage_options: dict[str, Any], patience: Patience | None) -> None:
+    def __init__(
+        self, url: str, storage_options: dict[str, Any], patience: Patience | None
+    ) -> None:
         try:
             import fsspec
         except ImportError:
-            raise TierError(f"{url}: tiers beyond local directories need fsspec: pip install 'pmstore[tiers]'") from None
+            raise TierError(
+                f"{url}: tiers beyond local directories need fsspec: pip install 'pmstore[tiers]'"
+            ) from None
         self.url = url
         self._patience = patience
         try:
             self.fs, self.root = fsspec.core.url_to_fs(url, **storage_options)
         except ImportError as error:
             extra = "s3" if url.startswith("s3") else "tiers"
-            raise TierError(f"{url}: {error}. pip install 'pmstore[{extra}]' or the library that it names") from None
+            raise TierError(
+                f"{url}: {error}. pip install 'pmstore[{extra}]' or the library that it names"
+            ) from None
         except ValueError as error:
             raise TierError(f"{url}: {error}") from None
         self.root = self.root.rstrip("/")
@@ -415,8 +465,9 @@ class FsspecBackend:
         return f"{self.root}/{name}"
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Libraries of places have errors of their own, which nobody could be told to expect: credentials that are missing,
-        hosts that are not there. Some call whatever a service answers an EIO, which says nothing of the bytes there."""
+        """Libraries of places have errors of their own, which nobody could be told to expect:
+        credentials that are missing, hosts that are not there. Some call whatever a service answers
+        an EIO, which says nothing of the bytes there."""
         try:
             return question() if self._patience is None else self._patience.ask(question)
         except Exception as error:
@@ -439,7 +490,11 @@ class FsspecBackend:
             listed = self._ask(listing)
         except FileNotFoundError:
             return {}
-        return {one["name"].rsplit("/", 1)[-1]: int(one["size"] or 0) for one in listed if one["type"] == "file"}
+        return {
+            one["name"].rsplit("/", 1)[-1]: int(one["size"] or 0)
+            for one in listed
+            if one["type"] == "file"
+        }
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         path = self._path(name)
@@ -472,7 +527,10 @@ class FsspecBackend:
         return _OwnerMark(self, f"{prefix}owner", session)
 
     def create(self, name: str) -> contextlib.AbstractContextManager[io.BufferedIOBase]:
-        """A new file for chunks, written from start to end. An exception on leaving means that it may not be there."""
+        """A new file for chunks, written from start to end. An exception on leaving means that it
+        may not be there."""
         self.fs.makedirs(self.root, exist_ok=True)
-        opened: contextlib.AbstractContextManager[io.BufferedIOBase] = self.fs.open(self._path(name), "wb", block_size=8 << 20)
+        opened: contextlib.AbstractContextManager[io.BufferedIOBase] = self.fs.open(
+            self._path(name), "wb", block_size=8 << 20
+        )
         return opened

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pmstore.tiers.engine import PAGE_BYTES
+from pmstore.engine.snapshot import PAGE_BYTES
 from pmstore.tiers.manifest import RUN, WORLD_MOST
 
 __all__ = ["TierConfig"]
@@ -52,8 +52,12 @@ class TierConfig:
 
     def __post_init__(self) -> None:
 
-        if isinstance(self.replicated, (str, bytes)) or not all(isinstance(one, str) for one in self.replicated):
-            raise TypeError(f"replicated={self.replicated!r}: a list of patterns, such as ['run/model/*']")
+        if isinstance(self.replicated, (str, bytes)) or not all(
+            isinstance(one, str) for one in self.replicated
+        ):
+            raise TypeError(
+                f"replicated={self.replicated!r}: a list of patterns, such as ['run/model/*']"
+            )
         object.__setattr__(self, "replicated", tuple(self.replicated))
         for name in ("chunk_bytes", "max_bytes_per_second", "memory_bytes", "rank", "world_size"):
             if type(getattr(self, name)) is not int:
@@ -65,17 +69,34 @@ class TierConfig:
         for name in ("keep", "every"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value < 1 << 62):
-                raise ValueError(f"{name}={value!r}: an int, how many epochs or commits, at least 1; or None")
-        if self.chunk_bytes < PAGE_BYTES or self.chunk_bytes % PAGE_BYTES or self.chunk_bytes > 1 << 30:
-            raise ValueError(f"chunk_bytes={self.chunk_bytes}: a multiple of {PAGE_BYTES}, at most 1 GiB")
+                raise ValueError(
+                    f"{name}={value!r}: an int, how many epochs or commits, at least 1; or None"
+                )
+        if (
+            self.chunk_bytes < PAGE_BYTES
+            or self.chunk_bytes % PAGE_BYTES
+            or self.chunk_bytes > 1 << 30
+        ):
+            raise ValueError(
+                f"chunk_bytes={self.chunk_bytes}: a multiple of {PAGE_BYTES}, at most 1 GiB"
+            )
         if not 0 <= self.rank < self.world_size <= WORLD_MOST:
-            raise ValueError(f"rank={self.rank} and world_size={self.world_size}: 0 <= rank < world_size <= {WORLD_MOST}")
+            raise ValueError(
+                f"rank={self.rank} and world_size={self.world_size}: 0 <= rank < world_size <= "
+                f"{WORLD_MOST}"
+            )
         if self.mode is not None and (type(self.mode) is not int or self.mode & ~0o066 != 0o600):
-            raise ValueError(f"mode={self.mode!r}: permissions of files, such as 0o640; their owner reads and writes them")
+            raise ValueError(
+                f"mode={self.mode!r}: permissions of files, such as 0o640; their owner reads and "
+                "writes them"
+            )
         if self.run is not None and (not isinstance(self.run, str) or not RUN.fullmatch(self.run)):
             raise ValueError(f"run={self.run!r}: letters, digits, '_' and '-', at most 64")
         if self.world_size > 1 and self.run is None:
-            raise ValueError("with several ranks, run= names what their epochs have in common: give all of them the same")
+            raise ValueError(
+                "with several ranks, run= names what their epochs have in common: give all of them "
+                "the same"
+            )
         for name in ("max_bytes_per_second", "memory_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is not negative")
@@ -90,7 +111,10 @@ class TierConfig:
 
     def to_value(self) -> dict[str, Any]:
         """What is kept in the store."""
-        return {**{key: asdict(self)[key] for key in KEYS if key != "replicated"}, "replicated": list(self.replicated)}
+        return {
+            **{key: asdict(self)[key] for key in KEYS if key != "replicated"},
+            "replicated": list(self.replicated),
+        }
 
     @classmethod
     def from_value(cls, value: Any) -> TierConfig:

@@ -14,9 +14,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from pmstore import array
-from pmstore.array import Descriptor
 from pmstore.errors import CorruptStoreError, TierError
+from pmstore.objects import array
+from pmstore.objects.array import Descriptor
 from pmstore.tiers.backend import open_places
 from pmstore.tiers.image import Image, Stored
 from pmstore.tiers.patience import STALL_SECONDS, Patience
@@ -39,14 +39,17 @@ def export_safetensors(
     progress: Callable[[int, int], Any] | None = None,
     mode: int = 0o600,
 ) -> tuple[int, list[str]]:
-    """Writes the arrays and tensors of an epoch to a safetensors file. Values and lists are left out.
+    """Writes the arrays and tensors of an epoch to a safetensors file. Values and lists are left
+    out.
 
-    The newest epoch that is whole, or the one asked for; every byte is checked. group: only what is under it, with
-    names relative to it. stall_seconds: as of `restore`. progress: called with (bytes written, bytes of all).
+    The newest epoch that is whole, or the one asked for; every byte is checked. group: only what is
+    under it, with names relative to it. stall_seconds: as of `restore`. progress: called with
+    (bytes written, bytes of all).
     mode: permissions of the file.
 
     Returns: the epoch and the names.
-    Raises: TierError, FileExistsError, OSError; ValueError for a dtype that safetensors does not have.
+    Raises: TierError, FileExistsError, OSError; ValueError for a dtype that safetensors does not
+        have.
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "give a path where nothing is", os.fspath(path))
@@ -60,10 +63,19 @@ def export_safetensors(
             source = EpochBytes(backend, info, rank)
             image = Image(source.read, source.manifest.state_bytes)
             prefix = f"{group.rstrip('/')}/" if group else ""
-            found = {one.name[len(prefix) :]: one for one in image.arrays() if one.name.startswith(prefix)}
+            found = {
+                one.name[len(prefix) :]: one
+                for one in image.arrays()
+                if one.name.startswith(prefix)
+            }
             if not found:
-                raise TierError(f"{backend.url}: epoch {info.epoch} has no arrays{f' under {group!r}' if group else ''}")
-            with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                raise TierError(
+                    f"{backend.url}: epoch {info.epoch} has no "
+                    f"arrays{f' under {group!r}' if group else ''}"
+                )
+            with open(
+                temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)
+            ) as file:
                 os.fchmod(file.fileno(), mode)
                 metadata = {"pmstore_epoch": str(info.epoch), "pmstore_run": info.run}
                 _write(file, source, image, found, metadata, progress or (lambda done, total: None))
@@ -103,8 +115,8 @@ def _write(
     metadata: dict[str, str],
     progress: Callable[[int, int], Any],
 ) -> None:
-    """The format's own writer, because the library's takes all tensors in memory at once: the length of a header in JSON, the
-    header, then the tensors in its order.
+    """The format's own writer, because the library's takes all tensors in memory at once: the
+    length of a header in JSON, the header, then the tensors in its order.
 
     Source: the format's description, https://github.com/huggingface/safetensors#format
     """
@@ -121,7 +133,9 @@ def _write(
         }
         at += one.nbytes
     if at > source.manifest.state_bytes:
-        raise BrokenEpochError("corrupt", "its arrays overlap: together they are more than the state")
+        raise BrokenEpochError(
+            "corrupt", "its arrays overlap: together they are more than the state"
+        )
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     file.write(struct.pack("<Q", len(encoded)) + encoded)
@@ -133,7 +147,9 @@ def _write(
             progress(done, total)
             continue
         for start in range(0, one.nbytes, _PIECE_BYTES):
-            done += file.write(source.read(one.offset + start, min(_PIECE_BYTES, one.nbytes - start)))
+            done += file.write(
+                source.read(one.offset + start, min(_PIECE_BYTES, one.nbytes - start))
+            )
             progress(done, total)
 
 
@@ -141,7 +157,10 @@ def _type(descriptor: Descriptor, name: str) -> str:
     stored = descriptor.dtype if descriptor.torch else array.numpy_dtype(descriptor).name
     kind = _TYPES.get(str(stored).removeprefix("torch."))
     if kind is None:
-        raise ValueError(f"{name!r} is of dtype {stored}, which safetensors does not have: export a group without it")
+        raise ValueError(
+            f"{name!r} is of dtype {stored}, which safetensors does not have: export a group "
+            "without it"
+        )
     return kind
 
 
@@ -152,5 +171,7 @@ def _item_bytes(kind: str) -> int:
 def _in_c_order(descriptor: Descriptor, data: bytes) -> bytes:
     assert descriptor.order is not None
     item = len(data) // math.prod(descriptor.shape)
-    laid = np.frombuffer(data, f"V{item}").reshape([descriptor.shape[axis] for axis in descriptor.order])
+    laid = np.frombuffer(data, f"V{item}").reshape(
+        [descriptor.shape[axis] for axis in descriptor.order]
+    )
     return np.ascontiguousarray(laid.transpose(np.argsort(descriptor.order))).tobytes()

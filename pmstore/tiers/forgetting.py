@@ -11,15 +11,18 @@ __all__ = ["Retention"]
 
 
 class Retention:
-    """Of one run and rank. Everything that deletes is given the lock, and looks whether it still holds first."""
+    """Of one run and rank. Everything that deletes is given the lock, and looks whether it still
+    holds first."""
 
     def __init__(self, backend: Backend, config: TierConfig, own: ManifestName) -> None:
         """own: run, rank and number of ranks."""
         self._backend, self._config, self._own = backend, config, own
-        self._files: dict[str, frozenset[str]] = {}  # of manifests that were read, or written: they do not change
+        # of manifests that were read, or written: they do not change
+        self._files: dict[str, frozenset[str]] = {}
 
     def clean(self, lock: Lock) -> None:
-        """Deletes files of this run and rank that no epoch names: left by a writer that was killed."""
+        """Deletes files of this run and rank that no epoch names: left by a writer that was
+        killed."""
         self._drop_files(lock, temporary=True)
 
     def published(self, name: str, manifest: Manifest) -> None:
@@ -27,9 +30,9 @@ class Retention:
         self._files[name] = frozenset(file for file, _ in manifest.files)
 
     def refuse_another_lineage(self, uuid: str) -> None:
-        """Epochs of one run are commits of one store. One that was restored, and trained on, went another way: under the same
-        name its epochs would stand beside those of the way it left, and with several ranks an epoch could be put together
-        of both.
+        """Epochs of one run are commits of one store. One that was restored, and trained on, went
+        another way: under the same name its epochs would stand beside those of the way it left, and
+        with several ranks an epoch could be put together of both.
 
         Raises: TierError.
         """
@@ -40,14 +43,15 @@ class Retention:
                 continue
             if lineage != uuid:
                 raise TierError(
-                    f"{self._backend.url}: epochs of run {self._own.run!r} here were flushed by another store (this one was "
-                    "restored, or is new): give it another run= or URL"
+                    f"{self._backend.url}: epochs of run {self._own.run!r} here were flushed by "
+                    "another store (this one was restored, or is new): give it another run= or URL"
                 )
             return
 
     def forget(self, lock: Lock, replaced: list[ManifestName]) -> None:
-        """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch of several ranks counts when
-        all of their manifests are there. Only after the newest one counts. replaced: manifests of its commit, flushed before.
+        """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch
+        of several ranks counts when all of their manifests are there. Only after the newest one
+        counts. replaced: manifests of its commit, flushed before.
         """
         if replaced:
             lock.check()
@@ -55,7 +59,11 @@ class Retention:
             self._backend.delete(str(found))
         if self._config.keep is not None:
             everywhere = RANK in self._config.url
-            places = open_places(self._config.url, self._config.storage_options) if everywhere else self._backend
+            places = (
+                open_places(self._config.url, self._config.storage_options)
+                if everywhere
+                else self._backend
+            )
             self._drop_epochs(lock, places.names(), self._config.keep)
         self._drop_files(lock, temporary=False)
 
@@ -78,7 +86,8 @@ class Retention:
                 self._backend.delete(str(parsed))
 
     def _drop_files(self, lock: Lock, temporary: bool) -> None:
-        """Those that this run's rank wrote, and that no epoch names. temporary: what was to become a manifest, too."""
+        """Those that this run's rank wrote, and that no epoch names. temporary: what was to become
+        a manifest, too."""
         names = self._backend.names()
         named = self._named(names)
         if named is None:
@@ -91,14 +100,17 @@ class Retention:
             self._backend.delete(name)
 
     def _named(self, names: dict[str, int]) -> set[str] | None:
-        """The files that manifests of this run and rank name; None if one of them cannot be read, and nothing is known."""
+        """The files that manifests of this run and rank name; None if one of them cannot be read,
+        and nothing is known."""
         own = self._manifests(names)
         self._files = {name: files for name, files in self._files.items() if name in own}
         for name in own:
             if name in self._files:
                 continue
             try:
-                self._files[name] = frozenset(file for file, _ in Manifest.unpack(self._backend.read(name)).files)
+                self._files[name] = frozenset(
+                    file for file, _ in Manifest.unpack(self._backend.read(name)).files
+                )
             except FileNotFoundError:
                 continue
             except (OSError, ValueError):

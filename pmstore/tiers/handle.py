@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
+from pmstore.base.workers import Worker, wait_for
+from pmstore.engine.snapshot import Transfer
 from pmstore.errors import ForkedStoreError, TierError
-from pmstore.tiers.engine import Transfer
-from pmstore.workers import Worker, wait_for
 
 __all__ = ["Flush", "FlushStats"]
 
@@ -32,7 +32,8 @@ class FlushStats:
     """Of the epoch; the rest was in the tier already."""
     full: bool
     commit_waits: int
-    """Commits that waited because as much memory was in use as the tier may take, and for how long."""
+    """Commits that waited because as much memory was in use as the tier may take, and for how
+    long."""
     commit_wait_seconds: float
     peak_kept_bytes: int
 
@@ -41,10 +42,13 @@ TELL_SECONDS = 0.1
 
 
 class Teller:
-    """Calls progress(bytes done, bytes of all) on a thread of its own every now and then, and once more when it is stopped.
-    What waits in such a call for a flush is not waited for by the flush."""
+    """Calls progress(bytes done, bytes of all) on a thread of its own every now and then, and once
+    more when it is stopped. What waits in such a call for a flush is not waited for by the
+    flush."""
 
-    def __init__(self, progress: Callable[[int, int], object], transfer: Transfer, total: int) -> None:
+    def __init__(
+        self, progress: Callable[[int, int], object], transfer: Transfer, total: int
+    ) -> None:
         """Raises: RuntimeError: no thread could be started."""
         self._progress, self._transfer, self._total = progress, transfer, total
         self._stop = threading.Event()
@@ -66,7 +70,9 @@ class Teller:
 
 
 @contextmanager
-def telling(progress: Callable[[int, int], object] | None, transfer: Transfer, total: int) -> Iterator[None]:
+def telling(
+    progress: Callable[[int, int], object] | None, transfer: Transfer, total: int
+) -> Iterator[None]:
     """The last call has returned on leaving."""
     if progress is None:
         yield
@@ -100,8 +106,8 @@ class Flush:
         workers: tuple[Worker, Worker],
         release: Callable[[], None],
     ) -> None:
-        """calls: work for the thread that calls callbacks. workers: the thread that flushes, and that one. release: gives up
-        what the flush reads."""
+        """calls: work for the thread that calls callbacks. workers: the thread that flushes, and
+        that one. release: gives up what the flush reads."""
         self.tier = tier
         self._calls = calls
         self._worker, self._caller = workers
@@ -139,10 +145,20 @@ class Flush:
         return self._over.is_set()
 
     def _look(self) -> None:
-        """Fails it if the thread that flushes has died, as for want of memory: nobody else would. Not in a fork child: it is
-        the parent's."""
-        if self._process == os.getpid() and not self._over.is_set() and not self._worker.alive and not self._over.is_set():
-            self.finish(TierError(f"the flush of epoch {self.epoch} to {self.tier!r} failed: its thread died"), None)
+        """Fails it if the thread that flushes has died, as for want of memory: nobody else would.
+        Not in a fork child: it is the parent's."""
+        if (
+            self._process == os.getpid()
+            and not self._over.is_set()
+            and not self._worker.alive
+            and not self._over.is_set()
+        ):
+            self.finish(
+                TierError(
+                    f"the flush of epoch {self.epoch} to {self.tier!r} failed: its thread died"
+                ),
+                None,
+            )
             self.finish_over()
             self._release()
 
@@ -158,7 +174,8 @@ class Flush:
         return self._wait(self._over, timeout)
 
     def wait_called(self, timeout: float | None) -> bool:
-        """Waits until its callbacks have returned; False: they have not yet. In a callback: at once."""
+        """Waits until its callbacks have returned; False: they have not yet. In a callback: at
+        once."""
         if _in_callback():
             return True
         try:
@@ -185,22 +202,28 @@ class Flush:
     def wait(self, timeout: float | None = None) -> Flush:
         """Returns when the epoch is in the tier, durable, and progress was told for the last time.
 
-        Raises: TimeoutError after timeout seconds (it goes on); TierError, OSError: what went wrong; ForkedStoreError in a
-        fork child.
+        Raises: TimeoutError after timeout seconds (it goes on); TierError, OSError: what went
+            wrong; ForkedStoreError in a fork child.
         """
         if self._process != os.getpid():
-            raise ForkedStoreError("a fork child has none of the threads that flush: the process that opened the store waits")
+            raise ForkedStoreError(
+                "a fork child has none of the threads that flush: the process that opened the "
+                "store waits"
+            )
         end = None if timeout is None else time.monotonic() + timeout
         if not self._wait(self._done, timeout):
-            raise TimeoutError(f"the flush of epoch {self.epoch} to {self.tier!r} is at {self.progress:.0%}")
+            raise TimeoutError(
+                f"the flush of epoch {self.epoch} to {self.tier!r} is at {self.progress:.0%}"
+            )
         if self._teller is not None and not _in_callback():
             self._teller.join(None if end is None else max(0.0, end - time.monotonic()))
         self.raise_once(again=True)
         return self
 
     def add_done_callback(self, callback: Callable[[Flush], None]) -> None:
-        """Calls it with this handle when it ends; at once if it has. It runs on a thread that calls the callbacks of the tier's
-        flushes one after another; it may use the store, and drain or close it. `Store.drain` waits for it, too."""
+        """Calls it with this handle when it ends; at once if it has. It runs on a thread that calls
+        the callbacks of the tier's flushes one after another; it may use the store, and drain or
+        close it. `Store.drain` waits for it, too."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -221,7 +244,8 @@ class Flush:
         return self.error is not None and not self.told and not self.cancelled
 
     def tell(self) -> None:
-        """For the thread that flushes, when it knows `total_bytes`. Progress is told from here on, until it is finished.
+        """For the thread that flushes, when it knows `total_bytes`. Progress is told from here on,
+        until it is finished.
 
         Raises: RuntimeError: no thread could be started.
         """
@@ -243,7 +267,8 @@ class Flush:
                 self._teller.stop()
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
-        self._calls.put(partial(self._call, callbacks))  # none, too: those of flushes before it go first
+        # none, too: those of flushes before it go first
+        self._calls.put(partial(self._call, callbacks))
 
     def _call(self, callbacks: list[Callable[[Flush], None]]) -> None:
         """Not on the thread that flushes: a callback may wait for what that has still to do."""
@@ -255,7 +280,9 @@ class Flush:
                 try:
                     callback(self)
                 except BaseException:  # the thread has other callbacks to call
-                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                    threading.excepthook(
+                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                    )
         finally:
             self._called.set()
 

@@ -1,4 +1,5 @@
-"""The objects of a store, found in its bytes alone: a snapshot's, or an epoch's of a tier. docs/FORMAT.md has the bytes."""
+"""The objects of a store, found in its bytes alone: a snapshot's, or an epoch's of a tier.
+docs/FORMAT.md has the bytes."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pmstore import _ffi, values
-from pmstore.array import Descriptor
+from pmstore.engine import _ffi
 from pmstore.errors import CorruptStoreError
+from pmstore.objects import values
+from pmstore.objects.array import Descriptor
 
 __all__ = ["Image", "Stored"]
 
@@ -21,7 +23,8 @@ _NODE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object: a value (`meta` is msgpack) or an array or tensor (`meta` describes it) whose bytes lie at offset."""
+    """One object: a value (`meta` is msgpack) or an array or tensor (`meta` describes it) whose
+    bytes lie at offset."""
 
     name: str
     kind: int
@@ -31,8 +34,9 @@ class Stored:
 
 
 class Image:
-    """read: (offset, bytes) of the store's file -> bytes. state_bytes: of all that the store holds; names and descriptions
-    that overlap, as no store has them, do not take more. Lists are not walked."""
+    """read: (offset, bytes) of the store's file -> bytes. state_bytes: of all that the store holds;
+    names and descriptions that overlap, as no store has them, do not take more. Lists are not
+    walked."""
 
     def __init__(self, read: Callable[[int, int], bytes], state_bytes: int) -> None:
         self.read = read
@@ -74,7 +78,9 @@ class Image:
                 raise CorruptStoreError("a directory has fewer names than it counts")
             seen.add(node)
             raw = self.read(node, _NODE_BYTES)
-            _, _, following, data, data_bytes, kind, meta_bytes, name_bytes, _ = _NODE.unpack_from(raw)
+            _, _, following, data, data_bytes, kind, meta_bytes, name_bytes, _ = _NODE.unpack_from(
+                raw
+            )
             self._left -= _NODE_BYTES + name_bytes + meta_bytes
             if name_bytes > 4096 or self._left < 0:
                 raise CorruptStoreError("a name in a directory, or its description, is too long")

@@ -1,4 +1,5 @@
-"""Work on other threads that one waits for, and that has ended before what it works on is taken away."""
+"""Work on other threads that one waits for, and that has ended before what it works on is taken
+away."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from pmstore.base.workers import Worker, wait_for
 from pmstore.errors import TierError
-from pmstore.workers import Worker, wait_for
 
 __all__ = ["Job", "Jobs"]
 
@@ -23,7 +24,9 @@ class Job(Generic[_Result]):
         self._found: list[_Result] = []
         self._error: BaseException | None = None
 
-    def run(self, ended: Callable[[], bool], work: Callable[..., _Result], *arguments: object) -> None:
+    def run(
+        self, ended: Callable[[], bool], work: Callable[..., _Result], *arguments: object
+    ) -> None:
         """On its thread."""
         try:
             if not ended():
@@ -51,8 +54,8 @@ class Job(Generic[_Result]):
 
 
 class Jobs:
-    """An executor forgets a thread if an interrupt comes while it starts it, does not wait for any after a second one, and
-    waits for ever for one that died."""
+    """An executor forgets a thread if an interrupt comes while it starts it, does not wait for any
+    after a second one, and waits for ever for one that died."""
 
     def __init__(self) -> None:
         self._workers: list[Worker] = []
@@ -66,11 +69,14 @@ class Jobs:
         try:
             job.worker.start()
         except RuntimeError as error:
-            raise TierError(f"no thread could be started ({error}): end some, or raise the limit, and try again") from error
+            raise TierError(
+                f"no thread could be started ({error}): end some, or raise the limit, and try again"
+            ) from error
         return job
 
     def end(self) -> None:
-        """No more begin, and those that run have ended on return: tell them to, first. Interrupts come through afterwards."""
+        """No more begin, and those that run have ended on return: tell them to, first. Interrupts
+        come through afterwards."""
         interrupt: BaseException | None = None
         while True:
             try:

@@ -15,16 +15,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, ref
 
-from pmstore._ffi import Pool
-from pmstore.alive import alive
-from pmstore.containers import Group
+from pmstore.base.alive import alive
+from pmstore.base.words import counted
+from pmstore.base.workers import Worker
+from pmstore.engine._ffi import Pool
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
+from pmstore.objects.containers import Group
 from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
 from pmstore.tiers.writer import Writer, start_thread
-from pmstore.words import counted
-from pmstore.workers import Worker
 
 if TYPE_CHECKING:
     from pmstore.store import Store
@@ -48,7 +48,8 @@ class Tiers:
         self._process = os.getpid()
         self._writers: dict[str, Writer] = {}
         self._configs: dict[str, TierConfig] = {}
-        self._strange: set[str] = set()  # those that this file had not added here, and that nobody named since it was opened
+        # those that this file had not added here, and that nobody named since it was opened
+        self._strange: set[str] = set()
         self._seen: dict[str, int] = {}  # epoch that was flushed by itself last
         self._lock = threading.RLock()
         self._watcher: Worker | None = None
@@ -65,11 +66,13 @@ class Tiers:
                 value = store[f"{GROUP}/{name}"]
                 config = TierConfig.from_value(value)
                 if config.run is not None and value.get("uuid") != self._pool.info.uuid.hex():
-                    continue  # a restored store: its epochs are not that run's; it has to be added anew
+                    # a restored store: its epochs are not that run's; it has to be added anew
+                    continue
             except (KeyError, ValueError, TypeError) as error:
                 raise TierError(
-                    f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}. Remove it with "
-                    f"del store[{f'{GROUP}/{name}'!r}], open the store again, and add the tier anew"
+                    f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}. "
+                    f"Remove it with del store[{f'{GROUP}/{name}'!r}], open the store again, and "
+                    "add the tier anew"
                 ) from error
             self._seen[name] = self._pool.epoch()
             self._configs[name] = config
@@ -84,21 +87,30 @@ class Tiers:
     def _warn_of(self, name: str, what: str, stacklevel: int) -> None:
         config, path = self._configs[name], self._pool.path
         told = f"{path}: the store remembers tier {name!r} at {config.url!r}"
-        why = "this file did not have it added here (it was copied, moved, restored, or made by somebody else)"
+        why = (
+            "this file did not have it added here (it was copied, moved, restored, or made by "
+            "somebody else)"
+        )
         remedy = (
-            f"To flush to it, store.add_tier({name!r}, url, ...), or `pmstore trust {path}`; else store.remove_tier({name!r})"
+            f"To flush to it, store.add_tier({name!r}, url, ...), or `pmstore trust {path}`; else "
+            f"store.remove_tier({name!r})"
         )
         if what == "every":
-            told += f", every {counted(config.every or 0, 'commit')}. It is not flushed to: {why}. {remedy}"
+            told += (
+                f", every {counted(config.every or 0, 'commit')}. It is not flushed to: {why}. "
+                f"{remedy}"
+            )
         else:
             told += (
-                f", and {why}. It is flushed to, because the program names it. If this store is a copy of one that goes "
-                f"on, the two replace each other's epochs there: give this one a tier of its own. {remedy}"
+                f", and {why}. It is flushed to, because the program names it. If this store is a "
+                "copy of one that goes on, the two replace each other's epochs there: give this "
+                f"one a tier of its own. {remedy}"
             )
         warnings.warn(told, stacklevel=stacklevel)
 
     def _take_up(self, name: str) -> None:
-        """A tier that the program names: flushed to from now on, whoever had it added; its URL is told."""
+        """A tier that the program names: flushed to from now on, whoever had it added; its URL is
+        told."""
         if name in self._strange:
             self._warn_of(name, "named", 5)  # first: where warnings are errors it is not flushed to
             with self._lock:
@@ -125,7 +137,9 @@ class Tiers:
         self._require()
         with self._lock:
             writer = Writer(name, config, self._pool)
-            value = trust.seal(self._pool.info, name, {**config.to_value(), "uuid": self._pool.info.uuid.hex()})
+            value = trust.seal(
+                self._pool.info, name, {**config.to_value(), "uuid": self._pool.info.uuid.hex()}
+            )
             if store.mode != "r" and store.get(f"{GROUP}/{name}") != value:
                 store[f"{GROUP}/{name}"] = value  # first: there may be no room
             before = self._writers.get(name)
@@ -164,8 +178,12 @@ class Tiers:
 
     def _require(self) -> None:
         """Raises: ForkedStoreError, ClosedStoreError."""
-        if os.getpid() != self._process:  # where its threads are not there, and its locks may be another thread's for ever
-            raise ForkedStoreError(f"{self._pool.path}: a fork child cannot flush the store: the process that opened it does")
+        # where its threads are not there, and its locks may be another thread's for ever
+        if os.getpid() != self._process:
+            raise ForkedStoreError(
+                f"{self._pool.path}: a fork child cannot flush the store: the process that opened "
+                "it does"
+            )
         if self._pool.handle.closed:
             raise ClosedStoreError(f"{self._pool.path}: the store is closed: open it again")
 
@@ -175,7 +193,10 @@ class Tiers:
         with self._lock:
             if name not in self._configs:
                 there = ", ".join(map(repr, self._configs)) or "none"
-                raise TierError(f"{self._pool.path}: there is no tier {name!r} (there are: {there}). store.add_tier adds one")
+                raise TierError(
+                    f"{self._pool.path}: there is no tier {name!r} (there are: {there}). "
+                    "store.add_tier adds one"
+                )
             if name not in self._writers:
                 self._writers[name] = Writer(name, self._configs[name], self._pool)
             return self._writers[name]
@@ -187,15 +208,22 @@ class Tiers:
         last = self.writer(name).last
         return last is None or last.over
 
-    def flush(self, name: str, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
+    def flush(
+        self, name: str, full: bool, progress: Callable[[int, int], object] | None = None
+    ) -> Flush:
         self._require()
         self._take_up(name)
         with self._lock:
             return self.writer(name).flush(full, progress)
 
     def _watch(self) -> None:
-        """Tiers with `every` are flushed by a thread, which looks how many commits there have been."""
-        wanted = any(config.every for name, config in list(self._configs.items()) if name not in self._strange)
+        """Tiers with `every` are flushed by a thread, which looks how many commits there have
+        been."""
+        wanted = any(
+            config.every
+            for name, config in list(self._configs.items())
+            if name not in self._strange
+        )
         watched = self._watcher is not None and self._watcher.alive
         if wanted and not watched and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
@@ -209,7 +237,8 @@ class Tiers:
             try:
                 writer = self.writer(name)
                 if writer.last is None or writer.last.over:
-                    seen[name] = epoch  # after a failure, too, the next try is `every` commits later
+                    # after a failure, too, the next try is `every` commits later
+                    seen[name] = epoch
                     writer.warn_untold()
                     self.flush(name, False)
             except Exception as error:  # a thread has nobody to raise to
@@ -217,13 +246,20 @@ class Tiers:
                 if not self._closed.is_set():
                     try:
                         warnings.warn(f"tier {name!r} cannot be flushed: {error}", stacklevel=1)
-                    except Warning:  # they are errors here; the next commits are to be flushed all the same
-                        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                    except (
+                        Warning
+                    ):  # they are errors here; the next commits are to be flushed all the same
+                        threading.excepthook(
+                            threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                        )
 
     # ---- ending ----
 
     def drain(self, timeout: float | None) -> None:
-        """Waits for all flushes under way. Raises: TimeoutError; what they raised, if nobody has been told."""
+        """Waits for all flushes under way.
+
+        Raises: TimeoutError; what they raised, if nobody has been told.
+        """
         if os.getpid() != self._process:
             return
         end = None if timeout is None else time.monotonic() + timeout
@@ -231,14 +267,17 @@ class Tiers:
             if not writer.drain(None if end is None else max(0.0, end - time.monotonic())):
                 raise TimeoutError(f"a flush to {writer.name!r} is still under way")
         for writer in list(self._writers.values()):
-            if not writer.drain_callbacks(None if end is None else max(0.0, end - time.monotonic())):
+            if not writer.drain_callbacks(
+                None if end is None else max(0.0, end - time.monotonic())
+            ):
                 raise TimeoutError(f"a callback of a flush to {writer.name!r} is still under way")
         for writer in list(self._writers.values()):
             if writer.last is not None:
                 writer.last.raise_once()
 
     def close(self) -> None:
-        """Ends regular flushing, waits for what is under way. In a fork child nothing happens: its threads are not there."""
+        """Ends regular flushing, waits for what is under way. In a fork child nothing happens: its
+        threads are not there."""
         if os.getpid() != self._process:
             return
         self._closed.set()
@@ -254,7 +293,8 @@ class Tiers:
             writer.warn_untold()
 
     def abandon(self) -> None:
-        """After a `close` that an interrupt ended: without waiting, so that the tiers are free for the next store."""
+        """After a `close` that an interrupt ended: without waiting, so that the tiers are free for
+        the next store."""
         if os.getpid() == self._process:
             self._closed.set()
             for writer in list(self._writers.values()):
@@ -267,12 +307,16 @@ def _remembered(store: Store) -> list[str]:
         return []
     group = store[GROUP]
     if not isinstance(group, Group):
-        raise TierError(f"{store.path}: {GROUP!r} is no group: what the store remembers of tiers was overwritten")
+        raise TierError(
+            f"{store.path}: {GROUP!r} is no group: what the store remembers of tiers was "
+            "overwritten"
+        )
     return list(group)
 
 
 def hand_over(old: Store, new: Store) -> None:
-    """To a store that takes the old one's place, with all that it holds: tiers that were added there are added here."""
+    """To a store that takes the old one's place, with all that it holds: tiers that were added
+    there are added here."""
     for name in _remembered(old):
         value = old[f"{GROUP}/{name}"]
         if isinstance(value, dict) and trust.sealed(old._core.pool.info, name, value):
@@ -280,7 +324,8 @@ def hand_over(old: Store, new: Store) -> None:
 
 
 def _flush_regularly(tiers: ref[Tiers], closed: threading.Event) -> None:
-    """The thread keeps nothing alive while it waits: a store that nobody holds any more is closed, and ends it."""
+    """The thread keeps nothing alive while it waits: a store that nobody holds any more is closed,
+    and ends it."""
     while not closed.wait(POLL_SECONDS):
         alive = tiers()
         if alive is None:
@@ -289,11 +334,12 @@ def _flush_regularly(tiers: ref[Tiers], closed: threading.Event) -> None:
         del alive
 
 
-# ---- SIGTERM ------------------------------------------------------------------------------------------------------------
+# ---- SIGTERM -------------------------------------------------------------------------------------
 
 
 def drain_all(timeout: float | None = None) -> None:
-    """Waits for the flushes of all stores of this process, at most timeout seconds; errors stay with the handles."""
+    """Waits for the flushes of all stores of this process, at most timeout seconds; errors stay
+    with the handles."""
     end = None if timeout is None else time.monotonic() + timeout
     for tiers in alive(_all):
         if tiers._process != os.getpid():  # a fork child has none of the threads
@@ -315,7 +361,8 @@ def _drain_and_tell() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """The waiting is done by another thread: this one may hold, wherever the signal found it, a lock that it takes."""
+    """The waiting is done by another thread: this one may hold, wherever the signal found it, a
+    lock that it takes."""
     global _drained
     if _drained is not None:
         return  # a second signal: the first one's time goes on
@@ -329,8 +376,8 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 def _install_sigterm() -> None:
-    """A program that leaves SIGTERM alone would be ended by it at once: flushes under way are finished first. One that
-    handles it is left alone; it may call `drain_all`."""
+    """A program that leaves SIGTERM alone would be ended by it at once: flushes under way are
+    finished first. One that handles it is left alone; it may call `drain_all`."""
     if threading.current_thread() is not threading.main_thread():
         return
     with suppress(ValueError):  # a subinterpreter

@@ -1,4 +1,5 @@
-"""Waiting for what may never answer: a call of a remote place that hangs cannot be interrupted, but it can be left alone."""
+"""Waiting for what may never answer: a call of a remote place that hangs cannot be interrupted, but
+it can be left alone."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from pmstore.base.workers import LOOK_SECONDS, Worker
 from pmstore.errors import TierError
-from pmstore.workers import LOOK_SECONDS, Worker
 
 __all__ = ["STALL_SECONDS", "Patience"]
 
@@ -21,7 +22,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Patience:
-    """Asks on threads of its own, and gives each question up after so many seconds. What is answered later is thrown away."""
+    """Asks on threads of its own, and gives each question up after so many seconds. What is
+    answered later is thrown away."""
 
     def __init__(self, place: str, seconds: float | None) -> None:
         """seconds: None: for ever. Raises: ValueError."""
@@ -33,8 +35,8 @@ class Patience:
     def ask(self, question: Callable[[], _Answer]) -> _Answer:
         """Any thread, several at once.
 
-        Raises: TierError: no answer, its thread died, or `end` was called; RuntimeError: no thread could be started; what
-        question raises.
+        Raises: TierError: no answer, its thread died, or `end` was called; RuntimeError: no thread
+            could be started; what question raises.
         """
         answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 

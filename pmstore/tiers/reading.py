@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.engine import snapshot
 from pmstore.errors import CorruptStoreError, FormatVersionError
-from pmstore.tiers import engine, sharding
+from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend, Places
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 
@@ -25,7 +26,8 @@ LISTINGS = 5
 
 
 class BrokenEpochError(Exception):
-    """An epoch that cannot be restored. kind: "corrupt" (the bytes are wrong) or "missing" (they are not there)."""
+    """An epoch that cannot be restored. kind: "corrupt" (the bytes are wrong) or "missing" (they
+    are not there)."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(f"{kind}: {what}")
@@ -54,7 +56,8 @@ class EpochInfo:
     time: float
     """Unix time of the first rank's manifest: for people."""
     problem: str | None
-    """ "missing: ..." or "corrupt: ..."; None: as far as names and sizes tell it is whole (`verify` reads everything)."""
+    """ "missing: ..." or "corrupt: ..."; None: as far as names and sizes tell it is whole (`verify`
+     reads everything)."""
     manifests: dict[int, str] = field(repr=False)
     """Name of each rank's manifest."""
 
@@ -79,7 +82,9 @@ def _list(backend: Backend | Places, strict: bool) -> list[EpochInfo]:
     return sorted(found, key=lambda one: (one.generation, one.epoch), reverse=True)
 
 
-def _look(backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName], strict: bool) -> EpochInfo:
+def _look(
+    backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName], strict: bool
+) -> EpochInfo:
     first = next(iter(ranks.values()))
     problem: str | None = None
     if len(ranks) < first.world_size:  # which may be any number that fits into a name
@@ -134,14 +139,19 @@ def load_manifest(backend: Backend | Places, name: ManifestName | str) -> Manife
     except BadManifestError as error:
         raise BrokenEpochError("corrupt", f"{name}: {error}") from None
     parsed = ManifestName.parse(str(name))
-    if parsed is not None and parsed[1:] != (manifest.epoch, manifest.run, manifest.rank, manifest.world_size):
+    if parsed is not None and parsed[1:] != (
+        manifest.epoch,
+        manifest.run,
+        manifest.rank,
+        manifest.world_size,
+    ):
         raise BrokenEpochError("corrupt", f"{name}: the manifest is that of another epoch")
     return manifest
 
 
 class EpochBytes:
-    """The bytes of one rank's store as of an epoch: its own chunks, and those that other ranks flushed for it. Every chunk is
-    checked when it is read."""
+    """The bytes of one rank's store as of an epoch: its own chunks, and those that other ranks
+    flushed for it. Every chunk is checked when it is read."""
 
     def __init__(self, backend: Backend | Places, info: EpochInfo, rank: int) -> None:
         """Raises: BrokenEpochError."""
@@ -149,7 +159,7 @@ class EpochBytes:
             raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
         self.manifest = load_manifest(backend, info.manifests[rank])
         try:
-            self.store_bytes = engine.store_size(self.manifest.head, info.manifests[rank])
+            self.store_bytes = snapshot.store_size(self.manifest.head, info.manifests[rank])
         except (CorruptStoreError, FormatVersionError) as error:
             raise BrokenEpochError("corrupt", str(error)) from error
         self._everywhere = backend
@@ -174,7 +184,7 @@ class EpochBytes:
             return None
         one = manifest.chunks[at]
         data = self._read(manifest.files[int(one["file"])][0], int(one["position"]), index)
-        if engine.checksum(data) != int(one["crc"]):
+        if snapshot.checksum(data) != int(one["crc"]):
             file = manifest.files[int(one["file"])][0]
             raise BrokenEpochError("corrupt", f"chunk {index} in {file}: its checksum is wrong")
         self._cache = (index, data)
@@ -189,53 +199,70 @@ class EpochBytes:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            raise BrokenEpochError("corrupt", f"chunk {index} in {file} cannot be read: {error}") from None
+            raise BrokenEpochError(
+                "corrupt", f"chunk {index} in {file} cannot be read: {error}"
+            ) from None
         if len(data) != size:
             raise BrokenEpochError("corrupt", f"chunk {index} in {file}: the file is too short")
         return data
 
     def borrowed_chunk(self, index: int) -> bytes:
-        """A chunk that another rank flushed: there it lies where that rank's store has the array."""
+        """A chunk that another rank flushed: there it lies where that rank's store has the
+        array."""
         size = self.manifest.chunk_bytes
         if index not in self._lenders:
-            raise BrokenEpochError("corrupt", f"chunk {index} is said to be another rank's, and is not")
+            raise BrokenEpochError(
+                "corrupt", f"chunk {index} is said to be another rank's, and is not"
+            )
         lender, number, start = self._lenders[index]
         if lender not in self._others:
             self._others[lender] = EpochBytes(self._everywhere, self._info, lender)
         other, name = self._others[lender], self.manifest.shared[number].name
         offsets = {one.name: one for one in other.manifest.shared}
         if name not in offsets or offsets[name].nbytes != self.manifest.shared[number].nbytes:
-            raise BrokenEpochError("missing", f"array {name!r} at rank {lender}, or it has another size there")
+            raise BrokenEpochError(
+                "missing", f"array {name!r} at rank {lender}, or it has another size there"
+            )
         return other.read(offsets[name].offset + start, size, own=True)
 
     def read(self, offset: int, nbytes: int, *, own: bool = False) -> bytes:
-        """Bytes of the store's file, of chunks that are there: all that a store holds lies in some. own: they must all be this
-        rank's.
+        """Bytes of the store's file, of chunks that are there: all that a store holds lies in some.
+        own: they must all be this rank's.
 
         Raises: BrokenEpochError.
         """
         size = self.manifest.chunk_bytes
         if not 0 <= offset <= offset + nbytes <= self.store_bytes:
-            raise BrokenEpochError("corrupt", f"a reference to byte {offset + nbytes}, past the end of the state")
+            raise BrokenEpochError(
+                "corrupt", f"a reference to byte {offset + nbytes}, past the end of the state"
+            )
         if nbytes > self.manifest.state_bytes:  # before any of it is read
-            raise BrokenEpochError("corrupt", f"a reference to {nbytes} bytes, of {self.manifest.state_bytes} in all")
+            raise BrokenEpochError(
+                "corrupt", f"a reference to {nbytes} bytes, of {self.manifest.state_bytes} in all"
+            )
         parts = []
         while nbytes > 0:
             index, start = divmod(offset, size)
             data = self.own_chunk(index)
             if data is None and own:
-                raise BrokenEpochError("missing", f"chunk {index} of rank {self.manifest.rank}, which others rely on")
+                raise BrokenEpochError(
+                    "missing", f"chunk {index} of rank {self.manifest.rank}, which others rely on"
+                )
             if data is None and index in self._lenders:
                 data = self.borrowed_chunk(index)
             if data is None:
-                raise BrokenEpochError("corrupt", f"a reference to chunk {index}, which the epoch does not have")
+                raise BrokenEpochError(
+                    "corrupt", f"a reference to chunk {index}, which the epoch does not have"
+                )
             part = data[start : start + nbytes]
             parts.append(part)
             offset, nbytes = offset + len(part), nbytes - len(part)
         return b"".join(parts)
 
 
-def verify(backend: Backend | Places, info: EpochInfo, progress: Callable[[int], Any] | None = None) -> str | None:
+def verify(
+    backend: Backend | Places, info: EpochInfo, progress: Callable[[int], Any] | None = None
+) -> str | None:
     """Reads every chunk of an epoch. Returns what is wrong, or None."""
     if info.problem is not None:
         return info.problem

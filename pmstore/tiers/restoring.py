@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._ffi import DOMAINS
-from pmstore.array import Array
+from pmstore.engine import snapshot
+from pmstore.engine._ffi import DOMAINS
+from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
-from pmstore.tiers import engine
+from pmstore.objects.array import Array
 from pmstore.tiers.backend import LocalBackend, open_file, open_places
-from pmstore.tiers.engine import Fill, Transfer, UnreadableError
 from pmstore.tiers.handle import telling
 from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.manifest import Manifest
@@ -33,7 +33,8 @@ __all__ = ["RestoreReport", "choose", "epochs", "restore"]
 
 REMOTE_THREADS = 8
 MAP_MEMORY = True
-"""A store in memory is filled through a mapping. Tests that record what is done to a disk, in memory, say no."""
+"""A store in memory is filled through a mapping. Tests that record what is done to a disk, in
+memory, say no."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,21 @@ class RestoreReport:
     run: str
     nbytes: int
     skipped: tuple[tuple[int, str], ...]
-    """Newer epochs that could not be, and what is wrong with each: "corrupt: ..." or "missing: ..."."""
+    """Newer epochs that could not be, and what is wrong with each: "corrupt: ..." or "missing:
+    ..."."""
 
     def __str__(self) -> str:
         lines = [f"epoch {epoch} passed over, {why}" for epoch, why in self.skipped]
-        return "\n".join([*lines, f"epoch {self.epoch} restored to {self.path} ({self.nbytes:,} bytes)"])
+        return "\n".join(
+            [*lines, f"epoch {self.epoch} restored to {self.path} ({self.nbytes:,} bytes)"]
+        )
 
 
 def epochs(
-    url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None, stall_seconds: float | None = STALL_SECONDS
+    url: str | os.PathLike[str],
+    *,
+    storage_options: dict[str, Any] | None = None,
+    stall_seconds: float | None = STALL_SECONDS,
 ) -> list[EpochInfo]:
     """The epochs of a tier, newest first. stall_seconds: as of `restore`.
 
@@ -69,13 +76,21 @@ def choose(found: list[EpochInfo], url: str, epoch: int | None, run: str | None)
     """
     if not found:
         raise TierError(f"{url}: there is no epoch here")
-    candidates = [one for one in found if (run is None or one.run.startswith(run)) and (epoch is None or one.epoch == epoch)]
+    candidates = [
+        one
+        for one in found
+        if (run is None or one.run.startswith(run)) and (epoch is None or one.epoch == epoch)
+    ]
     if not candidates:
         there = ", ".join(f"{one.epoch} of run {one.run}" for one in found[:20])
-        raise TierError(f"{url}: no such epoch. There are {there}{' and more' if len(found) > 20 else ''}")
+        raise TierError(
+            f"{url}: no such epoch. There are {there}{' and more' if len(found) > 20 else ''}"
+        )
     runs = sorted({one.run for one in candidates})
     if epoch is not None and len(runs) > 1:
-        raise TierError(f"{url}: epoch {epoch} is there of several runs: say run= one of {', '.join(runs)}")
+        raise TierError(
+            f"{url}: epoch {epoch} is there of several runs: say run= one of {', '.join(runs)}"
+        )
     return candidates
 
 
@@ -93,27 +108,35 @@ def restore(
 ) -> RestoreReport:
     """Makes a store at path of an epoch in a tier: the newest that is whole, or the one asked for.
 
-    Every byte is checked. An epoch that is damaged is passed over for the one before it, and the report says why; one that
-    was asked for is not replaced by another. The store is there, whole, or not at all, durable on return; it has a uuid of
-    its own, so that what it is trained to and flushed does not mix with the run it came from.
+    Every byte is checked. An epoch that is damaged is passed over for the one before it, and the
+    report says why; one that was asked for is not replaced by another. The store is there, whole,
+    or not at all, durable on return; it has a uuid of its own, so that what it is trained to and
+    flushed does not mix with the run it came from.
 
-    path: where nothing is. run: of those in the tier (its beginning will do); needed where several have that epoch. rank: whose
-        store. domain: what `pmstore.open` will use by default. stall_seconds: a remote place that leaves a request (of 8 MiB
-        or a chunk) unanswered for so long is an error, and no reason to take an older epoch; None: waits for ever. progress:
+    path: where nothing is. run: of those in the tier (its beginning will do); needed where several
+        have that epoch. rank: whose store. domain: what `pmstore.open` will use by default.
+        stall_seconds: a remote place that leaves a request (of 8 MiB or a chunk) unanswered for so
+        long is an error, and no reason to take an older epoch; None: waits for ever. progress:
         called with (bytes done, bytes of all), on some thread.
 
-    Raises: TierError: no epoch could be restored, with the reason for each, or the place does not answer; FileExistsError;
-    StoreFullError, OSError; ValueError for arguments.
+    Raises: TierError: no epoch could be restored, with the reason for each, or the place does not
+        answer; FileExistsError; StoreFullError, OSError; ValueError for arguments.
     """
     target = Path(os.path.abspath(os.fspath(path)))
     if os.path.lexists(target):
         raise FileExistsError(
-            errno.EEXIST, "restore makes a new store: give a path where nothing is, or remove it first", str(target)
+            errno.EEXIST,
+            "restore makes a new store: give a path where nothing is, or remove it first",
+            str(target),
         )
     if domain not in DOMAINS:
         raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
     if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such directory to restore into: make it first", str(target.parent))
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "there is no such directory to restore into: make it first",
+            str(target.parent),
+        )
     patience = Patience(os.fspath(url), stall_seconds)
     backend = open_places(url, storage_options, patience)
     _clear_leavings(target)
@@ -146,25 +169,33 @@ def _clear_leavings(target: Path) -> None:
 
 
 def _restore_one(
-    source: EpochBytes, target: Path, domain: str, progress: Callable[[int, int], Any] | None, patience: Patience
+    source: EpochBytes,
+    target: Path,
+    domain: str,
+    progress: Callable[[int, int], Any] | None,
+    patience: Patience,
 ) -> int:
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.restoring"
-    # A file object, which closes its descriptor, and so gives the lock back, wherever an interrupt comes.
-    with open(temporary, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    # A file object, which closes its descriptor, and so gives the lock back, wherever an interrupt
+    # comes.
+    with open(
+        temporary, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)
+    ) as file:
         fd = file.fileno()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
                 size = source.store_bytes
                 _fill(fd, temporary, source, size, str(target), progress, patience)
-                engine.seal_store(fd, source.manifest.head, domain, str(target))
+                snapshot.seal_store(fd, source.manifest.head, domain, str(target))
             except (CorruptStoreError, FormatVersionError) as error:
                 raise BrokenEpochError("corrupt", str(error)) from error
             os.link(temporary, target)  # fails if somebody made a file there meanwhile
             os.unlink(temporary)
             _sync_directory(target.parent)
             with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # explicitly: a child forked meanwhile has the descriptor too
+                # explicitly: a child forked meanwhile has the descriptor too
+                fcntl.flock(fd, fcntl.LOCK_UN)
             return size
         except BaseException:
             with contextlib.suppress(OSError):
@@ -181,11 +212,17 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _make_room(fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfer, path: str) -> bool:
-    """Beside the copying; in memory for what will be copied first. False: it cannot be, and nothing was done."""
+def _make_room(
+    fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfer, path: str
+) -> bool:
+    """Beside the copying; in memory for what will be copied first. False: it cannot be, and nothing
+    was done."""
     if not fill.mapped:
-        return engine.reserve_store(fd, size, room, path)
-    block, offsets = engine.FILLING_BLOCK, manifest.chunks["index"].astype(np.int64) * manifest.chunk_bytes
+        return snapshot.reserve_store(fd, size, room, path)
+    block, offsets = (
+        snapshot.FILLING_BLOCK,
+        manifest.chunks["index"].astype(np.int64) * manifest.chunk_bytes,
+    )
     ends = np.zeros(
         -(-size // block) + 1, np.int64
     )  # of stretches of blocks that chunks touch: +1 where one begins, -1 after it
@@ -208,10 +245,16 @@ def _fill(
     progress: Callable[[int, int], Any] | None,
     patience: Patience,
 ) -> None:
-    """Room for all of the store is made beside the copying: where the file system zeroes it that takes as long. Where it cannot
-    make any, the C library writes to each block that nobody has written to: only afterwards. This thread waits for both: an
-    interrupt finds it at once, and ends them."""
-    room, transfer, jobs, local = Transfer(), Transfer(), Jobs(), isinstance(source.backend, LocalBackend)
+    """Room for all of the store is made beside the copying: where the file system zeroes it that
+    takes as long. Where it cannot make any, the C library writes to each block that nobody has
+    written to: only afterwards. This thread waits for both: an interrupt finds it at once, and ends
+    them."""
+    room, transfer, jobs, local = (
+        Transfer(),
+        Transfer(),
+        Jobs(),
+        isinstance(source.backend, LocalBackend),
+    )
     with closing(Fill(fd, size if local and MAP_MEMORY else 0, path)) as fill:
         try:
             allocated = jobs.start(_make_room, fd, fill, source.manifest, size, room, path)
@@ -221,7 +264,7 @@ def _fill(
                 jobs.start(_fill_remote, fd, source, size, transfer, progress).result()
             _fill_borrowed(fd, source, size)
             if not allocated.result():
-                engine.allocate_store(fd, size, room, path)
+                snapshot.allocate_store(fd, size, room, path)
         except StoreFullError:
             allocated.result()  # says how much it needs
             raise
@@ -241,7 +284,7 @@ def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
     for index in manifest.borrowed:
         data = source.borrowed_chunk(int(index))
         offset = int(index) * manifest.chunk_bytes
-        engine.write_all(fd, data[: max(0, size - offset)], offset)
+        snapshot.write_all(fd, data[: max(0, size - offset)], offset)
 
 
 def _fill_local(
@@ -252,42 +295,62 @@ def _fill_local(
     transfer: Transfer,
     progress: Callable[[int, int], Any] | None,
 ) -> None:
-    """Native threads, past the page cache: a tier's files are read once, and a disk takes the store in at its own pace. Memory
-    takes it in where it stays."""
+    """Native threads, past the page cache: a tier's files are read once, and a disk takes the store
+    in at its own pace. Memory takes it in where it stays."""
     manifest = source.manifest
     target = open_file(temporary, os.O_WRONLY, direct=True)
     try:
         with telling(progress, transfer, len(manifest.chunks) * manifest.chunk_bytes):
             for number, (name, _) in enumerate(manifest.files):
                 part = manifest.chunks[manifest.chunks["file"] == number]
-                _copy_file(source, name, part[np.argsort(part["position"])], target, fill, size, transfer)
+                _copy_file(
+                    source, name, part[np.argsort(part["position"])], target, fill, size, transfer
+                )
     finally:
         os.close(target)
 
 
-def _copy_file(source: EpochBytes, name: str, part: Array, target: int, fill: Fill, size: int, transfer: Transfer) -> None:
+def _copy_file(
+    source: EpochBytes,
+    name: str,
+    part: Array,
+    target: int,
+    fill: Fill,
+    size: int,
+    transfer: Transfer,
+) -> None:
     """The chunks of one file. Raises: BrokenEpochError, OSError."""
     assert isinstance(source.backend, LocalBackend)
     unit = source.manifest.chunk_bytes
     try:
-        opened = source.backend.open(name, direct=not np.any(part["position"] % np.uint64(engine.PAGE_BYTES)))
+        opened = source.backend.open(
+            name, direct=not np.any(part["position"] % np.uint64(snapshot.PAGE_BYTES))
+        )
     except FileNotFoundError:
         raise BrokenEpochError("missing", f"file {name}") from None
     try:
         positions, crc = np.ascontiguousarray(part["position"]), np.ascontiguousarray(part["crc"])
         offsets = part["index"] * np.uint64(unit)
-        bad = engine.copy_pieces(opened, positions, target, fill, offsets, crc, unit, size, transfer)
+        bad = snapshot.copy_pieces(
+            opened, positions, target, fill, offsets, crc, unit, size, transfer
+        )
     except UnreadableError as error:
         raise BrokenEpochError("corrupt", f"file {name} cannot be read: {error}") from error
     finally:
         os.close(opened)
     if bad is not None:
         index = int(part["index"][bad])
-        raise BrokenEpochError("corrupt", f"chunk {index} in {name}: its checksum is wrong, or it is cut off")
+        raise BrokenEpochError(
+            "corrupt", f"chunk {index} in {name}: its checksum is wrong, or it is cut off"
+        )
 
 
 def _in_parallel(
-    count: int, work: Callable[[int], None], transfer: Transfer, total: int, progress: Callable[[int, int], Any] | None
+    count: int,
+    work: Callable[[int], None],
+    transfer: Transfer,
+    total: int,
+    progress: Callable[[int, int], Any] | None,
 ) -> None:
     jobs = Jobs()
     with telling(progress, transfer, total):
@@ -304,7 +367,11 @@ def _in_parallel(
 
 
 def _fill_remote(
-    fd: int, source: EpochBytes, size: int, transfer: Transfer, progress: Callable[[int, int], Any] | None
+    fd: int,
+    source: EpochBytes,
+    size: int,
+    transfer: Transfer,
+    progress: Callable[[int, int], Any] | None,
 ) -> None:
     """Ranges of files, several at once; a range is as many chunks as lie together, up to 8 MiB."""
     manifest = source.manifest
@@ -350,7 +417,10 @@ def _fetch(fd: int, source: EpochBytes, part: Any, size: int) -> None:
         raise BrokenEpochError("missing", f"file {name}") from None
     for i, one in enumerate(part):
         piece = data[i * unit : (i + 1) * unit]
-        if len(piece) != unit or engine.checksum(piece) != int(one["crc"]):
-            raise BrokenEpochError("corrupt", f"chunk {int(one['index'])} in {name}: its checksum is wrong, or it is cut off")
+        if len(piece) != unit or snapshot.checksum(piece) != int(one["crc"]):
+            raise BrokenEpochError(
+                "corrupt",
+                f"chunk {int(one['index'])} in {name}: its checksum is wrong, or it is cut off",
+            )
         offset = int(one["index"]) * unit
-        engine.write_all(fd, piece[: max(0, size - offset)], offset)
+        snapshot.write_all(fd, piece[: max(0, size - offset)], offset)

@@ -3,9 +3,9 @@ by this user.
 
 A store is a file, and files come from anywhere. What one says of tiers would send whatever is
 committed to it to a place of its maker's choice, with the credentials of whoever commits. So what a
-store remembers of a tier is sealed: a keyed hash over it, the store's uuid and the file's inode. The
-key is made at random, once for each user, and lies outside every store. Who makes a file does not
-know it; and in a copy of a store, which has another inode, seals do not hold.
+store remembers of a tier is sealed: a keyed hash over it, the store's uuid and the file's inode.
+The key is made at random, once for each user, and lies outside every store. Who makes a file does
+not know it; and in a copy of a store, which has another inode, seals do not hold.
 
 The device's number is no part of it: on network and stacked file systems it changes from mount to
 mount. Nor is the machine: whoever has the key is the same user, whose home machines may share.
@@ -23,7 +23,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from pmstore._ffi import PoolInfo
+from pmstore.engine._ffi import PoolInfo
 
 __all__ = ["key_path", "seal", "sealed"]
 
@@ -89,15 +89,27 @@ def _key(make: bool) -> bytes | None:
 
 
 def _hash(key: bytes, info: PoolInfo, name: str, value: dict[str, Any]) -> str:
-    what = [1, name, info.uuid.hex(), info.inode, {key: one for key, one in value.items() if key != SEAL}]
-    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), key=key, digest_size=32).hexdigest()
+    what = [
+        1,
+        name,
+        info.uuid.hex(),
+        info.inode,
+        {key: one for key, one in value.items() if key != SEAL},
+    ]
+    return hashlib.blake2b(
+        json.dumps(what, sort_keys=True).encode(), key=key, digest_size=32
+    ).hexdigest()
 
 
 def seal(info: PoolInfo, name: str, value: dict[str, Any]) -> dict[str, Any]:
-    """What the store is to remember of a tier, sealed. Where no key can be kept it has no seal: then
-    whoever opens the store next has to add the tier anew."""
+    """What the store is to remember of a tier, sealed. Where no key can be kept it has no seal:
+    then whoever opens the store next has to add the tier anew."""
     key = _key(make=True)
-    return {**value, SEAL: _hash(key, info, name, value)} if key is not None and info.inode else dict(value)
+    return (
+        {**value, SEAL: _hash(key, info, name, value)}
+        if key is not None and info.inode
+        else dict(value)
+    )
 
 
 def sealed(info: PoolInfo, name: str, value: dict[str, Any]) -> bool:

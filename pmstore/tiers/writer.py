@@ -15,18 +15,26 @@ from weakref import finalize, ref
 
 import numpy as np
 
-from pmstore._ffi import Pool
-from pmstore.array import Array
+from pmstore.base.workers import Worker
+from pmstore.engine._ffi import Pool
+from pmstore.engine.snapshot import CHANGED, LIVE, Snapshot, SnapshotInfo, Transfer, checksum
 from pmstore.errors import PmstoreError, StoreFullError, TierError
-from pmstore.tiers import engine, sharding
-from pmstore.tiers.backend import RANK, Access, Backend, FsspecBackend, LocalBackend, Lock, open_backend
+from pmstore.objects.array import Array
+from pmstore.tiers import sharding
+from pmstore.tiers.backend import (
+    RANK,
+    Access,
+    Backend,
+    FsspecBackend,
+    LocalBackend,
+    Lock,
+    open_backend,
+)
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.engine import Snapshot, SnapshotInfo, Transfer
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import CHUNK, Manifest, ManifestName, Shared
-from pmstore.workers import Worker
 
 __all__ = ["Writer", "start_thread"]
 
@@ -40,8 +48,8 @@ PENDING_MOST = 8
 
 @dataclass(slots=True)
 class _Base:
-    """The epoch this process flushed last: what a later one may build on. Only ever this process's own, so that no epoch rests
-    on a file that another writer may take away."""
+    """The epoch this process flushed last: what a later one may build on. Only ever this process's
+    own, so that no epoch rests on a file that another writer may take away."""
 
     tag: int
     name: str
@@ -51,7 +59,9 @@ class _Base:
 
     def intact(self, names: dict[str, int]) -> bool:
         """Nothing may rest on files that somebody took away."""
-        return names.get(self.name) == self.nbytes and all(names.get(file, -1) >= size for file, size in self.manifest.files)
+        return names.get(self.name) == self.nbytes and all(
+            names.get(file, -1) >= size for file, size in self.manifest.files
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -73,13 +83,16 @@ class Writer:
         self.name, self.config, self.pool = name, config, pool
         private = Access((pool.info.permissions & 0o666) | 0o600)
         access = private if config.mode is None else Access(config.mode, exact=True)
-        self.backend: Backend = open_backend(config.url.replace(RANK, str(config.rank)), config.storage_options, None, access)
+        self.backend: Backend = open_backend(
+            config.url.replace(RANK, str(config.rank)), config.storage_options, None, access
+        )
         self.session = secrets.token_hex(4)
         self.last: Flush | None = None
         self._base: _Base | None = None
         self._lock: Lock | None = None
         self._count = 0
-        self._generation = 0  # the last one given: a name stands for one manifest, even if somebody empties the tier
+        # the last one given: a name stands for one manifest, even if somebody empties the tier
+        self._generation = 0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: dict[str, Worker] = {}
@@ -88,12 +101,14 @@ class Writer:
         finalize(self, self._jobs.put, None)
         finalize(self, self._calls.put, None)
         self._retention = Retention(self.backend, config, self._name(0, 0))
-        self._leavings: BaseException | None = None  # why old epochs are still there, if nobody has been told
+        # why old epochs are still there, if nobody has been told
+        self._leavings: BaseException | None = None
 
     # ---- starting ----
 
     def flush(self, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
-        """Pins the last commit and returns; the rest happens on a thread. A flush still under way goes first.
+        """Pins the last commit and returns; the rest happens on a thread. A flush still under way
+        goes first.
 
         Raises: what the flush before raised, if nobody has been told.
         """
@@ -107,31 +122,38 @@ class Writer:
         snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
         transfer = Transfer(self.config.max_bytes_per_second)
         workers = self._threads[FLUSHING], self._threads[CALLING]
-        handle = Flush(self.name, snapshot.epoch, transfer, progress, self._calls, workers, snapshot.close)
+        handle = Flush(
+            self.name, snapshot.epoch, transfer, progress, self._calls, workers, snapshot.close
+        )
         job = _Job(handle, snapshot, transfer, full, began)
         try:
             self._pending.append(job)
             self.last = handle
             job.blocked = time.perf_counter() - began
             self._jobs.put(partial(self._run, job))
-        except BaseException:  # an interrupt, after the put too: whoever waits for the last flush is to wait for one that ends
+        except BaseException:
+            # an interrupt, after the put too: whoever waits for the last flush is to wait for one
+            # that ends
             handle.cancel()
             self._jobs.put(partial(self._run, job))
             raise
         return handle
 
     def _start(self) -> None:
-        """The threads are there before they are needed: starting one takes as long as the machine is busy."""
+        """The threads are there before they are needed: starting one takes as long as the machine
+        is busy."""
         if self._closed.is_set():
             raise TierError(f"tier {self.name!r} is being closed")
         self._start_one(FLUSHING, _work, self._jobs)
         self._start_one(CALLING, _work, self._calls)
         if self.config.stall_seconds is not None and isinstance(self.backend, FsspecBackend):
-            self._start_one("pmstore watch", _watch, ref(self), self._closed, self.config.stall_seconds)
+            self._start_one(
+                "pmstore watch", _watch, ref(self), self._closed, self.config.stall_seconds
+            )
 
     def _start_one(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        """Unless it is there: those that could be started before one was refused wait for their work. One that died, as for
-        want of memory, is followed by another."""
+        """Unless it is there: those that could be started before one was refused wait for their
+        work. One that died, as for want of memory, is followed by another."""
         if name not in self._threads or not self._threads[name].alive:
             self._threads[name] = start_thread(name, target, *arguments)
 
@@ -142,10 +164,13 @@ class Writer:
         except OSError as error:
             if self.config.on_error == "raise":
                 raise
-            warnings.warn(f"the flush of epoch {last.epoch} to {self.name!r} failed: {error}", stacklevel=5)
+            warnings.warn(
+                f"the flush of epoch {last.epoch} to {self.name!r} failed: {error}", stacklevel=5
+            )
 
     def _run(self, job: _Job) -> None:
-        """The handle is done when the epoch counts; old ones go afterwards, before the next flush."""
+        """The handle is done when the epoch counts; old ones go afterwards, before the next
+        flush."""
         if job.flush.over:  # it was put twice, or given up as stalled before its turn
             return
         error: BaseException | None = None
@@ -162,7 +187,9 @@ class Writer:
             try:
                 if job.replaced is not None and self._lock is not None:
                     self._retention.forget(self._lock, job.replaced)
-            except Exception as raised:  # an epoch too many does no harm; the next flush tries again
+            except (
+                Exception
+            ) as raised:  # an epoch too many does no harm; the next flush tries again
                 self._leavings = raised
             finally:
                 job.flush.finish_over()
@@ -172,14 +199,16 @@ class Writer:
             made = TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
         elif isinstance(error, StoreFullError):
             made = TierError(
-                f"the flush of epoch {flush.epoch} to {self.name!r} failed: no room at {self.backend.url}, or a limit was "
-                "reached. Earlier epochs are as they were: free space there, or keep fewer epochs (keep=)"
+                f"the flush of epoch {flush.epoch} to {self.name!r} failed: no room at "
+                f"{self.backend.url}, or a limit was reached. Earlier epochs are as they were: "
+                "free space there, or keep fewer epochs (keep=)"
             )
             made.errno = error.errno
         else:
             made = TierError(
-                f"the flush of epoch {flush.epoch} to {self.name!r} failed: {error}. If commits come faster than the tier "
-                "takes them in: flush less often, or give it more memory_bytes or max_wait_seconds"
+                f"the flush of epoch {flush.epoch} to {self.name!r} failed: {error}. If commits "
+                "come faster than the tier takes them in: flush less often, or give it more "
+                "memory_bytes or max_wait_seconds"
             )
         made.__cause__ = error
         return made
@@ -214,7 +243,11 @@ class Writer:
             flush.tell()
             crc = self._write(data, snapshot, write, transfer)
             at = np.searchsorted(chunks["index"], write)
-            chunks["position"][at], chunks["file"][at], chunks["crc"][at] = position, len(files), crc
+            chunks["position"][at], chunks["file"][at], chunks["crc"][at] = (
+                position,
+                len(files),
+                crc,
+            )
             files.append((data, len(write) * self.config.chunk_bytes))
         info = snapshot.info()
         snapshot.close()  # commits wait no longer than this
@@ -231,17 +264,25 @@ class Writer:
         return _stats(info, job, flush.total_bytes, manifest, base is None)
 
     def _read_back(self, name: ManifestName, packed: bytes, manifest: Manifest) -> None:
-        """The epoch is as whoever restores will find it; before that, nothing older is let go. Raises: TierError, OSError."""
+        """The epoch is as whoever restores will find it; before that, nothing older is let go.
+
+        Raises: TierError, OSError.
+        """
         names, epoch = self.backend.names(), name.epoch
         if any(names.get(file, -1) < size for file, size in manifest.files):
-            raise TierError(f"{self.backend.url}: files of epoch {epoch} disappeared after they were written")
+            raise TierError(
+                f"{self.backend.url}: files of epoch {epoch} disappeared after they were written"
+            )
         try:
             found = self.backend.read(str(name)) if str(name) in names else None
         except FileNotFoundError:
             found = None
         if found != packed:
             how = "is not there" if found is None else "is another one"
-            raise TierError(f"{self.backend.url}: epoch {epoch} was published, and its manifest {how} when it is read back")
+            raise TierError(
+                f"{self.backend.url}: epoch {epoch} was published, and its manifest {how} when it "
+                "is read back"
+            )
 
     def _next_name(self, epoch: int, taken: list[ManifestName]) -> ManifestName:
         """Raises: TierError."""
@@ -250,8 +291,8 @@ class Writer:
         name = self._name(generation, epoch)
         if ManifestName.parse(str(name)) != name:
             raise TierError(
-                f"{self.backend.url}: no epoch can follow {str(newest)!r}, whose generation is the last one there is: remove "
-                "that file, which no flush wrote"
+                f"{self.backend.url}: no epoch can follow {str(newest)!r}, whose generation is the "
+                "last one there is: remove that file, which no flush wrote"
             )
         self._generation = generation
         return name
@@ -261,22 +302,25 @@ class Writer:
         return ManifestName(generation, epoch, run, self.config.rank, self.config.world_size)
 
     def _plan(self, snapshot: Snapshot, base: _Base | None) -> tuple[Manifest, Array]:
-        """The new manifest, with the places of chunks that stay where they are, and the indices of those to write."""
+        """The new manifest, with the places of chunks that stay where they are, and the indices of
+        those to write."""
         config = self.config
         found = snapshot.chunks(config.chunk_bytes, base.tag if base else 0)
         shared: tuple[Shared, ...] = ()
         borrowed = np.zeros(0, np.uint64)
         if config.world_size > 1 and config.replicated:
             shared = self._shared(snapshot)
-            borrowed = sharding.borrowed(shared, config.rank, config.world_size, config.chunk_bytes, len(found))
+            borrowed = sharding.borrowed(
+                shared, config.rank, config.world_size, config.chunk_bytes, len(found)
+            )
             found[borrowed] = 0
-        live = np.flatnonzero(found & engine.LIVE).astype(np.uint64)
+        live = np.flatnonzero(found & LIVE).astype(np.uint64)
         chunks = np.zeros(len(live), CHUNK)
         chunks["index"] = live
         keep = np.zeros(len(live), bool)
         files: list[tuple[str, int]] = []
         if base is not None:
-            keep = (found[live] & engine.CHANGED) == 0
+            keep = (found[live] & CHANGED) == 0
             files = self._carry_over(base.manifest, chunks, keep)
         manifest = Manifest(
             epoch=snapshot.epoch,
@@ -294,8 +338,9 @@ class Writer:
         return manifest, live[~keep]
 
     def _carry_over(self, old: Manifest, chunks: Array, keep: Array) -> list[tuple[str, int]]:
-        """Takes the places of unchanged chunks over; leaves out the emptiest files while all of them are too large. Clears
-        `keep` for what has to be written after all. Returns the files that are still named."""
+        """Takes the places of unchanged chunks over; leaves out the emptiest files while all of
+        them are too large. Clears `keep` for what has to be written after all. Returns the files
+        that are still named."""
         at = np.searchsorted(old.chunks["index"], chunks["index"])
         at = np.minimum(at, max(len(old.chunks) - 1, 0))
         if not len(old.chunks):
@@ -325,7 +370,8 @@ class Writer:
         found = [
             Shared(one.name, one.offset, one.nbytes)
             for one in image.arrays()
-            if one.nbytes >= self.config.chunk_bytes and sharding.matches(one.name, self.config.replicated)
+            if one.nbytes >= self.config.chunk_bytes
+            and sharding.matches(one.name, self.config.replicated)
         ]
         return tuple(sorted(found))
 
@@ -338,7 +384,14 @@ class Writer:
         assert isinstance(self.backend, FsspecBackend)
         return self._write_stream(self.backend, name, snapshot, chunks, transfer)
 
-    def _write_stream(self, backend: FsspecBackend, name: str, snapshot: Snapshot, chunks: Array, transfer: Transfer) -> Array:
+    def _write_stream(
+        self,
+        backend: FsspecBackend,
+        name: str,
+        snapshot: Snapshot,
+        chunks: Array,
+        transfer: Transfer,
+    ) -> Array:
         size = self.config.chunk_bytes
         crc = np.zeros(len(chunks), np.uint32)
         buffer = np.empty(size, np.uint8)
@@ -346,7 +399,7 @@ class Writer:
         with backend.create(name) as file:
             for i, index in enumerate(chunks):
                 snapshot.take(int(index) * size, buffer)
-                crc[i] = engine.checksum(buffer)
+                crc[i] = checksum(buffer)
                 file.write(buffer.data)
                 transfer.raw.done_bytes += size
                 while not transfer.cancelled and self.config.max_bytes_per_second:
@@ -365,7 +418,8 @@ class Writer:
         return self.last is None or self.last.wait_over(timeout)
 
     def drain_callbacks(self, timeout: float | None) -> bool:
-        """Waits until the last flush's callbacks have returned: all of them, as they are called in turn. In one: at once."""
+        """Waits until the last flush's callbacks have returned: all of them, as they are called in
+        turn. In one: at once."""
         return self.last is None or self.last.wait_called(timeout)
 
     def warn_untold(self) -> None:
@@ -373,18 +427,23 @@ class Writer:
         self._warn_of_leavings()
         if self.last is not None and self.last.done and self.last.untold:
             self.last.told = True
-            warnings.warn(f"the flush of epoch {self.last.epoch} to {self.name!r} failed: {self.last.error}", stacklevel=2)
+            warnings.warn(
+                f"the flush of epoch {self.last.epoch} to {self.name!r} failed: {self.last.error}",
+                stacklevel=2,
+            )
 
     def _warn_of_leavings(self) -> None:
         error, self._leavings = self._leavings, None
         if error is not None:
             warnings.warn(
-                f"old epochs in {self.name!r} could not be deleted ({error}): the next flush tries again", stacklevel=5
+                f"old epochs in {self.name!r} could not be deleted ({error}): the next flush tries "
+                "again",
+                stacklevel=5,
             )
 
     def abandon(self) -> None:
-        """Instead of `drain` and `close`: what is under way is cancelled, and the thread that flushes closes after it. Nothing
-        happens if it is closed."""
+        """Instead of `drain` and `close`: what is under way is cancelled, and the thread that
+        flushes closes after it. Nothing happens if it is closed."""
         if self._closed.is_set():
             self.close()  # which an interrupt may have ended
             return
@@ -414,7 +473,8 @@ def start_thread(name: str, target: Callable[..., None], *arguments: object) -> 
         worker.start()
     except RuntimeError as error:
         raise TierError(
-            f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and try again"
+            f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and "
+            "try again"
         ) from error
     return worker
 
@@ -443,14 +503,19 @@ def _watch(writer: ref[Writer], closed: threading.Event, limit: float) -> None:
             state, since = now, time.monotonic()
         elif job is not None and time.monotonic() - since > limit:
             job.transfer.cancel()
-            what = f"the flush of epoch {job.flush.epoch} to {alive.name!r} made no progress for {limit:g} seconds"
+            what = (
+                f"the flush of epoch {job.flush.epoch} to {alive.name!r} made no progress for "
+                f"{limit:g} seconds"
+            )
             job.flush.finish(TierError(what), None)
             job.flush.finish_over()
             job.snapshot.close()
         del alive, job, now
 
 
-def _stats(info: SnapshotInfo, job: _Job, written: int, manifest: Manifest, full: bool) -> FlushStats:
+def _stats(
+    info: SnapshotInfo, job: _Job, written: int, manifest: Manifest, full: bool
+) -> FlushStats:
     return FlushStats(
         blocked_seconds=job.blocked,
         seconds=time.perf_counter() - job.began,

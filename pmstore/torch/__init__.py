@@ -1,4 +1,5 @@
-"""Training runs of torch in a store: `attach` and the `Run` it returns. See `pmstore.torch.attach`."""
+"""Training runs of torch in a store: `attach` and the `Run` it returns. See
+`pmstore.torch.attach`."""
 
 from pmstore.extras import optional
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.alive import alive
+from pmstore.base.alive import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.torch.errors import AttachError, MismatchError, TornStepError, records
@@ -32,7 +32,8 @@ __all__ = ["attach"]
 
 _FORMAT = 1
 _runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
-_trained: weakref.WeakKeyDictionary[Any, weakref.ref[Run]] = weakref.WeakKeyDictionary()  # model or optimizer -> its run
+# model or optimizer -> its run
+_trained: weakref.WeakKeyDictionary[Any, weakref.ref[Run]] = weakref.WeakKeyDictionary()
 
 
 def attach(
@@ -52,44 +53,51 @@ def attach(
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
-    The first time, parameters, buffers and optimizer state are copied into the heap under the group `name`, and
-    committed together with everything else a run depends on. When the store holds a run of that name, the program's
-    tensors are bound to the stored ones: no data is read or copied, and what they held before is dropped.
+    The first time, parameters, buffers and optimizer state are copied into the heap under the group
+    `name`, and committed together with everything else a run depends on. When the store holds a run
+    of that name, the program's tensors are bound to the stored ones: no data is read or copied, and
+    what they held before is dropped.
 
-    Either way every parameter, buffer and state tensor stays the object it is; its memory (`.data`) is the heap from
-    now on, for as long as the tensor lives (after the store is closed: a private copy of it). Tied parameters stay
-    tied.
+    Either way every parameter, buffer and state tensor stays the object it is; its memory (`.data`)
+    is the heap from now on, for as long as the tensor lives (after the store is closed: a private
+    copy of it). Tied parameters stay tied.
 
-    Tensors on an accelerator are mirrored instead: they stay where they are, a commit copies parameters, buffers and
-    optimizer state into
-    slots of the store (see `Store.mirror`), while the program goes on if it is `run.commit(wait=False)`; a resume and a
-    roll back copy
-    them back.
+    Tensors on an accelerator are mirrored instead: they stay where they are, a commit copies
+    parameters, buffers and optimizer state into slots of the store (see `Store.mirror`), while the
+    program goes on if it is `run.commit(wait=False)`; a resume and a roll back copy them back.
 
     Args:
         store: open for writing.
-        mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap. None: if any parameter is on an
-            accelerator.
-        model: on the CPU or, mirrored, on cuda. What its modules' `get_extra_state` returns is kept too.
+        mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap.
+            None: if any parameter is on an accelerator.
+        model: on the CPU or, mirrored, on cuda. What its modules' `get_extra_state` returns is kept
+            too.
         optimizer: state that it makes later is moved in as it appears.
         lr_scheduler, scaler: anything with state_dict and load_state_dict whose state is data.
-        stateful: what else the run depends on, under names of its own: generators, moving averages of weights, metrics,
-            a second optimizer (whose state is then copied at each step, not in the heap).
-        loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can be iterated again.
-        policy: when to commit: a rule of `pmstore.scheduler` (EveryN, Young, ConvergenceAware("time"), ...), for which a
-            scheduler is made that keeps its state in this store; or a CommitScheduler of your own, whose tiers call
-            `store.commit`; None: at every step.
-        tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest first. With `ConvergenceAware`
-            the scheduler decides when, for each; with another rule of pmstore or none, each is flushed after a commit
-            whenever it is idle (after one with `wait=False`: at the next). Those with `every` flush by themselves.
+        stateful: what else the run depends on, under names of its own: generators, moving averages
+            of weights, metrics, a second optimizer (whose state is then copied at each step, not in
+            the heap).
+        loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can
+            be iterated again.
+        policy: when to commit: a rule of `pmstore.scheduler` (EveryN, Young,
+            ConvergenceAware("time"), ...), for which a scheduler is made that keeps its state in
+            this store; or a CommitScheduler of your own, whose tiers call `store.commit`; None: at
+            every step.
+        tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest
+            first. With `ConvergenceAware` the scheduler decides when, for each; with another rule
+            of pmstore or none, each is flushed after a commit whenever it is idle (after one with
+            `wait=False`: at the next). Those with `every` flush by themselves.
         name: of the run's group in the store; several runs can share a store.
-        rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is not bit for bit the
-            same where anything is random.
+        rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is
+            not bit for bit the same where anything is random.
 
     Raises:
-        AttachError: something cannot be moved (another device, no data yet), or is attached already.
-        MismatchError: the stored run is one of another model, optimizer or other pieces; it lists the differences.
-        CorruptStoreError: what is stored is not as a run was stored: the store is damaged, or its names were changed.
+        AttachError: something cannot be moved (another device, no data yet), or is attached
+            already.
+        MismatchError: the stored run is one of another model, optimizer or other pieces; it lists
+            the differences.
+        CorruptStoreError: what is stored is not as a run was stored: the store is damaged, or its
+            names were changed.
         TornStepError: the last commit was made in the middle of a step.
         TransactionError: inside a transaction of the store.
         StoreFullError: no room.
@@ -97,25 +105,33 @@ def attach(
     """
     if policy is not None and not isinstance(policy, (CommitScheduler, CommitPolicy)):
         raise TypeError(
-            'policy is a rule of pmstore.scheduler, such as EveryN(100) or ConvergenceAware("time"), or a CommitScheduler, '
+            "policy is a rule of pmstore.scheduler, such as EveryN(100) or "
+            'ConvergenceAware("time"), or a CommitScheduler, '
             f"not {policy!r}"
         )
     _refuse_twice(store, name, model, optimizer)
     unknown = [tier for tier in tiers if tier not in store.tiers]
     if unknown:
-        raise AttachError(f"the store has no tier {unknown[0]!r}: store.add_tier({unknown[0]!r}, url) adds one")
+        raise AttachError(
+            f"the store has no tier {unknown[0]!r}: store.add_tier({unknown[0]!r}, url) adds one"
+        )
     if store.in_transaction:
-        raise TransactionError("attach inside a transaction of the store: call it outside, it commits by itself")
+        raise TransactionError(
+            "attach inside a transaction of the store: call it outside, it commits by itself"
+        )
     if store.mode == "r":
         raise AttachError(
-            "the store is open for reading, and a run writes: open it with mode='r+'. To read a stored model, use "
-            f"store['{name}/model'], which maps names to tensors"
+            "the store is open for reading, and a run writes: open it with mode='r+'. To read a "
+            f"stored model, use store['{name}/model'], which maps names to tensors"
         )
     statefuls: dict[str, Stateful | None] = {
         "lr_scheduler": lr_scheduler,
         "scaler": scaler,
         "model_extra_state": extra_state(model),
-        **{f"stateful/{encode_name(key)}": as_stateful(key, one) for key, one in (stateful or {}).items()},
+        **{
+            f"stateful/{encode_name(key)}": as_stateful(key, one)
+            for key, one in (stateful or {}).items()
+        },
     }
     mirrored = wants_mirror(model, optimizer) if mirror is None else mirror
     pieces = _pieces(store, name, model, optimizer, statefuls, loader, rng, mirrored)
@@ -156,12 +172,20 @@ def _pieces(
     except TypeError as error:
         raise AttachError(str(error)) from None
     pack = Pack(store, f"{name}/mirror") if mirrored else None
-    bindings = _bindings(store, name, model, optimizer) if pack is None else _mirrored(store, name, model, optimizer, pack)
+    bindings = (
+        _bindings(store, name, model, optimizer)
+        if pack is None
+        else _mirrored(store, name, model, optimizer, pack)
+    )
     return Pieces(
         progress=np.zeros(4, np.int64),  # a stand-in for the stored one
         model=bindings[0],
         optimizer=bindings[1],
-        statefuls=[StatefulPart(store, f"{name}/{key}", one) for key, one in statefuls.items() if one is not None],
+        statefuls=[
+            StatefulPart(store, f"{name}/{key}", one)
+            for key, one in statefuls.items()
+            if one is not None
+        ],
         rng=RngParts(store, f"{name}/rng") if rng else None,
         gradients=GradientKeeper(store, f"{name}/gradients") if optimizer is not None else None,
         source=source,
@@ -175,7 +199,11 @@ def _bindings(
     store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None
 ) -> tuple[ModelBinding | None, OptimizerBinding | None]:
     slotted = isinstance(optimizer, NativeOptimizer)
-    kept = [one for group in optimizer.param_groups for one in group["params"]] if optimizer is not None and slotted else []
+    kept = (
+        [one for group in optimizer.param_groups for one in group["params"]]
+        if optimizer is not None and slotted
+        else []
+    )
     binding = ModelBinding(store, f"{name}/model", model, kept) if model is not None else None
     path = f"{name}/optimizer"
     if optimizer is None:
@@ -190,7 +218,9 @@ def _mirrored(
 ) -> tuple[MirroredModel | None, MirroredOptimizer | None]:
     binding = MirroredModel(store, f"{name}/model", model) if model is not None else None
     path = f"{name}/optimizer"
-    return binding, MirroredOptimizer(store, path, optimizer, binding, pack) if optimizer is not None else None
+    return binding, MirroredOptimizer(
+        store, path, optimizer, binding, pack
+    ) if optimizer is not None else None
 
 
 def _begin(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> Run:
@@ -202,7 +232,11 @@ def _begin(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> R
                 binding.write()
         run = Run(store, name, pieces, resumed=False)
         run._write_rest(0)
-        store[f"{name}/about"] = {"format": _FORMAT, "torch": str(torch.__version__), "pieces": given}
+        store[f"{name}/about"] = {
+            "format": _FORMAT,
+            "torch": str(torch.__version__),
+            "pieces": given,
+        }
     run._bind()
     return run
 
@@ -212,14 +246,18 @@ def _resume(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> 
     with records(store.path, name):
         _check_about(store, name, given)
         progress = store[f"{name}/progress"]
-        if not isinstance(progress, np.ndarray) or (progress.shape, progress.dtype) != ((4,), np.dtype(np.int64)):
+        if not isinstance(progress, np.ndarray) or (progress.shape, progress.dtype) != (
+            (4,),
+            np.dtype(np.int64),
+        ):
             raise ValueError(f"{name}/progress is not four numbers")
         pieces.progress = progress
         if pieces.progress[MIDSTEP]:
             raise TornStepError(
-                f"the last commit of {name!r} was made in the middle of a training step (after run.detach(), or by another "
-                "thread's transaction, between optimizer.step() and run.commit()), so that what the step had not yet written "
-                f"is lost. The tensors under {name}/model are whole: load them into a new run, or restore an older state"
+                f"the last commit of {name!r} was made in the middle of a training step (after "
+                "run.detach(), or by another thread's transaction, between optimizer.step() and "
+                "run.commit()), so that what the step had not yet written is lost. The tensors "
+                f"under {name}/model are whole: load them into a new run, or restore an older state"
             )
         bindings = [binding for binding in (pieces.model, pieces.optimizer) if binding is not None]
         for binding in bindings:
@@ -230,34 +268,45 @@ def _resume(store: Store, name: str, pieces: Pieces, given: dict[str, bool]) -> 
         run = Run(store, name, pieces, resumed=True)
         run._bind()
     if pieces.optimizer is not None and run.step:
-        # What a scheduler of this process would otherwise take for a call in the wrong order, and warn.
+        # What a scheduler of this process would otherwise take for a call in the wrong order, and
+        # warn.
         pieces.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
     return run
 
 
-def _refuse_twice(store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None) -> None:
+def _refuse_twice(
+    store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None
+) -> None:
     if not name or not isinstance(name, str):
         raise AttachError(f"name is the name of the run's group in the store, not {name!r}")
     for run in alive(_runs):
         if run.attached and run.store is store and run.name == name:
-            raise AttachError(f"the run {name!r} of this store is attached already: use that Run, or call its detach() first")
+            raise AttachError(
+                f"the run {name!r} of this store is attached already: use that Run, or call its "
+                "detach() first"
+            )
     for what, piece in (("model", model), ("optimizer", optimizer)):
         run_of = _trained.get(piece) if piece is not None else None
         other = run_of() if run_of is not None else None
         if other is not None and other.attached:
             raise AttachError(
-                f"the {what} is attached already, as {other.name!r}: its memory can be in one place only. "
-                "Call that Run's detach() first"
+                f"the {what} is attached already, as {other.name!r}: its memory can be in one "
+                "place only. Call that Run's detach() first"
             )
     mine = {id(one) for one in model.parameters()} if model is not None else set()
     if optimizer is not None:
         mine.update(id(one) for group in optimizer.param_groups for one in group["params"])
     for run in alive(_runs):
-        shared = next((key for key, one in run._parameters() if id(one) in mine), None) if run.attached else None
+        shared = (
+            next((key for key, one in run._parameters() if id(one) in mine), None)
+            if run.attached
+            else None
+        )
         if shared is not None:
             raise AttachError(
-                f"the parameter {shared!r} is attached already, with another model or optimizer, as {run.name!r}: its memory "
-                "can be in one place only. Call that Run's detach() first"
+                f"the parameter {shared!r} is attached already, with another model or optimizer, "
+                f"as {run.name!r}: its memory can be in one place only. Call that Run's detach() "
+                "first"
             )
 
 
@@ -265,8 +314,8 @@ def _check_about(store: Store, name: str, given: dict[str, bool]) -> None:
     about = store[f"{name}/about"]
     if about["format"] != _FORMAT:
         raise AttachError(
-            f"the stored run {name!r} has format {about['format']}, this version of pmstore reads {_FORMAT}: use the "
-            "version that wrote it"
+            f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
+            f"{_FORMAT}: use the version that wrote it"
         )
     stored = about["pieces"]
     missing = [piece for piece, there in stored.items() if there and not given.get(piece)]
@@ -286,5 +335,7 @@ def _check_generators(store: Store, name: str, source: Any) -> None:
     if stored != len(source.generators):
         raise MismatchError(
             "the loader is not the one whose place is stored",
-            mismatched=[f"it has {len(source.generators)} generators of its own, the stored one {stored}"],
+            mismatched=[
+                f"it has {len(source.generators)} generators of its own, the stored one {stored}"
+            ],
         )

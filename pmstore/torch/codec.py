@@ -1,8 +1,9 @@
 """Python-side state (state_dicts, RNG states) as a plain value and a list of arrays.
 
-A store holds values and, under names of their own, arrays. A state_dict mixes the two, and has types a store refuses to
-guess at. `split` takes it apart: the *skeleton* holds everything a store can hold as a value, with marks where an array
-or a collection of another type was; the arrays come beside it. `join` puts it together again.
+A store holds values and, under names of their own, arrays. A state_dict mixes the two, and has
+types a store refuses to guess at. `split` takes it apart: the *skeleton* holds everything a store
+can hold as a value, with marks where an array or a collection of another type was; the arrays come
+beside it. `join` puts it together again.
 """
 
 from __future__ import annotations
@@ -46,15 +47,25 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
     if kind is list or kind is tuple:
         return kind(_split(part, arrays, f"{where}[{index}]") for index, part in enumerate(item))
     if kind is dict and _MARK not in item:
-        return {_key(key, where): _split(part, arrays, f"{where}[{key!r}]") for key, part in item.items()}
+        return {
+            _key(key, where): _split(part, arrays, f"{where}[{key!r}]")
+            for key, part in item.items()
+        }
     if kind in (dict, OrderedDict, Counter, defaultdict):
-        # A defaultdict comes back as a dict: its factory is code, and whoever loads the state has its own.
+        # A defaultdict comes back as a dict: its factory is code, and whoever loads the state has
+        # its own.
         name = {OrderedDict: "OrderedDict", Counter: "Counter"}.get(kind, "dict")
-        pairs = [[_key(key, where), _split(part, arrays, f"{where}[{key!r}]")] for key, part in item.items()]
+        pairs = [
+            [_key(key, where), _split(part, arrays, f"{where}[{key!r}]")]
+            for key, part in item.items()
+        ]
         return {_MARK: name, "pairs": pairs}
     if kind in (set, frozenset, deque):
         parts = list(item) if kind is deque else sorted(item)
-        marked: dict[str, Any] = {_MARK: kind.__name__, "parts": [_split(part, arrays, where) for part in parts]}
+        marked: dict[str, Any] = {
+            _MARK: kind.__name__,
+            "parts": [_split(part, arrays, where) for part in parts],
+        }
         if kind is deque:
             marked["maxlen"] = item.maxlen
         return marked
@@ -64,8 +75,9 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
         if isinstance(item, base):  # an IntEnum, a str of another class: its plain value
             return base(item)  # type: ignore[arg-type]
     raise TypeError(
-        f"cannot store the state at {where or 'the top'}: {kind.__module__}.{kind.__qualname__} is neither data nor a "
-        "collection of data. Leave it out of state_dict(), or give the object a state_dict() of plain values"
+        f"cannot store the state at {where or 'the top'}: {kind.__module__}.{kind.__qualname__} is "
+        "neither data nor a collection of data. Leave it out of state_dict(), or give the object a "
+        "state_dict() of plain values"
     )
 
 
@@ -74,7 +86,9 @@ def _key(key: Any, where: str) -> Any:
         return key
     if type(key) is tuple:
         return tuple(_key(part, where) for part in key)
-    raise TypeError(f"cannot store the state at {where or 'the top'}: the key {key!r} is not a plain value")
+    raise TypeError(
+        f"cannot store the state at {where or 'the top'}: the key {key!r} is not a plain value"
+    )
 
 
 def join(skeleton: Any, arrays: Sequence[Array]) -> Any:
@@ -102,12 +116,26 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
         return arrays[mark["index"]]
     if name in ("dict", "OrderedDict", "Counter"):
         pairs = {key: join(part, arrays) for key, part in mark["pairs"]}
-        return pairs if name == "dict" else OrderedDict(pairs) if name == "OrderedDict" else Counter(pairs)
+        return (
+            pairs
+            if name == "dict"
+            else OrderedDict(pairs)
+            if name == "OrderedDict"
+            else Counter(pairs)
+        )
     if name in ("set", "frozenset", "deque"):
         parts = [join(part, arrays) for part in mark["parts"]]
-        return set(parts) if name == "set" else frozenset(parts) if name == "frozenset" else deque(parts, mark["maxlen"])
+        return (
+            set(parts)
+            if name == "set"
+            else frozenset(parts)
+            if name == "frozenset"
+            else deque(parts, mark["maxlen"])
+        )
     if name == "device":
         return torch.device(mark["name"])
-    if name == "dtype" and isinstance(dtype := getattr(torch, mark["name"].removeprefix("torch."), None), torch.dtype):
+    if name == "dtype" and isinstance(
+        dtype := getattr(torch, mark["name"].removeprefix("torch."), None), torch.dtype
+    ):
         return dtype
     raise ValueError(f"a stored state has a mark that this version does not know: {name!r}")

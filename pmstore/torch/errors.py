@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from pmstore import _ffi, dtypes
+from pmstore.engine import _ffi
 from pmstore.errors import PmstoreError
+from pmstore.objects import dtypes
 
 __all__ = ["AttachError", "MismatchError", "TornStepError", "records"]
 
 
 class AttachError(PmstoreError, ValueError):
-    """What was given to `attach` cannot be moved into the store, or not twice. Nothing was changed."""
+    """What was given to `attach` cannot be moved into the store, or not twice. Nothing was
+    changed."""
 
 
 class MismatchError(AttachError):
@@ -25,7 +27,12 @@ class MismatchError(AttachError):
     """
 
     def __init__(
-        self, what: str, *, missing: Iterable[str] = (), unexpected: Iterable[str] = (), mismatched: Iterable[str] = ()
+        self,
+        what: str,
+        *,
+        missing: Iterable[str] = (),
+        unexpected: Iterable[str] = (),
+        mismatched: Iterable[str] = (),
     ) -> None:
         self.missing = tuple(missing)
         self.unexpected = tuple(unexpected)
@@ -38,13 +45,15 @@ class MismatchError(AttachError):
 
 
 class TornStepError(AttachError):
-    """The store's last commit was made in the middle of a training step, by other means than the run's own commit."""
+    """The store's last commit was made in the middle of a training step, by other means than the
+    run's own commit."""
 
 
 @contextmanager
 def records(path: str, name: str) -> Iterator[None]:
-    """Where a stored run becomes Python's. What is not as a run writes it (a name that is gone, a value of another kind or
-    length) is met in many places, some of them in the objects that are given their state; it ends here.
+    """Where a stored run becomes Python's. What is not as a run writes it (a name that is gone, a
+    value of another kind or length) is met in many places, some of them in the objects that are
+    given their state; it ends here.
 
     Raises: CorruptStoreError.
     """
@@ -53,8 +62,15 @@ def records(path: str, name: str) -> Iterator[None]:
     except PmstoreError:
         raise
     except dtypes.UNDECODABLE as error:
-        told = f"{error} is not there" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        raise _ffi.damaged(path, f"the run {name!r} is not as a run was stored, or not of the objects given: {told}") from error
+        told = (
+            f"{error} is not there"
+            if isinstance(error, KeyError)
+            else f"{type(error).__name__}: {error}"
+        )
+        raise _ffi.damaged(
+            path,
+            f"the run {name!r} is not as a run was stored, or not of the objects given: {told}",
+        ) from error
 
 
 def _some(title: str, items: tuple[str, ...], most: int = 20) -> list[str]:

@@ -1,18 +1,20 @@
 """Where a run is in its data, and how it gets there again.
 
-The order of an epoch is a function of the generators' states at its start. So that state is stored once an epoch, with
-the number of batches taken, and resuming is: set the generators back, open the loader, skip, set the generators to
-where the run is. What is skipped is not loaded, where the loader draws indices first (a map-style `DataLoader`) or is a
-sequence.
+The order of an epoch is a function of the generators' states at its start. So that state is stored
+once an epoch, with the number of batches taken, and resuming is: set the generators back, open the
+loader, skip, set the generators to where the run is. What is skipped is not loaded, where the
+loader draws indices first (a map-style `DataLoader`) or is a sequence.
 
-Three things of `torch.utils.data` would make the same order come out differently after a resume, and are done otherwise
-here:
+Three things of `torch.utils.data` would make the same order come out differently after a resume,
+and are done otherwise here:
 
-- Random transforms in worker processes depend on which batches a worker has seen. Here each batch has a seed of its
-  own.
-- With `persistent_workers` a second epoch draws one number less than a first. Here each epoch has new workers.
-- A sampler that goes on drawing from the default generator while the epoch runs gets other numbers when nothing is
-  trained in between. Here everything after the first draw comes from a stream that belongs to the loader.
+- Random transforms in worker processes depend on which batches a worker has seen. Here each batch
+  has a seed of its own.
+- With `persistent_workers` a second epoch draws one number less than a first. Here each epoch has
+  new workers.
+- A sampler that goes on drawing from the default generator while the epoch runs gets other numbers
+  when nothing is trained in between. Here everything after the first draw comes from a stream that
+  belongs to the loader.
 """
 
 from __future__ import annotations
@@ -42,21 +44,29 @@ from pmstore.torch import rng
 
 __all__ = ["Position", "Source", "open_source"]
 
-_DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+_DRAW_ONCE = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+)
 """Samplers that take what they need from the default generators before their first index."""
 
 
 @dataclass(slots=True)
 class Position:
-    """Batches taken of an epoch, and the generators' states at its start (None: it has not started)."""
+    """Batches taken of an epoch, and the generators' states at its start (None: it has not
+    started)."""
 
-    epoch: int = 0
+    data_epoch: int = 0
     batch: int = 0
     start: dict[str, Any] | None = None
 
 
 class Source:
-    """A loader that can be opened anywhere. This one consumes what it skips: it suits all that iterates again."""
+    """A loader that can be opened anywhere. This one consumes what it skips: it suits all that
+    iterates again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -65,7 +75,8 @@ class Source:
     def open_at(self, position: Position) -> Iterator[Any]:
         """The batches of the position's epoch that are left. Sets its start if it is a new epoch.
 
-        The default generators, and the loader's, come out as they went in, but for a new epoch's own draws.
+        The default generators, and the loader's, come out as they went in, but for a new epoch's
+        own draws.
         """
         if position.batch == 0:
             position.start = rng.capture(self.generators)
@@ -79,7 +90,8 @@ class Source:
             rng.restore(now, self.generators)
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
-        """The batches of one epoch after the first `skip`. The generators are in the state `start` now."""
+        """The batches of one epoch after the first `skip`. The generators are in the state `start`
+        now."""
         iterator = iter(self.loader)
         end = object()
         if skip == 0:
@@ -133,7 +145,8 @@ class _MapLoader(Source):
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        # A copy with other samplers: DataLoader refuses to have its own set, and a subclass keeps what it overrides.
+        # A copy with other samplers: DataLoader refuses to have its own set, and a subclass keeps
+        # what it overrides.
         clone = copy.copy(loader)
         table = clone.__dict__
         table["persistent_workers"] = False
@@ -144,7 +157,11 @@ class _MapLoader(Source):
             table["dataset"] = _Seeded(loader.dataset)
         super().__init__(clone)
         self.generators = _generators(loader)
-        inner = getattr(self._indices, "sampler", None) if type(self._indices) is BatchSampler else self._indices
+        inner = (
+            getattr(self._indices, "sampler", None)
+            if type(self._indices) is BatchSampler
+            else self._indices
+        )
         self._draws_once = type(inner) in _DRAW_ONCE
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
@@ -153,16 +170,19 @@ class _MapLoader(Source):
         self.loader.__dict__[self._slot] = stream
         iterator = iter(self.loader)
         if skip:
-            # Now, while the generators are those of the epoch's start. (With workers it is done already: they have asked
-            # for their first indices.)
+            # Now, while the generators are those of the epoch's start. (With workers it is done
+            # already: they have asked for their first indices.)
             stream.skip()
         return iterator
 
 
 class _Indices:
-    """Stands in a DataLoader for its (batch) sampler, for one epoch: skips, numbers and isolates the draws."""
+    """Stands in a DataLoader for its (batch) sampler, for one epoch: skips, numbers and isolates
+    the draws."""
 
-    def __init__(self, sampler: Iterable[Any], skip: int, seed: bytes | None, draws_once: bool) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], skip: int, seed: bytes | None, draws_once: bool
+    ) -> None:
         self._sampler = sampler
         self._to_skip = skip
         self._seed = seed
@@ -207,12 +227,15 @@ class _Indices:
 
     def _seed_of(self, number: int) -> int:
         assert self._seed is not None
-        digest = hashlib.blake2b(number.to_bytes(8, "little"), key=self._seed, digest_size=8).digest()
+        digest = hashlib.blake2b(
+            number.to_bytes(8, "little"), key=self._seed, digest_size=8
+        ).digest()
         return int.from_bytes(digest, "little") >> 1
 
 
 class _Seeded(Dataset[Any]):
-    """A dataset that, in a worker, seeds the generators for each batch. All other attributes are the dataset's own."""
+    """A dataset that, in a worker, seeds the generators for each batch. All other attributes are
+    the dataset's own."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         object.__setattr__(self, "_pmstore_dataset", dataset)
@@ -252,7 +275,8 @@ def _seed_all(seed: int) -> None:
 
 
 def _digest(start: dict[str, Any]) -> bytes:
-    """32 bytes that name the epoch's start: the same after a resume, different from epoch to epoch."""
+    """32 bytes that name the epoch's start: the same after a resume, different from epoch to
+    epoch."""
     digest = hashlib.blake2b(start["torch"].numpy().tobytes(), digest_size=32)
     for state in start["generators"]:
         digest.update(state.numpy().tobytes())
@@ -263,7 +287,12 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     """Generators that the loader and its samplers draw from, each once."""
     found: list[torch.Generator] = []
     holder: Any = loader
-    for holder in (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+    for holder in (
+        loader,
+        loader.sampler,
+        loader.batch_sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    ):
         generator = getattr(holder, "generator", None)
         if isinstance(generator, torch.Generator) and not any(generator is one for one in found):
             found.append(generator)
@@ -277,15 +306,19 @@ def open_source(loader: Iterable[Any]) -> Source:
         TypeError: it cannot be iterated, or only once.
     """
     if isinstance(loader, DataLoader):
-        return _Loader(loader) if isinstance(loader.dataset, IterableDataset) else _MapLoader(loader)
+        return (
+            _Loader(loader) if isinstance(loader.dataset, IterableDataset) else _MapLoader(loader)
+        )
     if isinstance(loader, Sequence) and not isinstance(loader, (str, bytes)):
         return _Sequence(loader)
     if isinstance(loader, Iterator):
         raise TypeError(
-            "loader is an iterator, which can be gone through once: give what it was made from, or a list of batches"
+            "loader is an iterator, which can be gone through once: give what it was made from, or "
+            "a list of batches"
         )
     if not isinstance(loader, Iterable):
         raise TypeError(
-            f"loader is a {type(loader).__name__}, which cannot be iterated: give a DataLoader or a list of batches"
+            f"loader is a {type(loader).__name__}, which cannot be iterated: give a DataLoader or "
+            "a list of batches"
         )
     return Source(loader)

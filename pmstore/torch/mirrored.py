@@ -1,6 +1,8 @@
-"""A run whose tensors stay where they are, on an accelerator, and are mirrored: copied into slots of the store at each commit.
+"""A run whose tensors stay where they are, on an accelerator, and are mirrored: copied into slots
+of the store at each commit.
 
-They lie in one pair of slots of bytes: parameters, buffers, and the optimizer's state, one after another.
+They lie in one pair of slots of bytes: parameters, buffers, and the optimizer's state, one after
+another.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.mirror.copier import flat_bytes
 from pmstore.mirror.mirror import Mirror, MirrorPart
-from pmstore.slots import Slots
-from pmstore.torch.block import check_movable
+from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.placed import check_movable
 
 __all__ = ["MirroredModel", "MirroredOptimizer", "Pack", "wants_mirror"]
 
@@ -30,12 +32,17 @@ _DEVICES = ("cpu", "cuda")
 def wants_mirror(model: nn.Module | None, optimizer: Optimizer | None) -> bool:
     """Whether any parameter is on an accelerator."""
     tensors = list(model.parameters()) if model is not None else []
-    tensors += [one for group in optimizer.param_groups for one in group["params"]] if optimizer is not None else []
+    tensors += (
+        [one for group in optimizer.param_groups for one in group["params"]]
+        if optimizer is not None
+        else []
+    )
     return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
 
 
 class _RunMirror(Mirror):
-    """The run restores its tensors itself: after a roll back there may be other ones than before."""
+    """The run restores its tensors itself: after a roll back there may be other ones than
+    before."""
 
     __slots__ = ()
 
@@ -44,10 +51,11 @@ class _RunMirror(Mirror):
 
 
 class Pack:
-    """Tensors under one pair of slots, `<path>`; `<path>_layout` says which: [name, shape, strides, dtype, on the CPU, offset].
+    """Tensors under one pair of slots, `<path>`; `<path>_layout` says which: [name, shape, strides,
+    dtype, on the CPU, offset].
 
-    When the set of tensors changes (an optimizer makes its state in its first step), the slots are made anew, in the same
-    transaction.
+    When the set of tensors changes (an optimizer makes its state in its first step), the slots are
+    made anew, in the same transaction.
     """
 
     def __init__(self, store: Store, path: str) -> None:
@@ -58,9 +66,8 @@ class Pack:
         self._mirror: Mirror | None = None
 
     def write(self, tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
-        """These are copied by the next commit. (name, tensor, live): others than live ones are copied now, on their device:
-        what the
-        program writes before it asks for the fence.
+        """These are copied by the next commit. (name, tensor, live): others than live ones are
+        copied now, on their device: what the program writes before it asks for the fence.
 
         Raises: AttachError: a tensor is not dense. StoreFullError.
         """
@@ -75,19 +82,36 @@ class Pack:
         away = any(tensor.device.type != "cpu" for _, tensor, _ in tensors)
         parts = []
         for (_, tensor, live), row in zip(tensors, layout, strict=True):
-            live = live and not (away and tensor.device.type == "cpu")  # numbers of steps: nobody waits for those
+            # numbers of steps: nobody waits for those
+            live = live and not (away and tensor.device.type == "cpu")
             held = tensor.detach()
-            parts.append(MirrorPart(held if live else held.clone(memory_format=torch.preserve_format), row[5], live))
+            parts.append(
+                MirrorPart(
+                    held if live else held.clone(memory_format=torch.preserve_format), row[5], live
+                )
+            )
         self._mirror.parts = tuple(parts)
 
     @staticmethod
     def _plan(tensors: list[tuple[str, torch.Tensor, bool]]) -> tuple[list[list[Any]], int]:
         layout, at = [], 0
         for name, tensor, _ in tensors:
-            if tensor.numel() and torch.empty_like(tensor, device="meta").stride() != tensor.stride():
+            if (
+                tensor.numel()
+                and torch.empty_like(tensor, device="meta").stride() != tensor.stride()
+            ):
                 raise AttachError(f"{name} is not dense in memory: make it so, with .contiguous()")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            layout.append([name, list(tensor.shape), list(tensor.stride()), dtype, tensor.device.type == "cpu", at])
+            layout.append(
+                [
+                    name,
+                    list(tensor.shape),
+                    list(tensor.stride()),
+                    dtype,
+                    tensor.device.type == "cpu",
+                    at,
+                ]
+            )
             at += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
         return layout, at
 
@@ -142,7 +166,9 @@ class MirroredModel(ModelBinding):
     devices = _DEVICES
 
     def write(self) -> None:
-        self._store[f"{self._path}_layout"] = {name: encode_place(place) for name, place in plan(self._members).items()}
+        self._store[f"{self._path}_layout"] = {
+            name: encode_place(place) for name, place in plan(self._members).items()
+        }
 
     def open(self) -> None:
         pass
@@ -151,7 +177,8 @@ class MirroredModel(ModelBinding):
         pass
 
     def tensors(self) -> list[tuple[str, torch.Tensor, bool]]:
-        """What is to be kept: tied ones once. Buffers are not live: the forward pass writes them."""
+        """What is to be kept: tied ones once. Buffers are not live: the forward pass writes
+        them."""
         found = root_tensors(self._members)
         return [(f"model/{name}", tensor, kind == "parameter") for name, kind, tensor in found]
 
@@ -164,13 +191,17 @@ class MirroredModel(ModelBinding):
         """They lie where the program put them."""
 
     def _follow(self) -> dict[int, torch.Tensor]:
-        before = {member.name: member.tensor for member in self._members if member.kind == "parameter"}
+        before = {
+            member.name: member.tensor for member in self._members if member.kind == "parameter"
+        }
         stored = self._layout()
         self._scan()
         for member in self._members:
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
         compare(
-            stored, plan(self._members), "the model was changed after attach, to one that does not fit its place in the store"
+            stored,
+            plan(self._members),
+            "the model was changed after attach, to one that does not fit its place in the store",
         )
         now = {member.name: member.tensor for member in self._members}
         return {id(old): now[name] for name, old in before.items() if now[name] is not old}
@@ -181,11 +212,13 @@ class MirroredOptimizer(OptimizerBinding):
 
     devices = _DEVICES
 
-    def __init__(self, store: Store, path: str, optimizer: Optimizer, model: MirroredModel | None, pack: Pack) -> None:
+    def __init__(
+        self, store: Store, path: str, optimizer: Optimizer, model: MirroredModel | None, pack: Pack
+    ) -> None:
         if isinstance(optimizer, NativeOptimizer):
             raise AttachError(
-                f"pmstore.torch.optim.{type(optimizer).__name__} keeps its parameters in slots itself: mirror an optimizer of "
-                "torch.optim, or attach without mirror=True"
+                f"pmstore.torch.optim.{type(optimizer).__name__} keeps its parameters in slots "
+                "itself: mirror an optimizer of torch.optim, or attach without mirror=True"
             )
         super().__init__(store, path, optimizer, model)
         self._pack = pack
@@ -208,8 +241,13 @@ class MirroredOptimizer(OptimizerBinding):
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     if not isinstance(key, str):
-                        raise AttachError(f"the optimizer keeps state under {key!r}: only names that are str can be stored")
-                    check_movable(f"optimizer state {key!r} of parameter {index}", value, self.devices)
+                        raise AttachError(
+                            f"the optimizer keeps state under {key!r}: only names that are str can "
+                            "be stored"
+                        )
+                    check_movable(
+                        f"optimizer state {key!r} of parameter {index}", value, self.devices
+                    )
                     found.append((f"state/{index}/{key}", value, True))
         return found
 
@@ -227,12 +265,20 @@ class MirroredOptimizer(OptimizerBinding):
                     parameter.copy_(held[f"parameter/{index}"])
                 state = self._optimizer.state.get(parameter, {})
                 mine = stored.get(index, {})
-                for key in [key for key, value in state.items() if isinstance(value, torch.Tensor) and key not in mine]:
+                for key in [
+                    key
+                    for key, value in state.items()
+                    if isinstance(value, torch.Tensor) and key not in mine
+                ]:
                     del state[key]
                 for key, value in mine.items():
                     device = "cpu" if on_cpu[f"state/{index}/{key}"] else parameter.device
                     here = state.get(key)
-                    if not isinstance(here, torch.Tensor) or here.shape != value.shape or here.dtype != value.dtype:
+                    if (
+                        not isinstance(here, torch.Tensor)
+                        or here.shape != value.shape
+                        or here.dtype != value.dtype
+                    ):
                         here = torch.empty_like(value, device=device)
                         self._optimizer.state[parameter][key] = here
                     here.copy_(value)

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.torch.block import Block, Places, check_movable, take_in
 from pmstore.torch.errors import MismatchError
+from pmstore.torch.placed import Placed, Places, check_movable, take_in
 
 __all__ = ["ModelBinding", "compare", "encode_name", "encode_place", "plan", "root_tensors"]
 
 
 def encode_name(name: str) -> str:
-    """A module's name for a tensor as one component of a store path: the separator "/" and "%" are escaped.
+    """A module's name for a tensor as one component of a store path: the separator "/" and "%" are
+    escaped.
 
     >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
     ('encoder.layers.0.weight', 'a%2Fb')
@@ -45,7 +46,8 @@ class _Place:
     shape: list[int]
     dtype: str
     tied_to: str  # name of the first member that shares its memory; its own if none does
-    view: list[Any] | None  # [shape, stride, offset] in a one-dimensional block, for members that overlap otherwise
+    # [shape, stride, offset] in a one-dimensional block, for members that overlap otherwise
+    view: list[Any] | None
 
 
 def _members(model: nn.Module, left_out: set[int]) -> Iterator[_Member]:
@@ -58,9 +60,11 @@ def _members(model: nn.Module, left_out: set[int]) -> Iterator[_Member]:
 
 
 def plan(members: list[_Member]) -> dict[str, _Place]:
-    """How the members shall lie in the store: tied ones share a block, all others have their own."""
+    """How the members shall lie in the store: tied ones share a block, all others have their
+    own."""
     places: dict[str, _Place] = {}
-    roots: dict[int, list[_Member]] = {}  # storage -> members of which each lies apart from the others
+    # storage -> members of which each lies apart from the others
+    roots: dict[int, list[_Member]] = {}
     for member in members:
         roots.setdefault(_storage(member.tensor), []).append(member)
     for group in roots.values():
@@ -77,12 +81,15 @@ def _storage(tensor: torch.Tensor) -> int:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and the one after the last, that the tensor touches, in its storage."""
     first = int(tensor.storage_offset()) * tensor.element_size()
-    last = sum((length - 1) * abs(step) for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (length - 1) * abs(step) for length, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return first, first + (last + 1) * tensor.element_size() if tensor.numel() else first
 
 
 def _overlapping(members: list[_Member]) -> list[list[_Member]]:
-    """The members of one storage, in clusters whose memory overlaps (disjoint slices of one buffer are not tied)."""
+    """The members of one storage, in clusters whose memory overlaps (disjoint slices of one buffer
+    are not tied)."""
     if len(members) == 1:
         return [members]
     clusters: list[tuple[int, list[_Member]]] = []
@@ -100,14 +107,18 @@ def _overlapping(members: list[_Member]) -> list[list[_Member]]:
 def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
     root = cluster[0]
     start = min(_extent(member.tensor)[0] for member in cluster)
-    seen = {(*_extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster}
+    seen = {
+        (*_extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster
+    }
     places = {}
     for member in cluster:
         tensor = member.tensor
         if tensor.dtype != root.tensor.dtype:
             raise MismatchError(
                 "tensors share memory under different dtypes, which a store cannot keep",
-                mismatched=[f"{root.name} ({root.tensor.dtype}) and {member.name} ({tensor.dtype})"],
+                mismatched=[
+                    f"{root.name} ({root.tensor.dtype}) and {member.name} ({tensor.dtype})"
+                ],
             )
         view = None
         if len(seen) > 1:
@@ -127,7 +138,8 @@ def _span(tied: list[_Member]) -> torch.Tensor:
 
 
 def root_tensors(members: list[_Member]) -> list[tuple[str, str, torch.Tensor]]:
-    """(name, kind, tensor) of the members without those that are tied to others: all memory, once."""
+    """(name, kind, tensor) of the members without those that are tied to others: all memory,
+    once."""
     places = plan(members)
     found = []
     for member in members:
@@ -135,19 +147,25 @@ def root_tensors(members: list[_Member]) -> list[tuple[str, str, torch.Tensor]]:
         if place.tied_to != member.name:
             continue
         tied = [other for other in members if places[other.name].tied_to == member.name]
-        found.append((member.name, member.kind, member.tensor if place.view is None else _span(tied)))
+        found.append(
+            (member.name, member.kind, member.tensor if place.view is None else _span(tied))
+        )
     return found
 
 
 class ModelBinding:
-    """Keeps a model's parameters and buffers (those that are not persistent too) in `<path>/<name>`.
+    """Keeps a model's parameters and buffers (those that are not persistent too) in
+    `<path>/<name>`.
 
-    The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay tied.
+    The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay
+    tied.
     """
 
     devices: Sequence[str] = ("cpu",)
 
-    def __init__(self, store: Store, path: str, model: nn.Module, left_out: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, store: Store, path: str, model: nn.Module, left_out: Iterable[torch.Tensor] = ()
+    ) -> None:
         """Changes nothing yet. left_out: parameters that something else keeps.
 
         Raises:
@@ -158,12 +176,13 @@ class ModelBinding:
         self._model = model
         self._left_out = {id(parameter) for parameter in left_out}
         self._members: list[_Member] = []
-        self._tables: list[dict[str, Any]] = []  # where modules keep parameters, buffers and modules
+        # where modules keep parameters, buffers and modules
+        self._tables: list[dict[str, Any]] = []
         self._linked: list[object] = []  # what is in the tables: names and objects
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self._places: Places | None = None  # of the members; None: to be made
-        self._blocks: dict[str, Block] = {}
-        self._block_of: dict[int, Block] = {}  # id of a tensor -> its block
+        self._blocks: dict[str, Placed] = {}
+        self._block_of: dict[int, Placed] = {}  # id of a tensor -> its block
         self._scan()
         for member in self._members:
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
@@ -173,19 +192,23 @@ class ModelBinding:
     def write(self) -> None:
         """Copies the model into the store. The model itself is untouched until `bind`."""
         places = plan(self._members)
-        bases: dict[str, Block] = {}
+        bases: dict[str, Placed] = {}
         for member in self._members:
             place = places[member.name]
             if place.tied_to not in bases:
-                tied = [other for other in self._members if places[other.name].tied_to == place.tied_to]
+                tied = [
+                    other for other in self._members if places[other.name].tied_to == place.tied_to
+                ]
                 path = f"{self._path}/{encode_name(place.tied_to)}"
                 value = member.tensor if place.view is None else _span(tied)
-                bases[place.tied_to] = Block.create(self._store, path, value)
+                bases[place.tied_to] = Placed.create(self._store, path, value)
             self._blocks[member.name] = self._block(place, bases[place.tied_to])
-        self._store[f"{self._path}_layout"] = {name: encode_place(place) for name, place in places.items()}
+        self._store[f"{self._path}_layout"] = {
+            name: encode_place(place) for name, place in places.items()
+        }
 
     @staticmethod
-    def _block(place: _Place, base: Block) -> Block:
+    def _block(place: _Place, base: Placed) -> Placed:
         return base if place.view is None else base.view(*place.view)
 
     def check(self) -> None:
@@ -194,15 +217,17 @@ class ModelBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        compare(self._layout(), plan(self._members), "the model is not the one whose state is stored")
+        compare(
+            self._layout(), plan(self._members), "the model is not the one whose state is stored"
+        )
 
     def open(self) -> None:
         """Finds the stored blocks. Reads no data, and the model is untouched until `bind`."""
-        bases: dict[str, Block] = {}
+        bases: dict[str, Placed] = {}
         for name, place in self._layout().items():
             if place.tied_to not in bases:
                 path = f"{self._path}/{encode_name(place.tied_to)}"
-                bases[place.tied_to] = Block.open(self._store, path)
+                bases[place.tied_to] = Placed.open(self._store, path)
             self._blocks[name] = self._block(place, bases[place.tied_to])
 
     def bind(self) -> None:
@@ -224,7 +249,7 @@ class ModelBinding:
         """Each parameter once, with its first name. Not to be changed."""
         return self._parameters
 
-    def block(self, tensor: torch.Tensor) -> Block | None:
+    def block(self, tensor: torch.Tensor) -> Placed | None:
         """The block of one of the model's tensors."""
         return self._block_of.get(id(tensor))
 
@@ -234,8 +259,8 @@ class ModelBinding:
         self._left_out |= {id(parameter) for parameter in replaced.values()}
 
     def follow(self) -> dict[int, torch.Tensor]:
-        """Notices parameters and buffers that are other objects now, as after `load_state_dict(assign=True)`. They are brought
-        back by `take_in`.
+        """Notices parameters and buffers that are other objects now, as after
+        `load_state_dict(assign=True)`. They are brought back by `take_in`.
 
         Returns: for parameters, the new one by id of the old (for the optimizer's groups).
 
@@ -251,7 +276,9 @@ class ModelBinding:
             MismatchError: a tensor does not fit its place in the store.
         """
         if self._places is None:
-            self._places = Places((member.tensor, self._blocks[member.name]) for member in self._members)
+            self._places = Places(
+                (member.tensor, self._blocks[member.name]) for member in self._members
+            )
         if not self._places.hold():
             take_in(
                 (member.name, member.tensor, self._blocks[member.name])
@@ -268,7 +295,9 @@ class ModelBinding:
                 first.setdefault(id(member.tensor), (member.name, member.tensor))
         self._parameters = list(first.values())
         self._tables = [
-            table for module in self._model.modules() for table in (module._parameters, module._buffers, module._modules)
+            table
+            for module in self._model.modules()
+            for table in (module._parameters, module._buffers, module._modules)
         ]
         self._linked = self._look()
 
@@ -321,15 +350,26 @@ def _decode(raw: list[Any]) -> _Place:
 
 
 def compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> None:
-    missing = [f"{stored[name].kind} {name} {_describe(stored[name])}" for name in stored if name not in given]
-    unexpected = [f"{given[name].kind} {name} {_describe(given[name])}" for name in given if name not in stored]
+    missing = [
+        f"{stored[name].kind} {name} {_describe(stored[name])}"
+        for name in stored
+        if name not in given
+    ]
+    unexpected = [
+        f"{given[name].kind} {name} {_describe(given[name])}"
+        for name in given
+        if name not in stored
+    ]
     mismatched = []
     for name, ours in stored.items():
         theirs = given.get(name)
         if theirs is None:
             continue
         if (ours.kind, ours.shape, ours.dtype) != (theirs.kind, theirs.shape, theirs.dtype):
-            mismatched.append(f"{name}: stored {ours.kind} {_describe(ours)}, given {theirs.kind} {_describe(theirs)}")
+            mismatched.append(
+                f"{name}: stored {ours.kind} {_describe(ours)}, given {theirs.kind} "
+                f"{_describe(theirs)}"
+            )
         elif ours.tied_to != theirs.tied_to:
             mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
     if missing or unexpected or mismatched:

@@ -11,10 +11,10 @@ import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.torch.block import Block, Memory, Places, check_movable, take_in
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.part import Part
+from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
 __all__ = ["OptimizerBinding"]
 
@@ -24,12 +24,14 @@ _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True, slots=True)
 class _Synced:
-    """What an optimizer held when all of it was in the store. While it holds the same objects, and these are where they were,
-    there is nothing to write: most steps change what is in the heap only."""
+    """What an optimizer held when all of it was in the store. While it holds the same objects, and
+    these are where they were, there is nothing to write: most steps change what is in the heap
+    only."""
 
     objects: list[object]  # see `OptimizerBinding._objects`
     places: Places
-    writes: list[tuple[torch.Tensor, list[Memory]]]  # a parameter, and what is written when it has a gradient
+    # a parameter, and what is written when it has a gradient
+    writes: list[tuple[torch.Tensor, list[Memory]]]
 
 
 def _constant(item: object) -> bool:
@@ -40,18 +42,21 @@ def _constant(item: object) -> bool:
 class OptimizerBinding:
     """Keeps an optimizer in the store.
 
-    `<path>/state/<i>.<key>`    state tensors of parameter i, counted over the groups as in `Optimizer.state_dict`
+    `<path>/state/<i>.<key>`    state tensors of parameter i, counted over the groups as in
+                                `Optimizer.state_dict`
     `<path>/parameters/<i>`     parameters that are in no module of the model
     `<path>/rest`, `/groups`    everything else: other state, hyperparameters
     `<path>/layout`             which state tensors there are, and the parameters' shapes
 
-    State that the optimizer makes in its first step, or replaces later, is moved in by `collect`; the optimizer's own
-    tensor objects stay, their `.data` becomes the store's memory.
+    State that the optimizer makes in its first step, or replaces later, is moved in by `collect`;
+    the optimizer's own tensor objects stay, their `.data` becomes the store's memory.
     """
 
     devices: Sequence[str] = ("cpu",)
 
-    def __init__(self, store: Store, path: str, optimizer: Optimizer, model: ModelBinding | None) -> None:
+    def __init__(
+        self, store: Store, path: str, optimizer: Optimizer, model: ModelBinding | None
+    ) -> None:
         """Changes nothing yet.
 
         Raises:
@@ -63,8 +68,8 @@ class OptimizerBinding:
         self._model = model
         self._rest = Part(store, f"{path}/rest")
         self._groups = Part(store, f"{path}/groups")
-        self._blocks: dict[int, dict[str, Block]] = {}
-        self._own: dict[int, Block] = {}  # of parameters that are in no module
+        self._blocks: dict[int, dict[str, Placed]] = {}
+        self._own: dict[int, Placed] = {}  # of parameters that are in no module
         self._layout: list[Any] | None = None  # as stored, if known
         self._synced: _Synced | None = None
         for index, parameter in enumerate(self.parameters):
@@ -76,16 +81,26 @@ class OptimizerBinding:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return [
+            parameter for group in self._optimizer.param_groups for parameter in group["params"]
+        ]
 
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Those that are in no module, with a name that none in a module can have."""
         known = self._known()
-        return [(f"optimizer..{index}", one) for index, one in enumerate(self.parameters) if id(one) not in known]
+        return [
+            (f"optimizer..{index}", one)
+            for index, one in enumerate(self.parameters)
+            if id(one) not in known
+        ]
 
     def _known(self) -> set[int]:
-        return {id(tensor) for _, tensor in self._model.parameters} if self._model is not None else set()
+        return (
+            {id(tensor) for _, tensor in self._model.parameters}
+            if self._model is not None
+            else set()
+        )
 
     # ---- attach
 
@@ -94,7 +109,9 @@ class OptimizerBinding:
         known = self._known()
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
-                self._own[index] = Block.create(self._store, f"{self._path}/parameters/{index}", parameter)
+                self._own[index] = Placed.create(
+                    self._store, f"{self._path}/parameters/{index}", parameter
+                )
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     self._create(index, key, value)
@@ -119,14 +136,23 @@ class OptimizerBinding:
                 wrong.append(f"stored is the state of {ours['class']}, given is {theirs['class']}")
                 break
             if ours["shapes"] != theirs["shapes"]:
-                wrong.append(f"group {number}: shapes {_short(ours['shapes'])} are stored, {_short(theirs['shapes'])} given")
+                wrong.append(
+                    f"group {number}: shapes {_short(ours['shapes'])} are stored, "
+                    f"{_short(theirs['shapes'])} given"
+                )
             elif ours["names"] != theirs["names"]:
-                wrong.append(f"group {number}: its parameters come in another order: {_first_change(ours, theirs)}")
+                wrong.append(
+                    f"group {number}: its parameters come in another order: "
+                    f"{_first_change(ours, theirs)}"
+                )
         if wrong:
-            raise MismatchError("the optimizer is not the one whose state is stored", mismatched=wrong)
+            raise MismatchError(
+                "the optimizer is not the one whose state is stored", mismatched=wrong
+            )
 
     def open(self) -> None:
-        """Finds the stored blocks. Reads no tensor's data, and the optimizer is untouched until `bind`."""
+        """Finds the stored blocks. Reads no tensor's data, and the optimizer is untouched until
+        `bind`."""
         self._rest.forget()
         self._groups.forget()
         self._blocks.clear()
@@ -134,19 +160,26 @@ class OptimizerBinding:
         self._layout = self._store[f"{self._path}/layout"]
         _, tensors, own = self._layout
         for index in own:
-            self._own[index] = Block.open(self._store, f"{self._path}/parameters/{index}")
+            self._own[index] = Placed.open(self._store, f"{self._path}/parameters/{index}")
         for index, key in tensors:
-            self._blocks.setdefault(index, {})[key] = Block.open(self._store, self._state_path(index, key))
+            self._blocks.setdefault(index, {})[key] = Placed.open(
+                self._store, self._state_path(index, key)
+            )
 
     def bind(self) -> None:
-        """Makes the state what the blocks hold: tensors that are not stored vanish, others become the heap's."""
+        """Makes the state what the blocks hold: tensors that are not stored vanish, others become
+        the heap's."""
         for index, parameter in enumerate(self.parameters):
             own = self._own.get(index)
             if own is not None and not own.holds(parameter):
                 parameter.data = own.heap
             blocks = self._blocks.get(index, {})
             state = self._optimizer.state.get(parameter, {})
-            for key in [key for key, value in state.items() if isinstance(value, torch.Tensor) and key not in blocks]:
+            for key in [
+                key
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor) and key not in blocks
+            ]:
                 del state[key]
             for key, block in blocks.items():
                 here = state.get(key)
@@ -156,7 +189,8 @@ class OptimizerBinding:
                     here.data = block.heap
 
     def restore(self) -> None:
-        """`bind`, and hyperparameters and plain state from the store too: when resuming, and after a roll back."""
+        """`bind`, and hyperparameters and plain state from the store too: when resuming, and after
+        a roll back."""
         self._synced = None
         self.bind()
         parameters = self.parameters
@@ -180,7 +214,11 @@ class OptimizerBinding:
                 del group[key]
             for key, value in stored.items():
                 here = group.get(key)
-                if isinstance(here, torch.Tensor) and isinstance(value, torch.Tensor) and here.shape == value.shape:
+                if (
+                    isinstance(here, torch.Tensor)
+                    and isinstance(value, torch.Tensor)
+                    and here.shape == value.shape
+                ):
                     with torch.no_grad():
                         here.copy_(value)  # schedulers hold on to a learning rate that is a tensor
                 else:
@@ -189,23 +227,32 @@ class OptimizerBinding:
     # ---- while it trains
 
     def take_in(self) -> dict[int, torch.Tensor]:
-        """Follows parameters that are other objects now, where the model's binding does not. Old id to new object."""
+        """Follows parameters that are other objects now, where the model's binding does not. Old id
+        to new object."""
         return {}
 
     def release(self) -> None:
         """The run ends; parameters and state stay where they are."""
 
     def writes(self) -> list[Any]:
-        """The memory that the optimizer's next step writes: parameters with a gradient, and their state."""
+        """The memory that the optimizer's next step writes: parameters with a gradient, and their
+        state."""
         pairs = self._synced.writes if self._synced is not None else self._written()
-        return [memory for parameter, written in pairs if parameter.grad is not None for memory in written]
+        return [
+            memory
+            for parameter, written in pairs
+            if parameter.grad is not None
+            for memory in written
+        ]
 
     def _written(self) -> list[tuple[torch.Tensor, list[Memory]]]:
         found = []
         for index, parameter in enumerate(self.parameters):
             block = self._own.get(index) or (self._model.block(parameter) if self._model else None)
             memory = [block.memory] if block is not None else []
-            found.append((parameter, memory + [one.memory for one in self._blocks.get(index, {}).values()]))
+            found.append(
+                (parameter, memory + [one.memory for one in self._blocks.get(index, {}).values()])
+            )
         return found
 
     @property
@@ -226,8 +273,9 @@ class OptimizerBinding:
                         self._optimizer.state[new] = self._optimizer.state.pop(old)
 
     def collect(self) -> None:
-        """Moves into the heap what is not there: state made or replaced since the last call. Writes no plain values."""
-        displaced: list[tuple[str, torch.Tensor, Block]] = []
+        """Moves into the heap what is not there: state made or replaced since the last call. Writes
+        no plain values."""
+        displaced: list[tuple[str, torch.Tensor, Placed]] = []
         changed = False
         for index, parameter in enumerate(self.parameters):
             changed |= self._collect_parameter(index, parameter, displaced)
@@ -252,7 +300,8 @@ class OptimizerBinding:
             self._write_layout()
 
     def sync(self) -> None:
-        """`collect`, and the plain values: everything is in the store, pending until the next commit."""
+        """`collect`, and the plain values: everything is in the store, pending until the next
+        commit."""
         synced, objects = self._synced, self._objects()
         if (
             synced is None
@@ -266,7 +315,8 @@ class OptimizerBinding:
             self._synced = self._describe()
 
     def _objects(self) -> list[object]:
-        """All that the optimizer holds: groups, their keys, values and parameters; state, its keys and values."""
+        """All that the optimizer holds: groups, their keys, values and parameters; state, its keys
+        and values."""
         found: list[object] = []
         for group in self._optimizer.param_groups:
             found.append(group)
@@ -283,18 +333,21 @@ class OptimizerBinding:
         return found
 
     def _describe(self) -> _Synced | None:
-        """None if it holds something, beside the tensors that are in blocks, that can change and stay the same object."""
+        """None if it holds something, beside the tensors that are in blocks, that can change and
+        stay the same object."""
         for group in self._optimizer.param_groups:
             if not all(_constant(value) for key, value in group.items() if key != "params"):
                 return None
         for key, held in cast(dict[Any, Any], self._optimizer.state).items():
             if not isinstance(key, torch.Tensor) or type(held) is not dict:
                 return None
-            if not all(isinstance(value, torch.Tensor) or _constant(value) for value in held.values()):
+            if not all(
+                isinstance(value, torch.Tensor) or _constant(value) for value in held.values()
+            ):
                 return None
         return _Synced(self._objects(), Places(self._pairs()), self._written())
 
-    def _pairs(self) -> list[tuple[torch.Tensor, Block]]:
+    def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         """What has to lie in the blocks of this binding."""
         pairs = []
         for index, parameter in enumerate(self.parameters):
@@ -304,7 +357,9 @@ class OptimizerBinding:
             pairs += [(state[key], block) for key, block in self._blocks.get(index, {}).items()]
         return pairs
 
-    def _collect_parameter(self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Block]]) -> bool:
+    def _collect_parameter(
+        self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Placed]]
+    ) -> bool:
         """Moves a parameter in that is in no module. True if it is new (`add_param_group`)."""
         if self._model is not None and self._model.block(parameter) is not None:
             return False
@@ -313,7 +368,7 @@ class OptimizerBinding:
         if block is None:
             check_movable(f"parameter {index} of the optimizer", parameter)
             path = f"{self._path}/parameters/{index}"
-            block = self._own[index] = Block.create(self._store, path, parameter)
+            block = self._own[index] = Placed.create(self._store, path, parameter)
         if not block.holds(parameter):
             displaced.append((f"parameter {index} of the optimizer", parameter, block))
         return created
@@ -321,13 +376,17 @@ class OptimizerBinding:
     def _state_path(self, index: int, key: str) -> str:
         return f"{self._path}/state/{index}.{encode_name(key)}"
 
-    def _create(self, index: int, key: str, value: torch.Tensor) -> Block:
-        """A new block with the value's bytes, in place of an old one of that name. The value itself is not bound."""
+    def _create(self, index: int, key: str, value: torch.Tensor) -> Placed:
+        """A new block with the value's bytes, in place of an old one of that name. The value itself
+        is not bound."""
         if not isinstance(key, str):
-            raise AttachError(f"the optimizer keeps state of a parameter under {key!r}: only names that are str can be stored")
+            raise AttachError(
+                f"the optimizer keeps state of a parameter under {key!r}: only names that are str "
+                "can be stored"
+            )
         if key in self._blocks.get(index, {}):
             self._remove(index, key)
-        block = Block.create(self._store, self._state_path(index, key), value)
+        block = Placed.create(self._store, self._state_path(index, key), value)
         self._blocks.setdefault(index, {})[key] = block
         return block
 
@@ -340,7 +399,11 @@ class OptimizerBinding:
         rest: dict[Any, Any] = {}
         for index, parameter in enumerate(parameters):
             state = self._optimizer.state.get(parameter)
-            plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)} if state else None
+            plain = (
+                {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+                if state
+                else None
+            )
             if plain:
                 rest[index] = plain
         known = {id(parameter) for parameter in parameters}
@@ -349,7 +412,8 @@ class OptimizerBinding:
             if isinstance(key, torch.Tensor):
                 if id(key) not in known:
                     raise AttachError(
-                        "the optimizer has state of a tensor that is in none of its groups: remove it from .state"
+                        "the optimizer has state of a tensor that is in none of its groups: remove "
+                        "it from .state"
                     )
             else:
                 others[key] = value
@@ -357,7 +421,10 @@ class OptimizerBinding:
             rest["others"] = others
         self._rest.write(rest)
         self._groups.write(
-            [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups]
+            [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self._optimizer.param_groups
+            ]
         )
         if self._layout is None or [len(group["shapes"]) for group in self._layout[0]] != [
             len(group["params"]) for group in self._optimizer.param_groups
@@ -389,5 +456,7 @@ def _short(shapes: list[list[int]]) -> str:
 
 
 def _first_change(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    place = next(i for i, (a, b) in enumerate(zip(ours["names"], theirs["names"], strict=True)) if a != b)
+    place = next(
+        i for i, (a, b) in enumerate(zip(ours["names"], theirs["names"], strict=True)) if a != b
+    )
     return f"{ours['names'][place]} is stored where {theirs['names'][place]} is given"

@@ -7,20 +7,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from pmstore import Store, values
+from pmstore import Store
+from pmstore.objects import values
 from pmstore.torch.codec import Array, join, split
 
 __all__ = ["Part", "raw_bytes"]
 
 
 def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The array's bytes in C order, as uint8: over its own memory where it is contiguous, else over a copy's.
+    """The array's bytes in C order, as uint8: over its own memory where it is contiguous, else over
+    a copy's.
 
     Bytes and not elements: nan differs from nan and -0.0 equals 0.0, but here only bits count.
     """
     if isinstance(array, torch.Tensor):
         flat = array.detach().contiguous().reshape(-1)
-        bits: np.ndarray[Any, np.dtype[np.uint8]] = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        bits: np.ndarray[Any, np.dtype[np.uint8]] = (
+            flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        )
         return bits
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -28,8 +32,9 @@ def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
 class Part:
     """A nested structure of plain values and arrays under one group of the store.
 
-    The skeleton is the value `<path>/value`, array i is `<path>/<i>`. Writing is cheap where little changed: arrays are
-    compared and copied in place, the value is written when its bytes differ from those written last.
+    The skeleton is the value `<path>/value`, array i is `<path>/<i>`. Writing is cheap where little
+    changed: arrays are compared and copied in place, the value is written when its bytes differ
+    from those written last.
     """
 
     def __init__(self, store: Store, path: str) -> None:
@@ -59,7 +64,8 @@ class Part:
         encoded = values.encode(skeleton)
         if encoded != self._bytes:
             self._store[f"{self.path}/value"] = skeleton
-            self._bytes = encoded  # after the write: an interrupt between the two only costs a second write
+            # after the write: an interrupt between the two only costs a second write
+            self._bytes = encoded
 
     def read(self) -> Any:
         """The stored structure. Its arrays are copies: nobody holds on to the heap through them.
@@ -68,7 +74,13 @@ class Part:
             KeyError: nothing is stored.
         """
         skeleton = self._store[f"{self.path}/value"]
-        return join(skeleton, [array.clone() if isinstance(array, torch.Tensor) else array.copy() for array in self._held()])
+        return join(
+            skeleton,
+            [
+                array.clone() if isinstance(array, torch.Tensor) else array.copy()
+                for array in self._held()
+            ],
+        )
 
     def forget(self) -> None:
         """Drops what is known of the store's content: after a roll back."""
@@ -84,7 +96,12 @@ class Part:
 
     def _put(self, index: int, array: Array, held: list[Array]) -> None:
         here = held[index] if index < len(held) else None
-        if here is not None and type(here) is type(array) and here.dtype == array.dtype and here.shape == array.shape:
+        if (
+            here is not None
+            and type(here) is type(array)
+            and here.dtype == array.dtype
+            and here.shape == array.shape
+        ):
             ours, theirs = raw_bytes(here), raw_bytes(array)
             if not np.array_equal(ours, theirs):
                 ours[:] = theirs

@@ -31,8 +31,8 @@ _GENERATORS: dict[str, tuple[Callable[[], bytes | None], Callable[[], Any]]] = {
 
 
 class RngParts:
-    """Python's, numpy's, torch's and (if it is used) CUDA's default generators, each a part of its own: most steps use only
-    one."""
+    """Python's, numpy's, torch's and (if it is used) CUDA's default generators, each a part of its
+    own: most steps use only one."""
 
     def __init__(self, store: Store, path: str) -> None:
         self._parts = {name: Part(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
@@ -44,7 +44,8 @@ class RngParts:
             bits = look()
             if bits is None or bits != self._written.get(name):
                 self._parts[name].write(state())
-                self._written[name] = bits  # after the write: an interrupt between the two only costs a second write
+                # after the write: an interrupt between the two only costs a second write
+                self._written[name] = bits
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._parts["cuda"].write(torch.cuda.get_rng_state_all())
 
@@ -65,7 +66,8 @@ class RngParts:
 
 
 def capture(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
-    """The states of the default generators, and of the given ones, as a structure that a `Part` can hold."""
+    """The states of the default generators, and of the given ones, as a structure that a `Part` can
+    hold."""
     return {
         "python": _lower_python(random.getstate()),
         "numpy": np.random.get_state(legacy=False),
@@ -94,7 +96,8 @@ def check(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> 
 
 @contextmanager
 def isolated(stream: dict[str, Any]) -> Iterator[None]:
-    """Inside, the default generators are the stream's, which goes on where it was; outside, nothing has happened."""
+    """Inside, the default generators are the stream's, which goes on where it was; outside, nothing
+    has happened."""
     outside = capture()
     restore(stream)
     try:

@@ -1,9 +1,10 @@
 """The states of Python's and numpy's default generators, read where they lie.
 
-`random.getstate` makes 625 ints, `numpy.random.get_state` copies as many one by one: 30 us and 90 us, at every step, for
-generators that most steps do not use. To see that the bytes are those that were written last takes 1 us. Where they lie is no
-part of either's interface: it is looked for in generators made for that, at import, and compared with what the interface says.
-Where that fails (another interpreter, another numpy), there is nothing to see, and the caller asks the interface.
+`random.getstate` makes 625 ints, `numpy.random.get_state` copies as many one by one: 30 us and 90
+us, at every step, for generators that most steps do not use. To see that the bytes are those that
+were written last takes 1 us. Where they lie is no part of either's interface: it is looked for in
+generators made for that, at import, and compared with what the interface says. Where that fails
+(another interpreter, another numpy), there is nothing to see, and the caller asks the interface.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def _memory(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-# ---- Python: struct { PyObject_HEAD; int index; uint32_t state[624]; }, and the attribute gauss_next
+# ---- Python: struct { PyObject_HEAD; int index; uint32_t state[624]; }, and the attribute
+# gauss_next
 
 
 def _python_memory(generator: random.Random) -> memoryview:
@@ -35,7 +37,10 @@ def _python_memory(generator: random.Random) -> memoryview:
 
 
 def _python_known() -> bool:
-    if sys.implementation.name != "cpython" or random.Random.__basicsize__ < object.__basicsize__ + _STATE_BYTES:
+    if (
+        sys.implementation.name != "cpython"
+        or random.Random.__basicsize__ < object.__basicsize__ + _STATE_BYTES
+    ):
         return False
     generator = random.Random(12345)
     for _ in range(3):
@@ -64,8 +69,8 @@ def _python_look() -> Callable[[], bytes | None]:
     return look
 
 
-# ---- numpy: struct { uint32_t key[624]; int pos; } at an address that it tells, and somewhere in the RandomState
-# struct { ...; int has_gauss; double gauss; }
+# ---- numpy: struct { uint32_t key[624]; int pos; } at an address that it tells, and somewhere in
+# the RandomState struct { ...; int has_gauss; double gauss; }
 
 
 def _numpy_memory(generator: np.random.RandomState) -> memoryview:
@@ -84,7 +89,9 @@ def _gauss_offset() -> int | None:
         held = ctypes.string_at(id(generator), size)
         if offset < 0:
             offset = held.find(struct.pack("d", state["gauss"]))
-        if offset < object.__basicsize__ + 8 or held[offset : offset + 8] != struct.pack("d", state["gauss"]):
+        if offset < object.__basicsize__ + 8 or held[offset : offset + 8] != struct.pack(
+            "d", state["gauss"]
+        ):
             return None
         if held[offset - 8 : offset - 4] != struct.pack("i", state["has_gauss"]):
             return None
@@ -99,7 +106,11 @@ def _numpy_look() -> Callable[[], bytes | None]:
         generator: Any = np.random.mtrand._rand
         offset = _gauss_offset()
         bits = generator._bit_generator
-        if sys.implementation.name != "cpython" or offset is None or type(bits) is not np.random.MT19937:
+        if (
+            sys.implementation.name != "cpython"
+            or offset is None
+            or type(bits) is not np.random.MT19937
+        ):
             return lambda: None
         memory, gauss = _numpy_memory(generator), _memory(id(generator) + offset - 8, 16)
     except (AttributeError, KeyError, TypeError):

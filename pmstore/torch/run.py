@@ -59,10 +59,11 @@ class RunStats:
 class Run:
     """A training run in a store; made by `pmstore.torch.attach`.
 
-    Between two commits the program trains as it would without a store: parameters, buffers and optimizer state are the
-    same objects, whose memory is the heap. A commit makes everything the next step depends on the state that survives,
-    in one transaction: the tensors, the optimizer's hyperparameters, scheduler, scaler, generators, place in the data, and
-    whatever else was written to the store.
+    Between two commits the program trains as it would without a store: parameters, buffers and
+    optimizer state are the same objects, whose memory is the heap. A commit makes everything the
+    next step depends on the state that survives, in one transaction: the tensors, the optimizer's
+    hyperparameters, scheduler, scaler, generators, place in the data, and whatever else was written
+    to the store.
 
     Use it in one thread.
     """
@@ -74,7 +75,8 @@ class Run:
         self._store = store
         self._pieces = pieces
         self._scheduler: CommitScheduler | None = None  # every step commits
-        self._lays_plans = False  # the scheduler is the run's own: it is told how long the job will be
+        # the scheduler is the run's own: it is told how long the job will be
+        self._lays_plans = False
         self._tiers: tuple[str, ...] = ()  # flushed after each commit if they are idle
         self._position = Position()
         self._start_written: object = self  # what `pieces.start` holds; nothing known yet
@@ -107,9 +109,9 @@ class Run:
         return self._committed
 
     @property
-    def epoch(self) -> int:
-        """Of the batch that `batches` gave last, counted from 0."""
-        return self._position.epoch
+    def data_epoch(self) -> int:
+        """The pass over the data that the batch which `batches` gave last is of, counted from 0."""
+        return self._position.data_epoch
 
     @property
     def batch(self) -> int:
@@ -131,34 +133,43 @@ class Run:
     def __repr__(self) -> str:
         if not self.attached:
             return f"<pmstore.torch.Run {self.name!r}, detached>"
-        return f"<pmstore.torch.Run {self.name!r}, step {self.step}{', resumed' if self.resumed else ''}>"
+        return (
+            f"<pmstore.torch.Run {self.name!r}, step "
+            f"{self.step}{', resumed' if self.resumed else ''}>"
+        )
 
     # ---- the end of a step
 
     def commit(self, loss: float | torch.Tensor | None = None, *, wait: bool = True) -> bool:
-        """Ends a step: writes what Python holds into the store and, if the policy says so, commits the store.
+        """Ends a step: writes what Python holds into the store and, if the policy says so, commits
+        the store.
 
-        Everything pending in the store is part of the commit. Without a policy every step commits. A step that does not
-        commit is in the store all the same, pending: leaving `with pmstore.open(...)` normally commits it too.
+        Everything pending in the store is part of the commit. Without a policy every step commits.
+        A step that does not commit is in the store all the same, pending: leaving
+        `with pmstore.open(...)` normally commits it too.
 
         Args:
             loss: of this step, for the policy.
-            wait: False: the commit is under way on return, and `pending` is its handle. The next step goes on meanwhile;
-                where it would write what is still being copied (optimizer.step() of a mirrored run) or into the store, it
-                waits.
-                The next commit waits for this one and raises its error. With a policy, which measures what commits cost,
-                commits are waited for.
+            wait: False: the commit is under way on return, and `pending` is its handle. The next
+                step goes on meanwhile; where it would write what is still being copied
+                (optimizer.step() of a mirrored run) or into the store, it waits. The next commit
+                waits for this one and raises its error. With a policy, which measures what commits
+                cost, commits are waited for.
 
-        Returns: whether it committed; then the step is durable as far as the store's domain reaches.
+        Returns: whether it committed; then the step is durable as far as the store's domain
+            reaches.
 
         Raises:
-            MismatchError: a tensor was replaced by one that does not fit its place in the store. Nothing was committed.
-            TransactionError: inside a transaction (which commits by itself), or the store was rolled back by other
-                means.
+            MismatchError: a tensor was replaced by one that does not fit its place in the store.
+                Nothing was committed.
+            TransactionError: inside a transaction (which commits by itself), or the store was
+                rolled back by other means.
             StoreFullError: no room for new optimizer state. Nothing was committed; roll back.
         """
         if self._block:
-            raise TransactionError("commit() inside `with run.transaction()`: leaving the block commits")
+            raise TransactionError(
+                "commit() inside `with run.transaction()`: leaving the block commits"
+            )
         return self._finish(loss, wait)
 
     @property
@@ -169,21 +180,24 @@ class Run:
     def rollback(self) -> None:
         """Takes everything back to the last commit: the store, and what Python holds.
 
-        Optimizer state made since then vanishes, gradients are those of the commit, `batches` gives the batch after the
-        last committed one again.
+        Optimizer state made since then vanishes, gradients are those of the commit, `batches` gives
+        the batch after the last committed one again.
         """
         if not self._attached:
             raise AttachError(f"the run {self.name!r} was detached")
-        self._stale = True  # until both sides agree: an interrupt in between is made good by the next call
+        # until both sides agree: an interrupt in between is made good by the next call
+        self._stale = True
         self._store.rollback()
         self._counts["rollbacks"] += 1
         self._restore()
 
     def transaction(self, loss: float | torch.Tensor | None = None) -> RunTransaction:
-        """A block that ends a step: commits when it is left normally, as `commit`, and rolls back when it raises.
+        """A block that ends a step: commits when it is left normally, as `commit`, and rolls back
+        when it raises.
 
-        What was written before the block since the last commit (batch statistics of the forward pass, for example) is
-        part of the step: it commits or rolls back with the block. Blocks nest; the outermost counts.
+        What was written before the block since the last commit (batch statistics of the forward
+        pass, for example) is part of the step: it commits or rolls back with the block. Blocks
+        nest; the outermost counts.
 
             with run.transaction() as step:
                 ...
@@ -193,7 +207,8 @@ class Run:
         return RunTransaction(self, loss)
 
     def detach(self) -> None:
-        """Ends the run: the optimizer's hooks are removed, commit and batches raise. The tensors stay in the store."""
+        """Ends the run: the optimizer's hooks are removed, commit and batches raise. The tensors
+        stay in the store."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -219,7 +234,8 @@ class Run:
         before = self._store.epoch
         if self._scheduler is None and not wait:
             try:
-                if landed:  # that one: a flush takes what is committed now, and waits for what is under way
+                # that one: a flush takes what is committed now, and waits for what is under way
+                if landed:
                     self._flush()
             finally:
                 self._pending = self._store.commit(wait=False)
@@ -229,7 +245,9 @@ class Run:
             self._store.commit()
         else:
             if self._pieces.optimizer is not None:
-                self._scheduler.learning_rate(self._pieces.optimizer.optimizer.param_groups[0]["lr"])
+                self._scheduler.learning_rate(
+                    self._pieces.optimizer.optimizer.param_groups[0]["lr"]
+                )
             self._scheduler.step(loss)
             if self._store.epoch == before:
                 return False
@@ -242,8 +260,11 @@ class Run:
         for tier in self._tiers:
             self._store.flush_if_idle(tier)
 
-    def _schedule(self, policy: CommitPolicy | CommitScheduler | None, tiers: tuple[str, ...] = ()) -> None:
-        """Puts a policy in charge of the commits. A rule gets a scheduler, which chooses among the tiers if the rule can."""
+    def _schedule(
+        self, policy: CommitPolicy | CommitScheduler | None, tiers: tuple[str, ...] = ()
+    ) -> None:
+        """Puts a policy in charge of the commits. A rule gets a scheduler, which chooses among the
+        tiers if the rule can."""
         tiers = tuple(tier for tier in tiers if not self._store.tiers[tier].every)
         if policy is None or isinstance(policy, OneTier):
             self._tiers, tiers = tiers, ()
@@ -251,10 +272,13 @@ class Run:
             unknown = set(tiers) - {tier.name for tier in policy.tiers}
             if unknown:
                 raise AttachError(
-                    f"the scheduler has no tier {min(unknown)!r}: make it with store_tiers(store, {min(unknown)!r})"
+                    f"the scheduler has no tier {min(unknown)!r}: make it with store_tiers(store, "
+                    f"{min(unknown)!r})"
                 )
         elif policy is not None:
-            policy = CommitScheduler(store_tiers(self._store, *tiers), policy=policy, store=self._store, run=self.name)
+            policy = CommitScheduler(
+                store_tiers(self._store, *tiers), policy=policy, store=self._store, run=self.name
+            )
             self._lays_plans = True
         self._scheduler = policy
         if policy is not None:
@@ -275,7 +299,11 @@ class Run:
         if pieces.pack is not None:
             pieces.pack.write(
                 (pieces.model.tensors() if isinstance(pieces.model, MirroredModel) else [])
-                + (pieces.optimizer.tensors() if isinstance(pieces.optimizer, MirroredOptimizer) else [])
+                + (
+                    pieces.optimizer.tensors()
+                    if isinstance(pieces.optimizer, MirroredOptimizer)
+                    else []
+                )
             )
         if pieces.gradients is not None:
             pieces.gradients.write(self._parameters(), spent=self._spent)
@@ -293,12 +321,14 @@ class Run:
             if drawn != self._drawn:  # once an epoch
                 pieces.generators.write(states)
                 self._drawn = drawn
-        pieces.progress[:] = (done, position.epoch, position.batch, 0)
+        pieces.progress[:] = (done, position.data_epoch, position.batch, 0)
         self._spent = pieces.optimizer is None
 
     def _parameters(self) -> list[tuple[str, torch.Tensor]]:
         named = self._pieces.model.parameters if self._pieces.model is not None else []
-        return named + (self._pieces.optimizer.extra_parameters if self._pieces.optimizer is not None else [])
+        return named + (
+            self._pieces.optimizer.extra_parameters if self._pieces.optimizer is not None else []
+        )
 
     def _follow(self) -> None:
         """Notices parameters that are other objects now."""
@@ -313,7 +343,8 @@ class Run:
     # ---- around optimizer.step
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Declares what the optimizer is about to write: captured in one go, without a fault for each piece."""
+        """Declares what the optimizer is about to write: captured in one go, without a fault for
+        each piece."""
         if not self.attached:
             return
         self._require()
@@ -322,12 +353,14 @@ class Run:
             pack.fence()
         if (pack is None or not pack.under_way) and self._store.in_transaction:
             raise TransactionError(
-                f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would commit the step without "
-                "what Python holds of it: use `with run.transaction()`"
+                f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would "
+                "commit the step without what Python holds of it: use `with run.transaction()`"
             )
         pieces = self._pieces
         assert pieces.optimizer is not None
-        self._follow()  # so that the step updates what the model computes with; what left the heap is taken in by the commit
+        # so that the step updates what the model computes with; what left the heap is taken in by
+        # the commit
+        self._follow()
         if pack is None:  # else the store holds nothing of a step before its commit
             self._store.will_write(pieces.progress, *pieces.optimizer.writes())
             pieces.progress[MIDSTEP] = 1
@@ -343,19 +376,27 @@ class Run:
 
     def _refuse_half_a_step(self) -> None:
         """Asked by the store before it commits."""
-        if self._updating and self._attached and not self._stale and self._store.rollbacks == self._rollbacks:
+        if (
+            self._updating
+            and self._attached
+            and not self._stale
+            and self._store.rollbacks == self._rollbacks
+        ):
             raise TransactionError(
-                f"the run {self.name!r} is in the middle of a training step: optimizer.step() has written, and the step was "
-                "not ended by run.commit() or run.transaction(). End it so, or take it back with run.rollback()"
+                f"the run {self.name!r} is in the middle of a training step: optimizer.step() has "
+                "written, and the step was not ended by run.commit() or run.transaction(). End it "
+                "so, or take it back with run.rollback()"
             )
 
     # ---- data
 
     def batches(self, epochs: int | None = 1) -> Iterator[Any]:
-        """The batches of the loader from where the run is, in the order they would have come in had it never stopped.
+        """The batches of the loader from where the run is, in the order they would have come in had
+        it never stopped.
 
-        A batch counts as taken by the step in whose commit it was; after a resume or a roll back the first batch is the
-        one after it. Breaking out and calling again goes on with the next batch.
+        A batch counts as taken by the step in whose commit it was; after a resume or a roll back
+        the first batch is the one after it. Breaking out and calling again goes on with the next
+        batch.
 
         Args:
             epochs: how many the run has in all, from its start; None: no end.
@@ -370,7 +411,7 @@ class Run:
 
     def _batches(self, source: Source, epochs: int | None) -> Iterator[Any]:
         loop = self._loop = object()
-        while epochs is None or self._position.epoch < epochs:
+        while epochs is None or self._position.data_epoch < epochs:
             self._expect(source, epochs)
             turn = self._turn
             batches = source.open_at(self._position)
@@ -378,27 +419,36 @@ class Run:
                 self._position.batch += 1
                 yield batch
                 if self._loop is not loop:
-                    raise RuntimeError("another loop over run.batches() has begun, or the run was detached: one at a time")
+                    raise RuntimeError(
+                        "another loop over run.batches() has begun, or the run was detached: one "
+                        "at a time"
+                    )
                 self._require()
                 if self._turn != turn:
                     break  # rolled back: go on after the last committed batch
             else:
                 if self._position.batch == 0:
                     raise ValueError("the loader gave no batch in a whole epoch")
-                self._position = Position(self._position.epoch + 1)
+                self._position = Position(self._position.data_epoch + 1)
             del batches  # worker processes end here, not when the next epoch's have started
         if self._scheduler is not None and self._lays_plans:
             self._scheduler.expect(self._done)
 
     def _expect(self, source: Source, epochs: int | None) -> None:
-        """Tells the scheduler how many steps the job has: as many for each batch as it had so far."""
-        if self._scheduler is None or not self._lays_plans or epochs is None or not isinstance(source.loader, Sized):
+        """Tells the scheduler how many steps the job has: as many for each batch as it had so
+        far."""
+        if (
+            self._scheduler is None
+            or not self._lays_plans
+            or epochs is None
+            or not isinstance(source.loader, Sized)
+        ):
             return
         try:
             length = len(source.loader)
         except TypeError:  # a DataLoader over an IterableDataset without a length
             return
-        taken = self._position.epoch * length + self._position.batch
+        taken = self._position.data_epoch * length + self._position.batch
         share = self._done / taken if taken and self._done else 1.0
         self._scheduler.expect(max(round(epochs * length * share), 1))
 
@@ -412,12 +462,14 @@ class Run:
             self._restore()
         elif not self._store.closed and self._store.rollbacks != self._rollbacks:
             raise TransactionError(
-                "the store was rolled back by other means than run.rollback(), so that what Python holds (generators, "
-                "scheduler, place in the data) is no longer what the store holds: call run.rollback() now, and instead"
+                "the store was rolled back by other means than run.rollback(), so that what Python "
+                "holds (generators, scheduler, place in the data) is no longer what the store "
+                "holds: call run.rollback() now, and instead"
             )
 
     def _settle(self) -> None:
-        """Notices a commit, whoever made it and whatever interrupted what followed: the store says what it holds."""
+        """Notices a commit, whoever made it and whatever interrupted what followed: the store says
+        what it holds."""
         if self._store.closed:
             return
         epoch = self._store.epoch
@@ -426,7 +478,8 @@ class Run:
             self._epoch = epoch
 
     def _bind(self) -> None:
-        """First binding. The pieces were checked and opened, or have just been written and committed."""
+        """First binding. The pieces were checked and opened, or have just been written and
+        committed."""
         pieces = self._pieces
         if self.resumed:
             self._restore(opened=True)
@@ -443,7 +496,10 @@ class Run:
             self._handles.append(optimizer.register_step_post_hook(self._after_update))
 
     def _restore(self, *, opened: bool = False) -> None:
-        """Makes the Python side what the store's last commit says. May be repeated. Raises: CorruptStoreError."""
+        """Makes the Python side what the store's last commit says. May be repeated.
+
+        Raises: CorruptStoreError.
+        """
         with records(self._store.path, self.name):
             self._read_back(opened)
 
@@ -467,18 +523,21 @@ class Run:
             pieces.gradients.restore(self._parameters())
         for stateful in pieces.statefuls:
             stateful.restore()
-        step, epoch, batch, _ = (int(number) for number in pieces.progress)
-        self._position = Position(epoch, batch)
+        step, data_epoch, batch, _ = (int(number) for number in pieces.progress)
+        self._position = Position(data_epoch, batch)
         if pieces.source is not None and pieces.start is not None and pieces.generators is not None:
             pieces.start.forget()
             pieces.generators.forget()
             self._drawn = None
             self._position.start = self._start_written = start = pieces.start.read()
             if start is not None:
-                rng.check(start, pieces.source.generators)  # now, and not when the next batch is asked for
+                # now, and not when the next batch is asked for
+                rng.check(start, pieces.source.generators)
             elif batch:
                 raise ValueError("the data have been read from, and where from is not there")
-            for generator, state in zip(pieces.source.generators, pieces.generators.read(), strict=True):
+            for generator, state in zip(
+                pieces.source.generators, pieces.generators.read(), strict=True
+            ):
                 generator.set_state(state)
         self._done = self._committed = step
         self._epoch = self._store.epoch
@@ -514,7 +573,10 @@ class RunTransaction:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> Literal[False]:
         run = self._run
         run._block -= 1
@@ -527,7 +589,8 @@ class RunTransaction:
         try:
             run._finish(self.loss)
         except BaseException:
-            # Not committed, or committed and interrupted after it: both ways the last commit is what holds.
+            # Not committed, or committed and interrupted after it: both ways the last commit is
+            # what holds.
             run.rollback()
             raise
         return False

@@ -1,7 +1,9 @@
-"""A native optimizer's parameters and state in slots: each step writes the next version of all of them into the other slot.
+"""A native optimizer's parameters and state in slots: each step writes the next version of all of
+them into the other slot.
 
-They lie in one `Slots` of bytes: for each parameter its elements and its moments, then the numbers of steps. So a commit at
-every step needs no pre-image and no copy; the flip takes effect with everything else the transaction wrote.
+They lie in one `Slots` of bytes: for each parameter its elements and its moments, then the numbers
+of steps. So a commit at every step needs no pre-image and no copy; the flip takes effect with
+everything else the transaction wrote.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.slots import Slots
-from pmstore.torch.block import Block, check_movable
+from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import TABLE, NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.placed import Placed, check_movable
 
 __all__ = ["SlottedBinding"]
 
@@ -34,11 +36,13 @@ class _Views:
 
     parameters: list[torch.Tensor]
     state: list[dict[str, torch.Tensor]]
-    memory: list[list[int]]  # where each parameter and its state are, in that order: a tensor's `.data` can be replaced
+    # where each parameter and its state are, in that order: a tensor's `.data` can be replaced
+    memory: list[list[int]]
 
 
 class SlottedBinding(OptimizerBinding):
-    """As `OptimizerBinding`, for the optimizers of `pmstore.torch.optim`. The model's binding leaves their parameters to it.
+    """As `OptimizerBinding`, for the optimizers of `pmstore.torch.optim`. The model's binding
+    leaves their parameters to it.
 
     `<path>/slots`             the versions
     `<path>/rest`, `/groups`   hyperparameters
@@ -46,12 +50,18 @@ class SlottedBinding(OptimizerBinding):
     """
 
     def __init__(
-        self, store: Store, path: str, optimizer: NativeOptimizer, model: ModelBinding | None, module: nn.Module | None
+        self,
+        store: Store,
+        path: str,
+        optimizer: NativeOptimizer,
+        model: ModelBinding | None,
+        module: nn.Module | None,
     ) -> None:
         """Changes nothing yet.
 
         Raises:
-            AttachError: there are no parameters, they share memory, or are of a kind that cannot be moved.
+            AttachError: there are no parameters, they share memory, or are of a kind that cannot be
+                moved.
         """
         super().__init__(store, path, optimizer, model)
         self._native = optimizer
@@ -59,12 +69,14 @@ class SlottedBinding(OptimizerBinding):
         self._views: tuple[_Views, _Views] | None = None
         self._arrays: list[Any] = []
         self._slots: Slots | None = None
-        self._here = 0  # which slot was current when `collect` looked, and the parameters' state then
+        # which slot was current when `collect` looked, and the parameters' state then
+        self._here = 0
         self._held: list[dict[str, torch.Tensor]] = []
         self._beside: list[tuple[Any, Any]] = []  # of that, what is plain
         self._tables: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
         self._strides = [parameter.stride() for parameter in self.parameters]
-        self._names_of_groups = [optimizer.names(group) for group in optimizer.param_groups]  # the slots have room for these
+        # the slots have room for these
+        self._names_of_groups = [optimizer.names(group) for group in optimizer.param_groups]
         if not self.parameters:
             raise AttachError("the optimizer has no parameters: give it some before attach")
         seen: dict[int, int] = {}
@@ -73,8 +85,9 @@ class SlottedBinding(OptimizerBinding):
             storage = parameter.untyped_storage().data_ptr() if parameter.numel() else -index - 1
             if storage in seen:
                 raise AttachError(
-                    f"parameters {seen[storage]} and {index} of the optimizer are views of one memory, which slots cannot keep "
-                    "together: use an optimizer of torch.optim for them"
+                    f"parameters {seen[storage]} and {index} of the optimizer are views of one "
+                    "memory, which slots cannot keep together: use an optimizer of torch.optim for "
+                    "them"
                 )
             seen[storage] = index
 
@@ -124,14 +137,21 @@ class SlottedBinding(OptimizerBinding):
         for index, (parameter, stride, names) in enumerate(self._each()):
             dense = torch.empty_like(parameter, memory_format=torch.preserve_format)
             if dense.stride() != stride and parameter.numel():
-                raise AttachError(f"parameter {index} of the optimizer is not dense: use an optimizer of torch.optim for it")
+                raise AttachError(
+                    f"parameter {index} of the optimizer is not dense: use an optimizer of "
+                    "torch.optim for it"
+                )
             self._refuse_others(index, self._native.state.get(parameter, {}), (*names, "step"))
         slots = self._store.slots(f"{self._path}/slots", self._bytes(), "uint8")
         views = self._make_views(slots.current)
         with torch.no_grad():
             for index, (parameter, _, names) in enumerate(self._each()):
                 views.parameters[index].copy_(parameter)
-                state = self._native.complete(parameter, names) if parameter in self._native.state else {}
+                state = (
+                    self._native.complete(parameter, names)
+                    if parameter in self._native.state
+                    else {}
+                )
                 for name, here in state.items():
                     if name in views.state[index]:
                         views.state[index][name].copy_(here)
@@ -143,7 +163,12 @@ class SlottedBinding(OptimizerBinding):
         if not isinstance(held, Slots) or held.shape != (self._bytes(),):
             raise MismatchError(
                 "the optimizer is not the one whose state is stored",
-                mismatched=["its parameters and state have other sizes than the stored ones (momentum, dtypes)"],
+                mismatched=[
+                    (
+                        "its parameters and state have other sizes than the stored ones (momentum, "
+                        "dtypes)"
+                    )
+                ],
             )
 
     def open(self) -> None:
@@ -167,7 +192,9 @@ class SlottedBinding(OptimizerBinding):
     def _bind_to(self, turn: int) -> None:
         assert self._views is not None
         views = self._views[turn]
-        for parameter, view, state in zip(self.parameters, views.parameters, views.state, strict=True):
+        for parameter, view, state in zip(
+            self.parameters, views.parameters, views.state, strict=True
+        ):
             parameter.data = view
             self._bind_state(parameter, state)
 
@@ -175,7 +202,11 @@ class SlottedBinding(OptimizerBinding):
         """The slot's tensors and no others; what is plain beside them stays."""
         held = self._native.state[parameter]
         if held.keys() != views.keys():
-            for key in [key for key, value in held.items() if isinstance(value, torch.Tensor) and key not in views]:
+            for key in [
+                key
+                for key, value in held.items()
+                if isinstance(value, torch.Tensor) and key not in views
+            ]:
                 del held[key]
         held.update(views)
 
@@ -186,7 +217,8 @@ class SlottedBinding(OptimizerBinding):
     # ---- a step
 
     def begin(self) -> tuple[np.ndarray[Any, Any], bool]:
-        """See `Slotted`. After a flip that is not committed the step is in place: the committed slot is not to be written."""
+        """See `Slotted`. After a flip that is not committed the step is in place: the committed
+        slot is not to be written."""
         assert self._slots is not None
         self.collect()
         here = self._here
@@ -194,7 +226,9 @@ class SlottedBinding(OptimizerBinding):
             return self._table(here, here), False
         there = 1 - here
         if self._slots.next is not self._arrays[there]:  # also makes it writable
-            raise AttachError(f"the slots {self._path}/slots were replaced in the store: attach anew")
+            raise AttachError(
+                f"the slots {self._path}/slots were replaced in the store: attach anew"
+            )
         return self._table(here, there), True
 
     def finish(self) -> None:
@@ -204,7 +238,9 @@ class SlottedBinding(OptimizerBinding):
         self._slots.flip()
         self._here = 1 - self._here
         views = self._views[self._here]
-        for parameter, view, held, state in zip(self.parameters, views.parameters, self._held, views.state, strict=True):
+        for parameter, view, held, state in zip(
+            self.parameters, views.parameters, self._held, views.state, strict=True
+        ):
             parameter.data = view
             held.update(state)
 
@@ -216,11 +252,17 @@ class SlottedBinding(OptimizerBinding):
             table = np.zeros(len(source.parameters), TABLE)
             for index, (parameter, _, names) in enumerate(self._each()):
                 row = table[index]
-                row["param"], row["param_out"] = source.parameters[index].data_ptr(), target.parameters[index].data_ptr()
+                row["param"], row["param_out"] = (
+                    source.parameters[index].data_ptr(),
+                    target.parameters[index].data_ptr(),
+                )
                 for place, name in enumerate(names):
                     row["state"][place] = source.state[index][name].data_ptr()
                     row["state_out"][place] = target.state[index][name].data_ptr()
-                row["step"], row["step_out"] = source.state[index]["step"].data_ptr(), target.state[index]["step"].data_ptr()
+                row["step"], row["step_out"] = (
+                    source.state[index]["step"].data_ptr(),
+                    target.state[index]["step"].data_ptr(),
+                )
                 row["count"], row["bfloat16"] = parameter.numel(), parameter.dtype == torch.bfloat16
             self._tables[here, there] = table
         return table
@@ -230,10 +272,17 @@ class SlottedBinding(OptimizerBinding):
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
         names = self._names()
-        return [(names.get(id(one), f"optimizer..{index}"), one) for index, one in enumerate(self.parameters)]
+        return [
+            (names.get(id(one), f"optimizer..{index}"), one)
+            for index, one in enumerate(self.parameters)
+        ]
 
     def _names(self) -> dict[int, str]:
-        return {id(one): name for name, one in self._module.named_parameters()} if self._module is not None else {}
+        return (
+            {id(one): name for name, one in self._module.named_parameters()}
+            if self._module is not None
+            else {}
+        )
 
     def writes(self) -> list[Any]:
         return []  # nothing that is captured
@@ -243,27 +292,34 @@ class SlottedBinding(OptimizerBinding):
         return False
 
     def _refuse_others(self, index: int, held: dict[str, Any], places: Iterable[str]) -> None:
-        """A tensor under another name has no place in the slots, and would be lost at the next turn."""
+        """A tensor under another name has no place in the slots, and would be lost at the next
+        turn."""
         for key, value in held.items():
             if isinstance(value, torch.Tensor) and key not in places:
                 raise AttachError(
-                    f"the optimizer's state of parameter {index} holds a tensor under {key!r}, which has no place in the "
-                    "slots: remove it, or hand it to attach as an object of its own (stateful=...)"
+                    f"the optimizer's state of parameter {index} holds a tensor under {key!r}, "
+                    "which has no place in the slots: remove it, or hand it to attach as an object "
+                    "of its own (stateful=...)"
                 )
 
     def _check_groups(self) -> None:
-        for number, (names, group) in enumerate(zip(self._names_of_groups, self._native.param_groups, strict=False)):
+        for number, (names, group) in enumerate(
+            zip(self._names_of_groups, self._native.param_groups, strict=False)
+        ):
             if self._native.names(group) != names:
                 state = ", ".join(self._native.state_names)
                 raise AttachError(
-                    f"group {number} of the optimizer was attached {'with' if names else 'without'} {state}, and so are its "
-                    "slots: change what decides that (momentum to or from 0) before attach, in a new store"
+                    f"group {number} of the optimizer was attached "
+                    f"{'with' if names else 'without'} {state}, and so are its slots: change what "
+                    "decides that (momentum to or from 0) before attach, in a new store"
                 )
 
     def collect(self) -> None:
-        """Copies in what left the slots: `param.data = ...`, a loaded state_dict, state that was cleared.
+        """Copies in what left the slots: `param.data = ...`, a loaded state_dict, state that was
+        cleared.
 
-        Raises: AttachError for what has no place in the slots; the step or the commit that asked did not happen.
+        Raises: AttachError for what has no place in the slots; the step or the commit that asked
+            did not happen.
         """
         if self._views is None:
             return
@@ -273,25 +329,46 @@ class SlottedBinding(OptimizerBinding):
         data_ptr = torch.Tensor.data_ptr
         views = self._views[turn]
         if len(views.parameters) != len(self.parameters):
-            raise AttachError("parameters were added to the optimizer after attach: add groups before")
+            raise AttachError(
+                "parameters were added to the optimizer after attach: add groups before"
+            )
         self._check_groups()
         with torch.no_grad():
-            each = zip(self.parameters, self._strides, views.parameters, views.state, views.memory, strict=True)
+            each = zip(
+                self.parameters,
+                self._strides,
+                views.parameters,
+                views.state,
+                views.memory,
+                strict=True,
+            )
             for index, (parameter, stride, view, state, memory) in enumerate(each):
                 held = self._native.state[parameter]
                 every.append(held)
                 here = [*map(data_ptr, (parameter, *state.values()))]
                 moved = (
-                    here != memory or parameter.stride() != stride or not all(map(is_, map(held.get, state), state.values()))
+                    here != memory
+                    or parameter.stride() != stride
+                    or not all(map(is_, map(held.get, state), state.values()))
                 )
                 if moved or len(held) != len(state):
                     self._refuse_others(index, held, state)
                 if moved:
                     if here[0] != memory[0] or parameter.stride() != stride:
-                        if parameter.shape != view.shape or parameter.dtype != view.dtype or parameter.device.type != "cpu":
+                        if (
+                            parameter.shape != view.shape
+                            or parameter.dtype != view.dtype
+                            or parameter.device.type != "cpu"
+                        ):
                             raise MismatchError(
-                                "tensors were replaced by others that do not fit their place in the store",
-                                mismatched=[f"parameter {index} of the optimizer: {tuple(parameter.shape)} {parameter.dtype}"],
+                                "tensors were replaced by others that do not fit their place in "
+                                "the store",
+                                mismatched=[
+                                    (
+                                        f"parameter {index} of the optimizer: "
+                                        f"{tuple(parameter.shape)} {parameter.dtype}"
+                                    )
+                                ],
                             )
                         view.copy_(parameter)
                         parameter.data = view
@@ -301,12 +378,15 @@ class SlottedBinding(OptimizerBinding):
         self._beside, self._held = beside, every
 
     def _take_state(self, turn: int, index: int, parameter: torch.Tensor) -> None:
-        """Copies state that is in other tensors, or in other memory, into its place, and binds it there."""
+        """Copies state that is in other tensors, or in other memory, into its place, and binds it
+        there."""
         assert self._views is not None
         views = self._views[turn]
         _, _, names = self._each()[index]
         complete = dict(self._native.complete(parameter, names))
-        for (name, view), memory in zip(list(views.state[index].items()), views.memory[index][1:], strict=True):
+        for (name, view), memory in zip(
+            list(views.state[index].items()), views.memory[index][1:], strict=True
+        ):
             if view.data_ptr() != memory:
                 views.state[index][name] = self._make_views(self._arrays[turn]).state[index][name]
             if complete[name] is not views.state[index][name]:
@@ -314,19 +394,26 @@ class SlottedBinding(OptimizerBinding):
         self._bind_state(parameter, views.state[index])
 
     def _objects(self) -> list[object]:
-        """All but the tensors of the slots, which change with every step: `collect` sees to them."""
+        """All but the tensors of the slots, which change with every step: `collect` sees to
+        them."""
         self.collect()
-        found = [item for group in self._native.param_groups for item in (group, *group, *group.values(), *group["params"])]
-        found += self._native.state  # a key that is no parameter has a value that `_describe` takes for one that can change
+        found = [
+            item
+            for group in self._native.param_groups
+            for item in (group, *group, *group.values(), *group["params"])
+        ]
+        # a key that is no parameter has a value that `_describe` takes for one that can change
+        found += self._native.state
         for pair in self._beside:
             found += pair
         return found
 
-    def _pairs(self) -> list[tuple[torch.Tensor, Block]]:
+    def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         return []
 
     def take_in(self) -> dict[int, torch.Tensor]:
-        """Follows parameters of the module that are other objects now (`load_state_dict(assign=True)`). Old id to new one."""
+        """Follows parameters of the module that are other objects now
+        (`load_state_dict(assign=True)`). Old id to new one."""
         if self._module is None or self._links is None:
             self._links = self._find_links()
         replaced: dict[int, torch.Tensor] = {}

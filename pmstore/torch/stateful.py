@@ -55,7 +55,11 @@ def extra_state(model: nn.Module | None) -> Stateful | None:
     if model is None:
         return None
     plain = nn.Module.get_extra_state
-    modules = {name: module for name, module in model.named_modules() if type(module).get_extra_state is not plain}
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not plain
+    }
     return _ExtraState(modules) if modules else None
 
 
@@ -67,12 +71,14 @@ def as_stateful(name: str, given: Any) -> Stateful:
     """
     if isinstance(given, torch.Generator):
         return _GeneratorState(given)
-    if callable(getattr(given, "state_dict", None)) and callable(getattr(given, "load_state_dict", None)):
+    if callable(getattr(given, "state_dict", None)) and callable(
+        getattr(given, "load_state_dict", None)
+    ):
         stateful: Stateful = given
         return stateful
     raise AttachError(
-        f"stateful[{name!r}] is a {type(given).__qualname__}: it must be a torch.Generator, or have state_dict() and "
-        "load_state_dict()"
+        f"stateful[{name!r}] is a {type(given).__qualname__}: it must be a torch.Generator, or "
+        "have state_dict() and load_state_dict()"
     )
 
 
@@ -92,7 +98,8 @@ class StatefulPart:
         self._part.write(self._stateful.state_dict())
 
     def restore(self) -> None:
-        """Loads the stored state, and drops what a gradient scaler remembers of a step that is taken back."""
+        """Loads the stored state, and drops what a gradient scaler remembers of a step that is
+        taken back."""
         self._part.forget()
         state = self._part.read()
         if state:  # a disabled scaler's is empty, and refused by its own load_state_dict

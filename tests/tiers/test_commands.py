@@ -17,7 +17,7 @@ import pmstore
 
 typer_testing = pytest.importorskip("typer.testing")
 
-from pmstore.commands import app  # noqa: E402
+from pmstore.commands.program import app  # noqa: E402
 
 Step = Callable[[float], int]
 
@@ -33,7 +33,10 @@ def test_epochs_and_restore(step: Step, path: Path, url: str) -> None:
     assert code == 0
     assert [line.split()[0] for line in text.splitlines()] == ["epoch", str(newer), str(older)]
     code, text = run("epochs", url, "--verify", "--json")
-    assert [(one["epoch"], one["problem"]) for one in json.loads(text)] == [(newer, None), (older, None)]
+    assert [(one["epoch"], one["problem"]) for one in json.loads(text)] == [
+        (newer, None),
+        (older, None),
+    ]
     target = path.with_name("b.pm")
     code, text = run("restore", target, url)
     assert (code, text.strip()) == (0, f"epoch {newer} restored to {target} (8,388,608 bytes)")
@@ -61,7 +64,10 @@ def test_epochs_and_restore(step: Step, path: Path, url: str) -> None:
 def test_export(step: Step, path: Path, url: str) -> None:
     epoch = step(3)
     target = path.with_name("m.safetensors")
-    assert run("export-tier", url, target, "--group", "deep") == (0, f"epoch {epoch}: 1 tensor written to {target}\n")
+    assert run("export-tier", url, target, "--group", "deep") == (
+        0,
+        f"epoch {epoch}: 1 tensor written to {target}\n",
+    )
     assert run("export-tier", url, target)[0] == 2
     assert target.stat().st_mode & 0o777 == 0o600
     shared = path.with_name("shared.safetensors")
@@ -106,10 +112,12 @@ def test_flush(filled: pmstore.Store, path: Path, url: str) -> None:
 def on_a_terminal(*words: object) -> tuple[str, str]:
     """What a command writes to its output, and to a terminal that is its standard error."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pmstore.cli", *map(str, words)]
+    command = [sys.executable, "-m", "pmstore.commands.cli", *map(str, words)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     shown = b""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
+    ) as running:
         os.close(theirs)
         try:
             while some := os.read(ours, 1 << 16):

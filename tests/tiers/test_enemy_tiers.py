@@ -1,5 +1,5 @@
-"""Manifests, names and chunks that an enemy wrote, checksums right: errors in words, in little time and memory, and nothing
-read or written outside the tier and the new store."""
+"""Manifests, names and chunks that an enemy wrote, checksums right: errors in words, in little time
+and memory, and nothing read or written outside the tier and the new store."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import pytest
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.engine.snapshot import checksum
 from pmstore.errors import PmstoreError, TierError
 from pmstore.tiers import export_safetensors
 from pmstore.tiers.backend import open_backend
-from pmstore.tiers.engine import checksum
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import BadManifestError, Manifest, Shared
 from pmstore.tiers.reading import EpochBytes, list_epochs, verify
@@ -86,7 +86,9 @@ def with_chunk(**fields: int) -> Callable[[Manifest], Manifest]:
         change(shared=(Shared("w", -4096, 100),)),
     ],
 )
-def test_manifests_that_would_lead_astray_are_refused(manifest: Path, evil: Callable[[Manifest], Manifest], path: Path) -> None:
+def test_manifests_that_would_lead_astray_are_refused(
+    manifest: Path, evil: Callable[[Manifest], Manifest], path: Path
+) -> None:
     packed = evil(Manifest.unpack(manifest.read_bytes())).pack()
     with pytest.raises(BadManifestError):
         Manifest.unpack(packed)
@@ -98,15 +100,31 @@ def test_manifests_that_would_lead_astray_are_refused(manifest: Path, evil: Call
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xc1", b"\x90", b"\x80", b"\x91" * 100_000, b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x90",
+        b"\x80",
+        b"\x91" * 100_000,
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+    ],
 )
 def test_bodies_that_are_no_manifest(body: bytes) -> None:
     with pytest.raises(BadManifestError):
-        Manifest.unpack(b"PMSTIER1" + checksum(body).to_bytes(4, "little") + len(body).to_bytes(8, "little") + body)
+        Manifest.unpack(
+            b"PMSTIER1"
+            + checksum(body).to_bytes(4, "little")
+            + len(body).to_bytes(8, "little")
+            + body
+        )
 
 
 def test_a_name_with_a_huge_world_costs_nothing(manifest: Path, path: Path) -> None:
-    (manifest.parent / f"99999999.000000000009.run.0-{10**18}.manifest").write_bytes(manifest.read_bytes())
+    (manifest.parent / f"99999999.000000000009.run.0-{10**18}.manifest").write_bytes(
+        manifest.read_bytes()
+    )
     began = time.process_time()
     broken, whole = pmstore.epochs(manifest.parent)
     assert time.process_time() - began < 5  # not 10**18 numbers
@@ -138,7 +156,8 @@ def test_a_sparse_manifest_is_not_read_into_memory(manifest: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_state_that_an_enemy_wrote(manifest: Path, path: Path, seed: int) -> None:
-    """Chunks changed at random, with checksums that fit: what is exported or restored is an error or a store, never a hang."""
+    """Chunks changed at random, with checksums that fit: what is exported or restored is an error
+    or a store, never a hang."""
     rng = random.Random(seed)
     info = list_epochs(open_backend(manifest.parent))[0]
     source = EpochBytes(open_backend(manifest.parent), info, 0)
@@ -147,7 +166,9 @@ def test_state_that_an_enemy_wrote(manifest: Path, path: Path, seed: int) -> Non
     data = np.frombuffer(file.read_bytes(), np.uint8).copy()
     for _ in range(40):
         at = rng.randrange(min(len(data), 40 * CHUNK) // 8) * 8
-        value = rng.choice([0, 1, root._root, at, (1 << 63) + 5, (1 << 64) - 1, rng.randrange(1 << 30)])
+        value = rng.choice(
+            [0, 1, root._root, at, (1 << 63) + 5, (1 << 64) - 1, rng.randrange(1 << 30)]
+        )
         data[at : at + 8] = np.frombuffer(value.to_bytes(8, "little"), np.uint8)
     file.write_bytes(data.tobytes())
     seal(manifest, data.tobytes())
@@ -169,9 +190,14 @@ def with_head(manifest: Path, at: int, form: str, value: int) -> None:
     manifest.write_bytes(replace(found, head=bytes(head)).pack())
 
 
-@pytest.mark.parametrize(("at", "form", "value"), [(56, "<Q", 1 << 50), (56, "<Q", (1 << 59) + 4096), (8, "<I", 77)])
-def test_a_superblock_that_is_none_is_not_believed(manifest: Path, path: Path, at: int, form: str, value: int) -> None:
-    """Where segments lie, and how large the store is: whoever reads an epoch asks the engine first."""
+@pytest.mark.parametrize(
+    ("at", "form", "value"), [(56, "<Q", 1 << 50), (56, "<Q", (1 << 59) + 4096), (8, "<I", 77)]
+)
+def test_a_superblock_that_is_none_is_not_believed(
+    manifest: Path, path: Path, at: int, form: str, value: int
+) -> None:
+    """Where segments lie, and how large the store is: whoever reads an epoch asks the engine
+    first."""
     with_head(manifest, at, form, value)
     backend = open_backend(manifest.parent)
     with pytest.raises(TierError, match="corrupt"):
@@ -189,14 +215,31 @@ def nodes(data: bytearray, name: bytes, meta: bytes) -> int:
 
 @pytest.mark.parametrize(
     ("at", "form", "value"),
-    [(44, "<I", (1 << 32) - 1), (44, "<I", 3 << 20), (32, "<Q", 6 << 30), (32, "<Q", 1 << 21), (48, "<I", 4097)],
-    ids=["description of 4 GiB", "description of 3 MiB", "array of 6 GiB", "array of 2 MiB", "name of a page"],
+    [
+        (44, "<I", (1 << 32) - 1),
+        (44, "<I", 3 << 20),
+        (32, "<Q", 6 << 30),
+        (32, "<Q", 1 << 21),
+        (48, "<I", 4097),
+    ],
+    ids=[
+        "description of 4 GiB",
+        "description of 3 MiB",
+        "array of 6 GiB",
+        "array of 2 MiB",
+        "name of a page",
+    ],
 )
-def test_sizes_of_objects_are_not_believed(manifest: Path, path: Path, at: int, form: str, value: int) -> None:
-    """The file has 8 MiB, so that the smaller ones are within it; what is behind the array is in no chunk."""
+def test_sizes_of_objects_are_not_believed(
+    manifest: Path, path: Path, at: int, form: str, value: int
+) -> None:
+    """The file has 8 MiB, so that the smaller ones are within it; what is behind the array is in no
+    chunk."""
     backend = open_backend(manifest.parent)
     source = EpochBytes(backend, list_epochs(backend)[0], 0)
-    (one,) = [one for one in Image(source.read, source.manifest.state_bytes).arrays() if one.name == "a"]
+    (one,) = [
+        one for one in Image(source.read, source.manifest.state_bytes).arrays() if one.name == "a"
+    ]
     (file,) = manifest.parent.glob("*.chunks")
     data = bytearray(file.read_bytes())
     struct.pack_into(form, data, nodes(data, b"a", one.meta) + at, value)
@@ -243,7 +286,8 @@ def test_descriptions_that_overlap() -> None:
 
 
 def test_a_tier_that_is_listed_and_not_found(filled: pmstore.Store, path: Path) -> None:
-    """The slot of a remembered tier's name says another hash: iterating finds the name, looking it up does not."""
+    """The slot of a remembered tier's name says another hash: iterating finds the name, looking it
+    up does not."""
     filled.close()
     data = bytearray(path.read_bytes())
     image = Image(lambda offset, nbytes: bytes(data[offset : offset + nbytes]), len(data))

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.tiers import engine, restoring
+from pmstore.engine import snapshot
+from pmstore.tiers import restoring
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -25,10 +26,14 @@ KIB, MIB = 1 << 10, 1 << 20
 def test_every_byte_whatever_the_size_of_a_chunk(
     shm: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, mapped: bool
 ) -> None:
-    """Chunks that end with the file or go beyond it, are larger than what room is made for at once, or do not divide it."""
+    """Chunks that end with the file or go beyond it, are larger than what room is made for at once,
+    or do not divide it."""
     monkeypatch.setattr(restoring, "MAP_MEMORY", mapped)
     rng = np.random.default_rng(chunk_bytes)
-    content = {f"a{i}": rng.integers(0, 256, size, np.uint8) for i, size in enumerate([10, 3 * MIB, 100 * KIB, 5 * MIB + 1])}
+    content = {
+        f"a{i}": rng.integers(0, 256, size, np.uint8)
+        for i, size in enumerate([10, 3 * MIB, 100 * KIB, 5 * MIB + 1])
+    }
     with pmstore.open(shm / "s.pm", size=40 * MIB + 12 * KIB) as store:
         for name, value in content.items():
             store[name] = value
@@ -41,7 +46,8 @@ def test_every_byte_whatever_the_size_of_a_chunk(
         store.flush("t", wait=True)
     report = pmstore.restore(shm / "r.pm", shm / "tier")
     status = (shm / "r.pm").stat()
-    assert status.st_size == report.nbytes == (shm / "s.pm").stat().st_size - 4 * KIB  # the last one is not of the state
+    # the last one is not of the state
+    assert status.st_size == report.nbytes == (shm / "s.pm").stat().st_size - 4 * KIB
     assert status.st_blocks * 512 >= status.st_size
     with pmstore.open(shm / "r.pm") as store:
         assert store.check().problems == ()
@@ -55,10 +61,12 @@ def test_every_byte_whatever_the_size_of_a_chunk(
 
 def test_what_is_mapped(shm: Path, disk: Path) -> None:
     for folder in (shm, disk):
-        kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True).stdout.strip()
+        kind = subprocess.run(
+            ["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True
+        ).stdout.strip()
         mapped = kind == "tmpfs"
         with open(folder / "new", "w+b") as file:
-            fill = engine.Fill(file.fileno(), 40 * MIB, "new")
+            fill = snapshot.Fill(file.fileno(), 40 * MIB, "new")
             assert fill.mapped == mapped
             fill.close()
             assert (folder / "new").stat().st_size == (40 * MIB if mapped else 0)
@@ -66,8 +74,8 @@ def test_what_is_mapped(shm: Path, disk: Path) -> None:
 
 def test_a_cancelled_reservation(shm: Path) -> None:
     with open(shm / "new", "w+b") as file:
-        fill = engine.Fill(file.fileno(), 40 * MIB, "new")
-        transfer = engine.Transfer()
+        fill = snapshot.Fill(file.fileno(), 40 * MIB, "new")
+        transfer = snapshot.Transfer()
         transfer.cancel()
         with pytest.raises(pmstore.TransactionError):
             fill.reserve(0, 40 * MIB, True, transfer, "new")
@@ -76,15 +84,17 @@ def test_a_cancelled_reservation(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 3])
-def test_an_interrupt_ends_the_copying(shm: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    """Which is done in threads of the engine that no signal reaches; they have ended before their memory goes, however often it
-    comes."""
+def test_an_interrupt_ends_the_copying(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """Which is done in threads of the engine that no signal reaches; they have ended before their
+    memory goes, however often it comes."""
     with pmstore.open(shm / "s.pm", size=40 * MIB) as store:
         store["a"] = np.ones(MIB)
         store.add_tier("t", shm / "tier")
         store.commit()
         store.flush("t", wait=True)
-    main, copy, told = threading.get_ident(), engine.copy_pieces, []
+    main, copy, told = threading.get_ident(), snapshot.copy_pieces, []
 
     def interrupted(*arguments: Any) -> int | None:
         transfer = arguments[-1]
@@ -101,7 +111,7 @@ def test_an_interrupt_ends_the_copying(shm: Path, monkeypatch: pytest.MonkeyPatc
             told.append(str(error))
             raise
 
-    monkeypatch.setattr(engine, "copy_pieces", interrupted)
+    monkeypatch.setattr(snapshot, "copy_pieces", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pmstore.restore(shm / "r.pm", shm / "tier")
     assert len(told) == 1
@@ -132,11 +142,17 @@ def test_memory_that_is_full(shm: Path) -> None:
         store.flush("t", wait=True)
     place = shm / "small"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", place], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "none", place], capture_output=True, check=False
+    ).returncode:
         pytest.skip("mounts need root")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", FULL, place, shm / "tier"], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", FULL, place, shm / "tier"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == ["full ['else']"] * 4
@@ -147,12 +163,12 @@ def test_memory_that_is_full(shm: Path) -> None:
 LIMITED = """
 import resource, sys, pmstore
 from pathlib import Path
-from pmstore.tiers import engine
+from pmstore.engine import snapshot
 place, size = Path(sys.argv[1]), int(sys.argv[2])
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + size,) * 2)
 with open(place / "new", "w+b") as file:
-    print(engine.Fill(file.fileno(), 2 * size, "new").mapped)
+    print(snapshot.Fill(file.fileno(), 2 * size, "new").mapped)
 print(pmstore.restore(place / "r.pm", place / "tier").nbytes)
 """
 
@@ -167,7 +183,9 @@ def test_address_space_that_is_limited(shm: Path) -> None:
     size = (shm / "s.pm").stat().st_size - 4 * KIB
     one_arena = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # glibc sets 64 MiB aside for each thread
     command = [sys.executable, "-c", LIMITED, shm, str(size)]
-    done = subprocess.run(command, env=one_arena, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=one_arena, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", str(size)]
     with pmstore.open(shm / "r.pm", "r") as store:

@@ -42,7 +42,9 @@ def test_a_lock_is_given_up_though_a_child_has_not_run_yet(tmp_path: Path) -> No
     again.release()
 
 
-def test_a_restored_store_opens_though_a_child_was_forked_meanwhile(filled: pmstore.Store, url: str, tmp_path: Path) -> None:
+def test_a_restored_store_opens_though_a_child_was_forked_meanwhile(
+    filled: pmstore.Store, url: str, tmp_path: Path
+) -> None:
     filled.flush("t", wait=True)
     read, write = os.pipe()
     children: list[int] = []

@@ -21,6 +21,7 @@ import pytest
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.base.workers import Worker
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
 from pmstore.tiers.backend import Access, LocalBackend, open_backend
@@ -28,7 +29,6 @@ from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
 from pmstore.tiers.writer import Writer
-from pmstore.workers import Worker
 
 Step = Callable[[float], int]
 
@@ -73,7 +73,9 @@ def test_what_was_committed_comes_back(path: Path, url: str, domain: str) -> Non
             assert store.flush("t", wait=True).epoch == handle.epoch + 1
 
 
-def test_a_flush_shows_one_commit_whatever_is_written_meanwhile(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_flush_shows_one_commit_whatever_is_written_meanwhile(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     rng = random.Random(1)
     a = filled["a"]
     for i in range(8):
@@ -106,7 +108,9 @@ def test_only_what_changed_is_written(filled: pmstore.Store, path: Path, url: st
     assert restored(path, url)["a"].tolist() == [*range(77_777), 5, *range(77_778, 131_072)]
 
 
-def test_a_file_that_goes_while_a_tier_is_listed(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_goes_while_a_tier_is_listed(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "abc":
         (shm / name).write_text(name)
     real = os.scandir
@@ -122,7 +126,9 @@ def test_a_file_that_goes_while_a_tier_is_listed(shm: Path, monkeypatch: pytest.
     assert open_backend(shm).names() == {"a": 1, "c": 1}
 
 
-def test_a_restore_reads_at_most_twice_the_state(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_restore_reads_at_most_twice_the_state(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     rng = random.Random(3)
     a = filled["a"]
     for i in range(30):
@@ -194,7 +200,9 @@ def test_keep_takes_no_epoch_for_one_whose_files_went(
     assert restored(path, url, step(3))["a"][0] == 3
 
 
-def test_a_commit_flushed_again_is_never_missing(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_commit_flushed_again_is_never_missing(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     """A later process flushes the same commit: the old manifest goes when the new one is there."""
     first = filled.flush("t", wait=True).epoch
     filled.close()
@@ -205,11 +213,15 @@ def test_a_commit_flushed_again_is_never_missing(filled: pmstore.Store, path: Pa
             assert [(one.epoch, one.problem) for one in pmstore.epochs(url)] == [(first, None)]
             time.sleep(0.02)
         store.drain()
-        assert [(one.epoch, one.generation, one.problem) for one in pmstore.epochs(url)] == [(first, 2, None)]
+        assert [(one.epoch, one.generation, one.problem) for one in pmstore.epochs(url)] == [
+            (first, 2, None)
+        ]
         assert len(list(Path(url).glob("*.chunks"))) == 1
 
 
-def test_a_half_written_manifest_is_deleted_by_the_next_writer(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_half_written_manifest_is_deleted_by_the_next_writer(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     filled.flush("t", wait=True)
     filled.close()
     whole = newest_file(url, ".manifest")
@@ -222,14 +234,16 @@ def test_a_half_written_manifest_is_deleted_by_the_next_writer(filled: pmstore.S
     assert (left.exists(), others.exists()) == (False, True)
 
 
-def test_a_failure_that_nobody_was_told_of_is_a_warning_at_close(filled: pmstore.Store, url: str) -> None:
+def test_a_failure_that_nobody_was_told_of_is_a_warning_at_close(
+    filled: pmstore.Store, url: str
+) -> None:
     Path(url).write_text("not a directory")
     filled.flush("t")
     with pytest.warns(UserWarning, match="failed"):
         filled.close()
 
 
-# ---- damage -------------------------------------------------------------------------------------------------------------
+# ---- damage --------------------------------------------------------------------------------------
 
 
 def newest_file(url: str, suffix: str) -> Path:
@@ -297,10 +311,12 @@ def test_a_restore_does_not_replace_a_file(step: Step, path: Path, url: str) -> 
         pmstore.restore(path, url)
 
 
-# ---- runs and writers -----------------------------------------------------------------------------------------------------
+# ---- runs and writers ----------------------------------------------------------------------------
 
 
-def test_a_branch_is_a_run_of_its_own(step: Step, filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_branch_is_a_run_of_its_own(
+    step: Step, filled: pmstore.Store, path: Path, url: str
+) -> None:
     first, second = step(1), step(2)
     branch = path.with_name("branch.pm")
     pmstore.restore(branch, url, first)
@@ -310,7 +326,11 @@ def test_a_branch_is_a_run_of_its_own(step: Step, filled: pmstore.Store, path: P
         store.commit()
         assert store.flush("t", wait=True).epoch == second
         new = store.info().uuid
-    assert {(one.epoch, one.run == new) for one in pmstore.epochs(url)} == {(first, False), (second, False), (second, True)}
+    assert {(one.epoch, one.run == new) for one in pmstore.epochs(url)} == {
+        (first, False),
+        (second, False),
+        (second, True),
+    }
     with pytest.raises(TierError, match="several runs"):
         pmstore.restore(path.with_name("c.pm"), url, second)
     assert restored(path, url, second, run=new[:8])["a"][0] == 20
@@ -337,7 +357,8 @@ def test_two_writers_of_one_run(filled: pmstore.Store, path: Path, url: str) -> 
 
 
 def test_a_run_is_of_one_store(filled: pmstore.Store, path: Path, url: str, shm: Path) -> None:
-    """A restored store that was trained on cannot put its epochs beside those of the way it left, whatever name it gives."""
+    """A restored store that was trained on cannot put its epochs beside those of the way it left,
+    whatever name it gives."""
     filled.add_tier("t", url, run="job", chunk_bytes=CHUNK)
     filled["a"][:] = 1
     filled.commit()
@@ -361,7 +382,9 @@ def test_a_run_is_of_one_store(filled: pmstore.Store, path: Path, url: str, shm:
     assert restored(path, url)["a"][0] == 3
 
 
-def test_files_that_somebody_took_away_are_written_anew(filled: pmstore.Store, step: Step, path: Path, url: str) -> None:
+def test_files_that_somebody_took_away_are_written_anew(
+    filled: pmstore.Store, step: Step, path: Path, url: str
+) -> None:
     step(1)
     for file in Path(url).glob("*.chunks"):
         file.unlink()
@@ -378,8 +401,11 @@ def test_files_that_somebody_took_away_are_written_anew(filled: pmstore.Store, s
     assert restored(path, url)["a"][5] == 7
 
 
-def test_a_tier_that_somebody_emptied_gets_the_same_commit_again(filled: pmstore.Store, path: Path, url: str) -> None:
-    """Under a name of its own: what is known of the manifest that was there before says nothing of it."""
+def test_a_tier_that_somebody_emptied_gets_the_same_commit_again(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
+    """Under a name of its own: what is known of the manifest that was there before says nothing of
+    it."""
     filled.add_tier("t", url, chunk_bytes=CHUNK, keep=2)
     names: set[str] = set()
     for _ in range(3):
@@ -427,14 +453,18 @@ def test_nothing_is_deleted_by_a_writer_that_lost_its_lock(step: Step, url: str)
     assert sorted(os.listdir(url)) == before
 
 
-def test_a_clock_that_goes_back_decides_nothing(step: Step, path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_goes_back_decides_nothing(
+    step: Step, path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step(1)
     monkeypatch.setattr("time.time", lambda: 5.0)
     step(2)
     assert restored(path, url)["a"][0] == 2
 
 
-def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(filled: pmstore.Store, url: str) -> None:
+def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(
+    filled: pmstore.Store, url: str
+) -> None:
     Path(url).write_text("not a directory")
     handle = filled.flush("t")
     with pytest.raises(OSError):
@@ -459,7 +489,9 @@ def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(filled: pmstor
         filled.flush("u")
 
 
-def test_a_failure_may_be_a_warning_at_the_next_flush(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_failure_may_be_a_warning_at_the_next_flush(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     filled.add_tier("t", url, chunk_bytes=CHUNK, on_error="warn")
     Path(url).write_text("not a directory")
     failed = filled.flush("t")
@@ -489,7 +521,8 @@ def test_two_tiers_at_once(filled: pmstore.Store, path: Path, url: str) -> None:
 
 
 def test_callbacks(filled: pmstore.Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress comes in order and ends at all of it; a callback that raises is told, and harms no flush."""
+    """Progress comes in order and ends at all of it; a callback that raises is told, and harms no
+    flush."""
     told: list[tuple[int, int]] = []
     raised: list[type[BaseException]] = []
     ended: list[object] = []
@@ -510,7 +543,9 @@ def test_callbacks(filled: pmstore.Store, url: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("ending", ["drain", "close"])
-def test_a_callback_drains_or_closes_the_store(filled: pmstore.Store, url: str, ending: str) -> None:
+def test_a_callback_drains_or_closes_the_store(
+    filled: pmstore.Store, url: str, ending: str
+) -> None:
     """Also with flushes after its own that have yet to run, and their callbacks."""
     filled.add_tier("t", url, chunk_bytes=CHUNK, keep=1)
     begun, ended = threading.Event(), threading.Event()
@@ -619,7 +654,9 @@ def test_threads_that_cannot_be_started(
     assert restored(path, url)["epoch"] == handle.epoch
 
 
-def test_a_thread_that_tells_progress_cannot_be_started(filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_tells_progress_cannot_be_started(
+    filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled.flush("t", wait=True)
     start = Worker.start
 
@@ -638,7 +675,9 @@ def test_a_thread_that_tells_progress_cannot_be_started(filled: pmstore.Store, m
     filled.flush("t").wait(60)
 
 
-def test_a_store_whose_regular_flushing_cannot_be_started(path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_whose_regular_flushing_cannot_be_started(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(thread: Worker) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -657,7 +696,9 @@ def test_a_store_whose_regular_flushing_cannot_be_started(path: Path, url: str, 
     assert pmstore.tiers.epochs(url)
 
 
-def test_a_callback_flushes_while_the_store_is_closed(filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_flushes_while_the_store_is_closed(
+    filled: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raised: list[BaseException | None] = []
     closing, called = threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
@@ -704,8 +745,12 @@ def test_memory_is_bounded_and_a_commit_waits(filled: pmstore.Store, path: Path,
     assert restored(path, url)["a"][5] == 5
 
 
-def test_a_flush_that_keeps_commits_waiting_too_long_fails_and_they_go_on(filled: pmstore.Store, url: str) -> None:
-    filled.add_tier("t", url, memory="64KiB", max_rate="500KB", max_wait_seconds=0.05, chunk_bytes=CHUNK)
+def test_a_flush_that_keeps_commits_waiting_too_long_fails_and_they_go_on(
+    filled: pmstore.Store, url: str
+) -> None:
+    filled.add_tier(
+        "t", url, memory="64KiB", max_rate="500KB", max_wait_seconds=0.05, chunk_bytes=CHUNK
+    )
     handle = filled.flush("t")
     filled["a"][:] = -1
     filled.commit()
@@ -738,17 +783,21 @@ print(len(pmstore.epochs({str(shm / "tier")!r})))
 store.flush("t", wait=True)
 print([one.problem for one in pmstore.epochs({str(shm / "tier")!r})])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     assert first.startswith("TierError")
     assert rest == ["1", "[None, None]"]
 
 
-# ---- other ways in and out --------------------------------------------------------------------------------------------------
+# ---- other ways in and out -----------------------------------------------------------------------
 
 
-def test_flushed_by_itself_every_so_many_commits(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_flushed_by_itself_every_so_many_commits(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     filled.add_tier("t", url, every=3, chunk_bytes=CHUNK)
     for i in range(9):
         filled["a"][:] = i
@@ -764,7 +813,9 @@ def test_flushed_by_itself_every_so_many_commits(filled: pmstore.Store, path: Pa
     assert found["epoch"] >= filled.epoch - 3
 
 
-def test_a_reopened_store_goes_on_flushing_by_itself(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_reopened_store_goes_on_flushing_by_itself(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     filled.add_tier("t", url, every=2, chunk_bytes=CHUNK)
     filled.commit()
     filled.close()
@@ -834,7 +885,9 @@ handle = store.flush("t")
 os.kill(os.getpid(), signal.SIGTERM)
 print("not reached")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == -15, done.stderr
     assert done.stdout == ""
     assert [one.problem for one in pmstore.epochs(str(shm / "tier"))] == [None]
@@ -851,7 +904,11 @@ def test_safetensors_without_a_store(filled: pmstore.Store, path: Path, url: str
     found = safetensors.load_file(target)
     for name in ("a", "deep/er/b", "deep/f", "deep/empty"):
         np.testing.assert_array_equal(found[name], filled[name])
-    assert export_safetensors(path.with_name("y.safetensors"), url, group="deep")[1] == ["empty", "er/b", "f"]
+    assert export_safetensors(path.with_name("y.safetensors"), url, group="deep")[1] == [
+        "empty",
+        "er/b",
+        "f",
+    ]
     with pytest.raises(TierError, match="no arrays under 'nope'"):
         export_safetensors(path.with_name("z.safetensors"), url, group="nope")
     with pytest.raises(FileExistsError):

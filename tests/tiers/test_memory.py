@@ -12,7 +12,8 @@ import numpy as np
 import pmstore
 
 def anonymous():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) << 10
+    status = open("/proc/self/status")
+    return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) << 10
 
 with pmstore.open(f"{sys.argv[1]}/s.pm", size="160MiB", domain="process") as store:
     store["a"] = np.ones(64 << 20, np.uint8)
@@ -43,7 +44,13 @@ BUFFERS = 16 * MIB
 
 def test_memory_is_bounded_as_the_system_counts_it(shm: Path) -> None:
     """A commit changes 64 MiB under a flush that may keep 8."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, shm], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, shm],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     most, kept = map(int, done.stdout.split())
     assert kept <= 8 * MIB

@@ -1,4 +1,5 @@
-"""Who may read what a tier holds, and whose files it touches: no more than the store's readers, and none but its own."""
+"""Who may read what a tier holds, and whose files it touches: no more than the store's readers, and
+none but its own."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def modes(folder: Path) -> set[int]:
 
 
 def directory_modes(folder: Path, top: Path) -> list[int]:
-    return [stat.S_IMODE(one.stat().st_mode) for one in (folder, *folder.parents) if one != top and top in one.parents]
+    return [
+        stat.S_IMODE(one.stat().st_mode)
+        for one in (folder, *folder.parents)
+        if one != top and top in one.parents
+    ]
 
 
 def test_files_are_as_private_as_the_store(path: Path, shm: Path, umask: int) -> None:
@@ -79,7 +84,10 @@ def test_a_tier_that_is_shared(path: Path, shm: Path, umask: int) -> None:
 
 @pytest.mark.parametrize("mode", [0o400, 0o1600, 0o700, -1, 0, True, "640", 0o602 | 0o100])
 def test_modes_that_are_none(path: Path, mode: object) -> None:
-    with pmstore.open(path, size="1MiB") as store, pytest.raises(ValueError, match="permissions of files, such as 0o640"):
+    with (
+        pmstore.open(path, size="1MiB") as store,
+        pytest.raises(ValueError, match="permissions of files, such as 0o640"),
+    ):
         store.add_tier("t", "x", mode=mode)  # type: ignore[arg-type]
 
 
@@ -104,7 +112,7 @@ def test_a_lock_that_is_no_file(filled: pmstore.Store, shm: Path, url: str, what
     filled.flush("t", wait=True)
 
 
-# ---- names ------------------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 def test_only_files_that_it_wrote_are_deleted(filled: pmstore.Store, path: Path, url: str) -> None:
@@ -146,9 +154,19 @@ def test_only_files_that_it_wrote_are_deleted(filled: pmstore.Store, path: Path,
 
 
 @pytest.mark.parametrize(
-    "generation", ["9" * 20, str(1 << 63), "9" * 19, "0" + "9" * 19, str(GENERATION_MOST + 1), "0" * 12 + "99999998"]
+    "generation",
+    [
+        "9" * 20,
+        str(1 << 63),
+        "9" * 19,
+        "0" + "9" * 19,
+        str(GENERATION_MOST + 1),
+        "0" * 12 + "99999998",
+    ],
 )
-def test_a_stray_file_takes_no_epoch_with_it(filled: pmstore.Store, path: Path, url: str, generation: str) -> None:
+def test_a_stray_file_takes_no_epoch_with_it(
+    filled: pmstore.Store, path: Path, url: str, generation: str
+) -> None:
     Path(url).mkdir()
     stray = Path(url) / f"{generation}.000000000001.other.0-1.manifest"
     stray.touch()
@@ -164,7 +182,8 @@ def test_a_stray_file_takes_no_epoch_with_it(filled: pmstore.Store, path: Path, 
 
 
 def test_the_last_generation(filled: pmstore.Store, path: Path, url: str) -> None:
-    """One below it, a flush is still possible; then each says why none is, and what was flushed stays."""
+    """One below it, a flush is still possible; then each says why none is, and what was flushed
+    stays."""
     filled["a"][:] = 1
     filled.commit()
     filled.flush("t", wait=True)
@@ -213,7 +232,7 @@ def test_names_that_are_no_manifests(name: str) -> None:
     assert ManifestName.parse(name) is None
 
 
-# ---- reading back -----------------------------------------------------------------------------------------------------------
+# ---- reading back --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("harm", ["gone", "empty", "another", "chunks cut"])
@@ -241,7 +260,9 @@ def test_an_epoch_that_cannot_be_read_back_is_no_success(
             file.write_bytes(data[:-1] + b"x")
         else:
             for chunks, _ in Manifest.unpack(data).files:
-                os.truncate(place.path / chunks, 100) if not chunks.endswith("000000.chunks") else None
+                os.truncate(place.path / chunks, 100) if not chunks.endswith(
+                    "000000.chunks"
+                ) else None
 
     filled["a"][:] = 2
     filled.commit()
@@ -257,7 +278,9 @@ def test_an_epoch_that_cannot_be_read_back_is_no_success(
     assert restored(path, url)["a"][0] == 3
 
 
-def test_a_manifest_that_was_emptied_is_not_built_on(filled: pmstore.Store, path: Path, url: str) -> None:
+def test_a_manifest_that_was_emptied_is_not_built_on(
+    filled: pmstore.Store, path: Path, url: str
+) -> None:
     """The same commit again: what is there is looked at, not only its name."""
     filled.flush("t", wait=True)
     (manifest,) = Path(url).glob("*.manifest")

@@ -1,4 +1,5 @@
-"""Power failure and failing system calls, with a small budget: `python -m crashtests.tiers` is the same with more."""
+"""Power failure and failing system calls, with a small budget: `python -m crashtests.tiers` is the
+same with more."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def test_a_sync_that_is_left_out_is_noticed(shm: Path, sync: str) -> None:
     tiers.drive(tiers.build(), "trace", str(root), str(recorded), "2")
     record = list(disk.events(recorded.read_bytes()))
     pattern = re.escape(str(root)) + sync
-    gone = [i for i, one in enumerate(record) if one.kind == disk.SYNC and re.fullmatch(pattern, one.path)]
+    gone = [
+        i
+        for i, one in enumerate(record)
+        if one.kind == disk.SYNC and re.fullmatch(pattern, one.path)
+    ]
     left = [one for i, one in enumerate(record) if i not in gone]
     for done, acknowledged, image in tiers.images(left, str(root), 600, 1):
         if done < gone[0]:
@@ -63,5 +68,7 @@ def test_a_store_that_is_made_and_compacted_survives_a_power_failure(shm: Path) 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_each_system_call_that_fails(shm: Path, error: int) -> None:
-    tried = tiers.drive(tiers.build(), "faults", str(shm / "faults"), str(error), str(max(1, 7 // MORE)))
+    tried = tiers.drive(
+        tiers.build(), "faults", str(shm / "faults"), str(error), str(max(1, 7 // MORE))
+    )
     assert int(tried) > 5

@@ -25,7 +25,8 @@ with pmstore.open(path, size="16MiB") as store:
     store["model/b"] = rng.random(30_011)
     store["model/small"] = rng.random(10)
     store.commit()
-    store.add_tier("t", url, rank=rank, world_size=2, run="job", replicated=["model/*"], chunk_bytes=16384)
+    ranks = {"rank": rank, "world_size": 2, "run": "job", "replicated": ["model/*"]}
+    store.add_tier("t", url, chunk_bytes=16384, **ranks)
     handle = store.flush("t", wait=True)
     store["model/w"][:1000] = 5
     store["only"] += 10
@@ -39,7 +40,9 @@ def test_two_processes(shm: Path, place: str) -> None:
     url = str(shm / place)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(shm / f"{rank}.pm"), url], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", RANK, str(rank), str(shm / f"{rank}.pm"), url],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
@@ -47,7 +50,8 @@ def test_two_processes(shm: Path, place: str) -> None:
     assert [rank.returncode for rank in ranks] == [0, 0]
     first, later = zip(*((int(a), int(b)) for a, b in told), strict=True)
     replicated = 8 * 230_011
-    assert all(written < 0.5 * replicated + 8 * 40_000 + 30 * CHUNK for written in first)  # not all of it
+    # not all of it
+    assert all(written < 0.5 * replicated + 8 * 40_000 + 30 * CHUNK for written in first)
     assert sum(first) >= replicated
     assert all(one < 1_000_000 for one in later)
     assert [(one.ranks, one.problem) for one in pmstore.epochs(url)] == [((0, 1), None)] * 2
@@ -66,7 +70,8 @@ def test_two_processes(shm: Path, place: str) -> None:
                 np.testing.assert_array_equal(store["model/b"], b)
                 np.testing.assert_array_equal(store["model/small"], rng.random(10))
                 assert set(store["only"].tolist()) == {rank + added}
-                with pytest.raises(TierError, match="no tier"):  # its epochs would not be that run's
+                # its epochs would not be that run's
+                with pytest.raises(TierError, match="no tier"):
                     store.flush("t")
             target.unlink()
     damage(Path(url.replace("{rank}", "1")), "job.1-2.")
@@ -101,7 +106,10 @@ def test_an_epoch_counts_when_all_ranks_have_published(shm: Path, place: str) ->
         store["x"] = 2
         store.commit()
     stores[0].flush("t", wait=True)
-    assert [one.problem for one in pmstore.epochs(url)] == ["missing: rank 1 of 2 has not published", None]
+    assert [one.problem for one in pmstore.epochs(url)] == [
+        "missing: rank 1 of 2 has not published",
+        None,
+    ]
     report = pmstore.restore(shm / "a.pm", url)  # keep=1 did not take the last whole one
     assert report.epoch == 1
     assert report.skipped == ((2, "missing: rank 1 of 2 has not published"),)

@@ -1,5 +1,6 @@
-"""System calls that the kernel refuses: on file systems that cannot reserve room the C library would store to every block
-instead, over what others write; and a medium that does not give back what was written to it."""
+"""System calls that the kernel refuses: on file systems that cannot reserve room the C library
+would store to every block instead, over what others write; and a medium that does not give back
+what was written to it."""
 
 from __future__ import annotations
 
@@ -20,22 +21,26 @@ REFUSING = """
 import ctypes, errno, os, struct, sys
 import numpy as np
 import pmstore
-from pmstore.tiers import engine, restoring
+from pmstore.engine import snapshot
+from pmstore.tiers import restoring
 
 def writes():
     return next(int(line.split()[1]) for line in open("/proc/self/io") if line.startswith("syscw"))
 
 def refuse(error, *numbers, start=0):
-    '''What these calls say from now on, also in later threads, if their fourth argument, an offset, is from `start` on.'''
+    '''What these calls say from now on, also in later threads, if their fourth argument, an offset,
+    is from `start` on.'''
     one = struct.Struct("<HBBI")
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
     rules = [(load, 0, 0, 0)]
     for i, number in enumerate(numbers):
         rules.append((equal, len(numbers) - i, 0, number))
-    rules += [(give, 0, 0, 0x7FFF0000), (load, 0, 0, 40), (at_least, 1, 0, start), (give, 0, 0, 0x7FFF0000)]
+    rules += [(give, 0, 0, 0x7FFF0000), (load, 0, 0, 40)]
+    rules += [(at_least, 1, 0, start), (give, 0, 0, 0x7FFF0000)]
     rules += [(give, 0, 0, 0x00050000 | error)]
     buffer = ctypes.create_string_buffer(b"".join(one.pack(*rule) for rule in rules))
-    program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(rules), ctypes.addressof(buffer)))
+    packed = struct.pack("<HxxxxxxQ", len(rules), ctypes.addressof(buffer))
+    program = ctypes.create_string_buffer(packed)
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     no_new_privileges, set_seccomp, filtering = 38, 22, 2
     if prctl(no_new_privileges, 1, 0, 0, 0) or prctl(set_seccomp, filtering, program, 0, 0):
@@ -91,10 +96,10 @@ refuse(errno.EOPNOTSUPP, fallocate)
 fd = os.open(f"{folder}/new", os.O_RDWR | os.O_CREAT, 0o600)
 os.pwrite(fd, b"x", 3 * MIB)
 before = writes()
-assert not engine.reserve_store(fd, 40 * MIB, engine.Transfer(), "new")
+assert not snapshot.reserve_store(fd, 40 * MIB, snapshot.Transfer(), "new")
 print(writes() - before)
 assert os.fstat(fd).st_size == 3 * MIB + 1
-engine.allocate_store(fd, 40 * MIB, engine.Transfer(), "new")
+snapshot.allocate_store(fd, 40 * MIB, snapshot.Transfer(), "new")
 assert os.fstat(fd).st_size == 40 * MIB <= os.fstat(fd).st_blocks * 512
 assert os.pread(fd, 3, 3 * MIB - 1) == b"\\0x\\0"
 """,
@@ -104,7 +109,8 @@ assert os.pread(fd, 3, 3 * MIB - 1) == b"\\0x\\0"
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_medium_that_cannot_be_read(shm: Path, mapped: bool) -> None:
-    """Epoch 2 has a file of 12 MiB that cannot be read from 8 MiB on; epoch 1 is taken, and told."""
+    """Epoch 2 has a file of 12 MiB that cannot be read from 8 MiB on; epoch 1 is taken, and
+    told."""
     with pmstore.open(shm / "s.pm", size="40MiB") as store:
         store["a"] = bytes(1000)
         store.add_tier("t", shm / "tier")

@@ -27,8 +27,8 @@ from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
 
 class Faulty(MemoryFileSystem):
-    """A network file system that can be told to hang or to fail, at calls of some kinds: "write" and "read" (of chunks),
-    "publish", "list", "manifest"."""
+    """A network file system that can be told to hang or to fail, at calls of some kinds: "write"
+    and "read" (of chunks), "publish", "list", "manifest"."""
 
     protocol = "faulty"
     store: dict[str, Any] = {}
@@ -64,8 +64,16 @@ class Faulty(MemoryFileSystem):
         Faulty.call("list")
         return super().ls(path, detail, **kwargs)
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> Any:
-        Faulty.call("manifest" if path.endswith(".manifest") else "read" if path.endswith(".chunks") else "mark")
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> Any:
+        Faulty.call(
+            "manifest"
+            if path.endswith(".manifest")
+            else "read"
+            if path.endswith(".chunks")
+            else "mark"
+        )
         return super().cat_file(path, start, end, **kwargs)
 
     def pipe_file(self, path: str, value: Any, *arguments: Any, **kwargs: Any) -> Any:
@@ -147,7 +155,11 @@ def test_s3(path: Path, s3: dict[str, Any]) -> None:
     lifecycle(path, "s3://bucket/run", s3)
     fs = fsspec.filesystem("s3", **s3)
     files = sorted(
-        (one for one in fs.ls("bucket/run", detail=True, refresh=True) if one["name"].endswith(".chunks")),
+        (
+            one
+            for one in fs.ls("bucket/run", detail=True, refresh=True)
+            if one["name"].endswith(".chunks")
+        ),
         key=lambda one: one["name"],
     )
     data = bytearray(fs.cat_file(files[-1]["name"]))
@@ -158,7 +170,11 @@ def test_s3(path: Path, s3: dict[str, Any]) -> None:
     fs.rm_file(files[-1]["name"])
     report = restored(path, "s3://bucket/run", storage_options=s3)["report"]
     assert [why.split(":")[0] for _, why in report.skipped] == ["missing"]
-    newest = max(one["name"] for one in fs.ls("bucket/run", detail=True, refresh=True) if one["name"].endswith(".manifest"))
+    newest = max(
+        one["name"]
+        for one in fs.ls("bucket/run", detail=True, refresh=True)
+        if one["name"].endswith(".manifest")
+    )
     fs.pipe_file(newest, b"")
     report = restored(path, "s3://bucket/run", storage_options=s3)["report"]
     assert [why.split(":")[0] for _, why in report.skipped] == ["corrupt"]
@@ -182,7 +198,9 @@ def test_a_writer_that_was_replaced_stops(shm: Path) -> None:
         stores[0].flush("t", wait=True)
     for store in stores:
         store.close()
-    assert [one.problem for one in pmstore.epochs("memory://replaced")] == [None] * len(pmstore.epochs("memory://replaced"))
+    assert [one.problem for one in pmstore.epochs("memory://replaced")] == [None] * len(
+        pmstore.epochs("memory://replaced")
+    )
 
 
 DROPPED = ConnectionResetError(104, "the network dropped")
@@ -208,7 +226,8 @@ def test_a_backend_that_hangs(path: Path, faulty: type[Faulty], where: str) -> N
         store["a"] += 1
         store.commit()
         faulty.hang.set()
-        store.flush("t").wait_over(60)  # it waits for what hung; on a busy machine it may be told as stalled itself
+        # it waits for what hung; on a busy machine it may be told as stalled itself
+        store.flush("t").wait_over(60)
         store["a"] += 1
         store.commit()
         store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
@@ -251,7 +270,8 @@ def remote(path: Path, faulty: type[Faulty]) -> str:
 @pytest.mark.parametrize("where", ["list", "manifest", "read"])
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(DROPPED, ConnectionResetError), (OSError(errno.EIO, "503"), TierError)],  # the latter is s3fs's word for anything
+    # the latter is s3fs's word for anything
+    [(DROPPED, ConnectionResetError), (OSError(errno.EIO, "503"), TierError)],
 )
 def test_a_restore_while_the_network_drops(
     path: Path, remote: str, faulty: type[Faulty], where: str, error: OSError, told: type[OSError]
@@ -267,7 +287,9 @@ def test_a_restore_while_the_network_drops(
 
 
 @pytest.mark.parametrize("where", ["list", "manifest", "read"])
-def test_a_restore_from_a_place_that_hangs(path: Path, remote: str, faulty: type[Faulty], where: str) -> None:
+def test_a_restore_from_a_place_that_hangs(
+    path: Path, remote: str, faulty: type[Faulty], where: str
+) -> None:
     faulty.where = {where}
     faulty.hang.clear()
     with pytest.raises(TierError, match=r"no answer for 0\.2 seconds"):
@@ -284,7 +306,9 @@ def test_a_restore_from_a_place_that_hangs(path: Path, remote: str, faulty: type
         pmstore.restore(path.with_name("b.pm"), remote, stall_seconds=0)
 
 
-def test_an_interrupt_ends_a_restore_that_waits_for_an_answer(path: Path, remote: str, faulty: type[Faulty]) -> None:
+def test_an_interrupt_ends_a_restore_that_waits_for_an_answer(
+    path: Path, remote: str, faulty: type[Faulty]
+) -> None:
     main = threading.get_ident()
 
     def interrupt() -> None:
@@ -309,7 +333,10 @@ def test_what_a_killed_writer_left_is_deleted(path: Path, faulty: type[Faulty]) 
         store.commit()
         store.flush("t", wait=True)
         fs = fsspec.filesystem("faulty")
-        left, others = "/run/mine.0-1.deadbeef.000003.chunks", "/run/other.0-1.deadbeef.000003.chunks"
+        left, others = (
+            "/run/mine.0-1.deadbeef.000003.chunks",
+            "/run/other.0-1.deadbeef.000003.chunks",
+        )
         for name in (left, others):
             fs.pipe_file(name, b"half")
     with pmstore.open(path) as store:
@@ -397,7 +424,9 @@ def test_no_flush_is_begun_for_a_tier_that_still_deletes(
         try:
             handle = store.flush("t", wait=True)
             if every:
-                store._open_tiers()._configs["t"] = replace(store._open_tiers()._configs["t"], every=every)
+                store._open_tiers()._configs["t"] = replace(
+                    store._open_tiers()._configs["t"], every=every
+                )
                 store._open_tiers()._watch()
             store["a"] += 1
             store.commit()

@@ -1,4 +1,5 @@
-"""The scheduler over real tiers: an accumulator for each, failures of a tier, a store that was restored from one."""
+"""The scheduler over real tiers: an accumulator for each, failures of a tier, a store that was
+restored from one."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import pytest
 
 import pmstore
 from pmstore.scheduler import CommitScheduler, HazardModel, store_tiers
-from pmstore.simulation.driver import Clock
-from pmstore.simulation.optimum import best_integer
 from pmstore.tiers.backend import LocalBackend
+from pmstore_lab.simulation.driver import Clock
+from pmstore_lab.simulation.optimum import best_integer
 
 COSTS = {"store": 0.01, "near": 0.5, "far": 8.0}
 RATES = {"store": 1e-3, "near": 4e-4, "far": 1e-4}
@@ -36,8 +37,13 @@ def test_each_tier_gets_its_own_epochs_at_its_own_best_interval(shm: Path) -> No
     with pmstore.open(shm / "run.pm") as store:
         for name in ("near", "far"):
             store.add_tier(name, shm / name)
-        tiers = {name: priced(clock, COSTS[name], commit) for name, commit in store_tiers(store, "near", "far").items()}
-        scheduler = CommitScheduler(tiers, failure_rate_per_second=RATES, free_budget=0.0, clock=clock, store=store)
+        tiers = {
+            name: priced(clock, COSTS[name], commit)
+            for name, commit in store_tiers(store, "near", "far").items()
+        }
+        scheduler = CommitScheduler(
+            tiers, failure_rate_per_second=RATES, free_budget=0.0, clock=clock, store=store
+        )
         data = store.zeros("data", 1000)
         flushed: dict[str, list[int]] = {name: [] for name in tiers}
         at: dict[str, list[int]] = {name: [] for name in tiers}
@@ -57,7 +63,8 @@ def test_each_tier_gets_its_own_epochs_at_its_own_best_interval(shm: Path) -> No
     for below, above in (("near", "far"), ("store", "near")):
         resets = [step for step in at[below] + at[above] if start <= step <= end]
         gaps = np.diff(sorted({*resets, *(step for step in at["far"] if start <= step <= end)}))
-        assert set(gaps) <= set(range(1, best[below] + 1))  # never later, and sooner only where one above commits
+        # never later, and sooner only where one above commits
+        assert set(gaps) <= set(range(1, best[below] + 1))
         assert best[below] in gaps
     report = pmstore.restore(shm / "copy.pm", shm / "far")
     assert report.epoch == flushed["far"][-1]
@@ -82,7 +89,11 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
             return handle
 
         scheduler = CommitScheduler(
-            {"store": store.commit, "disk": counted}, failure_rate_per_second=1e-3, free_budget=0.001, clock=clock, store=store
+            {"store": store.commit, "disk": counted},
+            failure_rate_per_second=1e-3,
+            free_budget=0.001,
+            clock=clock,
+            store=store,
         )
         data = store.zeros("data", 1000)
 
@@ -98,7 +109,9 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
         store.drain()  # old epochs are deleted after the flush
         (shm / "tier").rename(away)
         (shm / "tier").write_text("no directory")
-        with pytest.warns(RuntimeWarning, match="a commit to 'disk' failed in the background") as seen:
+        with pytest.warns(
+            RuntimeWarning, match="a commit to 'disk' failed in the background"
+        ) as seen:
             train(1000)
         assert len([w for w in seen if "failed" in str(w.message)]) == 1
         assert 8 <= tries <= 14  # an interval is 81 s
@@ -113,7 +126,9 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
         assert copy["data"][0] > 1040
 
 
-def test_no_flush_begins_while_old_epochs_are_deleted(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_flush_begins_while_old_epochs_are_deleted(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its snapshot would only be held meanwhile."""
     clock = Clock()
     deleting, go_on = threading.Event(), threading.Event()
@@ -133,7 +148,9 @@ def test_no_flush_begins_while_old_epochs_are_deleted(shm: Path, monkeypatch: py
             handles.append(store.flush("disk"))
             return handles[-1]
 
-        scheduler = CommitScheduler({"disk": flush}, failure_rate_per_second=1.0, free_budget=0.0, clock=clock, store=store)
+        scheduler = CommitScheduler(
+            {"disk": flush}, failure_rate_per_second=1.0, free_budget=0.0, clock=clock, store=store
+        )
         data = store.zeros("data", 1000)
 
         def train(steps: int) -> None:

@@ -1,5 +1,5 @@
-"""How flushing ends: interrupts, stores that nobody holds, threads that come at once, fork children, signals, the end of the
-program."""
+"""How flushing ends: interrupts, stores that nobody holds, threads that come at once, fork
+children, signals, the end of the program."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from test_interrupt import Interrupter
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.engine.snapshot import Snapshot
 from pmstore.errors import ClosedStoreError, ForkedStoreError, ReadOnlyStoreError, StoreFullError
-from pmstore.tiers.engine import Snapshot
 from pmstore.tiers.manager import Tiers
 
 STEP = int(os.environ.get("PMSTORE_TEST_INTERRUPT_STEP", "25"))
@@ -70,7 +70,8 @@ def test_an_interrupt_anywhere_in_close(path: Path, url: str) -> None:
         interrupted = InPmstore(at).run(store.close)
         store.close()
         threads = store._open_tiers()._writers["t"]._threads
-        threads["pmstore flush"].join(60)  # of one that was abandoned: it closes when it has stopped
+        # of one that was abandoned: it closes when it has stopped
+        threads["pmstore flush"].join(60)
         if not interrupted:
             break
         at += STEP
@@ -81,7 +82,9 @@ def test_an_interrupt_anywhere_in_close(path: Path, url: str) -> None:
         assert store.flush("t", wait=True).epoch == store.epoch
 
 
-def test_a_store_that_nobody_holds_is_closed_though_it_flushes_by_itself(path: Path, url: str) -> None:
+def test_a_store_that_nobody_holds_is_closed_though_it_flushes_by_itself(
+    path: Path, url: str
+) -> None:
     store = pmstore.open(path)
     store.add_tier("t", url, every=1)
     store["a"] = 1
@@ -99,7 +102,9 @@ def test_a_store_that_nobody_holds_is_closed_though_it_flushes_by_itself(path: P
         assert store.recovery.clean
 
 
-def test_two_threads_that_ask_for_tiers_first(filled: pmstore.Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_ask_for_tiers_first(
+    filled: pmstore.Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled.close()
     both = threading.Barrier(2)
     load = Tiers.load
@@ -113,7 +118,9 @@ def test_two_threads_that_ask_for_tiers_first(filled: pmstore.Store, path: Path,
         store._tiers = None  # as of a store that was opened without
         monkeypatch.setattr(Tiers, "load", slowly)
         found: list[object] = []
-        threads = [threading.Thread(target=lambda: found.append(store._open_tiers())) for _ in range(2)]
+        threads = [
+            threading.Thread(target=lambda: found.append(store._open_tiers())) for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -135,7 +142,9 @@ def test_a_closed_store_says_so(filled: pmstore.Store, url: str) -> None:
             call()
 
 
-def test_a_fork_child_is_told_even_if_a_lock_is_another_threads(filled: pmstore.Store, url: str) -> None:
+def test_a_fork_child_is_told_even_if_a_lock_is_another_threads(
+    filled: pmstore.Store, url: str
+) -> None:
     tiers = filled._open_tiers()
     held, over = threading.Event(), threading.Event()
 
@@ -150,7 +159,11 @@ def test_a_fork_child_is_told_even_if_a_lock_is_another_threads(filled: pmstore.
     child = os.fork()
     if child == 0:
         told = 0
-        for call in (lambda: filled.flush("t"), lambda: filled.add_tier("t", url), lambda: filled.remove_tier("t")):
+        for call in (
+            lambda: filled.flush("t"),
+            lambda: filled.add_tier("t", url),
+            lambda: filled.remove_tier("t"),
+        ):
             try:
                 call()
             except ForkedStoreError:
@@ -214,8 +227,11 @@ with handle._over._cond:            # where an interrupt finds a thread that is 
         running.kill()
 
 
-def test_sigterm_while_a_lock_is_held_that_the_waiting_needs(program: subprocess.Popen[str]) -> None:
-    """It used to wait for ever; also a second signal, which comes while the first one's time runs, changes nothing."""
+def test_sigterm_while_a_lock_is_held_that_the_waiting_needs(
+    program: subprocess.Popen[str],
+) -> None:
+    """It used to wait for ever; also a second signal, which comes while the first one's time runs,
+    changes nothing."""
     assert program.stdout is not None
     assert program.stdout.readline() == "held\n"
     program.send_signal(signal.SIGTERM)
@@ -237,7 +253,9 @@ def closing(store):
     raise OSError("the disk is gone")
 pmstore.Store.close = closing
 """
-    done = subprocess.run([sys.executable, "-c", text, shm], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", text, shm], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "the disk is gone" in done.stderr
     for number in range(3):
         with pmstore.open(shm / f"{number}.pm") as store:

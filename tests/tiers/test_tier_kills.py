@@ -26,8 +26,9 @@ def server() -> Iterator[ForkServer]:
 
 
 def verify(path: Path, url: str, acknowledged: int) -> int:
-    """The newest epoch that restores is the acknowledged one or a later one, and all of it is of one step. Nothing in the
-    tier is broken: what a kill leaves behind is never taken for an epoch."""
+    """The newest epoch that restores is the acknowledged one or a later one, and all of it is of
+    one step. Nothing in the tier is broken: what a kill leaves behind is never taken for an
+    epoch."""
     target = path.with_name("restored.pm")
     try:
         report = pmstore.restore(target, url)
@@ -44,7 +45,9 @@ def verify(path: Path, url: str, acknowledged: int) -> int:
 
 
 @pytest.mark.parametrize(("domain", "kills"), [("process", 25), ("file", 12)])
-def test_random_kills_of_flushes(server: ForkServer, path: Path, url: str, domain: str, kills: int) -> None:
+def test_random_kills_of_flushes(
+    server: ForkServer, path: Path, url: str, domain: str, kills: int
+) -> None:
     """From kill to kill the run goes on, with what the one before left in the tier."""
     rng = random.Random(f"{SEED}{domain}")
     last = -1
@@ -56,8 +59,13 @@ def test_random_kills_of_flushes(server: ForkServer, path: Path, url: str, domai
     assert server.run("tier_workload:run", [str(path), url, domain, 2, 1]).exit_code == 0
     assert verify(path, url, last) > max(last, 0)
     place = Path(url)
-    named = {name for one in place.glob("*.manifest") for name, _ in Manifest.unpack(one.read_bytes()).files}
-    assert {one.name for one in place.glob("*.chunks")} == named  # what kills left half-written is gone
+    named = {
+        name
+        for one in place.glob("*.manifest")
+        for name, _ in Manifest.unpack(one.read_bytes()).files
+    }
+    # what kills left half-written is gone
+    assert {one.name for one in place.glob("*.chunks")} == named
     assert not list(place.glob(".*.new"))
 
 
@@ -74,7 +82,8 @@ def test_kills_at_primitives_of_flushes(server: ForkServer, path: Path, url: str
 
 
 def test_kills_of_restores(server: ForkServer, path: Path, url: str) -> None:
-    """The store is there, whole, or not at all; the next restore clears what the killed one left."""
+    """The store is there, whole, or not at all; the next restore clears what the killed one
+    left."""
     run = server.run("tier_workload:run", [str(path), url, "process", 5, 2])
     assert run.exit_code == 0
     target = path.with_name("target.pm")

@@ -1,4 +1,5 @@
-"""What a tier is asked to be: options, URLs, places of ranks; and what is said where it cannot be."""
+"""What a tier is asked to be: options, URLs, places of ranks; and what is said where it cannot
+be."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ import pytest
 from tier_helpers import CHUNK, restored
 
 import pmstore
+from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
 from pmstore.tiers.backend import LocalBackend, open_backend
-from pmstore.tiers.engine import checksum
 from pmstore.tiers.manifest import BadManifestError, Manifest
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"replicated": "run/*", "world_size": 2, "run": "r"}, "replicated"),  # "*" is among its letters
+        # "*" is among its letters
+        ({"replicated": "run/*", "world_size": 2, "run": "r"}, "replicated"),
         ({"replicated": [3], "world_size": 2, "run": "r"}, "replicated"),
         ({"max_wait_seconds": float("nan")}, "max_wait_seconds"),
         ({"max_wait_seconds": float("inf")}, "max_wait_seconds"),
@@ -41,7 +43,9 @@ from pmstore.tiers.manifest import BadManifestError, Manifest
         ({"every": np.int64(3)}, "every"),
     ],
 )
-def test_options_that_make_no_sense(filled: pmstore.Store, url: str, options: dict[str, Any], told: str) -> None:
+def test_options_that_make_no_sense(
+    filled: pmstore.Store, url: str, options: dict[str, Any], told: str
+) -> None:
     before = dict(filled.tiers)
     with pytest.raises((TypeError, ValueError), match=told):
         filled.add_tier("t", url, **options)
@@ -72,7 +76,10 @@ def test_urls_of_directories(given: Any, path: str) -> None:
     assert str(backend.path) == path
 
 
-@pytest.mark.parametrize("given", ["file://mnt/run", "file:/mnt/run", "s3:/bucket/run", "s3:bucket", "", "a\0b", "file://"])
+@pytest.mark.parametrize(
+    "given",
+    ["file://mnt/run", "file:/mnt/run", "s3:/bucket/run", "s3:bucket", "", "a\0b", "file://"],
+)
 def test_urls_that_would_mean_another_place(filled: pmstore.Store, given: str) -> None:
     with pytest.raises(ValueError, match=r"slashes|URL"):
         filled.add_tier("u", given)
@@ -83,7 +90,9 @@ def test_a_url_of_bytes(filled: pmstore.Store, url: str) -> None:
         filled.add_tier("u", os.fsencode(url))  # type: ignore[arg-type]
 
 
-def test_a_relative_directory_stays_where_it_was(path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory_stays_where_it_was(
+    path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(shm)
     with pmstore.open(path) as store:
         store["a"] = np.arange(10)
@@ -97,7 +106,9 @@ def test_a_relative_directory_stays_where_it_was(path: Path, shm: Path, monkeypa
 
 
 @pytest.mark.parametrize("place", ["run[1]/node{rank}", "job{rank}/node{rank}/tier", "a*b/{rank}"])
-def test_places_of_ranks_whose_names_are_patterns(filled: pmstore.Store, shm: Path, path: Path, place: str) -> None:
+def test_places_of_ranks_whose_names_are_patterns(
+    filled: pmstore.Store, shm: Path, path: Path, place: str
+) -> None:
     url = str(shm / place)
     filled.add_tier("ranks", url, keep=2, run="r", world_size=1)
     filled["a"][:] = 7
@@ -135,7 +146,7 @@ def repack(manifest: Path, fields: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e30, -1e30])
 def test_times_that_no_calendar_has(filled: pmstore.Store, url: str, time: float) -> None:
     testing = pytest.importorskip("typer.testing")
-    from pmstore.commands import app
+    from pmstore.commands.program import app
 
     filled.flush("t", wait=True)
     (manifest,) = Path(url).glob("*.manifest")
@@ -160,7 +171,9 @@ def test_restores_to_places_that_are_none(filled: pmstore.Store, url: str, shm: 
         pmstore.restore(shm / "x.pm", url, domain="bogus")
 
 
-def test_what_a_killed_restore_left_is_found_whatever_its_name(filled: pmstore.Store, url: str, shm: Path) -> None:
+def test_what_a_killed_restore_left_is_found_whatever_its_name(
+    filled: pmstore.Store, url: str, shm: Path
+) -> None:
     filled.flush("t", wait=True)
     left, others = shm / ".run[1].pm.abcd.restoring", shm / ".other.pm.abcd.restoring"
     left.touch()
@@ -176,7 +189,12 @@ def test_errors_of_libraries_are_tier_errors() -> None:
     pytest.importorskip("s3fs")
     backend = open_backend("memory://nowhere")
     backend.fs = Refusing()  # type: ignore[union-attr]
-    for call in (backend.names, lambda: backend.read("a"), lambda: backend.publish("a", b""), lambda: backend.delete("a")):
+    for call in (
+        backend.names,
+        lambda: backend.read("a"),
+        lambda: backend.publish("a", b""),
+        lambda: backend.delete("a"),
+    ):
         with pytest.raises(TierError, match="LookupError: no credentials") as caught:
             call()
         assert isinstance(caught.value.__cause__, LookupError)

@@ -1,4 +1,5 @@
-"""A store that came from elsewhere sends nothing anywhere by itself: tiers that it remembers count where it had them added."""
+"""A store that came from elsewhere sends nothing anywhere by itself: tiers that it remembers count
+where it had them added."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.commands import app
+from pmstore.commands.program import app
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust
 from pmstore.tiers.manager import GROUP
@@ -62,7 +63,10 @@ def test_a_store_that_had_a_tier_added_flushes_to_it(flushing: Path, url: str) -
     assert epochs_of(url)
 
 
-@pytest.mark.parametrize("how", ["copied", "made by somebody else", "another user's key", "another URL", "no key can be kept"])
+@pytest.mark.parametrize(
+    "how",
+    ["copied", "made by somebody else", "another user's key", "another URL", "no key can be kept"],
+)
 def test_a_store_from_elsewhere_flushes_nowhere(
     flushing: Path, url: str, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -200,7 +204,7 @@ def test_compaction_makes_no_tier_trusted(flushing: Path, url: str) -> None:
     assert epochs_of(url) == []
 
 
-# ---- the key ----------------------------------------------------------------------------------------------------------------
+# ---- the key -------------------------------------------------------------------------------------
 
 
 def test_the_key_is_a_secret(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +213,11 @@ def test_the_key_is_a_secret(tmp_path: Path, path: Path, monkeypatch: pytest.Mon
         info = store._core.pool.info
     sealed = trust.seal(info, "t", {"url": "x"})
     key = tmp_path / "state" / "pmstore" / "key"
-    assert (key.stat().st_mode & 0o777, key.stat().st_size, key.parent.stat().st_mode & 0o777) == (0o600, 32, 0o700)
+    assert (key.stat().st_mode & 0o777, key.stat().st_size, key.parent.stat().st_mode & 0o777) == (
+        0o600,
+        32,
+        0o700,
+    )
     assert [one.name for one in key.parent.iterdir()] == ["key"]
     assert trust.sealed(info, "t", sealed)
     assert not trust.sealed(info, "u", sealed)
@@ -238,11 +246,18 @@ def test_a_state_home_that_is_no_absolute_path(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_processes_that_make_the_key_at_once(tmp_path: Path) -> None:
-    program = "import pmstore, sys\nfrom pmstore.tiers import trust\nsys.stdin.read()\nprint(trust._key(True).hex())"
+    program = (
+        "import pmstore, sys\nfrom pmstore.tiers import "
+        "trust\nsys.stdin.read()\nprint(trust._key(True).hex())"
+    )
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", program],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(3)
     ]
@@ -251,7 +266,7 @@ def test_processes_that_make_the_key_at_once(tmp_path: Path) -> None:
     assert len(keys.pop().strip()) == 64
 
 
-# ---- the command line -------------------------------------------------------------------------------------------------------
+# ---- the command line ----------------------------------------------------------------------------
 
 
 def test_commands_name_where_a_store_would_go(flushing: Path, url: str) -> None:
@@ -272,7 +287,9 @@ def test_commands_name_where_a_store_would_go(flushing: Path, url: str) -> None:
     assert epochs_of(url)
 
 
-def test_a_command_that_is_given_a_strange_tier_says_where_it_goes(flushing: Path, url: str) -> None:
+def test_a_command_that_is_given_a_strange_tier_says_where_it_goes(
+    flushing: Path, url: str
+) -> None:
     copy = flushing.with_name("copy.pm")
     shutil.copy(flushing, copy)
     told = pmstore_says("flush", copy, "evil")
@@ -292,7 +309,7 @@ def test_names_and_urls_do_not_steer_the_terminal(flushing: Path) -> None:
         assert "\x1b" not in pmstore_says(*words)
 
 
-# ---- files of others --------------------------------------------------------------------------------------------------------
+# ---- files of others -----------------------------------------------------------------------------
 
 
 def evil(store: pmstore.Store, url: str) -> None:
@@ -316,9 +333,14 @@ def carry_npz(store: pmstore.Store, to: Path) -> Callable[[pmstore.Store], Any]:
 @pytest.mark.parametrize("carry", [carry_safetensors, carry_npz])
 @pytest.mark.parametrize("planted", [True, False])
 def test_no_file_plants_a_tier(
-    shm: Path, url: str, carry: Callable[[pmstore.Store, Path], Any], planted: bool, monkeypatch: pytest.MonkeyPatch
+    shm: Path,
+    url: str,
+    carry: Callable[[pmstore.Store, Path], Any],
+    planted: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """planted: by a file that somebody else's program wrote; else ours does not write what is for nobody else."""
+    """planted: by a file that somebody else's program wrote; else ours does not write what is for
+    nobody else."""
     with pmstore.open(shm / "theirs.pm", size="32MiB") as store:
         evil(store, url)
         with monkeypatch.context() as patch:
@@ -339,7 +361,9 @@ def test_no_file_plants_a_tier(
 
 
 @pytest.mark.parametrize("planted", [True, False])
-def test_no_dump_plants_a_tier(shm: Path, url: str, planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_dump_plants_a_tier(
+    shm: Path, url: str, planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dump = io.BytesIO()
     with pmstore.open(shm / "theirs.pm", size="32MiB") as store:
         evil(store, url)

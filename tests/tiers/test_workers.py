@@ -14,17 +14,18 @@ import pytest
 from tier_helpers import restored
 
 import pmstore
-from pmstore import workers
+from pmstore.base import workers
+from pmstore.base.workers import Worker, wait_for
 from pmstore.errors import TierError
 from pmstore.tiers import writer
 from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.patience import Patience
-from pmstore.workers import Worker, wait_for
 
 
 @pytest.fixture
 def stillborn(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Threads of that name die as one does that finds no memory for its first frame: started, and nothing of it runs."""
+    """Threads of that name die as one does that finds no memory for its first frame: started, and
+    nothing of it runs."""
 
     def die(name: str) -> None:
         start = _thread.start_new_thread
@@ -63,7 +64,9 @@ def test_a_worker_and_one_who_waits_for_it() -> None:
         wait_for(threading.Event(), worker, None)
 
 
-def test_what_a_worker_raises_is_told_and_kept_tracebacks_keep_none_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_raises_is_told_and_kept_tracebacks_keep_none_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
 
@@ -90,7 +93,9 @@ def test_no_memory_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("refusal", [RuntimeError("can't start new thread"), MemoryError("none")])
-def test_nobody_waits_for_a_thread_that_was_refused(monkeypatch: pytest.MonkeyPatch, refusal: BaseException) -> None:
+def test_nobody_waits_for_a_thread_that_was_refused(
+    monkeypatch: pytest.MonkeyPatch, refusal: BaseException
+) -> None:
     """While the error is handled, too, whose traceback refers to the frame that tried."""
 
     def refuse(run: Any, arguments: Any) -> int:
@@ -140,7 +145,9 @@ def test_a_restore_one_of_whose_threads_died(
         assert target.exists()
 
 
-def test_a_flush_whose_thread_died(filled: pmstore.Store, path: Path, url: str, stillborn: Callable[[str], None]) -> None:
+def test_a_flush_whose_thread_died(
+    filled: pmstore.Store, path: Path, url: str, stillborn: Callable[[str], None]
+) -> None:
     """It fails, the next one has another thread, and closing waits for nobody."""
     stillborn("pmstore flush")
     handle = filled.flush("t")
@@ -177,7 +184,9 @@ def test_a_flush_that_dies_is_followed_by_another(
     filled.drain(60)
 
 
-def test_callbacks_whose_thread_died(filled: pmstore.Store, stillborn: Callable[[str], None]) -> None:
+def test_callbacks_whose_thread_died(
+    filled: pmstore.Store, stillborn: Callable[[str], None]
+) -> None:
     stillborn("pmstore callbacks")
     filled.flush("t").wait()
     filled.drain()

@@ -19,6 +19,11 @@ def restored(path: Path, url: str, epoch: int | None = None, **options: Any) -> 
         with pmstore.open(target, "r") as store:
             assert store.check().problems == ()
             assert store.epoch == report.epoch
-            return {"a": store["a"].copy(), "epoch": store.epoch, "report": report, "config": store.get("config")}
+            return {
+                "a": store["a"].copy(),
+                "epoch": store.epoch,
+                "report": report,
+                "config": store.get("config"),
+            }
     finally:
         target.unlink()

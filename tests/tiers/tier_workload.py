@@ -1,4 +1,5 @@
-"""What the fork server runs and the kill tests kill: a store whose every array tells the step it is of, flushed as it goes."""
+"""What the fork server runs and the kill tests kill: a store whose every array tells the step it is
+of, flushed as it goes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ LENGTH = 40_000
 
 
 def one_step(store: pmstore.Store, step: int) -> None:
-    """Everything of a step but what is of every tenth alone, so that some chunks stay as they are."""
+    """Everything of a step but what is of every tenth alone, so that some chunks stay as they
+    are."""
     store["hot"][:] = step
     if step % 10 == 0:
         store["cold"][:] = step
@@ -30,7 +32,9 @@ def check(store: pmstore.Store) -> int:
     return int(step)
 
 
-def run(ack: Callable[[int], None], path: str, url: str, domain: str, limit: int, keep: int) -> None:
+def run(
+    ack: Callable[[int], None], path: str, url: str, domain: str, limit: int, keep: int
+) -> None:
     """Acknowledges a step when the epoch that holds it is in the tier."""
     with pmstore.open(path, domain=domain, size="4MiB") as store:  # type: ignore[arg-type]
         if "step" not in store:

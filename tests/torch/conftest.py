@@ -18,7 +18,9 @@ class NeedsTorch(pytest.Module):
         pytest.skip("needs torch: pip install 'pmstore[torch]'", allow_module_level=True)
 
 
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
     """Without torch the tests of this folder cannot be imported: each file is one skip."""
     return None if torch else NeedsTorch.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
 

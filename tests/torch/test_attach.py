@@ -16,13 +16,17 @@ import pmstore
 import pmstore.torch
 from pmstore.scheduler import CommitScheduler, EveryN
 from pmstore.torch import AttachError, MismatchError, TornStepError, attach
-from pmstore.torch.block import check_movable
 from pmstore.torch.mirrored import MirroredModel
+from pmstore.torch.placed import check_movable
 
 
 def in_heap(store: pmstore.Store, name: str, tensor: torch.Tensor) -> bool:
     stored = store[name]
-    return stored.data_ptr() == tensor.data_ptr() and stored.shape == tensor.shape and torch.equal(stored, tensor)
+    return (
+        stored.data_ptr() == tensor.data_ptr()
+        and stored.shape == tensor.shape
+        and torch.equal(stored, tensor)
+    )
 
 
 def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -57,7 +61,9 @@ def test_lazily_made_optimizer_state_lands_in_the_heap(store: pmstore.Store) -> 
     one_step(model, optimizer)
     for index, parameter in enumerate(model.parameters()):
         for key in ("step", "exp_avg", "exp_avg_sq"):
-            assert in_heap(store, f"run/optimizer/state/{index}.{key}", optimizer.state[parameter][key])
+            assert in_heap(
+                store, f"run/optimizer/state/{index}.{key}", optimizer.state[parameter][key]
+            )
     run.commit()
     held = optimizer.state[model[0].weight]["exp_avg"]
     one_step(model, optimizer)
@@ -87,7 +93,9 @@ def test_state_made_before_attach_is_moved(store: pmstore.Store) -> None:
     one_step(model, optimizer)
     before = optimizer.state[model[0].weight]["exp_avg"].clone()
     attach(store, model=model, optimizer=optimizer)
-    assert in_heap(store, "run/optimizer/state/0.exp_avg", optimizer.state[model[0].weight]["exp_avg"])
+    assert in_heap(
+        store, "run/optimizer/state/0.exp_avg", optimizer.state[model[0].weight]["exp_avg"]
+    )
     assert torch.equal(before, optimizer.state[model[0].weight]["exp_avg"])
 
 
@@ -130,7 +138,10 @@ def test_tied_parameters_and_overlapping_buffers_stay_tied(path: Path) -> None:
         run.detach()
         untied = Tied()
         untied.out.weight = nn.Parameter(untied.embed.weight.detach().clone())
-        with pytest.raises(MismatchError, match=r"out\.weight: stored tied to embed\.weight, given as a tensor of its own"):
+        with pytest.raises(
+            MismatchError,
+            match=r"out\.weight: stored tied to embed\.weight, given as a tensor of its own",
+        ):
             attach(store, model=untied)
 
 
@@ -160,7 +171,9 @@ def test_parameters_outside_the_model(path: Path) -> None:
     for number in range(2):
         with pmstore.open(path) as store:
             model, alone = nn.Linear(2, 2), torch.zeros(3, requires_grad=True)
-            optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [alone], "lr": 0.5}], lr=0.1)
+            optimizer = torch.optim.SGD(
+                [{"params": model.parameters()}, {"params": [alone], "lr": 0.5}], lr=0.1
+            )
             run = attach(store, model=model, optimizer=optimizer)
             assert in_heap(store, "run/optimizer/parameters/2", alone.detach())
             assert alone.tolist() == [-0.5 * number] * 3
@@ -265,7 +278,9 @@ def test_loading_an_optimizer_state_after_attach(store: pmstore.Store) -> None:
     }
     optimizer.load_state_dict(saved)
     run.commit()
-    assert in_heap(store, "run/optimizer/state/0.exp_avg", optimizer.state[model[0].weight]["exp_avg"])
+    assert in_heap(
+        store, "run/optimizer/state/0.exp_avg", optimizer.state[model[0].weight]["exp_avg"]
+    )
     assert torch.equal(store["run/optimizer/state/0.exp_avg"], saved["state"][0]["exp_avg"])
     assert store["run/optimizer/groups/value"][0]["lr"] == 0.25
 
@@ -318,13 +333,20 @@ def test_a_model_that_is_not_the_stored_one(path: Path) -> None:
     with pmstore.open(path) as store:
         attach(store, model=nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3)))
     with pmstore.open(path) as store:
-        other = nn.Sequential(nn.Linear(8, 20), nn.Linear(20, 3, bias=False), nn.BatchNorm1d(3)).double()
-        before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in other.state_dict().items()}
+        other = nn.Sequential(
+            nn.Linear(8, 20), nn.Linear(20, 3, bias=False), nn.BatchNorm1d(3)
+        ).double()
+        before = {
+            name: (tensor.data_ptr(), tensor.clone()) for name, tensor in other.state_dict().items()
+        }
         with pytest.raises(MismatchError) as caught:
             attach(store, model=other)
         assert caught.value.missing == ("parameter 1.bias (3,) float32",)
         assert "parameter 2.weight (3,) float64" in caught.value.unexpected
-        assert "0.weight: stored parameter (16, 8) float32, given parameter (20, 8) float64" in caught.value.mismatched
+        assert (
+            "0.weight: stored parameter (16, 8) float32, given parameter (20, 8) float64"
+            in caught.value.mismatched
+        )
         for part in ("stored, but not given", "given, but not stored", "different"):
             assert part in str(caught.value)
         for name, tensor in other.state_dict().items():
@@ -338,11 +360,20 @@ def test_other_pieces_than_stored(path: Path) -> None:
     with pmstore.open(path) as store:
         job = make_job()
         with pytest.raises(MismatchError) as caught:
-            attach(store, model=job.model, lr_scheduler=torch.optim.lr_scheduler.StepLR(job.optimizer, 1))
+            attach(
+                store,
+                model=job.model,
+                lr_scheduler=torch.optim.lr_scheduler.StepLR(job.optimizer, 1),
+            )
         assert caught.value.missing == ("optimizer", "loader")
         assert caught.value.unexpected == ("lr_scheduler",)
         with pytest.raises(MismatchError, match="stored is the state of AdamW, given is SGD"):
-            attach(store, model=job.model, optimizer=torch.optim.SGD(job.model.parameters()), loader=job.loader)
+            attach(
+                store,
+                model=job.model,
+                optimizer=torch.optim.SGD(job.model.parameters()),
+                loader=job.loader,
+            )
         shuffled = list(job.model.parameters())[::-1]
         with pytest.raises(MismatchError, match="shapes"):
             attach(store, model=job.model, optimizer=torch.optim.AdamW(shuffled), loader=job.loader)
@@ -369,7 +400,8 @@ def test_what_cannot_be_attached(store: pmstore.Store) -> None:
 
 
 def test_another_device_is_refused(store: pmstore.Store) -> None:
-    """Every device that is not the CPU goes the same way; the meta device is the one that is always there."""
+    """Every device that is not the CPU goes the same way; the meta device is the one that is always
+    there."""
     model = nn.Linear(2, 2)
     run = attach(store, model=model)
     model.weight = nn.Parameter(torch.zeros(2, 2, device="meta"))
@@ -380,14 +412,23 @@ def test_another_device_is_refused(store: pmstore.Store) -> None:
 
 def test_devices_that_are_refused() -> None:
     """Without such a device: a tensor's stand-in with what is asked of it."""
-    tensor = SimpleNamespace(device=torch.device("cuda:0"), layout=torch.strided, is_quantized=False)
+    tensor = SimpleNamespace(
+        device=torch.device("cuda:0"), layout=torch.strided, is_quantized=False
+    )
     with pytest.raises(
-        AttachError, match=r"weight is on cuda:0: attach takes tensors on cpu \(those of a model on cuda are mirror"
+        AttachError,
+        match=(
+            r"weight is on cuda:0: attach takes tensors on cpu \(those of a model on cuda are "
+            r"mirror"
+        ),
     ):
         check_movable("parameter weight", tensor)  # type: ignore[arg-type]
     check_movable("parameter weight", tensor, MirroredModel.devices)  # type: ignore[arg-type]
     tensor.device = torch.device("mps")
-    with pytest.raises(AttachError, match=r"weight is on mps: attach takes tensors on cpu and cuda\. Move it with \.cpu"):
+    with pytest.raises(
+        AttachError,
+        match=r"weight is on mps: attach takes tensors on cpu and cuda\. Move it with \.cpu",
+    ):
         check_movable("parameter weight", tensor, MirroredModel.devices)  # type: ignore[arg-type]
 
 
@@ -480,7 +521,10 @@ def test_a_policy_decides_and_steps_count(path: Path) -> None:
 def test_the_store_is_not_committed_in_the_middle_of_a_step(path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(pmstore.TransactionError, match="in the middle of a training step"), pmstore.open(path) as store:
+    with (
+        pytest.raises(pmstore.TransactionError, match="in the middle of a training step"),
+        pmstore.open(path) as store,
+    ):
         run = attach(store, model=model, optimizer=optimizer)
         store.commit()
         one_step(model, optimizer)
@@ -489,7 +533,10 @@ def test_the_store_is_not_committed_in_the_middle_of_a_step(path: Path) -> None:
                 commit()
         run.commit()
         store.commit()
-        with store.transaction(), pytest.raises(pmstore.TransactionError, match=r"use `with run\.transaction"):
+        with (
+            store.transaction(),
+            pytest.raises(pmstore.TransactionError, match=r"use `with run\.transaction"),
+        ):
             one_step(model, optimizer)
         one_step(model, optimizer)
         run.rollback()
@@ -507,7 +554,10 @@ def test_a_step_torn_by_detaching(path: Path) -> None:
         run = attach(store, model=model, optimizer=optimizer)
         one_step(model, optimizer)
         run.detach()
-    with pmstore.open(path) as store, pytest.raises(TornStepError, match="in the middle of a training step"):
+    with (
+        pmstore.open(path) as store,
+        pytest.raises(TornStepError, match="in the middle of a training step"),
+    ):
         attach(store, model=mlp(), optimizer=torch.optim.AdamW(model.parameters()))
 
 

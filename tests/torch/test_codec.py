@@ -36,7 +36,9 @@ def same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, (torch.Tensor, np.ndarray)):
         return type(ours) is type(theirs) and bool((raw_bytes(ours) == raw_bytes(theirs)).all())
     if isinstance(ours, (list, tuple)):
-        return type(ours) is type(theirs) and all(map(same, ours, theirs)) and len(ours) == len(theirs)
+        return (
+            type(ours) is type(theirs) and all(map(same, ours, theirs)) and len(ours) == len(theirs)
+        )
     if isinstance(ours, dict):
         return list(ours) == list(theirs) and all(same(ours[key], theirs[key]) for key in ours)
     return type(ours) is type(theirs) and repr(ours) == repr(theirs)

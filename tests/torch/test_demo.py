@@ -14,14 +14,16 @@ import pytest
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore import demo
-from pmstore.commands import app
+from pmstore.commands.program import app
+from pmstore_lab import demo
 
 STEPS = 14
 
 
 def test_the_demo_ends_bitwise_equal(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--steps", str(STEPS), "--dir", str(tmp_path), "--json"])
+    result = CliRunner().invoke(
+        app, ["demo", "--steps", str(STEPS), "--dir", str(tmp_path), "--json"]
+    )
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["ok"]
@@ -38,7 +40,9 @@ def test_the_demo_ends_bitwise_equal(tmp_path: Path) -> None:
 
 
 def report_of(folder: Path, *, differences: list[str]) -> demo.Report:
-    job = demo.JobReport("x", 3, [0.01] * 3, [0.001] * 3, [demo.Kill("in a commit", 2)], 0.5, 100, "file", 1.0)
+    job = demo.JobReport(
+        "x", 3, [0.01] * 3, [0.001] * 3, [demo.Kill("in a commit", 2)], 0.5, 100, "file", 1.0
+    )
     return demo.Report(dict.fromkeys(demo.JOBS, job), differences, [], 9, folder)
 
 
@@ -46,10 +50,19 @@ def report_of(folder: Path, *, differences: list[str]) -> demo.Report:
 def test_the_table_and_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, differences: list[str], code: int
 ) -> None:
-    monkeypatch.setattr(demo, "run_demo", lambda settings, progress: report_of(tmp_path, differences=differences))
+    monkeypatch.setattr(
+        demo, "run_demo", lambda settings, progress: report_of(tmp_path, differences=differences)
+    )
     result = CliRunner().invoke(app, ["demo", "--quick"])
     assert result.exit_code == code
-    for part in ("kills", "commit, share of step time", "accuracy", "torch.save + fsync", "9.1%", "kill 1 in a commit"):
+    for part in (
+        "kills",
+        "commit, share of step time",
+        "accuracy",
+        "torch.save + fsync",
+        "9.1%",
+        "kill 1 in a commit",
+    ):
         assert part in result.stdout
     assert ("bitwise equal" in result.stdout) == (code == 0)
     assert ("differs after the kills: run/model/0.weight" in result.stdout) == (code == 1)
@@ -76,13 +89,26 @@ def test_a_trainer_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_control_c_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pmstore.cli", "demo", "--steps", "100000", "--dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "pmstore.commands.cli",
+        "demo",
+        "--steps",
+        "100000",
+        "--dir",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             while not list(tmp_path.glob("*/undisturbed.pm")):
                 assert process.poll() is None
                 time.sleep(0.05)
-            trainers = [pid for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == process.pid]
+            trainers = [
+                pid for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == process.pid
+            ]
             process.send_signal(signal.SIGINT)
             assert process.stderr is not None
             words = process.stderr.read()

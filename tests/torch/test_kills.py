@@ -1,4 +1,5 @@
-"""Real training, killed with SIGKILL at random points, twenty times: bit for bit the run that was left alone."""
+"""Real training, killed with SIGKILL at random points, twenty times: bit for bit the run that was
+left alone."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # which the first optimizer of a process imports: here once, in the fork server
+
+# which the first optimizer of a process imports: here once, in the fork server
+import torch._dynamo
 from training import assert_same, contents, make_job, train
 
 import pmstore
@@ -44,7 +47,8 @@ def test_twenty_kills(tmp_path: Path, server: ForkServer, domain: str) -> None:
     chance = random.Random(seed)
     workload = "test_kills:work"
     began = time.monotonic()
-    assert server.run(workload, [str(tmp_path / "whole.pm"), domain, KINDS]).exit_code == 0  # imports, in the server
+    # imports, in the server
+    assert server.run(workload, [str(tmp_path / "whole.pm"), domain, KINDS]).exit_code == 0
     began = time.monotonic()
     assert server.run(workload, [str(tmp_path / "whole2.pm"), domain, KINDS]).exit_code == 0
     life = time.monotonic() - began
@@ -57,17 +61,23 @@ def test_twenty_kills(tmp_path: Path, server: ForkServer, domain: str) -> None:
         path = tmp_path / f"killed{lives}.pm"
         ended, reached = False, 0
         while not ended:
-            # By the clock, at any instruction; or by the engine, at one of its writes. The last one is left to finish.
+            # By the clock, at any instruction; or by the engine, at one of its writes. The last one
+            # is left to finish.
             how: dict[str, Any] = {}
             if kills < KILLS or chance.random() < 0.5:
                 by_clock = chance.random() < 0.5
-                how = {"delay_seconds": chance.uniform(0, life)} if by_clock else {"kill_at": chance.randrange(1, 1500)}
+                how = (
+                    {"delay_seconds": chance.uniform(0, life)}
+                    if by_clock
+                    else {"kill_at": chance.randrange(1, 1500)}
+                )
             run = server.run(workload, [str(path), domain, KINDS], **how)
             kills += run.killed
             ended = not run.killed
             assert ended == (run.acknowledged == STEPS and run.exit_code == 0) or run.killed
             if run.killed and path.exists() and path.stat().st_size and chance.random() < 0.3:
-                # What a kill leaves is a sound store at a step's end, and no step is ever lost again.
+                # What a kill leaves is a sound store at a step's end, and no step is ever lost
+                # again.
                 with pmstore.open(path) as store:
                     assert store.check().problems == ()
                     if "run" in store:

@@ -37,7 +37,9 @@ class Noisy(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if get_worker_info() is None:
             Noisy.loads += 1
-        return torch.tensor([index, torch.rand(1).item(), random.random(), np.random.rand()], dtype=torch.float64)
+        return torch.tensor(
+            [index, torch.rand(1).item(), random.random(), np.random.rand()], dtype=torch.float64
+        )
 
     def __len__(self) -> int:
         return 20
@@ -50,7 +52,9 @@ class Stream(IterableDataset[torch.Tensor]):
         worker = get_worker_info()
         left = list(range(20))[worker.id :: worker.num_workers] if worker else list(range(20))
         while left:
-            yield torch.tensor([left.pop(random.randrange(len(left))), torch.rand(1).item()], dtype=torch.float64)
+            yield torch.tensor(
+                [left.pop(random.randrange(len(left))), torch.rand(1).item()], dtype=torch.float64
+            )
 
 
 class Restless(Sampler[int]):
@@ -83,21 +87,33 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled": lambda: DataLoader(NUMBERS, batch_size=3, shuffle=True),
     "shuffled, no rest": lambda: DataLoader(NUMBERS, batch_size=3, shuffle=True, drop_last=True),
     "generator": lambda: DataLoader(NUMBERS, batch_size=4, shuffle=True, generator=seeded()),
-    "generator of the sampler": lambda: DataLoader(NUMBERS, 3, sampler=RandomSampler(NUMBERS, generator=seeded())),
-    "replacement": lambda: DataLoader(NUMBERS, 3, sampler=RandomSampler(NUMBERS, replacement=True, num_samples=70)),
+    "generator of the sampler": lambda: DataLoader(
+        NUMBERS, 3, sampler=RandomSampler(NUMBERS, generator=seeded())
+    ),
+    "replacement": lambda: DataLoader(
+        NUMBERS, 3, sampler=RandomSampler(NUMBERS, replacement=True, num_samples=70)
+    ),
     "replacement, generator": lambda: DataLoader(
-        NUMBERS, 3, sampler=RandomSampler(NUMBERS, replacement=True, num_samples=70, generator=seeded())
+        NUMBERS,
+        3,
+        sampler=RandomSampler(NUMBERS, replacement=True, num_samples=70, generator=seeded()),
     ),
     "subset": lambda: DataLoader(NUMBERS, 3, sampler=SubsetRandomSampler(range(0, 20, 2))),
     "weighted": lambda: DataLoader(NUMBERS, 3, sampler=WeightedRandomSampler([1.0, 2.0] * 10, 20)),
     "restless": lambda: DataLoader(NUMBERS, 3, sampler=Restless()),
     "restless, workers": lambda: DataLoader(NUMBERS, 3, sampler=Restless(), num_workers=2),
-    "batch sampler": lambda: DataLoader(NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 6, True)),
+    "batch sampler": lambda: DataLoader(
+        NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 6, True)
+    ),
     "no batches": lambda: DataLoader(NUMBERS, batch_size=None, shuffle=True),
     "noisy": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
     "noisy, workers": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=2),
-    "noisy, workers, generator": lambda: DataLoader(Noisy(), 4, True, num_workers=2, generator=seeded()),
-    "noisy, persistent workers": lambda: DataLoader(Noisy(), 3, True, num_workers=1, persistent_workers=True),
+    "noisy, workers, generator": lambda: DataLoader(
+        Noisy(), 4, True, num_workers=2, generator=seeded()
+    ),
+    "noisy, persistent workers": lambda: DataLoader(
+        Noisy(), 3, True, num_workers=1, persistent_workers=True
+    ),
     "stream": lambda: DataLoader(Stream(), batch_size=3),
     "stream, workers": lambda: DataLoader(Stream(), batch_size=3, num_workers=2),
 }
@@ -111,10 +127,13 @@ def plain(batch: Any) -> Any:
 
 
 def take(run: Run, limit: int | None = None) -> list[Any]:
-    """Batches with the place in the data and a number that the step draws, as dropout does; each is committed."""
+    """Batches with the place in the data and a number that the step draws, as dropout does; each is
+    committed."""
     seen = []
     for batch in run.batches(epochs=EPOCHS):
-        seen.append((run.epoch, run.batch, plain(batch), torch.rand(1).item(), random.random()))
+        seen.append(
+            (run.data_epoch, run.batch, plain(batch), torch.rand(1).item(), random.random())
+        )
         run.commit()
         if limit is not None and len(seen) == limit:
             break
@@ -163,7 +182,13 @@ def test_order_over_roll_backs_and_breaks(tmp_path: Path, kind: str) -> None:
         while len(pieces) < len(whole):
             for batch in run.batches(epochs=EPOCHS):
                 turn += 1
-                entry = (run.epoch, run.batch, plain(batch), torch.rand(1).item(), random.random())
+                entry = (
+                    run.data_epoch,
+                    run.batch,
+                    plain(batch),
+                    torch.rand(1).item(),
+                    random.random(),
+                )
                 if turn % 3 == 0:
                     run.rollback()
                     continue
@@ -207,8 +232,8 @@ def test_the_given_loader_is_untouched(store: pmstore.Store) -> None:
 
 def test_place_in_the_data(store: pmstore.Store) -> None:
     run = attach(store, loader=["a", "b"])
-    assert (run.epoch, run.batch) == (0, -1)
-    places = [(run.epoch, run.batch, batch) for batch in run.batches(epochs=2)]
+    assert (run.data_epoch, run.batch) == (0, -1)
+    places = [(run.data_epoch, run.batch, batch) for batch in run.batches(epochs=2)]
     assert places == [(0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")]
 
 

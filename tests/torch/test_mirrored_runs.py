@@ -1,4 +1,5 @@
-"""Runs whose tensors are mirrored: as others, bit for bit, with commits that nobody waits for, rolled back, killed."""
+"""Runs whose tensors are mirrored: as others, bit for bit, with commits that nobody waits for,
+rolled back, killed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # which the first optimizer of a process imports: here once, in the fork server
+
+# which the first optimizer of a process imports: here once, in the fork server
+import torch._dynamo
 from torch import nn
 from training import Job, assert_same, contents, make_job
 
@@ -239,7 +242,8 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.mark.parametrize("domain", ["process", "file"])
 def test_kills(tmp_path: Path, server: ForkServer, domain: str) -> None:
-    """At any instruction, and at the engine's writes: what is found is a step's end, whole; the end is the same to the bit."""
+    """At any instruction, and at the engine's writes: what is found is a step's end, whole; the end
+    is the same to the bit."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # shown if it fails
     chance = random.Random(seed)
@@ -252,7 +256,11 @@ def test_kills(tmp_path: Path, server: ForkServer, domain: str) -> None:
     while True:
         how: dict[str, Any] = {}
         if kills < KILLS:
-            how = {"kill_at": chance.randrange(1, 900)} if chance.random() < 0.6 else {"delay_seconds": chance.random() / 3}
+            how = (
+                {"kill_at": chance.randrange(1, 900)}
+                if chance.random() < 0.6
+                else {"delay_seconds": chance.random() / 3}
+            )
         run = server.run(workload, [str(path), domain, KINDS], **how)
         kills += run.killed
         if not run.killed:
@@ -277,7 +285,9 @@ def test_cuda(shm: Path, optimizer: str) -> None:
 
     def life(path: Path, until: int) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)).cuda()
+        model = nn.Sequential(
+            nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)
+        ).cuda()
         made = {
             "adamw": lambda: torch.optim.AdamW(model.parameters()),
             "adamw-fused": lambda: torch.optim.AdamW(model.parameters(), fused=True),

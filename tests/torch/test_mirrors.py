@@ -1,4 +1,5 @@
-"""Device mirrors. Host memory is a device like any other here; CUDA's tests run where there is a GPU."""
+"""Device mirrors. Host memory is a device like any other here; CUDA's tests run where there is a
+GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ import pytest
 import torch
 
 import pmstore
+from pmstore.engine.landing import LandCopy
 from pmstore.errors import MirrorError, NameExistsError, TransactionError
 from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for, staging
-from pmstore.mirror.engine import LandCopy
 from pmstore.mirror.pending import PendingCommit
 from pmstore.testing import ForkServer
 
@@ -41,7 +42,8 @@ def opened(shm: Path, disk: Path, domain: str) -> Iterator[Callable[[], pmstore.
 
 
 class Late:
-    """Copies that a thread makes later, through staging memory, as an accelerator would; they fail if they are told to."""
+    """Copies that a thread makes later, through staging memory, as an accelerator would; they fail
+    if they are told to."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -51,11 +53,14 @@ class Late:
         word = np.zeros(1, np.int64)
         staged = [torch.empty_like(piece.tensor) for piece in pieces]
         copies = [
-            LandCopy(one.data, one.at, one.nbytes, stage.data_ptr(), word.__array_interface__["data"][0])
+            LandCopy(
+                one.data, one.at, one.nbytes, stage.data_ptr(), word.__array_interface__["data"][0]
+            )
             for one, stage in zip(pieces, staged, strict=True)
         ]
         for one, stage in zip(pieces, staged, strict=True):
-            stage.copy_(one.tensor)  # as of now, whatever the program does to it: what a stream's order gives
+            # as of now, whatever the program does to it: what a stream's order gives
+            stage.copy_(one.tensor)
         return copies, LateBatch(self, word, staged)
 
     def close(self) -> None:
@@ -65,7 +70,9 @@ class Late:
 class LateBatch:
     may_fail = True
 
-    def __init__(self, copier: Late, word: np.ndarray[Any, Any], staged: list[torch.Tensor]) -> None:
+    def __init__(
+        self, copier: Late, word: np.ndarray[Any, Any], staged: list[torch.Tensor]
+    ) -> None:
         self._copier, self._word, self._staged = copier, word, staged
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -105,7 +112,11 @@ def fill(tensors: Sequence[Any], value: float) -> None:
 
 def test_every_commit_holds_the_tensors(opened: Callable[[], pmstore.Store]) -> None:
     with opened() as store:
-        large, small, empty = torch.zeros(LARGE), torch.zeros(SMALL, dtype=torch.int64), torch.zeros(0)
+        large, small, empty = (
+            torch.zeros(LARGE),
+            torch.zeros(SMALL, dtype=torch.int64),
+            torch.zeros(0),
+        )
         for name, tensor in (("large", large), ("small", small), ("a/empty", empty)):
             assert not store.mirror(name, tensor).resumed
         array = store.zeros("array", 3)
@@ -142,7 +153,8 @@ def test_every_commit_holds_the_tensors(opened: Callable[[], pmstore.Store]) -> 
 
 
 def test_a_commit_without_waiting(opened: Callable[[], pmstore.Store]) -> None:
-    """What is written after it has begun is of the next transaction, by whatever way it is written."""
+    """What is written after it has begun is of the next transaction, by whatever way it is
+    written."""
     with opened() as store:
         large, small = torch.zeros(LARGE), torch.zeros(SMALL)
         store.mirror("large", large)
@@ -185,7 +197,8 @@ def test_the_program_goes_on_meanwhile(opened: Callable[[], pmstore.Store]) -> N
         with pytest.raises(TimeoutError, match="goes on"):
             pending.wait(0.01)
         order: list[str] = []
-        writer = threading.Thread(target=lambda: (pages.fill_(2), order.append("written")))  # torch gives up the GIL
+        # torch gives up the GIL
+        writer = threading.Thread(target=lambda: (pages.fill_(2), order.append("written")))
         writer.start()
         time.sleep(0.05)
         order.append("landed")
@@ -379,7 +392,8 @@ def test_a_snapshot_reads_its_own_version(store: pmstore.Store, shm: Path) -> No
 
 
 def test_without_mirrors_too(opened: Callable[[], pmstore.Store]) -> None:
-    """`commit(wait=False)` of a store that mirrors nothing: the sync is what it does not wait for."""
+    """`commit(wait=False)` of a store that mirrors nothing: the sync is what it does not wait
+    for."""
     with opened() as store:
         array = store.zeros("array", LARGE)
         epoch = store.epoch
@@ -458,7 +472,8 @@ def test_blocks_of_two_threads(store: pmstore.Store) -> None:
 
 
 def test_other_threads(store: pmstore.Store) -> None:
-    """A block of another thread is in the way, as of any commit; and blocks wait for a commit under way."""
+    """A block of another thread is in the way, as of any commit; and blocks wait for a commit under
+    way."""
     tensor = torch.zeros(LARGE)
     store.mirror("w", tensor)
     store.commit()
@@ -485,8 +500,11 @@ def test_other_threads(store: pmstore.Store) -> None:
     assert (store.slots("w").current == 2).all()
 
 
-def test_next_while_another_thread_commits(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that flips between the look at the pair and the opening of its idle slot: what it has named is not opened."""
+def test_next_while_another_thread_commits(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that flips between the look at the pair and the opening of its idle slot: what it
+    has named is not opened."""
     tensor = torch.zeros(LARGE)
     store.mirror("w", tensor)
     store.commit()
@@ -512,7 +530,8 @@ def test_next_while_another_thread_commits(store: pmstore.Store, monkeypatch: py
 
 
 def test_two_threads_commit(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of the second begin when the first is over: a device may write into the idle slot from then on."""
+    """Copies of the second begin when the first is over: a device may write into the idle slot from
+    then on."""
     tensor = torch.zeros(LARGE)
     store.mirror("w", tensor)
     store.commit()
@@ -543,7 +562,8 @@ def test_two_threads_commit(store: pmstore.Store, monkeypatch: pytest.MonkeyPatc
 
 
 def work(ack: Callable[[int], None], path: str, domain: str) -> None:
-    """Commits that nobody waits for, each followed by writes that must not be in it. Runs in a child of the fork server."""
+    """Commits that nobody waits for, each followed by writes that must not be in it. Runs in a
+    child of the fork server."""
     with pmstore.open(path, size="8MiB", domain=domain) as store:  # type: ignore[arg-type]
         large, small = torch.zeros(LARGE), torch.zeros(SMALL)
         store.mirror("large", large)
@@ -568,7 +588,8 @@ def server() -> Iterator[ForkServer]:
 
 
 def test_kills(server: ForkServer, shm: Path, disk: Path, domain: str) -> None:
-    """At any instruction, and at the engine's writes: never half a mirror, never without the rest of its commit."""
+    """At any instruction, and at the engine's writes: never half a mirror, never without the rest
+    of its commit."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # shown if it fails
     chance = random.Random(seed)
@@ -576,7 +597,9 @@ def test_kills(server: ForkServer, shm: Path, disk: Path, domain: str) -> None:
     last = 0
     for turn in range(KILLS):
         how: dict[str, Any] = (
-            {"kill_at": chance.randrange(1, 1200)} if turn % 3 else {"delay_seconds": chance.uniform(0.01, 0.15)}
+            {"kill_at": chance.randrange(1, 1200)}
+            if turn % 3
+            else {"delay_seconds": chance.uniform(0.01, 0.15)}
         )
         run = server.run("test_mirrors:work", [str(path), domain], **how)
         assert run.killed
@@ -637,7 +660,8 @@ def test_cuda_round_trip(opened: Callable[[], pmstore.Store]) -> None:
 
 @cuda
 def test_cuda_copies_are_ordered_behind_the_step_before(store: pmstore.Store) -> None:
-    """The copy waits for what the stream was given before, and what it is given after the fence waits for the copy."""
+    """The copy waits for what the stream was given before, and what it is given after the fence
+    waits for the copy."""
     tensor = torch.zeros(1_000_000, device="cuda")
     store.mirror("w", tensor)
     work = torch.randn(2048, 2048, device="cuda")

@@ -1,4 +1,5 @@
-"""Tensors and arrays that leave the store's memory, which numpy and torch allow: taken back in, or an error; never lost."""
+"""Tensors and arrays that leave the store's memory, which numpy and torch allow: taken back in, or
+an error; never lost."""
 
 from __future__ import annotations
 
@@ -129,7 +130,9 @@ def test_no_pin_is_left(store: pmstore.Store, w: torch.Tensor) -> None:
         (lambda w: w.set_(torch.zeros(1000).share_memory_()), "shared memory"),
     ],
 )
-def test_what_cannot_be_taken_in_raises(store: pmstore.Store, w: torch.Tensor, leave: Leave, why: str) -> None:
+def test_what_cannot_be_taken_in_raises(
+    store: pmstore.Store, w: torch.Tensor, leave: Leave, why: str
+) -> None:
     leave(w)
     epoch = store.epoch
     for commit in (store.commit, store.transaction().__enter__, lambda: store["w"]):
@@ -157,7 +160,9 @@ def test_a_block_that_moved_something_for_good_is_rolled_back(store: pmstore.Sto
 
 @pytest.mark.parametrize("share", ["tensor", "module", "storage", "parameter"])
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_sharing_is_refused(store: pmstore.Store, w: torch.Tensor, share: str, strategy: str) -> None:
+def test_sharing_is_refused(
+    store: pmstore.Store, w: torch.Tensor, share: str, strategy: str
+) -> None:
     module = torch.nn.Linear(1, 1)
     module.weight = torch.nn.Parameter(w, requires_grad=False)
     address = w.data_ptr()
@@ -230,7 +235,7 @@ def test_a_fork_child_reads(store: pmstore.Store, w: torch.Tensor) -> None:
     assert child.exitcode == 0
 
 
-# ---- numpy, and objects that were changed in place ---------------------------------------------------------------------
+# ---- numpy, and objects that were changed in place -----------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -243,7 +248,9 @@ def test_a_fork_child_reads(store: pmstore.Store, w: torch.Tensor) -> None:
         lambda a: a.setflags(write=False),
     ],
 )
-def test_an_array_that_was_altered_is_not_given_out(store: pmstore.Store, alter: Callable[[Any], object]) -> None:
+def test_an_array_that_was_altered_is_not_given_out(
+    store: pmstore.Store, alter: Callable[[Any], object]
+) -> None:
     store["a"] = np.ones(100)
     a = store["a"]
     alter(a)
@@ -283,7 +290,9 @@ def test_an_array_over_other_memory_raises(store: pmstore.Store) -> None:
     assert store.stats().pinned_bytes == 0
 
 
-@pytest.mark.parametrize("alter", [lambda w: w.t_(), lambda w: w.resize_(5), lambda w: w.unsqueeze_(0)])
+@pytest.mark.parametrize(
+    "alter", [lambda w: w.t_(), lambda w: w.resize_(5), lambda w: w.unsqueeze_(0)]
+)
 def test_a_tensor_that_was_altered_is_not_given_out(store: pmstore.Store, alter: Leave) -> None:
     store["w"] = torch.ones(10, 20)
     w = store["w"]
@@ -322,7 +331,7 @@ def test_items_and_slots(store: pmstore.Store) -> None:
     assert x[0] == current[0] == 3
 
 
-# ---- attached runs -------------------------------------------------------------------------------------------------------
+# ---- attached runs -------------------------------------------------------------------------------
 
 
 def attached(store: pmstore.Store) -> tuple[torch.nn.Linear, torch.optim.SGD, pmstore.torch.Run]:

@@ -39,7 +39,8 @@ def _parameters(seed: int, dtype: torch.dtype = torch.float32) -> list[nn.Parame
 
 
 def _ulps(ours: torch.Tensor, theirs: torch.Tensor, *operands: torch.Tensor) -> float:
-    """The largest difference in units of the last place of what went into it: a sum that cancels keeps its operands' error."""
+    """The largest difference in units of the last place of what went into it: a sum that cancels
+    keeps its operands' error."""
     scale = theirs.abs()
     for operand in operands:
         scale = torch.maximum(scale, operand.abs())
@@ -56,7 +57,9 @@ def test_a_step_is_torchs(name: str, options: dict[str, Any]) -> None:
     for _ in range(10):
         before = [one.detach().clone() for one in theirs]
         for mine, other in zip(ours, theirs, strict=True):
-            mine.grad = torch.randn(mine.shape, generator=generator).as_strided(mine.shape, mine.stride())
+            mine.grad = torch.randn(mine.shape, generator=generator).as_strided(
+                mine.shape, mine.stride()
+            )
             other.grad = mine.grad.clone()
         native.step()
         reference.step()
@@ -64,22 +67,33 @@ def test_a_step_is_torchs(name: str, options: dict[str, Any]) -> None:
             for mine, other, old in zip(ours, theirs, before, strict=True):
                 assert mine.grad is not None
                 moved = float(options.get("lr", 1e-3)) * mine.grad.abs()
-                # In the last elements, which fill no vector, torch's fused kernels round SGD's momentum in another way: a unit
-                # of it, and one of the parameter.
+                # In the last elements, which fill no vector, torch's fused kernels round SGD's
+                # momentum in another way: a unit of it, and one of the parameter.
                 whole = mine.numel() // 16 * 16
-                flat = [one.detach().as_strided((one.numel(),), (1,)) for one in (mine, other, old, moved)]
+                flat = [
+                    one.detach().as_strided((one.numel(),), (1,))
+                    for one in (mine, other, old, moved)
+                ]
                 assert _ulps(*[one[:whole] for one in flat]) <= 1
                 assert _ulps(*[one[whole:] for one in flat]) <= (2 if name == "SGD" else 1)
                 for key in native.names(native.param_groups[0]):
                     held = reference.state[other][key]
-                    assert _ulps(native.state[mine][key], held, mine.grad.square() if "sq" in key else mine.grad) <= 1
+                    assert (
+                        _ulps(
+                            native.state[mine][key],
+                            held,
+                            mine.grad.square() if "sq" in key else mine.grad,
+                        )
+                        <= 1
+                    )
                     native.state[mine][key].copy_(held)
                 mine.copy_(other)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
 def test_a_thousand_steps(name: str) -> None:
-    """No farther from torch's fused kernels than torch's own foreach is, on a problem that does not amplify rounding."""
+    """No farther from torch's fused kernels than torch's own foreach is, on a problem that does not
+    amplify rounding."""
     options: dict[str, Any] = {"lr": 0.01, "momentum": 0.9} if name == "SGD" else {"lr": 0.01}
     target = torch.linspace(-2, 2, 3000)
 
@@ -111,7 +125,8 @@ def test_bfloat16_parameters_have_float32_moments() -> None:
         reference.step()
         for mine, other in zip(ours, wide, strict=True):
             rounded = other.detach().to(torch.bfloat16)
-            assert torch.equal(mine.detach(), rounded) or step > 0  # later ones start from rounded parameters
+            # later ones start from rounded parameters
+            assert torch.equal(mine.detach(), rounded) or step > 0
             other.data = mine.detach().float()
             assert native.state[mine]["exp_avg"].dtype == torch.float32
     ours[2].grad = torch.full_like(ours[2], torch.nan)
@@ -127,16 +142,21 @@ def test_names_and_defaults_are_torchs(name: str) -> None:
     ours, theirs = getattr(optim, name), getattr(torch.optim, name)
 
     def arguments(made: Any) -> dict[str, Any]:
-        return {one.name: (one.kind, one.default) for one in inspect.signature(made).parameters.values()}
+        return {
+            one.name: (one.kind, one.default) for one in inspect.signature(made).parameters.values()
+        }
 
     w = nn.Parameter(torch.ones(3))
     given, expected = arguments(ours), arguments(theirs)
     assert given == {**given, **expected}
-    assert given.keys() - expected.keys() <= {"decoupled_weight_decay"}  # torch's Adam has it since 2.7
+    # torch's Adam has it since 2.7
+    assert given.keys() - expected.keys() <= {"decoupled_weight_decay"}
     expected = theirs([w]).defaults
     assert ours([w]).defaults == {**ours([w]).defaults, **expected}
     for option in ours.refused:
-        with pytest.raises(ValueError, match=rf"optim\.{name} has no {option}: use torch\.optim\.{name}"):
+        with pytest.raises(
+            ValueError, match=rf"optim\.{name} has no {option}: use torch\.optim\.{name}"
+        ):
             ours([w], **{option: True})
     for option in ("fused", "foreach"):
         ours([w], **{option: True})
@@ -145,7 +165,8 @@ def test_names_and_defaults_are_torchs(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_state_dicts_go_both_ways(name: str, dtype: torch.dtype) -> None:
-    """To torch's and on, and back and on. (torch rounds state to the parameters' dtype, and computes in it.)"""
+    """To torch's and on, and back and on. (torch rounds state to the parameters' dtype, and
+    computes in it.)"""
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
     ours, theirs, again = (_parameters(seed, dtype) for seed in (5, 5, 6))
     native, back = getattr(optim, name)(ours, **options), getattr(optim, name)(again, **options)
@@ -157,14 +178,18 @@ def test_state_dicts_go_both_ways(name: str, dtype: torch.dtype) -> None:
             one.grad = torch.empty_like(one).copy_(torch.randn(one.shape, generator=generator))
         optimizer.step()
 
-    def load(into: Any, parameters: list[nn.Parameter], of: Any, source: list[nn.Parameter]) -> None:
+    def load(
+        into: Any, parameters: list[nn.Parameter], of: Any, source: list[nn.Parameter]
+    ) -> None:
         into.load_state_dict(copy.deepcopy(of.state_dict()))  # torch keeps the very tensors
         with torch.no_grad():
             for one, other in zip(parameters, source, strict=True):
                 one.copy_(other)
 
     def same(some: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
-        near = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.01}
+        near = (
+            {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.01}
+        )
         return all(torch.allclose(a, b, **near) for a, b in zip(some, others, strict=True))
 
     for seed in range(3):
@@ -185,14 +210,21 @@ def test_state_dicts_go_both_ways(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("attached", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_state_dict_of_bfloat16_parameters_is_whole(store: pmstore.Store, name: str, attached: bool) -> None:
-    """Its moments are float32, and are not rounded when they are loaded: the next step is bit for bit the same."""
+def test_a_state_dict_of_bfloat16_parameters_is_whole(
+    store: pmstore.Store, name: str, attached: bool
+) -> None:
+    """Its moments are float32, and are not rounded when they are loaded: the next step is bit for
+    bit the same."""
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
-    first, second = ([nn.Parameter(torch.linspace(-1, 1, 5000, dtype=torch.bfloat16))] for _ in range(2))
+    first, second = (
+        [nn.Parameter(torch.linspace(-1, 1, 5000, dtype=torch.bfloat16))] for _ in range(2)
+    )
     native, other = getattr(optim, name)(first, **options), getattr(optim, name)(second, **options)
     run = pmstore.torch.attach(store, optimizer=other) if attached else None
     seen: list[Any] = []
-    other.register_load_state_dict_post_hook(lambda one: seen.append(one.state[second[0]][native.state_names[0]].dtype))
+    other.register_load_state_dict_post_hook(
+        lambda one: seen.append(one.state[second[0]][native.state_names[0]].dtype)
+    )
 
     def step(parameter: nn.Parameter, optimizer: Any, seed: int) -> None:
         parameter.grad = torch.randn(5000, generator=torch.Generator().manual_seed(seed)).bfloat16()
@@ -217,7 +249,13 @@ def test_a_state_dict_of_bfloat16_parameters_is_whole(store: pmstore.Store, name
 
 def _model(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(16, 700), nn.BatchNorm1d(700), nn.Tanh(), nn.Linear(700, 40), nn.Linear(40, 16, bias=False))
+    model = nn.Sequential(
+        nn.Linear(16, 700),
+        nn.BatchNorm1d(700),
+        nn.Tanh(),
+        nn.Linear(700, 40),
+        nn.Linear(40, 16, bias=False),
+    )
     model[4].weight = nn.Parameter(model[3].weight[:16, :40].detach().clone())
     return model
 
@@ -243,15 +281,21 @@ def _train(model: nn.Sequential, optimizer: Any, steps: int, commit: Any = lambd
 def test_in_slots_as_in_place(shm: Path, every: int) -> None:
     """Bit for bit, also where a policy skips commits: then steps go on in place in the new slot."""
     plain, attached = _model(1), _model(1)
-    expected, optimizer = optim.AdamW(plain.parameters(), lr=0.01), optim.AdamW(attached.parameters(), lr=0.01)
+    expected, optimizer = (
+        optim.AdamW(plain.parameters(), lr=0.01),
+        optim.AdamW(attached.parameters(), lr=0.01),
+    )
     _train(plain, expected, 12)
     with pmstore.open(shm / "run.pm", size="32MiB") as store:
         run = pmstore.torch.attach(store, model=attached, optimizer=optimizer, policy=EveryN(every))
         before = store.stats().captured_bytes
         _train(attached, optimizer, 12, run.commit)
-        for (name, ours), theirs in zip(attached.state_dict().items(), plain.state_dict().values(), strict=True):
+        for (name, ours), theirs in zip(
+            attached.state_dict().items(), plain.state_dict().values(), strict=True
+        ):
             assert torch.equal(ours, theirs), name
-        assert store.stats().captured_bytes - before < 12 * 40_000  # batch norm, counters; not the 300 KB of state
+        # batch norm, counters; not the 300 KB of state
+        assert store.stats().captured_bytes - before < 12 * 40_000
         for ours, theirs in zip(attached.parameters(), plain.parameters(), strict=True):
             for key, value in expected.state[theirs].items():
                 assert torch.equal(optimizer.state[ours][key], value)
@@ -285,7 +329,9 @@ def test_roll_back_and_resume(shm: Path) -> None:
         _train(other, again, 1)  # in place from now on
         with pytest.raises(MismatchError, match=r"other sizes|not the one"):
             fresh = _model(1)
-            pmstore.torch.attach(store, model=fresh, optimizer=optim.SGD(fresh.parameters(), lr=0.1))
+            pmstore.torch.attach(
+                store, model=fresh, optimizer=optim.SGD(fresh.parameters(), lr=0.1)
+            )
         with pytest.raises(MismatchError, match="the optimizer is not the one"):
             fresh = _model(1)
             pmstore.torch.attach(store, model=fresh, optimizer=optim.AdamW(fresh.parameters()))
@@ -316,7 +362,10 @@ def test_what_leaves_the_slots_is_taken_in(path: Path) -> None:
         optimizer.load_state_dict(source.state_dict())
         run.commit()
         assert optimizer.state[model[0].weight]["step"] == 1
-        assert (optimizer.state[model[0].weight]["exp_avg"] == optimizer.state[model[0].weight]["exp_avg"].flatten()[0]).all()
+        assert (
+            optimizer.state[model[0].weight]["exp_avg"]
+            == optimizer.state[model[0].weight]["exp_avg"].flatten()[0]
+        ).all()
         optimizer.state.clear()
         run.commit()
         assert optimizer.state[model[0].weight]["step"] == 0

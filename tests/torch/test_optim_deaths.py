@@ -1,7 +1,8 @@
-"""Processes that die inside an optimizer's kernel, at a chosen page: resumed, they end in the bits of one left alone.
+"""Processes that die inside an optimizer's kernel, at a chosen page: resumed, they end in the bits
+of one left alone.
 
-A gradient lies in a mapped file. Cut off before a step, it lets the kernel run until it reads the first page that is gone:
-SIGBUS, on whichever thread has that piece, while others write theirs.
+A gradient lies in a mapped file. Cut off before a step, it lets the kernel run until it reads the
+first page that is gone: SIGBUS, on whichever thread has that piece, while others write theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # which the first optimizer of a process imports: here once, in the fork server
+
+# which the first optimizer of a process imports: here once, in the fork server
+import torch._dynamo
 from torch import nn
 from training import contents
 
@@ -32,16 +35,28 @@ PAGES = SIZES[-1] * 4 // mmap.PAGESIZE + 1
 DEATHS = [(0, 0), (2, PAGES // 2), (4, PAGES - 1), (4, 1), (6, PAGES // 3)]
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "AdamW": lambda parameters: pmstore.torch.optim.AdamW(parameters, lr=0.01),
-    "SGD": lambda parameters: pmstore.torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True),
+    "SGD": lambda parameters: pmstore.torch.optim.SGD(
+        parameters, lr=0.01, momentum=0.9, nesterov=True
+    ),
 }
 
 
-def work(ack: Callable[[int], None], path: str, domain: str, name: str, every: int, dies_at: int, pages: int) -> None:
+def work(
+    ack: Callable[[int], None],
+    path: str,
+    domain: str,
+    name: str,
+    every: int,
+    dies_at: int,
+    pages: int,
+) -> None:
     """One process's life: runs in a child of the fork server."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = os.open(path + ".gradient", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     os.ftruncate(file, PAGES * mmap.PAGESIZE)
-    shared = torch.frombuffer(mmap.mmap(file, PAGES * mmap.PAGESIZE), dtype=torch.float32)[: SIZES[-1]]
+    shared = torch.frombuffer(mmap.mmap(file, PAGES * mmap.PAGESIZE), dtype=torch.float32)[
+        : SIZES[-1]
+    ]
     parameters = [nn.Parameter(torch.linspace(-1, 1, size)) for size in SIZES]
     optimizer = OPTIMIZERS[name](parameters)
     with pmstore.open(path, domain=domain, size="24MiB") as store:
@@ -66,11 +81,23 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.mark.parametrize(
     ("domain", "name", "every"),  # 3: two of three steps go in place into the new slot
-    [("process", "AdamW", 1), ("process", "SGD", 3), ("emulated", "AdamW", 3), ("file", "AdamW", 3), ("file", "SGD", 1)],
+    [
+        ("process", "AdamW", 1),
+        ("process", "SGD", 3),
+        ("emulated", "AdamW", 3),
+        ("file", "AdamW", 3),
+        ("file", "SGD", 1),
+    ],
 )
-def test_death_inside_a_kernel(shm: Path, server: ForkServer, domain: str, name: str, every: int) -> None:
+def test_death_inside_a_kernel(
+    shm: Path, server: ForkServer, domain: str, name: str, every: int
+) -> None:
     def live(path: Path, dies_at: int = -1, pages: int = 0) -> Any:
-        return server.run("test_optim_deaths:work", [str(path), domain, name, every, dies_at, pages], timeout_seconds=300)
+        return server.run(
+            "test_optim_deaths:work",
+            [str(path), domain, name, every, dies_at, pages],
+            timeout_seconds=300,
+        )
 
     assert live(shm / "whole.pm").exit_code == 0
     with pmstore.open(shm / "whole.pm", mode="r") as store:

@@ -1,4 +1,5 @@
-"""The native optimizers in company: instruction sets, options by group, schedulers, scalers, wrappers of modules."""
+"""The native optimizers in company: instruction sets, options by group, schedulers, scalers,
+wrappers of modules."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from pmstore import _ffi
+from pmstore.engine import _ffi
 from pmstore.torch import AttachError, optim
 from tests.torch.test_optim import KINDS
 
@@ -29,7 +30,9 @@ def limit() -> Iterator[Callable[[int], None]]:
     _ffi.optim_limit(AVX512)
 
 
-def _steps(name: str, options: dict[str, Any], dtype: torch.dtype, stream: bool) -> list[torch.Tensor]:
+def _steps(
+    name: str, options: dict[str, Any], dtype: torch.dtype, stream: bool
+) -> list[torch.Tensor]:
     """Three steps, each from one set of tensors into another; all that they wrote."""
     generator = torch.Generator().manual_seed(7)
     parameter = nn.Parameter(torch.randn(COUNT, generator=generator).to(dtype))
@@ -39,11 +42,18 @@ def _steps(name: str, options: dict[str, Any], dtype: torch.dtype, stream: bool)
     for _ in range(3):
         gradient = torch.randn(COUNT, generator=generator).to(dtype)
         table = optimizer.table()
-        made = torch.full_like(parameter, torch.nan), *(torch.full((COUNT,), torch.nan) for _ in names)
+        made = (
+            torch.full_like(parameter, torch.nan),
+            *(torch.full((COUNT,), torch.nan) for _ in names),
+        )
         table["grad"] = gradient.data_ptr()
         table["param_out"] = made[0].data_ptr()
         table["state_out"][0, : len(names)] = [one.data_ptr() for one in made[1:]]
-        hyper = {"kind": optimizer.kind, "stream": stream, **optimizer.hyper(optimizer.param_groups[0])}
+        hyper = {
+            "kind": optimizer.kind,
+            "stream": stream,
+            **optimizer.hyper(optimizer.param_groups[0]),
+        }
         _ffi.optim_step(table.ctypes.data, 1, hyper)
         parameter.data = made[0].detach()
         optimizer.state[parameter].update(zip(names, made[1:], strict=True))
@@ -55,7 +65,11 @@ def _steps(name: str, options: dict[str, Any], dtype: torch.dtype, stream: bool)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "options"), KINDS)
 def test_every_instruction_set_gives_the_same_bits(
-    name: str, options: dict[str, Any], dtype: torch.dtype, stream: bool, limit: Callable[[int], None]
+    name: str,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    stream: bool,
+    limit: Callable[[int], None],
 ) -> None:
     limit(PORTABLE)
     expected = _steps(name, options, dtype, stream)
@@ -66,7 +80,8 @@ def test_every_instruction_set_gives_the_same_bits(
 
 
 def _twins(count: int = 3) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Of whole vectors: in the tail of an array torch's own kernels round in another way than before it."""
+    """Of whole vectors: in the tail of an array torch's own kernels round in another way than
+    before it."""
     values = [torch.randn(64, 16, generator=torch.Generator().manual_seed(i)) for i in range(count)]
     return [nn.Parameter(v.clone()) for v in values], [nn.Parameter(v.clone()) for v in values]
 
@@ -79,7 +94,9 @@ def _gradients(step: int, *lists: list[nn.Parameter]) -> None:
 
 
 def _same(ours: list[nn.Parameter], theirs: list[nn.Parameter]) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(ours, theirs, strict=True))
+    return all(
+        torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("attached", [False, True])
@@ -98,8 +115,12 @@ def test_each_group_has_options_of_its_own(store: pmstore.Store, name: str, atta
             {"lr": 0.01, "eps": 1e-3, "weight_decay": 0.2},
             {"lr": 0.05, "maximize": True, "weight_decay": 0},
         ]
-    native = getattr(optim, name)([{"params": [p], **o} for p, o in zip(ours, options, strict=True)])
-    reference = getattr(torch.optim, name)([{"params": [p], **o} for p, o in zip(theirs, options, strict=True)], fused=True)
+    native = getattr(optim, name)(
+        [{"params": [p], **o} for p, o in zip(ours, options, strict=True)]
+    )
+    reference = getattr(torch.optim, name)(
+        [{"params": [p], **o} for p, o in zip(theirs, options, strict=True)], fused=True
+    )
     run = pmstore.torch.attach(store, optimizer=native) if attached else None
     for step in range(6):
         _gradients(step, ours, theirs)
@@ -114,7 +135,9 @@ def test_each_group_has_options_of_its_own(store: pmstore.Store, name: str, atta
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "one cycle, betas or momentum too": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
+    "one cycle, betas or momentum too": lambda o: torch.optim.lr_scheduler.OneCycleLR(
+        o, 0.1, total_steps=30
+    ),
     "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=1, factor=0.3),
     "warm restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
 }
@@ -125,7 +148,10 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 def test_learning_rate_schedulers(store: pmstore.Store, kind: str, name: str) -> None:
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9} if name == "SGD" else {"lr": 0.05}
     ours, theirs = _twins()
-    native, reference = getattr(optim, name)(ours, **options), getattr(torch.optim, name)(theirs, fused=True, **options)
+    native, reference = (
+        getattr(optim, name)(ours, **options),
+        getattr(torch.optim, name)(theirs, fused=True, **options),
+    )
     schedules = SCHEDULERS[kind](native), SCHEDULERS[kind](reference)
     run = pmstore.torch.attach(store, optimizer=native, lr_scheduler=schedules[0])
     for step in range(12):
@@ -141,14 +167,18 @@ def test_learning_rate_schedulers(store: pmstore.Store, kind: str, name: str) ->
 
 @pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
 def test_gradient_scaler_and_clipping(store: pmstore.Store, clip: Callable[..., Any]) -> None:
-    """As torch's optimizer under the same scaler; a step whose gradients overflow is left out, and commits nothing of it."""
+    """As torch's optimizer under the same scaler; a step whose gradients overflow is left out, and
+    commits nothing of it."""
     ours, theirs = _twins()
     native, reference = optim.AdamW(ours, lr=0.05), torch.optim.AdamW(theirs, lr=0.05, fused=False)
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
     run = pmstore.torch.attach(store, optimizer=native, scaler=scalers[0])
     for step in range(8):
         before = [one.detach().clone() for one in ours]
-        for parameters, optimizer, scaler in ((ours, native, scalers[0]), (theirs, reference, scalers[1])):
+        for parameters, optimizer, scaler in (
+            (ours, native, scalers[0]),
+            (theirs, reference, scalers[1]),
+        ):
             optimizer.zero_grad()
             loss = torch.stack([(one - step).square().mean() for one in parameters]).sum()
             scaler.scale(loss * (torch.inf if step == 4 else 1)).backward()
@@ -180,7 +210,9 @@ class Tied(nn.Module):
         return out
 
 
-def _train(model: nn.Module, forward: Any, optimizer: Any, steps: int, commit: Any = lambda: None) -> None:
+def _train(
+    model: nn.Module, forward: Any, optimizer: Any, steps: int, commit: Any = lambda: None
+) -> None:
     for step in range(steps):
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
@@ -190,13 +222,16 @@ def _train(model: nn.Module, forward: Any, optimizer: Any, steps: int, commit: A
 
 
 def _wrap_ddp(model: nn.Module, tmp: Path) -> Any:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp}/rendezvous", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp}/rendezvous", rank=0, world_size=1
+    )
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 @pytest.mark.parametrize("wrapper", ["none", "compiled", "ddp"])
 def test_wrapped_and_tied_modules(store: pmstore.Store, tmp_path: Path, wrapper: str) -> None:
-    """Compiled code and DDP's buckets go by the parameters, not by their addresses: bit for bit as without slots."""
+    """Compiled code and DDP's buckets go by the parameters, not by their addresses: bit for bit as
+    without slots."""
     models, optimizers = [], []
     for _ in range(2):
         torch.manual_seed(3)
@@ -214,7 +249,9 @@ def test_wrapped_and_tied_modules(store: pmstore.Store, tmp_path: Path, wrapper:
     finally:
         if wrapper == "ddp":
             torch.distributed.destroy_process_group()
-    for (name, ours), theirs in zip(models[1].state_dict().items(), models[0].state_dict().values(), strict=True):
+    for (name, ours), theirs in zip(
+        models[1].state_dict().items(), models[0].state_dict().values(), strict=True
+    ):
         assert torch.equal(ours, theirs), name
     assert models[1].out.weight is models[1].first.weight
 
@@ -229,15 +266,20 @@ import pmstore
 import pmstore.torch
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+meeting = f"file://{folder}/rendezvous"
+torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
 
 
 def train(store):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 300), nn.Tanh(), nn.Linear(300, 16))
     optimizer = pmstore.torch.optim.AdamW(model.parameters(), lr=0.05)
-    run = pmstore.torch.attach(store, model=model, optimizer=optimizer) if store is not None else None
-    forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.01)
+    run = None
+    if store is not None:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+    forward = nn.parallel.DistributedDataParallel(
+        model, gradient_as_bucket_view=True, bucket_cap_mb=0.01
+    )
     for step in range(5):
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(2 * step + rank))
         optimizer.zero_grad()
@@ -259,8 +301,11 @@ torch.distributed.destroy_process_group()
 
 
 def test_two_ranks(shm: Path) -> None:
-    """Gradients that are averaged in buckets: the same bits with slots as without, on both ranks."""
-    ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(shm)]) for rank in range(2)]
+    """Gradients that are averaged in buckets: the same bits with slots as without, on both
+    ranks."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(shm)]) for rank in range(2)
+    ]
     try:
         assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
     finally:
@@ -270,7 +315,8 @@ def test_two_ranks(shm: Path) -> None:
 
 
 def test_views_of_parameters(store: pmstore.Store) -> None:
-    """A view made before a step shows the version before it; after one more, what the slot holds then. A clone stays."""
+    """A view made before a step shows the version before it; after one more, what the slot holds
+    then. A clone stays."""
     w = nn.Parameter(torch.zeros(20_000))
     optimizer = optim.SGD([w], lr=1)
     run = pmstore.torch.attach(store, optimizer=optimizer)
@@ -293,7 +339,9 @@ def test_one_parameter_in_two_optimizers(store: pmstore.Store) -> None:
     first, second = optim.SGD([w], lr=1), optim.AdamW([w])
     pmstore.torch.attach(store, optimizer=first)
     for other in (second, torch.optim.AdamW([w])):
-        with pytest.raises(AttachError, match="is attached already, with another model or optimizer, as 'run'"):
+        with pytest.raises(
+            AttachError, match="is attached already, with another model or optimizer, as 'run'"
+        ):
             pmstore.torch.attach(store, optimizer=other, name="second")
     assert (w == 1).all()
     assert "second" not in store
@@ -353,7 +401,8 @@ def test_a_step_that_cannot_be_taken_loses_nothing(path: Path) -> None:
 
 
 def test_state_without_a_place_is_refused(store: pmstore.Store) -> None:
-    """What the slots have no room for is never dropped, nor left out of the arithmetic, in silence."""
+    """What the slots have no room for is never dropped, nor left out of the arithmetic, in
+    silence."""
     w = nn.Parameter(torch.ones(200, 100))
     optimizer = optim.SGD([w], lr=1)
     optimizer.state[w]["mine"] = torch.ones(3)
@@ -424,15 +473,20 @@ def test_options_are_refused_wherever_they_come_from(store: pmstore.Store, attac
     assert (w == 1).all()
     with pytest.raises(ValueError, match="has no amsgrad"):
         optim.AdamW([{"params": [w], "amsgrad": True}])
-    with pytest.raises(ValueError, match="has no decoupled_weight_decay"):  # what torch's Adam would take over
-        optim.Adam([nn.Parameter(torch.ones(3))]).load_state_dict(torch.optim.AdamW([nn.Parameter(torch.ones(3))]).state_dict())
+    # what torch's Adam would take over
+    with pytest.raises(ValueError, match="has no decoupled_weight_decay"):
+        optim.Adam([nn.Parameter(torch.ones(3))]).load_state_dict(
+            torch.optim.AdamW([nn.Parameter(torch.ones(3))]).state_dict()
+        )
     optimizer.param_groups[0]["amsgrad"] = False
     adam = torch.optim.Adam([nn.Parameter(torch.ones(200, 100))], weight_decay=0.1)
     if "decoupled_weight_decay" in adam.param_groups[0]:  # torch >= 2.7 says whose it is
         with pytest.raises(ValueError, match="is an Adam's"):
             optimizer.load_state_dict(adam.state_dict())
         assert optimizer.param_groups[0]["lr"] == 0.1
-        optimizer.load_state_dict(torch.optim.AdamW([nn.Parameter(torch.ones(200, 100))], lr=0.1).state_dict())
+        optimizer.load_state_dict(
+            torch.optim.AdamW([nn.Parameter(torch.ones(200, 100))], lr=0.1).state_dict()
+        )
         optimizer.param_groups[0]["decoupled_weight_decay"] = False
         with pytest.raises(ValueError, match="is an Adam's"):
             optimizer.step()

@@ -1,4 +1,5 @@
-"""What a program has changed in torch for its whole process: the default device, the dispatcher's kernels."""
+"""What a program has changed in torch for its whole process: the default device, the dispatcher's
+kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import torch
 
 import pmstore
 import pmstore.torch
-from pmstore import collectives, core, pymm
+from pmstore import pymm
+from pmstore.objects import collectives, core
 
 
 @pytest.fixture
@@ -71,17 +73,22 @@ def test_attached_training(path: Path, elsewhere: None, name: str) -> None:
             model(torch.ones(2, 5, device="cpu")).sum().backward()
             optimizer.step()
             run.commit()
-            assert all(value.device.type == "cpu" for state in optimizer.state.values() for value in state.values())
+            assert all(
+                value.device.type == "cpu"
+                for state in optimizer.state.values()
+                for value in state.values()
+            )
 
 
 KERNELS = """
 import sys
 import torch
 import pmstore
-from pmstore import collectives
+from pmstore.objects import collectives
 
 names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
-registered = lambda: {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutogradCPU")}
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+registered = lambda: {name for name in names if has_kernel(name, "AutogradCPU")}
 calls = 0
 if sys.argv[2] == "taken":
     library = torch.library.Library("c10d", "IMPL")
@@ -111,7 +118,8 @@ assert calls == 3 * (sys.argv[2] == "refused")
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 @pytest.mark.parametrize("how", ["taken", "refused", "renamed"])
 def test_without_the_layer_tensors_are_loaded(path: Path, how: str) -> None:
-    """Another library has kernels where those of the layer over the collectives would be, or torch has no such place."""
+    """Another library has kernels where those of the layer over the collectives would be, or torch
+    has no such place."""
     command = [sys.executable, "-W", "error", "-c", KERNELS, str(path), how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -23,7 +23,8 @@ from training import (
 import pmstore
 
 STEPS = 2 * BATCHES + 3
-# Before the first step, after it (lazy state), in an epoch, at its last batch, after the first of the next one.
+# Before the first step, after it (lazy state), in an epoch, at its last batch, after the first of
+# the next one.
 STOPS = (0, 1, 4, BATCHES, BATCHES + 1, 2 * BATCHES, STEPS)
 
 KINDS: list[dict[str, Any]] = [
@@ -35,7 +36,8 @@ KINDS: list[dict[str, Any]] = [
 
 
 def disturbed(path: Path, **kinds: Any) -> dict[str, tuple[str, bytes]]:
-    """Trains in pieces, each in a new store object with a new program, and with an unfinished step before each stop."""
+    """Trains in pieces, each in a new store object with a new program, and with an unfinished step
+    before each stop."""
     for number, stop in enumerate(STOPS):
         random.seed(number)
         store = pmstore.open(path)
@@ -58,13 +60,19 @@ def disturbed(path: Path, **kinds: Any) -> dict[str, tuple[str, bytes]]:
 
 @pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: "-".join(map(str, kinds.values())))
 def test_every_kind_resumes_bit_for_bit(tmp_path: Path, kinds: dict[str, Any]) -> None:
-    assert_same(undisturbed(tmp_path / "whole.pm", STEPS, **kinds), disturbed(tmp_path / "pieces.pm", **kinds))
+    assert_same(
+        undisturbed(tmp_path / "whole.pm", STEPS, **kinds),
+        disturbed(tmp_path / "pieces.pm", **kinds),
+    )
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_with_worker_processes(tmp_path: Path, persistent: bool) -> None:
     kinds = {"num_workers": 2, "persistent_workers": persistent}
-    assert_same(undisturbed(tmp_path / "whole.pm", STEPS, **kinds), disturbed(tmp_path / "pieces.pm", **kinds))
+    assert_same(
+        undisturbed(tmp_path / "whole.pm", STEPS, **kinds),
+        disturbed(tmp_path / "pieces.pm", **kinds),
+    )
 
 
 def test_the_state_in_a_store_does_not_change_the_training(tmp_path: Path) -> None:
@@ -105,6 +113,10 @@ def test_binding_reads_and_writes_nothing(path: Path) -> None:
         job = make_job(seed=2)
         job.attach(store).detach()
         after = store.stats()
-        assert (after.commits, after.faults, after.captures) == (before.commits, before.faults, before.captures)
+        assert (after.commits, after.faults, after.captures) == (
+            before.commits,
+            before.faults,
+            before.captures,
+        )
         for name, parameter in job.model.named_parameters():
             assert parameter.data_ptr() == store[f"run/model/{name}"].data_ptr()

@@ -1,4 +1,5 @@
-"""Roll back takes the Python side back too: what is trained afterwards is what would have been trained without."""
+"""Roll back takes the Python side back too: what is trained afterwards is what would have been
+trained without."""
 
 from __future__ import annotations
 
@@ -92,9 +93,21 @@ def test_lazily_made_state_vanishes(store: pmstore.Store) -> None:
 
 def test_generators_go_back(store: pmstore.Store) -> None:
     run = attach(store, model=mlp())
-    drawn = (random.random(), np.random.rand(), torch.rand(1).item(), random.gauss(0, 1), np.random.randn())
+    drawn = (
+        random.random(),
+        np.random.rand(),
+        torch.rand(1).item(),
+        random.gauss(0, 1),
+        np.random.randn(),
+    )
     run.rollback()
-    again = (random.random(), np.random.rand(), torch.rand(1).item(), random.gauss(0, 1), np.random.randn())
+    again = (
+        random.random(),
+        np.random.rand(),
+        torch.rand(1).item(),
+        random.gauss(0, 1),
+        np.random.randn(),
+    )
     assert again == drawn
     run.detach()
     run = attach(store, name="no-rng", model=mlp(), rng=False)
@@ -125,7 +138,8 @@ def test_a_scaler_in_the_middle_of_a_step(store: pmstore.Store) -> None:
 
 
 def test_an_accumulation_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Gradients that the optimizer has not used yet are state: a commit between two of four batches."""
+    """Gradients that the optimizer has not used yet are state: a commit between two of four
+    batches."""
 
     def program(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(seed)
@@ -170,7 +184,8 @@ def test_what_others_put_beside_gradients_stays(store: pmstore.Store) -> None:
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_gradients_are_kept_once_and_no_longer_than_needed(tmp_path: Path, mirror: bool) -> None:
-    """A loop that ran before attach left some, of which nobody knows whether they are spent; after a step they are."""
+    """A loop that ran before attach left some, of which nobody knows whether they are spent; after
+    a step they are."""
     with pmstore.open(tmp_path / "run.pm") as store:
         model = mlp()
         apart = nn.Parameter(torch.ones(3))
@@ -181,7 +196,8 @@ def test_gradients_are_kept_once_and_no_longer_than_needed(tmp_path: Path, mirro
         run = attach(store, model=model, optimizer=optimizer, mirror=mirror)
         assert list(store["run/gradients"]) == names
         for accumulated in range(2):
-            for _ in range(2):  # once may be the end of an accumulation, which needs the blocks again
+            # once may be the end of an accumulation, which needs the blocks again
+            for _ in range(2):
                 assert list(store["run/gradients"]) == names
                 optimizer.step()
                 run.commit()
@@ -192,7 +208,10 @@ def test_gradients_are_kept_once_and_no_longer_than_needed(tmp_path: Path, mirro
             run.commit()
             assert list(store["run/gradients"]) == names
             run.rollback()
-            assert all(torch.equal(store[f"run/gradients/{name}"], one.grad) for name, one in model.named_parameters())
+            assert all(
+                torch.equal(store[f"run/gradients/{name}"], one.grad)
+                for name, one in model.named_parameters()
+            )
         run.rollback()
         assert model[0].weight.grad is not None
         assert "run/gradients" not in store
@@ -234,7 +253,8 @@ def test_a_step_that_cannot_be_written_rolls_back(store: pmstore.Store) -> None:
 
 @pytest.mark.parametrize("call", range(1, 60, 4))
 def test_an_interrupt_anywhere_leaves_a_usable_run(tmp_path: Path, call: int) -> None:
-    """KeyboardInterrupt at the n-th call inside commit or roll back: afterwards the run is where a commit left it."""
+    """KeyboardInterrupt at the n-th call inside commit or roll back: afterwards the run is where a
+    commit left it."""
     import sys
 
     whole = undisturbed(tmp_path / "whole.pm", 6)

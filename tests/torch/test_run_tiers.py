@@ -1,4 +1,5 @@
-"""A training run that is flushed to tiers: killed machine and all, it goes on from an epoch, bit for bit."""
+"""A training run that is flushed to tiers: killed machine and all, it goes on from an epoch, bit
+for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from pmstore.torch.errors import AttachError  # noqa: E402
 
 def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(5)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Linear(128, 4))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Linear(128, 4)
+    )
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -30,9 +33,15 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def train(
-    store: pmstore.Store, until: int, *, patient: bool = False, lr: float | None = None, **options: object
+    store: pmstore.Store,
+    until: int,
+    *,
+    patient: bool = False,
+    lr: float | None = None,
+    **options: object,
 ) -> list[torch.Tensor]:
-    """patient: each flush ends before the next step, so that none is left out because the tier is busy. lr: another one."""
+    """patient: each flush ends before the next step, so that none is left out because the tier is
+    busy. lr: another one."""
     model, optimizer = make()
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, **options)  # type: ignore[arg-type]
     for group in optimizer.param_groups:
@@ -62,7 +71,8 @@ def test_a_restored_run_ends_as_one_that_was_not_interrupted(shm: Path) -> None:
 
 
 def test_branches_from_a_common_ancestor(shm: Path) -> None:
-    """An old epoch under new names: one goes the way of the first run, bit for bit, one with another lr; all in one tier."""
+    """An old epoch under new names: one goes the way of the first run, bit for bit, one with
+    another lr; all in one tier."""
 
     def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
         return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
@@ -96,7 +106,9 @@ def test_commits_that_nobody_waits_for_are_flushed(shm: Path, mirror: bool) -> N
     with pmstore.open(shm / "a.pm") as store:
         store.add_tier("disk", shm / "tier")
         model, optimizer = make()
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["disk"], mirror=mirror)
+        run = pmstore.torch.attach(
+            store, model=model, optimizer=optimizer, tiers=["disk"], mirror=mirror
+        )
         want = []
         for _ in range(4):
             loss = step(model, optimizer)
@@ -115,7 +127,9 @@ def test_commits_that_nobody_waits_for_are_flushed(shm: Path, mirror: bool) -> N
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
-def test_a_tier_that_fails_stops_the_run_or_not(shm: Path, on_error: Literal["raise", "warn"]) -> None:
+def test_a_tier_that_fails_stops_the_run_or_not(
+    shm: Path, on_error: Literal["raise", "warn"]
+) -> None:
     with pmstore.open(shm / "a.pm") as store:
         store.add_tier("disk", shm / "tier", on_error=on_error)
         (shm / "tier").write_text("no directory")
@@ -125,7 +139,11 @@ def test_a_tier_that_fails_stops_the_run_or_not(shm: Path, on_error: Literal["ra
         last = store._open_tiers().writer("disk").last
         assert last is not None
         assert last.wait_over(60)
-        with pytest.raises(OSError, match="tier") if on_error == "raise" else pytest.warns(UserWarning, match="'disk' failed"):
+        with (
+            pytest.raises(OSError, match="tier")
+            if on_error == "raise"
+            else pytest.warns(UserWarning, match="'disk' failed")
+        ):
             run.commit(step(model, optimizer))
         assert run.step == 2  # the store's own commit is not the tier's affair
         if on_error == "warn":
@@ -145,7 +163,10 @@ def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
     assert len(flushed) == 3
     with pytest.raises(AttachError, match="no tier 'nope'"), pmstore.open(shm / "a.pm") as store:
         train(store, 12, tiers=["nope"])
-    with pytest.raises(AttachError, match="the scheduler has no tier 'disk'"), pmstore.open(shm / "a.pm") as store:
+    with (
+        pytest.raises(AttachError, match="the scheduler has no tier 'disk'"),
+        pmstore.open(shm / "a.pm") as store,
+    ):
         train(store, 12, tiers=["disk"], policy=CommitScheduler({"store": store.commit}))
 
 
@@ -157,10 +178,13 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
         with pmstore.open(shm / f"{lives}.pm") as store:
             for tier in ("near", "far"):
                 store.add_tier(tier, shm / tier, keep=2)
-            policy = ConvergenceAware("time", free_budget=0.2)  # a failure every 8 h would have a test wait for hours
+            # a failure every 8 h would have a test wait for hours
+            policy = ConvergenceAware("time", free_budget=0.2)
             lives += 1
             model, optimizer = make()
-            run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["near", "far"], policy=policy)
+            run = pmstore.torch.attach(
+                store, model=model, optimizer=optimizer, tiers=["near", "far"], policy=policy
+            )
             scheduler = run.scheduler
             assert scheduler is not None
             assert [tier.name for tier in scheduler.tiers] == ["store", "near", "far"]
@@ -188,7 +212,12 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
             model, optimizer = make()
             batches = [torch.randn(8, 64) for _ in range(8)]
             run = pmstore.torch.attach(
-                store, model=model, optimizer=optimizer, loader=batches, policy=ConvergenceAware("explore"), name=f"r{number}"
+                store,
+                model=model,
+                optimizer=optimizer,
+                loader=batches,
+                policy=ConvergenceAware("explore"),
+                name=f"r{number}",
             )
             assert run.scheduler is not None
             done = 0

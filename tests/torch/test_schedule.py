@@ -108,7 +108,9 @@ def test_a_scheduler_of_ones_own_with_two_tiers(store: pmstore.Store) -> None:
     assert run.scheduler is scheduler
     train(run, model, optimizer, 30)
     assert flushed
-    assert run.stats().commits == sum(decision.tier == "store" for decision in scheduler.decisions) > 0
+    assert (
+        run.stats().commits == sum(decision.tier == "store" for decision in scheduler.decisions) > 0
+    )
 
 
 def test_a_roll_back_takes_the_scheduler_along(store: pmstore.Store) -> None:

@@ -33,7 +33,9 @@ class Counting(nn.Module):
         self.calls = state["calls"]
 
 
-def _program(seed: int) -> tuple[nn.Sequential, torch.optim.SGD, torch.Generator, torch.optim.swa_utils.AveragedModel]:
+def _program(
+    seed: int,
+) -> tuple[nn.Sequential, torch.optim.SGD, torch.Generator, torch.optim.swa_utils.AveragedModel]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 3), Counting())
     generator = torch.Generator()
@@ -43,7 +45,8 @@ def _program(seed: int) -> tuple[nn.Sequential, torch.optim.SGD, torch.Generator
 
 
 def _train(path: Path, seed: int, steps: int) -> tuple[int, list[float]]:
-    """Trains to the given step; returns where it was when it started, and the parameters at the end."""
+    """Trains to the given step; returns where it was when it started, and the parameters at the
+    end."""
     with pmstore.open(path, size="8MiB") as store:
         model, optimizer, generator, averaged = _program(seed)
         stateful = {"noise": generator, "averaged/model": averaged}
@@ -57,7 +60,11 @@ def _train(path: Path, seed: int, steps: int) -> tuple[int, list[float]]:
             averaged.update_parameters(model)
             run.commit()
         assert model[1].calls == steps  # type: ignore[union-attr]
-        everything = [*model.parameters(), *averaged.parameters(), torch.rand(2, generator=generator)]
+        everything = [
+            *model.parameters(),
+            *averaged.parameters(),
+            torch.rand(2, generator=generator),
+        ]
         return begun, torch.cat([one.detach().flatten() for one in everything]).tolist()
 
 
@@ -71,7 +78,9 @@ def test_a_resumed_run_has_it_all(shm: Path) -> None:
 
 def test_roll_back_takes_it_back(store: pmstore.Store) -> None:
     model, optimizer, generator, _ = _program(1)
-    run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful={"noise": generator})
+    run = pmstore.torch.attach(
+        store, model=model, optimizer=optimizer, stateful={"noise": generator}
+    )
     before = generator.get_state()
     model(torch.randn(4, 3, generator=generator))
     run.rollback()
@@ -84,7 +93,9 @@ def test_other_objects_are_refused(store: pmstore.Store) -> None:
     wrong: Any = {"metric": object()}
     with pytest.raises(AttachError, match=r"stateful\['metric'\] is a object: it must be"):
         pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful=wrong)
-    run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful={"noise": generator})
+    run = pmstore.torch.attach(
+        store, model=model, optimizer=optimizer, stateful={"noise": generator}
+    )
     run.detach()
     with pytest.raises(MismatchError, match="stateful/noise"):
         pmstore.torch.attach(store, model=model, optimizer=optimizer)

@@ -1,4 +1,5 @@
-"""A commit looks at what the last one wrote, and writes what is not the same: whatever a step changes, however little of it."""
+"""A commit looks at what the last one wrote, and writes what is not the same: whatever a step
+changes, however little of it."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def everything(model: nn.Module, optimizer: Optimizer) -> Any:
             {key: tuple(value.stride()) for key, value in model.named_parameters()},
             dict(model.state_dict()),
             state["state"],
-            [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]],
+            [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in state["param_groups"]
+            ],
             random.getstate(),
             np.random.get_state(legacy=False),
             torch.get_rng_state(),
@@ -114,7 +118,10 @@ def toggle_other_state(model: nn.Module, optimizer: Optimizer) -> None:
 def load_state(model: nn.Module, optimizer: Optimizer) -> None:
     state = optimizer.state_dict()
     state["state"] = {
-        key: {name: value + 1 if isinstance(value, torch.Tensor) else value for name, value in held.items()}
+        key: {
+            name: value + 1 if isinstance(value, torch.Tensor) else value
+            for name, value in held.items()
+        }
         if isinstance(key, int)  # a parameter
         else held
         for key, held in state["state"].items()
@@ -142,7 +149,9 @@ CHANGES: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
     "a new key": set_group(mine="text"),
     "a list in place": change_in_place,
     "a list in the state": change_state_in_place,
-    "a plain value in the state": lambda model, optimizer: state_of(model, optimizer).update(count=3),
+    "a plain value in the state": lambda model, optimizer: state_of(model, optimizer).update(
+        count=3
+    ),
     "a value of no parameter": lambda model, optimizer: other_state(optimizer).update(
         count=other_state(optimizer).get("count", 0) + 1
     ),
@@ -158,7 +167,9 @@ CHANGES: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
 @KINDS
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_what_changed_is_in_the_commit(
-    store: pmstore.Store, change: Callable[[nn.Module, Optimizer], Any], kind: Callable[..., Optimizer]
+    store: pmstore.Store,
+    change: Callable[[nn.Module, Optimizer], Any],
+    kind: Callable[..., Optimizer],
 ) -> None:
     model = nn.Linear(4, 4)
     optimizer = kind(model.parameters(), lr=0.1, weight_decay=0)
@@ -169,7 +180,8 @@ def test_what_changed_is_in_the_commit(
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
 
-    for times in range(1, 4):  # every change once more: a second draw only takes what the first one left
+    # every change once more: a second draw only takes what the first one left
+    for times in range(1, 4):
         step()
         run.commit()
         run.commit()  # nothing changed since
@@ -188,7 +200,8 @@ def test_what_changed_is_in_the_commit(
 @KINDS
 def test_plain_state_comes_goes_and_is_resumed(path: Path, kind: Callable[..., Optimizer]) -> None:
     def resumed(steps: int, change: Callable[[nn.Module, Optimizer], Any]) -> dict[Any, Any]:
-        """The plain state after steps, a change and a step, all committed: as another process finds it."""
+        """The plain state after steps, a change and a step, all committed: as another process finds
+        it."""
         with pmstore.open(path) as store:
             model = nn.Linear(4, 4)
             optimizer = kind(model.parameters(), lr=0.1)
@@ -205,22 +218,35 @@ def test_plain_state_comes_goes_and_is_resumed(path: Path, kind: Callable[..., O
             model = nn.Linear(4, 4)
             optimizer = kind(model.parameters(), lr=0.1)
             attach(store, model=model, optimizer=optimizer).detach()
-            found = {key: value for key, value in other_state(optimizer).items() if isinstance(key, str)}
-            return found | {key: value for key, value in state_of(model, optimizer).items() if not torch.is_tensor(value)}
+            found = {
+                key: value for key, value in other_state(optimizer).items() if isinstance(key, str)
+            }
+            return found | {
+                key: value
+                for key, value in state_of(model, optimizer).items()
+                if not torch.is_tensor(value)
+            }
 
     def step(model: nn.Module, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
 
-    assert resumed(2, lambda model, optimizer: other_state(optimizer).update(note=42)) == {"note": 42}
-    assert resumed(2, lambda model, optimizer: state_of(model, optimizer).update(count=3)) == {"note": 42, "count": 3}
+    assert resumed(2, lambda model, optimizer: other_state(optimizer).update(note=42)) == {
+        "note": 42
+    }
+    assert resumed(2, lambda model, optimizer: state_of(model, optimizer).update(count=3)) == {
+        "note": 42,
+        "count": 3,
+    }
     assert resumed(2, lambda model, optimizer: other_state(optimizer).pop("note")) == {"count": 3}
     assert resumed(2, lambda model, optimizer: state_of(model, optimizer).pop("count")) == {}
 
 
 @KINDS
-def test_state_of_a_tensor_in_no_group_is_refused(store: pmstore.Store, kind: Callable[..., Optimizer]) -> None:
+def test_state_of_a_tensor_in_no_group_is_refused(
+    store: pmstore.Store, kind: Callable[..., Optimizer]
+) -> None:
     model = nn.Linear(4, 4)
     optimizer = kind(model.parameters(), lr=0.1)
     run = attach(store, model=model, optimizer=optimizer)
@@ -239,7 +265,8 @@ def test_state_of_a_tensor_in_no_group_is_refused(store: pmstore.Store, kind: Ca
 
 
 def test_a_state_that_is_set_back_is_another_state(store: pmstore.Store) -> None:
-    """numpy's and Python's generators leave a number for the next call, which then draws nothing: only that differs."""
+    """numpy's and Python's generators leave a number for the next call, which then draws nothing:
+    only that differs."""
     run = attach(store, model=nn.Linear(2, 2))
     np.random.standard_normal()
     random.gauss(0, 1)
@@ -258,12 +285,19 @@ def test_a_state_that_is_set_back_is_another_state(store: pmstore.Store) -> None
 def test_equal_bits_are_an_equal_state() -> None:
     for look, draw, state in (
         (rng_memory.python_state, lambda: random.gauss(0, 1), random.getstate),
-        (rng_memory.numpy_state, np.random.standard_normal, lambda: describe(np.random.get_state(legacy=False))),
+        (
+            rng_memory.numpy_state,
+            np.random.standard_normal,
+            lambda: describe(np.random.get_state(legacy=False)),
+        ),
     ):
         seen: dict[Any, Any] = {}
         for _ in range(700):  # once around the generator's words
             bits = look()
-            assert bits is not None, "this interpreter's or numpy's generators lie elsewhere: slower, but no error for users"
+            assert bits is not None, (
+                "this interpreter's or numpy's generators lie elsewhere: slower, but no error for "
+                "users"
+            )
             assert bits not in seen
             assert look() == bits
             seen[bits] = str(state())
@@ -284,7 +318,9 @@ def test_a_step_after_a_parameter_left_the_heap(store: pmstore.Store, way: str) 
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()
             if way == "assign" and model is models[0]:
-                model.load_state_dict({"weight": new.clone(), "bias": model.bias.detach().clone()}, assign=True)
+                model.load_state_dict(
+                    {"weight": new.clone(), "bias": model.bias.detach().clone()}, assign=True
+                )
             elif way == "transposed":
                 model.weight.data = model.weight.data.t()
             else:
@@ -292,6 +328,7 @@ def test_a_step_after_a_parameter_left_the_heap(store: pmstore.Store, way: str) 
             model(torch.ones(2, 4)).square().sum().backward()
             optimizer.step()
         run.commit()
-        models[1].weight.data = models[1].weight.data.contiguous()  # as it is in the heap: products may differ in the last bit
+        # as it is in the heap: products may differ in the last bit
+        models[1].weight.data = models[1].weight.data.contiguous()
         assert describe(dict(models[0].state_dict())) == describe(dict(models[1].state_dict()))
         assert describe(store["run/model/weight"]) == describe(models[1].weight)

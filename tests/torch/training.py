@@ -1,4 +1,5 @@
-"""A small training job in several variants, and comparison of stored runs. Tests and their children import it."""
+"""A small training job in several variants, and comparison of stored runs. Tests and their children
+import it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ BATCHES = 7  # an epoch
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
+    )
 
 
 def conv() -> nn.Module:
@@ -43,22 +46,34 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
     "adam-tensor-lr": lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(1e-2)),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
-    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, nesterov=True),
-    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.5, centered=True),
+    "sgd-momentum": lambda parameters: torch.optim.SGD(
+        parameters, lr=1e-2, momentum=0.9, nesterov=True
+    ),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(
+        parameters, lr=1e-3, momentum=0.5, centered=True
+    ),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=1e-3),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=1e-3),
     "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=1e-3),
     "native-adamw": lambda parameters: pmstore.torch.optim.AdamW(parameters, lr=1e-2),
-    "native-sgd": lambda parameters: pmstore.torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, nesterov=True),
+    "native-sgd": lambda parameters: pmstore.torch.optim.SGD(
+        parameters, lr=1e-2, momentum=0.9, nesterov=True
+    ),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=1e-2, max_iter=3, history_size=4),
 }
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5),
     "multistep": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 9]),
     "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
-    "onecycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100),
-    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step),
-    "cyclic": lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 1e-3, 1e-2, step_size_up=4, cycle_momentum=False),
+    "onecycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=100
+    ),
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.95**step
+    ),
+    "cyclic": lambda optimizer: torch.optim.lr_scheduler.CyclicLR(
+        optimizer, 1e-3, 1e-2, step_size_up=4, cycle_momentum=False
+    ),
     "sequential": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
         optimizer,
         [
@@ -144,7 +159,8 @@ def make_job(
 
 
 def train(store: pmstore.Store, job: Job, until: int, total: int, **attach: Any) -> Run:
-    """Attaches and trains until `until` steps are committed; losses and batch order are in the store."""
+    """Attaches and trains until `until` steps are committed; losses and batch order are in the
+    store."""
     run = job.attach(store, **attach)
     losses = store.require("losses", (total,), "float64")
     order = store.require("order", (total, 6), "int64")

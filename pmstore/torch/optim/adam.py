@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pmstore import _ffi
+from pmstore.engine import _ffi
 from pmstore.torch.optim.base import NativeOptimizer
 
 __all__ = ["Adam", "AdamW"]
@@ -14,13 +14,15 @@ __all__ = ["Adam", "AdamW"]
 class Adam(NativeOptimizer):
     """`torch.optim.Adam` with its names and defaults; `weight_decay` is an L2 penalty.
 
-    Parameters float32 or bfloat16 on the CPU, moments float32. lr and betas may be tensors. fused and foreach are accepted and
-    mean nothing. Not here, and refused: amsgrad, capturable, differentiable, decoupled_weight_decay (that is `AdamW`).
+    Parameters float32 or bfloat16 on the CPU, moments float32. lr and betas may be tensors. fused
+    and foreach are accepted and mean nothing. Not here, and refused: amsgrad, capturable,
+    differentiable, decoupled_weight_decay (that is `AdamW`).
     """
 
     kind = _ffi.OPTIM_ADAM
     state_names = ("exp_avg", "exp_avg_sq")
-    refused: tuple[str, ...] = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")  # the last: of an AdamW
+    # the last: of an AdamW
+    refused: tuple[str, ...] = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")
 
     def __init__(
         self,
@@ -74,7 +76,8 @@ class Adam(NativeOptimizer):
 
 
 class AdamW(Adam):
-    """`torch.optim.AdamW` with its names and defaults: weight decay apart from the moments. Otherwise as `Adam`."""
+    """`torch.optim.AdamW` with its names and defaults: weight decay apart from the moments.
+    Otherwise as `Adam`."""
 
     kind = _ffi.OPTIM_ADAMW
     refused = ("amsgrad", "capturable", "differentiable")
@@ -84,8 +87,9 @@ class AdamW(Adam):
         super()._check_options(groups)
         if not all(group.get("decoupled_weight_decay", True) for group in groups):
             raise ValueError(
-                "pmstore.torch.optim.AdamW keeps weight decay apart from the moments, and this group or state_dict is an "
-                "Adam's (decoupled_weight_decay=False), whose decay is an L2 penalty: use pmstore.torch.optim.Adam"
+                "pmstore.torch.optim.AdamW keeps weight decay apart from the moments, and this "
+                "group or state_dict is an Adam's (decoupled_weight_decay=False), whose decay is "
+                "an L2 penalty: use pmstore.torch.optim.Adam"
             )
 
     def __init__(

@@ -1,4 +1,5 @@
-"""What the native optimizers share: checked parameters, the table of addresses a step needs, and the two ways to take one."""
+"""What the native optimizers share: checked parameters, the table of addresses a step needs, and
+the two ways to take one."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from pmstore import _ffi
+from pmstore.engine import _ffi
 
 __all__ = ["TABLE", "NativeOptimizer", "Slotted", "refuse"]
 
@@ -47,16 +48,18 @@ def refuse(name: str, **options: Any) -> None:
     for option, given in options.items():
         if given:
             raise ValueError(
-                f"pmstore.torch.optim.{name} has no {option}: use torch.optim.{name}(..., {option}={given!r}), "
-                "which attach takes too"
+                f"pmstore.torch.optim.{name} has no {option}: use torch.optim.{name}(..., "
+                f"{option}={given!r}), which attach takes too"
             )
 
 
 class NativeOptimizer(Optimizer):
     """An optimizer whose step is one native call for each group.
 
-    state_names: of the float32 tensors kept for each parameter, at most two. Beside them `step`, float32, without dimensions.
-    refused: options of torch's that it does not have, wherever they come from: a group, a loaded state_dict, an assignment.
+    state_names: of the float32 tensors kept for each parameter, at most two. Beside them `step`,
+        float32, without dimensions.
+    refused: options of torch's that it does not have, wherever they come from: a group, a loaded
+        state_dict, an assignment.
     """
 
     kind: int
@@ -69,20 +72,26 @@ class NativeOptimizer(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises: ValueError for a parameter that is not float32 or bfloat16 on the CPU, an option that is refused, or an
-        optimizer that is attached."""
+        """Raises: ValueError for a parameter that is not float32 or bfloat16 on the CPU, an option
+        that is refused, or an optimizer that is attached."""
         if self._slotted is not None:
             raise ValueError(
-                "the optimizer is attached, and its slots have no room for more parameters: add groups before attach"
+                "the optimizer is attached, and its slots have no room for more parameters: add "
+                "groups before attach"
             )
         self._check_options([param_group])
         super().add_param_group(param_group)
         for parameter in param_group["params"]:
-            if parameter.dtype not in DTYPES or parameter.device.type != "cpu" or parameter.layout is not torch.strided:
+            if (
+                parameter.dtype not in DTYPES
+                or parameter.device.type != "cpu"
+                or parameter.layout is not torch.strided
+            ):
                 del self.param_groups[-1]
                 raise ValueError(
-                    f"pmstore.torch.optim takes dense float32 and bfloat16 parameters on the CPU, not {parameter.dtype} on "
-                    f"{parameter.device}, {parameter.layout}: use torch.optim for these, which attach takes too"
+                    "pmstore.torch.optim takes dense float32 and bfloat16 parameters on the CPU, "
+                    f"not {parameter.dtype} on {parameter.device}, {parameter.layout}: use "
+                    "torch.optim for these, which attach takes too"
                 )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -98,7 +107,9 @@ class NativeOptimizer(Optimizer):
 
         hooks = [
             self.register_load_state_dict_pre_hook(look),
-            self.register_load_state_dict_post_hook(lambda _: self._keep_float32(given[-1]), prepend=True),
+            self.register_load_state_dict_post_hook(
+                lambda _: self._keep_float32(given[-1]), prepend=True
+            ),
         ]
         try:
             super().load_state_dict(state_dict)
@@ -117,7 +128,10 @@ class NativeOptimizer(Optimizer):
 
     def _check_options(self, groups: Iterable[dict[str, Any]]) -> None:
         for group in groups:
-            refuse(type(self).__name__, **{option: group[option] for option in self.refused if option in group})
+            refuse(
+                type(self).__name__,
+                **{option: group[option] for option in self.refused if option in group},
+            )
 
     def hyper(self, group: dict[str, Any]) -> dict[str, float]:
         """The fields of struct pms_optim_hyper for a group."""
@@ -138,8 +152,8 @@ class NativeOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. Parameters without a gradient stay as they are.
 
-        Raises: RuntimeError for a sparse gradient, or one of another dtype or device; ValueError for an option that is refused,
-        or state that does not fit; nothing was changed.
+        Raises: RuntimeError for a sparse gradient, or one of another dtype or device; ValueError
+            for an option that is refused, or state that does not fit; nothing was changed.
         """
         self._check_options(self.param_groups)
         loss = None
@@ -164,12 +178,20 @@ class NativeOptimizer(Optimizer):
         for group in self.param_groups:
             part = table[first : first + len(group["params"])]
             first += len(part)
-            stream = elsewhere and int(part["count"].sum()) * 4 * (1 + len(self.names(group))) >= STREAM_BYTES
+            stream = (
+                elsewhere
+                and int(part["count"].sum()) * 4 * (1 + len(self.names(group))) >= STREAM_BYTES
+            )
             if len(part) and (elsewhere or part["grad"].any()):
-                _ffi.optim_step(part.ctypes.data, len(part), {"kind": self.kind, "stream": stream, **self.hyper(group)})
+                _ffi.optim_step(
+                    part.ctypes.data,
+                    len(part),
+                    {"kind": self.kind, "stream": stream, **self.hyper(group)},
+                )
 
     def table(self) -> np.ndarray[Any, Any]:
-        """The addresses of parameters and state where they are, for a step in place. Makes state that is missing."""
+        """The addresses of parameters and state where they are, for a step in place. Makes state
+        that is missing."""
         rows = []
         for group in self.param_groups:
             names = self.names(group)
@@ -179,27 +201,35 @@ class NativeOptimizer(Optimizer):
                 here, step = parameter.data_ptr(), state["step"].data_ptr()
                 bfloat16 = parameter.dtype == torch.bfloat16
                 rows.append((here, here, 0, held, held, step, step, parameter.numel(), bfloat16, 0))
-        return np.array([(a, b, c, tuple(d), tuple(e), *rest) for a, b, c, d, e, *rest in rows], TABLE)
+        return np.array(
+            [(a, b, c, tuple(d), tuple(e), *rest) for a, b, c, d, e, *rest in rows], TABLE
+        )
 
     def complete(self, parameter: torch.Tensor, names: tuple[str, ...]) -> dict[str, Any]:
-        """A parameter's state, with zeros for what is missing; what another optimizer kept in another form is converted."""
+        """A parameter's state, with zeros for what is missing; what another optimizer kept in
+        another form is converted."""
         state: dict[str, Any] = self.state[parameter]
         for name in names:
             here = state.get(name)
             if isinstance(here, torch.Tensor) and here.shape != parameter.shape:
                 raise ValueError(
-                    f"the optimizer's {name} has shape {tuple(here.shape)}, its parameter {tuple(parameter.shape)}"
+                    f"the optimizer's {name} has shape {tuple(here.shape)}, its parameter "
+                    f"{tuple(parameter.shape)}"
                 )
         known = any(isinstance(state.get(name), torch.Tensor) for name in names)
         for name in names:
             here = state.get(name)
             if not isinstance(here, torch.Tensor):
-                state[name] = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
+                state[name] = torch.zeros_like(
+                    parameter, dtype=torch.float32, memory_format=torch.preserve_format
+                )
             elif here.dtype != torch.float32 or here.stride() != parameter.stride():
                 state[name] = torch.empty_like(parameter, dtype=torch.float32).copy_(here)
         step = state.get("step")
         if not isinstance(step, torch.Tensor) or step.dtype != torch.float32:
-            state["step"] = torch.tensor(float(known if step is None else step), dtype=torch.float32, device="cpu")
+            state["step"] = torch.tensor(
+                float(known if step is None else step), dtype=torch.float32, device="cpu"
+            )
         return state
 
 
@@ -210,10 +240,14 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
         return None
     if gradient.layout is not torch.strided:
         raise RuntimeError(
-            "pmstore.torch.optim takes dense gradients only: use torch.optim.SparseAdam, or sparse=False in the layer"
+            "pmstore.torch.optim takes dense gradients only: use torch.optim.SparseAdam, or "
+            "sparse=False in the layer"
         )
     if gradient.dtype != parameter.dtype or not gradient.is_cpu:
-        raise RuntimeError(f"the gradient of a {parameter.dtype} parameter is {gradient.dtype} on {gradient.device}")
+        raise RuntimeError(
+            f"the gradient of a {parameter.dtype} parameter is {gradient.dtype} on "
+            f"{gradient.device}"
+        )
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter).copy_(gradient)
     return gradient

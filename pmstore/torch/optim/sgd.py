@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pmstore import _ffi
+from pmstore.engine import _ffi
 from pmstore.torch.optim.base import NativeOptimizer
 
 __all__ = ["SGD"]
@@ -14,8 +14,8 @@ __all__ = ["SGD"]
 class SGD(NativeOptimizer):
     """`torch.optim.SGD` with its names and defaults.
 
-    Parameters float32 or bfloat16 on the CPU, the momentum buffer float32. fused and foreach are accepted and mean nothing. Not
-    here, and refused: differentiable.
+    Parameters float32 or bfloat16 on the CPU, the momentum buffer float32. fused and foreach are
+    accepted and mean nothing. Not here, and refused: differentiable.
     """
 
     kind = _ffi.OPTIM_SGD

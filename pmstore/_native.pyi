@@ -1,6 +1,0 @@
-"""Types of the cffi module pmstore._native: what is in native/pms.cdef. Only _ffi.py looks in here."""
-
-from typing import Any
-
-ffi: Any
-lib: Any

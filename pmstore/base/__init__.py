@@ -1,0 +1,9 @@
+"""Small things that know nothing of the store: words, files, threads, output for notebooks.
+
+words.py      how numbers and names are said
+notebook.py   tables in HTML
+alive.py      objects by a key, as long as somebody holds them
+workers.py    threads that end with the process, and in its forks
+newfile.py    files that appear whole or not at all
+untrusted.py  what a stranger's bytes may raise
+"""

@@ -1,0 +1,47 @@
+"""Words of messages, and names that are the library's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+__all__ = ["counted", "is_own_name", "warn_of_own_names"]
+
+OWN_NAMES = (".pmstore", "pmstore.scheduler")
+"""Groups at a store's top in which the library remembers what it is to do with this store on this
+machine."""
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "commit"), counted(20_000, "name")
+    ('1 commit', '20,000 names')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def is_own_name(path: str) -> bool:
+    """Whether the path, from the store's top, is the library's own. What files of others say under
+    such a name would be obeyed, as by a tier that is flushed to: it is neither imported nor loaded,
+    nor exported or dumped for others.
+
+    >>> (
+    ...     is_own_name(".pmstore/tiers/disk"),
+    ...     is_own_name("pmstore.scheduler"),
+    ...     is_own_name("run/.pmstore"),
+    ... )
+    (True, True, False)
+    """
+    return path.split("/", 1)[0] in OWN_NAMES
+
+
+def warn_of_own_names(source: str, left_out: Iterable[str], stacklevel: int = 2) -> None:
+    """Tells which names of a file were left out, if there are any."""
+    names = sorted({path.split("/", 1)[0] for path in left_out})
+    if names:
+        warnings.warn(
+            f"{source}: what it has under {', '.join(map(repr, names))} was left out: there a "
+            "store remembers its tiers and its scheduler. Add tiers anew with store.add_tier",
+            stacklevel=stacklevel + 1,
+        )

@@ -1,0 +1,7 @@
+"""Types of the cffi module pmstore.engine._native: what is in native/pms.cdef. Only _ffi.py looks
+in here."""
+
+from typing import Any
+
+ffi: Any
+lib: Any

@@ -1,0 +1,100 @@
+"""Landings of the engine (native/commit/landing.h), typed. Every call runs without the
+interpreter's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pmstore.engine._ffi import Pool, fail, native, native_ffi
+
+SEALED: int = native.PMS_LANDING_SEALED
+COPIED: int = native.PMS_LANDING_COPIED
+DONE: int = native.PMS_LANDING_DONE
+
+
+class LandCopy(NamedTuple):
+    """struct pms_land_copy."""
+
+    data: int
+    """Offset of the block,"""
+    at: int
+    """and where in it."""
+    nbytes: int
+    source: int
+    """Address that is copied from; 0: somebody else writes the block."""
+    word: int
+    """Address of 8 bytes that are waited for until they are not zero; 0: nothing is waited for."""
+
+
+class LandFlip(NamedTuple):
+    """struct pms_land_flip."""
+
+    directory: int
+    data: int
+    name: bytes
+    meta: bytes
+
+
+class Landing:
+    """What a commit waits for: copies into idle slots, and the flips that name them. Keeps what it
+    was given."""
+
+    __slots__ = ("_kept", "_pool", "_raw")
+
+    def __init__(
+        self,
+        pool: Pool,
+        copies: Sequence[LandCopy],
+        flips: Sequence[LandFlip],
+        timeout_seconds: float | None,
+    ) -> None:
+        self._pool = pool
+        names = [
+            (native_ffi.from_buffer(one.name), native_ffi.from_buffer(one.meta)) for one in flips
+        ]
+        some_copies = native_ffi.new("struct pms_land_copy[]", max(len(copies), 1))
+        some_flips = native_ffi.new("struct pms_land_flip[]", max(len(flips), 1))
+        for raw, copy in zip(some_copies, copies, strict=False):
+            raw.data, raw.at, raw.bytes = copy.data, copy.at, copy.nbytes
+            raw.src = native_ffi.cast("void *", copy.source)
+            raw.landed = native_ffi.cast("uint64_t *", copy.word)
+        for raw, flip, (name, meta) in zip(some_flips, flips, names, strict=False):
+            raw.dir, raw.data, raw.name, raw.meta = flip.directory, flip.data, name, meta
+            raw.name_bytes, raw.meta_bytes = len(flip.name), len(flip.meta)
+        error = native_ffi.new("struct pms_error *")
+        timeout = -1 if timeout_seconds is None else int(timeout_seconds * 1e9)
+        made = native.pms_landing_new(
+            some_copies, len(copies), some_flips, len(flips), timeout, error
+        )
+        if made == native_ffi.NULL:
+            fail(pool.path, error)
+        self._kept = names
+        self._raw = native_ffi.gc(made, native.pms_landing_free)
+
+    def arm(self) -> None:
+        """The next commit of the store, whichever it is, carries it out."""
+        error = native_ffi.new("struct pms_error *")
+        if native.pms_landing_arm(self._pool.raw, self._raw, error):
+            fail(self._pool.path, error)
+
+    def start(self) -> None:
+        """Commits with it in a thread of the engine. Once it is SEALED nothing that is stored later
+        is part of the commit."""
+        error = native_ffi.new("struct pms_error *")
+        if native.pms_landing_start(self._pool.raw, self._raw, error):
+            fail(self._pool.path, error)
+
+    def wait(self, phase: int, timeout_seconds: float) -> bool:
+        """Whether the phase is reached, after so long at most."""
+        return bool(native.pms_landing_wait(self._raw, phase, int(timeout_seconds * 1e9)))
+
+    def give_up(self) -> None:
+        """The words that it waits for will not come."""
+        native.pms_landing_fail(self._raw)
+
+    def result(self) -> None:
+        """Raises: what the commit failed with. REQUIRES: it is DONE."""
+        error = native_ffi.new("struct pms_error *")
+        if native.pms_landing_result(self._raw, error):
+            fail(self._pool.path, error)

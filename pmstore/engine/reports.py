@@ -1,0 +1,183 @@
+"""What a store says of itself: of its last recovery, its sizes and counts, its soundness, the
+places of its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pmstore.base.words import counted
+
+SURVIVES = {
+    "dax": "power failure (persistent memory, MAP_SYNC)",
+    "file": "power failure (journal, one fdatasync for each commit)",
+    "process": "death of the process; not of the machine",
+    "emulated": (
+        "death of the process; not of the machine (persistent-memory instructions over ordinary "
+        "memory)"
+    ),
+}
+"""What a commit survives in each domain."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What the open found and had to do. `print(store.recovery)` says it in words."""
+
+    created: bool
+    """This open made the store."""
+    clean: bool
+    """The last writer closed it."""
+    undone_entries: int
+    """Pre-images put back: writes of a transaction that never committed."""
+    undone_bytes: int
+    replayed_records: int
+    """Commits of domain "file" that were in the journal and not yet in their place."""
+    replayed_bytes: int
+    torn: bool
+    """An incomplete last entry or record was dropped; what it belonged to had not been
+    acknowledged."""
+    opens: int
+    """For writing, since creation, this one included."""
+    unclean_opens: int
+
+    def __str__(self) -> str:
+        if self.created:
+            return "new store"
+        if self.clean:
+            return "closed cleanly by its last writer, nothing to recover"
+        parts = ["the last writer was killed"]
+        if self.undone_entries:
+            parts.append(
+                f"its uncommitted writes were undone ({self.undone_bytes:,} bytes in "
+                f"{counted(self.undone_entries, 'piece')})"
+            )
+        if self.replayed_records:
+            were = "was" if self.replayed_records == 1 else "were"
+            parts.append(
+                f"{counted(self.replayed_records, 'commit')} {were} replayed from the journal "
+                f"({self.replayed_bytes:,} bytes)"
+            )
+        if self.torn:
+            parts.append("an incomplete write of its last transaction was dropped")
+        if len(parts) == 1:
+            parts.append("it had nothing uncommitted")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """struct pms_stats: sizes now, and counts since open. All in bytes or pieces."""
+
+    epoch: int
+    tx: int
+    file_bytes: int
+    data_bytes: int
+    used_bytes: int
+    free_bytes: int
+    pinned_bytes: int
+    """Freed, but held by arrays that are still alive."""
+    largest_free_bytes: int
+    blocks: int
+    log_bytes: int
+    log_need_bytes: int
+    commits: int
+    rollbacks: int
+    faults: int
+    """First writes that were noticed by page protection."""
+    captures: int
+    captured_bytes: int
+    hot_ranges: int
+    hot_bytes: int
+    fences: int
+    lines: int
+    syncs: int
+    protects: int
+    journal_bytes: int
+    home_bytes: int
+    straight_bytes: int
+    home_syncs: int
+    journal_waits: int
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `Store.check` found. `problems` is empty if the store is sound."""
+
+    blocks: int
+    names: int
+    groups: int
+    lists: int
+    extents: int
+    leaks: int
+    """Blocks that belong to nobody. Each is among the problems."""
+    leaked_bytes: int
+    sound_copies: int
+    """Of the superblock's two, by bits. With one the store works; `pmstore repair` restores the
+    other."""
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        found = (
+            f"{counted(self.names, 'name')} in {counted(self.groups, 'group')}, "
+            f"{counted(self.lists, 'list')}, {counted(self.blocks, 'block')} in "
+            f"{counted(self.extents, 'extent')}: "
+        )
+        return found + (
+            "sound"
+            if not self.problems
+            else counted(len(self.problems), "problem") + "\n" + "\n".join(self.problems)
+        )
+
+
+@dataclass(frozen=True)
+class Info:
+    """A store in a few lines: `print(store.info())`."""
+
+    path: str
+    domain: str
+    survives: str
+    flush: str
+    read_only: bool
+    epoch: int
+    names: int
+    file_bytes: int
+    used_bytes: int
+    free_bytes: int
+    opens: int
+    unclean_opens: int
+    uuid: str
+    recovery: Recovery
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"path      {self.path}{' (read-only)' if self.read_only else ''}",
+                f"domain    {self.domain}: a commit survives {self.survives}",
+                f"epoch     {counted(self.epoch, 'commit')}",
+                (
+                    f"content   {counted(self.names, 'name')} at the top, {self.used_bytes:,} "
+                    f"bytes used, {self.free_bytes:,} free, file {self.file_bytes:,} bytes"
+                ),
+                (
+                    f"opened    {counted(self.opens, 'time')} for writing, {self.unclean_opens} of "
+                    "them after a crash"
+                ),
+                f"recovery  {self.recovery}",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class SegmentUsage:
+    """Where the bytes of one segment of the file are (the store begins with one, and each growth
+    adds one)."""
+
+    table_off: int
+    """Where the segment begins in the file: with its page table, then come its log and its data."""
+    log_bytes: int
+    data_off: int
+    data_bytes: int
+    used_bytes: int
+    blocks: int
+    cells: tuple[int, ...]
+    """Bytes in use of each of 64 equal parts of the data."""

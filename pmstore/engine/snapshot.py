@@ -1,0 +1,387 @@
+"""Snapshots and transfers of the engine (native/flush/chunks.h), typed. Every call runs without the
+interpreter's lock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from pmstore.engine import _ffi
+from pmstore.engine._ffi import Pool, fail, native, native_ffi
+from pmstore.errors import CorruptStoreError
+from pmstore.objects.array import Array
+
+LIVE: int = native.PMS_CHUNK_LIVE
+CHANGED: int = native.PMS_CHUNK_CHANGED
+PAGE_BYTES = 4096
+FILLING_BLOCK: int = native.PMS_FILLING_BLOCK
+"""Room of a new file in memory is made in blocks of so many bytes."""
+
+
+def _at(array: Array) -> Any:
+    return native_ffi.cast("void *", array.__array_interface__["data"][0])
+
+
+def _as(kind: str, array: Array) -> Any:
+    return native_ffi.cast(kind, array.__array_interface__["data"][0])
+
+
+def checksum(data: Any) -> int:
+    """CRC-32C of bytes-like data."""
+    return int(native.pms_checksum(0, native_ffi.from_buffer(data), len(data)))
+
+
+class Transfer:
+    """Progress, rate limit and cancelling of a transfer, shared by its threads."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, bytes_per_second: int = 0) -> None:
+        self.raw = native_ffi.new("struct pms_transfer *", {"bytes_per_second": bytes_per_second})
+
+    @property
+    def done_bytes(self) -> int:
+        return int(self.raw.done_bytes)
+
+    def cancel(self) -> None:
+        """Threads stop at their next batch."""
+        self.raw.cancel = 1
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self.raw.cancel)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """struct pms_snapshot_info."""
+
+    epoch: int
+    tag: int
+    file_bytes: int
+    kept_bytes: int
+    """Of pages kept for the store's open snapshots, now."""
+    peak_bytes: int
+    bound_bytes: int
+    waits: int
+    """Commits that had to wait for room, and how long."""
+    wait_seconds: float
+    super: bytes
+
+
+def _unpin(pool: Pool, process: int, holder: Any) -> None:
+    """Also when the last reference goes, in whatever thread; in a fork child the snapshot is the
+    parent's."""
+    raw, holder[0] = holder[0], native_ffi.NULL
+    if raw and os.getpid() == process:
+        native.pms_snapshot_end(pool.raw, raw)
+
+
+class Snapshot:
+    """The last commit of a store, pinned until `close`. Opening copies nothing, whatever the size
+    of the store."""
+
+    __slots__ = (
+        "_calls",
+        "_closed",
+        "_holder",
+        "_lock",
+        "_pool",
+        "epoch",
+        "file_bytes",
+        "super",
+        "tag",
+    )
+
+    def __init__(
+        self, pool: Pool, bound_bytes: int = 0, max_wait_seconds: float | None = None
+    ) -> None:
+        """bound_bytes: of pages kept for it; 0: a quarter of the state. max_wait_seconds: how long
+            a commit waits at the bound before the snapshot is given up; None: for ever.
+
+        Raises: ClosedStoreError, ForkedStoreError, OSError.
+        """
+        error = native_ffi.new("struct pms_error *")
+        wait_ns = -1 if max_wait_seconds is None else round(max_wait_seconds * 1e9)
+        self._pool = pool
+        # taken and given back without memory: a thread that has none ends its call all the same
+        self._lock = threading.RLock()
+        self._calls = 0
+        self._closed = False
+        # It is there before the snapshot: an interrupt between any two bytecodes would leave that
+        # pinned, and commits waiting.
+        self._holder = native_ffi.gc(
+            native_ffi.new("struct pms_snapshot **"), partial(_unpin, pool, os.getpid())
+        )
+        if native.pms_snapshot_begin(pool.raw, bound_bytes, wait_ns, self._holder, error):
+            fail(pool.path, error)
+        info = self.info()
+        self.epoch, self.tag, self.file_bytes, self.super = (
+            info.epoch,
+            info.tag,
+            info.file_bytes,
+            info.super,
+        )
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        """A call that `close` waits for: a transfer that was given up may still be somewhere in its
+        thread."""
+        with self._lock:
+            if self._closed:
+                raise ValueError("the snapshot is closed")
+            self._calls += 1
+        try:
+            error = native_ffi.new("struct pms_error *")
+            if function(self._holder[0], *arguments, error):
+                fail(self._pool.path, error)
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    def info(self) -> SnapshotInfo:
+        """Raises: TransactionError if a commit waited too long for room and the snapshot was given
+        up."""
+        raw = native_ffi.new("struct pms_snapshot_info *")
+        self._call(native.pms_snapshot_info, raw)
+        return SnapshotInfo(
+            epoch=raw.epoch,
+            tag=raw.tag,
+            file_bytes=raw.file_bytes,
+            kept_bytes=raw.kept_bytes,
+            peak_bytes=raw.peak_bytes,
+            bound_bytes=raw.bound_bytes,
+            waits=raw.waits,
+            wait_seconds=raw.wait_ns / 1e9,
+            super=bytes(native_ffi.buffer(raw.super)),
+        )
+
+    def chunks(self, chunk_bytes: int, since: int) -> Array:
+        """uint8 for each chunk of the file: 0, LIVE, or LIVE | CHANGED since the snapshot with that
+        tag. Once, and first."""
+        state = np.zeros(-(-self.file_bytes // chunk_bytes), np.uint8)
+        self._call(
+            native.pms_snapshot_chunks, since, chunk_bytes, _as("uint8_t *", state), len(state)
+        )
+        return state
+
+    def take(self, offset: int, into: Array) -> None:
+        """Copies whole pages from a page's offset on, and gives them up: they are not to be read
+        again."""
+        self._call(native.pms_snapshot_take, offset, into.nbytes, _at(into), 1)
+
+    def peek(self, offset: int, nbytes: int) -> bytes:
+        """Bytes as of the snapshot, from anywhere; they may be read again."""
+        first, last = offset // PAGE_BYTES, -(-(offset + nbytes) // PAGE_BYTES)
+        pages = np.empty((last - first) * PAGE_BYTES, np.uint8)
+        self._call(native.pms_snapshot_take, first * PAGE_BYTES, pages.nbytes, _at(pages), 0)
+        start = offset - first * PAGE_BYTES
+        return pages[start : start + nbytes].tobytes()
+
+    def write(
+        self, fd: int, chunk_bytes: int, chunks: Array, position: int, transfer: Transfer
+    ) -> Array:
+        """Writes chunks (uint64 indices) one after another from position on; returns their CRC-32C
+        (uint32)."""
+        crc = np.zeros(len(chunks), np.uint32)
+        self._call(
+            native.pms_snapshot_write,
+            fd,
+            chunk_bytes,
+            _as("uint64_t *", chunks),
+            len(chunks),
+            position,
+            _as("uint32_t *", crc),
+            transfer.raw,
+        )
+        return crc
+
+    def close(self) -> None:
+        """Unpins. Idempotent. Waits for calls of other threads that are under way."""
+        while True:
+            with self._lock:
+                self._closed = True
+                if not self._calls:
+                    _unpin(self._pool, os.getpid(), self._holder)
+                    return
+            time.sleep(0.005)  # rarely: of a flush that was given up
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def reserve(fd: int, nbytes: int, path: str) -> None:
+    """Room for a file about to be written, where the file system can.
+
+    Raises: StoreFullError, OSError.
+    """
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_transfer_reserve(fd, nbytes, error):
+        fail(path, error)
+
+
+def sync(fd: int, path: str) -> None:
+    """fdatasync, seen by crash tests."""
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_transfer_sync(fd, error):
+        fail(path, error)
+
+
+class Fill:
+    """A new file in memory, filled through a mapping (native/flush/filling.h); not mapped if it
+    lies elsewhere."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, fd: int, nbytes: int, path: str) -> None:
+        """Raises: StoreFullError, OSError."""
+        raw = native_ffi.new("struct pms_filling **")
+        error = native_ffi.new("struct pms_error *")
+        if native.pms_filling_open(fd, nbytes, raw, error):
+            fail(path, error)
+        self.raw = raw[0]
+
+    @property
+    def mapped(self) -> bool:
+        return bool(self.raw)
+
+    def reserve(
+        self, offset: int, nbytes: int, filled: bool, transfer: Transfer, path: str
+    ) -> None:
+        """Room, while others fill the file. filled: a range that will be; the memory of others is
+        not touched.
+
+        Raises: StoreFullError, OSError; TransactionError if it was cancelled.
+        """
+        error = native_ffi.new("struct pms_error *")
+        if native.pms_filling_room(self.raw, offset, nbytes, filled, transfer.raw, error):
+            fail(path, error)
+
+    def close(self) -> None:
+        """Nobody may be filling it."""
+        raw, self.raw = self.raw, native_ffi.NULL
+        if raw:
+            native.pms_filling_close(raw)
+
+
+class UnreadableError(OSError):
+    """The medium does not give back what was written to it (EIO)."""
+
+
+def copy_pieces(
+    source: int,
+    positions: Array,
+    target: int,
+    fill: Fill,
+    offsets: Array,
+    crc: Array,
+    piece_bytes: int,
+    end: int,
+    transfer: Transfer,
+) -> int | None:
+    """Copies pieces between files, each checked. Returns the index of the first bad one, or None.
+    fill: of the target.
+
+    Raises: UnreadableError: of the source; OSError.
+    """
+    bad = native_ffi.new("uint64_t *")
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_transfer_copy(
+        source,
+        _as("uint64_t *", positions),
+        target,
+        fill.raw,
+        _as("uint64_t *", offsets),
+        _as("uint32_t *", crc),
+        len(positions),
+        piece_bytes,
+        end,
+        bad,
+        transfer.raw,
+        error,
+    ):
+        if error.status == native.PMS_E_CORRUPT:
+            return int(bad[0])
+        what = native_ffi.string(error.what)
+        if error.sys_errno == errno.EIO and what.startswith(b"reading"):
+            raise UnreadableError(errno.EIO, f"{what.decode()}: {os.strerror(errno.EIO)}")
+        fail("", error)
+    return None
+
+
+def store_size(head: bytes, path: str) -> int:
+    """Bytes of the store whose superblock this is.
+
+    Raises: CorruptStoreError, FormatVersionError.
+    """
+    if len(head) != PAGE_BYTES:
+        raise CorruptStoreError("a superblock has 4096 bytes")
+    size = native_ffi.new("uint64_t *")
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_restore_begin(head, size, error):
+        fail(path, error)
+    return int(size[0])
+
+
+def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
+    """Makes room for a file that large while others write to it. False: the file system cannot, and
+    nothing was done.
+
+    Raises: StoreFullError, OSError; TransactionError if it was cancelled.
+    """
+    reserved = native_ffi.new("int *")
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_restore_reserve(fd, size, reserved, transfer.raw, error):
+        fail(path, error)
+    return bool(reserved[0])
+
+
+def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
+    """Makes a file that large, with room for all of it, while nobody writes to it. What was written
+    to it stays.
+
+    Raises: StoreFullError, OSError; TransactionError if it was cancelled.
+    """
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_restore_allocate(fd, size, transfer.raw, error):
+        fail(path, error)
+
+
+def seal_store(fd: int, head: bytes, domain: str, path: str) -> None:
+    """Makes it a store, with a uuid of its own. Durable on return."""
+    error = native_ffi.new("struct pms_error *")
+    if native.pms_restore_seal(fd, head, _ffi.DOMAINS[domain], error):
+        fail(path, error)
+
+
+def uuid_of(head: bytes) -> str:
+    """Of a superblock (docs/FORMAT.md)."""
+    return head[32:48].hex()
+
+
+def file_bytes_of(head: bytes) -> int:
+    """Of the store's file, by its superblock."""
+    return int.from_bytes(head[56:64], "little")
+
+
+def write_all(fd: int, data: Any, position: int) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(fd, view, position)
+        view = view[written:]
+        position += written

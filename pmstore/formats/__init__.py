@@ -1,0 +1,7 @@
+"""A store's content as other files.
+
+portable.py    a whole store as one file, and back
+exchange.py    safetensors and npz, in and out
+compaction.py  a store written anew, without the space that is free
+npz.py         npz files, read without trust
+"""

@@ -1,0 +1,257 @@
+"""numpy arrays over the heap, and what a store remembers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from pmstore.engine._binding import Memory
+from pmstore.errors import CorruptStoreError, FormatVersionError
+from pmstore.objects import axes, dtypes
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LARGEST_BYTES = (1 << 62) - 1
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What is in a directory entry beside the block: enough to make the array or tensor again.
+
+    dtype: as `dtypes.encode_numpy` or `encode_torch` gives it. order: see `axes`.
+    """
+
+    torch: bool
+    dtype: Any
+    shape: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+    requires_grad: bool = False
+    parameter: bool = False
+
+    def pack(self) -> bytes:
+        if (
+            self.order is None
+            and not (self.requires_grad or self.parameter)
+            and type(self.dtype) is str
+        ):
+            return _pack_plain(self.torch, self.dtype, self.shape)
+        return self._pack()
+
+    def _pack(self) -> bytes:
+        data: dict[str, Any] = {
+            "kind": "torch" if self.torch else "numpy",
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+        }
+        if self.order is not None:
+            data["order"] = list(self.order)
+        if self.requires_grad:
+            data["requires_grad"] = True
+        if self.parameter:
+            data["parameter"] = True
+        packed: bytes = msgpack.packb(data)
+        return packed
+
+    @classmethod
+    def unpack(cls, meta: bytes) -> Descriptor:
+        """Raises: CorruptStoreError."""
+        return _unpack(meta)
+
+    @classmethod
+    def _unpack(cls, meta: bytes) -> Descriptor:
+        try:
+            data = msgpack.unpackb(meta)
+            shape = dtypes.decode_shape(data["shape"])
+            if data["kind"] not in ("numpy", "torch"):
+                raise ValueError("an array of an unknown kind")
+            return cls(
+                torch=data["kind"] == "torch",
+                dtype=data["dtype"],
+                shape=shape,
+                order=axes.decode_order(data.get("order"), len(shape)),
+                requires_grad=data.get("requires_grad") is True,
+                parameter=data.get("parameter") is True,
+            )
+        except dtypes.UNDECODABLE as error:
+            raise CorruptStoreError(
+                f"the description of an array does not decode: {error!r}"
+            ) from error
+
+    def check_dtype(self) -> None:
+        """Raises: CorruptStoreError, FormatVersionError: as `numpy_dtype`. torch is not imported
+        for the names of its own."""
+        if not self.torch:
+            self.in_numpy  # worked out, and kept  # noqa: B018
+        elif self.dtype not in dtypes.TORCH_DTYPES:
+            raise CorruptStoreError(f"the dtype of a tensor does not decode: {self.dtype!r}")
+
+    def dtype_name(self) -> str:
+        """For people."""
+        return str(self.dtype if self.torch else numpy_dtype(self))
+
+    @cached_property
+    def in_numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype (see `own_dtype`), and strides in bytes. Worked out once for all of the kind.
+
+        Raises: as `numpy_dtype`.
+        """
+        dtype = numpy_dtype(self)
+        return dtype, tuple(
+            step * dtype.itemsize for step in axes.strides_of(self.shape, self.order)
+        )
+
+    @property
+    def own_dtype(self) -> np.dtype[Any]:
+        """For one array: numpy lets the fields of a dtype be renamed (`x.dtype.names = ...`), which
+        is to change no other's."""
+        shared = self.in_numpy[0]
+        return shared if shared.fields is None and shared.subdtype is None else numpy_dtype(self)
+
+
+@lru_cache(maxsize=1024)
+def _unpack(meta: bytes) -> Descriptor:
+    """What was unpacked before is not worked out again: slots are bound anew at each turn."""
+    return Descriptor._unpack(meta)
+
+
+@lru_cache(maxsize=1024)
+def _pack_plain(torch: bool, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """A loop stores arrays of the same few kinds again and again."""
+    return Descriptor(torch, dtype, shape)._pack()
+
+
+def numpy_dtype(descriptor: Descriptor) -> np.dtype[Any]:
+    """Raises: CorruptStoreError; FormatVersionError for a long double of another machine."""
+    try:
+        return dtypes.decode_numpy(descriptor.dtype)
+    except FormatVersionError:
+        raise
+    except dtypes.UNDECODABLE as error:
+        raise CorruptStoreError(f"the dtype of an array does not decode: {error}") from error
+
+
+def check_bytes(descriptor: Descriptor, itemsize: int, data_bytes: int) -> None:
+    """Raises: CorruptStoreError if shape and dtype do not fill the block exactly."""
+    if bytes_of(descriptor.shape, itemsize) != data_bytes:
+        raise CorruptStoreError(
+            f"an array of shape {descriptor.shape} with elements of {itemsize} bytes does not fill "
+            f"its {data_bytes} bytes"
+        )
+
+
+def bytes_of(shape: Iterable[int], itemsize: int) -> int:
+    total = itemsize
+    for length in shape:
+        total *= length
+    return total
+
+
+def normal_shape(shape: Any) -> tuple[int, ...]:
+    """An int or a sequence of them, as numpy takes it.
+
+    Raises: TypeError, ValueError.
+    """
+    try:
+        lengths = (
+            (shape.__index__(),)
+            if hasattr(shape, "__index__")
+            else tuple(length.__index__() for length in shape)
+        )
+    except (TypeError, AttributeError):
+        raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"the lengths of a shape are not negative: {lengths}")
+    return lengths
+
+
+def describe(value: Array) -> tuple[Array, Descriptor]:
+    """What to store for an array: itself if it is dense, else a dense copy in C order; and its
+    descriptor.
+
+    A subclass is stored as the plain array that it is made of.
+
+    Raises: TypeError for dtypes that cannot be stored, and masked arrays.
+    """
+    # numpy.ma.MaskedArray, without importing numpy.ma
+    if hasattr(value, "filled") and hasattr(value, "mask"):
+        raise TypeError(
+            "a masked array has two arrays: store .data and .mask under names of their own"
+        )
+    dtype = dtypes.encode_numpy(value.dtype)
+    plain = value.view(np.ndarray) if type(value) is not np.ndarray else value
+    if plain.flags.c_contiguous:
+        return plain, Descriptor(False, dtype, plain.shape)
+    itemsize = plain.dtype.itemsize
+    order: Any = False
+    if itemsize and all(stride > 0 and stride % itemsize == 0 for stride in plain.strides):
+        order = axes.order_of(plain.shape, [stride // itemsize for stride in plain.strides])
+    if order is False:
+        plain, order = np.ascontiguousarray(plain), None
+    return plain, Descriptor(False, dtype, plain.shape, order)
+
+
+def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
+    """The array over the memory; it keeps the memory, and so the block. Writable if the memory is.
+
+    Raises: CorruptStoreError if numpy has no such array.
+    """
+    dtype, strides = descriptor.own_dtype, descriptor.in_numpy[1]
+    # Not frombuffer().reshape(): the base of every view of this array is to be this array, which
+    # the store knows.
+    return _made(lambda: np.ndarray(descriptor.shape, dtype, memory, 0, strides))  # type: ignore[arg-type] # any buffer does
+
+
+def empty(descriptor: Descriptor, writable: bool) -> Array:
+    """An array without bytes, which has no block. Raises: as `bind`."""
+    if not writable:
+        return bind(descriptor, b"")
+    dtype = numpy_dtype(descriptor)
+    # Not numpy.empty, which makes elements without bytes (U0) into others, and takes memory for
+    # them.
+    return _made(lambda: np.ndarray(descriptor.shape, dtype))
+
+
+def _made(make: Callable[[], Array]) -> Array:
+    try:
+        return make()
+    except dtypes.UNDECODABLE as error:
+        raise CorruptStoreError(f"there is no array as its description says: {error}") from error
+
+
+def address(value: Array) -> int:
+    """Of the first element."""
+    return int(value.__array_interface__["data"][0])
+
+
+def span(value: Any) -> list[tuple[int, int]]:
+    """(address, bytes) of the memory of an array or tensor that has no buffer, for declared writes.
+
+    Raises: TypeError if it is neither.
+    """
+    if isinstance(value, np.ndarray):
+        low, high = (
+            np.lib.array_utils.byte_bounds(value)
+            if hasattr(np.lib, "array_utils")
+            else _byte_bounds(value)
+        )
+        return [(low, high - low)]
+    if hasattr(value, "data_ptr") and hasattr(value, "untyped_storage"):
+        if value.numel() == 0:
+            return []
+        last = sum(
+            (length - 1) * step for length, step in zip(value.shape, value.stride(), strict=True)
+        )
+        return [(value.data_ptr(), (last + 1) * value.element_size())]
+    raise TypeError(
+        f"declared writes are arrays or tensors of the store, not {type(value).__name__}"
+    )
+
+
+def _byte_bounds(value: Array) -> tuple[int, int]:  # numpy < 2
+    bounds: tuple[int, int] = np.byte_bounds(value)  # type: ignore[attr-defined]
+    return bounds

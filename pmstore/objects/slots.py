@@ -1,0 +1,269 @@
+"""Slots: an array with two blocks. The next version is written into the idle one, and a commit
+names it the current one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from pmstore.base import notebook
+from pmstore.engine import _ffi
+from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
+from pmstore.objects import dtypes
+from pmstore.objects.array import Descriptor
+from pmstore.objects.core import Core, represent
+
+_NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
+
+
+@dataclass(slots=True)
+class Turn:
+    """What this process knows about a Slots beyond what is stored. Shared by all objects of the
+    name.
+
+    flipped: when it was last, as the engine has it (struct pms_slot_turn): `Handle.flip` and
+        `flipped` know.
+    """
+
+    flipped: bytearray = field(default_factory=lambda: bytearray(b"\xff" * 16))
+    # roll backs when the idle slot was known to hold the version before; None: it does not
+    whole: int | None = None
+
+
+def pack(current: int) -> bytes:
+    """What stands beside the group's name. Its length never changes, so that a flip stores one
+    byte."""
+    packed: bytes = msgpack.packb({"slots": current})
+    return packed
+
+
+def unpack(meta: bytes) -> int:
+    """Which slot is current. Raises: CorruptStoreError."""
+    try:
+        current = msgpack.unpackb(meta)["slots"]
+    except dtypes.UNDECODABLE as error:
+        raise CorruptStoreError(f"the description of slots does not decode: {error!r}") from error
+    if current not in (0, 1):
+        raise CorruptStoreError(f"slots are numbered 0 and 1, not {current!r}")
+    if meta != pack(int(current)):  # the engine compares bytes
+        raise CorruptStoreError("the description of slots is not written as slots write it")
+    return int(current)
+
+
+def check(pool: _ffi.Pool, group: _ffi.Found) -> None:
+    """What is described as slots has to be a pair: two arrays of one description.
+
+    Raises: CorruptStoreError.
+    """
+    unpack(group.meta)
+    held = dict(pool.entries(group.data))
+    if sorted(held) != list(_NAMES) or any(found.kind != _ffi.ARRAY for found in held.values()):
+        raise CorruptStoreError("slots hold two arrays, 0 and 1, and nothing else")
+    first, second = (held[name] for name in _NAMES)
+    if (first.meta, first.data_bytes) != (second.meta, second.data_bytes):
+        raise CorruptStoreError("the two arrays of slots differ in dtype, shape or size")
+
+
+class Slots:
+    """An array or tensor with two blocks, made or opened by `store.slots(name, shape, dtype)`.
+
+    `current` is the version that the last flip named. The next one is written into `next` and takes
+    its place by `flip()`, which is part of the transaction: all flips of a transaction and all its
+    other writes take effect together at the commit, or not at all. Neither costs a copy: blocks of
+    more than 32 KiB are written in place, without a page fault or a pre-image, and the commit only
+    writes them back. (Smaller ones are captured, as cheap.) A crash or a roll back finds `current`
+    as the last commit left it.
+
+        with store.transaction():
+            np.multiply(means.current, 0.9, out=means.next)
+            means.flip()
+
+    The two versions lie at two fixed addresses that take turns: an array got from `current` or
+    `next` keeps its address and becomes the other one by a flip. Writing into `current` works too,
+    captured like any array.
+
+    A Slots is its path, not the object. Source: shadow paging (Gray et al., 1981) of one object;
+    double buffering.
+
+    Raises (all methods): KeyError if it is not in the store any more; ClosedStoreError,
+    ReadOnlyStoreError, ForkedStoreError, CorruptStoreError.
+
+    >>> import numpy as np, pmstore, tempfile
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     pmstore.open(f"{folder}/run.pm", size="8MiB") as store,
+    ... ):
+    ...     w = store.slots("w", 3)
+    ...     with store.transaction():
+    ...         w.next[:] = w.current + 1
+    ...         w.flip()
+    ...     w.current.tolist(), w.previous.tolist()
+    ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
+    """
+
+    __slots__ = ("_core", "_parts", "_path")
+
+    def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
+        self._core = core
+        self._parts = parts
+        self._path = b"\0".join(parts)
+
+    # ---- finding ----
+
+    def _gone(self) -> KeyError:
+        return KeyError(f"the slots {self.name!r} are not in the store any more")
+
+    def _directory(self) -> int | None:
+        """That has the name, if it is there. Holds until the next change. REQUIRES: the lock."""
+        if len(self._parts) == 1:
+            return _ffi.ROOT
+        found = self._core.pool.find(_ffi.ROOT, b"\0".join(self._parts[:-1]))
+        return found.data if found is not None and found.kind == _ffi.GROUP else None
+
+    def _array(self, which: int) -> Any:
+        """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip
+        slots that are a mirror, and a signal handler may remove them. REQUIRES: the lock."""
+        found = self._core.pool.slot(_ffi.ROOT, self._path, which)
+        if found is None:
+            raise self._gone()
+        return self._core.load(found, self.name)
+
+    def _turn(self) -> Turn:
+        turn: Turn | None = self._core.turns.get(self._parts)
+        if turn is None:
+            turn = self._core.turns.setdefault(self._parts, Turn())
+        return turn
+
+    def _flipped(self, turn: Turn) -> bool:
+        return self._core.pool.handle.flipped(turn.flipped)
+
+    # ---- the versions ----
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return b"/".join(self._parts).decode()
+
+    @property
+    def current(self) -> Any:
+        """The version that the last flip named, committed or not: the array or tensor over its
+        block, zeros at first."""
+        with self._core.lock:
+            return self._array(_ffi.SLOT_CURRENT)
+
+    @property
+    def next(self) -> Any:
+        """The idle slot, to write the next version into. It is scratch: its content is undefined
+        until it is written, after a roll back and after a crash. `previous` is gone once this was
+        asked for. All of it becomes current by `flip`: what is not written keeps what was there, in
+        this process the version before the current one.
+
+        Raises: TransactionError after a flip that is not committed: the idle slot is then the
+            committed version, which is not written to. Write into `current` (see `target`), or
+            commit first.
+        """
+        with self._core.lock:
+            turn = self._turn()
+            if self._flipped(turn):
+                self._array(_ffi.SLOT_CURRENT)  # KeyError, should it be gone
+                raise TransactionError(
+                    f"{self.name!r} was flipped in this transaction, so that its other slot holds "
+                    "the committed version: write the next one into .current, in place (or "
+                    ".target, which is always the right one), or commit first"
+                )
+            turn.whole = None
+            return self._array(_ffi.SLOT_NEXT)
+
+    @property
+    def target(self) -> Any:
+        """Where a step that needs only the elements it replaces may write the next version: `next`,
+        or `current` itself when that was flipped in this transaction already (it is not the
+        committed one, and needs no second flip).
+        """
+        with self._core.lock:
+            return self.current if self.flipped else self.next
+
+    @property
+    def flipped(self) -> bool:
+        """Whether `current` is a version that is not committed yet."""
+        with self._core.lock:
+            return self._flipped(self._turn())
+
+    @property
+    def previous(self) -> Any:
+        """The version before `current`, read-only if it is a numpy array; None if there is none:
+        before the first flip in this process, once `next` was asked for, and after a roll back.
+        """
+        with self._core.lock:
+            made = self._array(_ffi.SLOT_IDLE)
+            if self._turn().whole != self._core.pool.rollbacks():
+                return None
+            if not isinstance(made, np.ndarray):
+                return made
+            view = made.view()
+            view.flags.writeable = False
+            return view
+
+    def flip(self) -> None:
+        """Makes `next` the current version, at the commit of this transaction. What was not written
+        into it since the last flip is as it was: without any write in between this goes back to the
+        version before.
+
+        In a `with store.transaction()` block, or outside one, pending until the next commit.
+
+        Raises: TransactionError if it was flipped in this transaction already.
+        """
+        with self._core.lock:
+            turn, handle = self._turn(), self._core.pool.handle
+            if not handle.flip(_ffi.ROOT, self._path, turn.flipped):
+                raise self._gone()
+            turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
+
+    # ---- looking at it ----
+
+    def _description(self) -> Descriptor:
+        with self._core.lock:
+            # both are of one description
+            found = self._core.pool.find(_ffi.ROOT, self._path + b"\0" + _NAMES[0])
+            if found is None or found.kind != _ffi.ARRAY:
+                raise self._gone()
+            return self._core.describe(found)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of each version."""
+        return self._description().shape
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Slots) and other._core is self._core and other._parts == self._parts
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._core), self._parts))
+
+    def __repr__(self) -> str:
+        def state() -> str:
+            about = self._description()
+            return f"shape {about.shape}, dtype {about.dtype_name()}"
+
+        return represent(self._core, "Slots", self.name, state)
+
+    def _repr_html_(self) -> str:
+        try:
+            about = self._description()
+            with self._core.lock:
+                pair = self._core.pool.slot_find(_ffi.ROOT, self._path)
+            if pair is None:
+                raise self._gone()
+        except (KeyError, PmstoreError):
+            return notebook.table(repr(self), [], [], 0)
+        kinds = ["current" if number == pair.current else "idle" for number in range(2)]
+        rows = [
+            (number, kind, about.dtype_name(), about.shape, f"{pair.bytes:,}")
+            for number, kind in enumerate(kinds)
+        ]
+        return notebook.table(repr(self), ("slot", "", "dtype", "shape", "bytes"), rows, 2)

@@ -1,0 +1,169 @@
+"""One destination of commits, and what is decided about it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pmstore.scheduler.cost import CostModel
+
+if TYPE_CHECKING:
+    from pmstore import Store
+
+__all__ = ["NOTHING", "Decision", "Target", "error_of", "is_done", "store_tiers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a step decided, and from what. True if it commits.
+
+    Attributes:
+        tier: that committed; None: none did.
+        reason: in words; "" without a commit.
+        risk: expected seconds lost to failures since the tier's last commit, that a commit now
+            ends.
+        cost: C_eff of the tier's commit as expected before it, in seconds; NaN where nothing was
+            known.
+        hazard: h, failures per second, weighted as the objective says.
+        weight: w, density of progress; 1.0 where it is unknown or of no interest.
+        predicted_overhead: share of the running time that commits and failures cost at the present
+            rates: sqrt(2 h C).
+        step: finished steps of the run. seconds: of work done.
+    """
+
+    tier: str | None
+    reason: str
+    risk: float
+    cost: float
+    hazard: float
+    weight: float
+    predicted_overhead: float
+    step: int = 0
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.tier is not None
+
+
+NOTHING = Decision(None, "", 0.0, math.nan, 0.0, 1.0, 0.0)
+"""What a step without a commit returns: one for all."""
+
+
+class Target:
+    """One destination of commits, as the scheduler sees it.
+
+    Attributes:
+        number: 0 for the first (fastest), upward.
+        work, steps: seconds of work and steps since its last commit. risk: accumulated since then,
+            in seconds.
+        price: C_eff now; NaN before the first commit. handle: of the commit that is being written
+            in the background, or None.
+        free_work, least_work: seconds of work from which a commit is free, and before which none is
+            allowed.
+        retry_work: seconds of work before which one that failed in the background is not tried
+            again.
+        hazard: h per second.
+    """
+
+    __slots__ = (
+        "commit",
+        "cost",
+        "free_work",
+        "handle",
+        "hazard",
+        "launched",
+        "least_work",
+        "name",
+        "number",
+        "price",
+        "retry_work",
+        "risk",
+        "stake",
+        "steps",
+        "work",
+    )
+
+    def __init__(self, number: int, name: str, commit: Callable[[], object]) -> None:
+        self.number = number
+        self.name = name
+        self.commit = commit
+        self.cost = CostModel()
+        self.work = self.risk = self.hazard = 0.0
+        self.steps = 0
+        self.price = math.nan
+        self.free_work = math.inf
+        self.least_work = self.retry_work = 0.0
+        self.handle: Any = None
+        self.launched = 0.0
+        # work, risk and steps that the commit in the background will have saved
+        self.stake = (0.0, 0.0, 0)
+
+    def reset(self) -> None:
+        self.work = self.risk = self.retry_work = 0.0
+        self.steps = 0
+
+    def put_back(self) -> None:
+        """The commit in the background failed: what it was to save is at stake as before.
+
+        It is tried again an interval later, sqrt(2 C_eff / h): a tier that is away costs no more
+        than one that is there.
+        """
+        work, risk, steps = self.stake
+        self.risk += risk + self.hazard * work * self.work
+        self.work += work
+        self.steps += steps
+        self.retry_work = self.work + (
+            math.sqrt(2.0 * self.price / self.hazard) if self.hazard > 0.0 else self.work
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Target {self.name!r}: price {self.price:.3g} s, risk {self.risk:.3g} s, work "
+            f"{self.work:.3g} s>"
+        )
+
+
+def is_done(handle: Any) -> bool:
+    """Of a handle with `done`, a method or a property; or `over`: while a flush deletes old epochs
+    the next one does not begin, and its snapshot would only be held meanwhile."""
+    done = getattr(handle, "over", handle.done)
+    return bool(done() if callable(done) else done)
+
+
+def error_of(handle: Any) -> BaseException | None:
+    """Of a handle that is done: a `pmstore.tiers.Flush`, or a Future. Who asks was told: the next
+    flush does not raise it."""
+    error = getattr(handle, "error", None)
+    if isinstance(error, BaseException):
+        if callable(wait := getattr(handle, "wait", None)):
+            with contextlib.suppress(Exception):
+                wait()
+        return error
+    error = exception() if callable(exception := getattr(handle, "exception", None)) else None
+    return error if isinstance(error, BaseException) else None
+
+
+def store_tiers(store: Store, *names: str) -> dict[str, Callable[[], object]]:
+    """Tiers for a scheduler: the store's own commit, as "store", and flushes to the store's tiers
+    `names`, nearest first.
+
+    A flush commits the store first, so that it takes what is there now.
+
+    Raises: ValueError for a name given twice, and for "store".
+    """
+    if len({"store", *names}) <= len(names):
+        raise ValueError(
+            f"{names}: each tier once, and none named 'store', which is the store's own commit"
+        )
+
+    def flush(name: str) -> Callable[[], object]:
+        def run() -> object:
+            store.commit()
+            return store.flush(name)
+
+        return run
+
+    return {"store": store.commit, **{name: flush(name) for name in names}}

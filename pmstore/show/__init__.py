@@ -1,0 +1,1 @@
+"""Arrays, for eyes: picture.py draws them in text."""

@@ -1,0 +1,200 @@
+"""Statistics of an array, and a small picture of it in text. Works through large arrays piece by
+piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pmstore.objects import dtypes
+
+BARS = " ▁▂▃▄▅▆▇█"
+SHADES = " ░▒▓█"
+BINS = 40
+_PIECE = 1 << 18  # elements
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class Statistics:
+    """Of the elements that are finite; complex ones by magnitude. None where there is no such
+    element."""
+
+    elements: int = 0
+    zeros: int = 0
+    nan: int = 0
+    infinite: int = 0
+    minimum: float | None = None
+    maximum: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    histogram: list[int] = field(default_factory=list)
+    """Counts of 40 equal parts of minimum to maximum."""
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether there are statistics and pictures of it: numbers and truth values."""
+    return (
+        dtypes.has_numbers(value.dtype)
+        if hasattr(value, "data_ptr")
+        else value.dtype.kind in "biufc"
+    )
+
+
+def _pieces(value: Any) -> Iterator[Numbers]:
+    """The elements as float64 in pieces of bounded size, in any order that is the same each
+    time."""
+    if hasattr(value, "data_ptr"):
+        import torch
+
+        # dense in the store, whatever the order of its axes
+        flat = value.detach().as_strided((value.numel(),), (1,))
+        for at in range(0, flat.numel(), _PIECE):
+            piece = flat[at : at + _PIECE]
+            if piece.is_complex():  # complex32 has no arithmetic
+                yield np.abs(piece.to(torch.complex128).numpy())
+            else:
+                yield piece.to(torch.float64).numpy()
+        return
+    flat = value.ravel(order="K")
+    for at in range(0, flat.size, _PIECE):
+        piece = flat[at : at + _PIECE]
+        yield (np.abs(piece) if piece.dtype.kind == "c" else piece).astype(np.float64)
+
+
+def statistics(value: Any, progress: Callable[[int], None] = lambda done: None) -> Statistics:
+    """Of an array or tensor of numbers. progress: called with elements worked on since; all are,
+    twice.
+
+    >>> s = statistics(np.array([0.0, 1.0, 2.0, np.nan]))
+    >>> s.elements, s.zeros, s.nan, s.minimum, s.maximum, s.mean
+    (4, 1, 1, 0.0, 2.0, 1.0)
+    """
+    found = Statistics()
+    low, high, count, mean, squares = np.inf, -np.inf, 0, 0.0, 0.0
+    with np.errstate(all="ignore"):
+        for piece in _pieces(value):
+            progress(piece.size)
+            found.elements += piece.size
+            found.zeros += int(np.count_nonzero(piece == 0))
+            nan = int(np.count_nonzero(np.isnan(piece)))
+            piece = piece[np.isfinite(piece)] if not np.isfinite(piece).all() else piece
+            found.nan += nan
+            if not piece.size:
+                continue
+            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
+            # Chan, Golub and LeVeque's way of putting variances of parts together: no sum of large
+            # squares.
+            part = float(piece.mean())
+            delta, total = part - mean, count + piece.size
+            squares += (
+                float(((piece - part) ** 2).sum()) + delta * delta * count * piece.size / total
+            )
+            mean += delta * piece.size / total
+            count = total
+        found.infinite = found.elements - found.nan - count
+        if not count:
+            return found
+        found.minimum, found.maximum, found.mean, found.std = (
+            low,
+            high,
+            mean,
+            float(np.sqrt(squares / count)),
+        )
+        counts = np.zeros(BINS, np.int64)
+        for piece in _pieces(value):
+            progress(piece.size)
+            if high > low and np.isfinite(high - low):
+                counts += np.histogram(piece[np.isfinite(piece)], BINS, (low, high))[0]
+            else:
+                counts[0] += int(np.isfinite(piece).sum())
+        found.histogram = counts.tolist()
+    return found
+
+
+def _levels(values: Numbers, steps: int) -> Numbers:
+    """From 0 to steps by size; -1 where not finite."""
+    finite = np.isfinite(values)
+    if not finite.any():
+        return np.full(values.shape, -1)
+    low, high = values[finite].min(), values[finite].max()
+    with np.errstate(all="ignore"):
+        scaled = (values - low) / (high - low) if high > low else np.full(values.shape, 0.5)
+        levels = np.rint(np.nan_to_num(scaled) * steps).astype(int)
+    return np.where(finite, levels, -1)
+
+
+def sparkline(values: Any) -> str:
+    """A row of bars. What is not finite is `?`.
+
+    >>> sparkline([0, 1, 2, 3, float("nan")])
+    '▁▃▆█?'
+    """
+    levels = _levels(np.asarray(values, np.float64), len(BARS) - 2)
+    return "".join("?" if level < 0 else BARS[level + 1] for level in levels)
+
+
+def histogram_line(counts: list[int]) -> str:
+    """A row of bars, in which only an empty part is empty."""
+    most = max(counts, default=0)
+    return "".join(
+        BARS[0 if not count else max(1, round(count / most * (len(BARS) - 1)))] for count in counts
+    )
+
+
+def heat(values: Any) -> list[str]:
+    """Rows of shades, two characters an element."""
+    levels = _levels(np.asarray(values, np.float64), len(SHADES) - 1)
+    return ["".join("??" if level < 0 else SHADES[level] * 2 for level in row) for row in levels]
+
+
+def shrink(values: Numbers, most: int, axis: int) -> Numbers:
+    """At most so many along the axis: means of neighbours."""
+    length = values.shape[axis]
+    if length <= most:
+        return values
+    edges = np.linspace(0, length, most + 1).astype(int)
+    with np.errstate(all="ignore"):
+        return np.stack(
+            [values.take(range(a, b), axis).mean(axis) for a, b in pairwise(edges)], axis
+        )
+
+
+def _as_numbers(value: Any) -> Numbers:
+    if hasattr(value, "data_ptr"):
+        import torch
+
+        value = value.detach()
+        value = value.to(torch.complex128 if value.is_complex() else torch.float64).numpy()
+    return (
+        np.abs(value).astype(np.float64)
+        if value.dtype.kind == "c"
+        else np.asarray(value, np.float64)
+    )
+
+
+_PICTURED = 1 << 22
+"""Elements. A histogram tells more of a larger one."""
+
+
+def picture(
+    value: Any, found: Statistics, width: int = 64, height: int = 20
+) -> tuple[str, list[str]]:
+    """What is pictured ("values", "rows and columns" or "histogram"), and the lines."""
+    if found.minimum is not None and value.ndim == 1 and 1 < found.elements <= _PICTURED:
+        return "values", [sparkline(shrink(_as_numbers(value), width, 0))]
+    if (
+        found.minimum is not None
+        and value.ndim == 2
+        and found.elements <= _PICTURED
+        and min(value.shape) > 1
+    ):
+        return "rows and columns", heat(
+            shrink(shrink(_as_numbers(value), height, 0), width // 2, 1)
+        )
+    return "histogram", [histogram_line(found.histogram)] if sum(found.histogram) > 1 else []

@@ -1,0 +1,40 @@
+"""For crash tests: dying at a chosen instruction, and killing workloads by the hundred.
+
+A `ForkServer` is one process that has imported what the workload needs. For each run it forks a
+child, which does the work until SIGKILL; so a run costs milliseconds, and the children share
+nothing with the tests but files.
+
+    with ForkServer() as server:
+        run = server.run("mytests:work", ["/dev/shm/x.pm"], delay_seconds=0.003)
+        ...  # open the store: it holds the state of run.acknowledged, or of the step after it
+
+The workload is a function `work(ack, *args)`: it calls `ack(n)` when step n has been committed.
+
+Where pytest is installed there is also a fixture, `crashtest`, which does what `pmstore crashtest`
+does. Put `pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`, then
+
+    def test_training_survives(crashtest):
+        crashtest([sys.executable, "train.py"], trials=9)
+"""
+
+from pmstore.engine._ffi import kill_at_primitive, primitives_seen
+from pmstore.testing.forkserver import ForkServer, KilledRun, shared_words
+from pmstore.testing.trials import CrashTestResult, Outcome, crash_test
+
+__all__ = [
+    "CrashTestResult",
+    "ForkServer",
+    "KilledRun",
+    "Outcome",
+    "crash_test",
+    "kill_at_primitive",
+    "primitives_seen",
+    "shared_words",
+]
+
+try:
+    import pytest  # noqa: F401
+except ImportError:  # only the fixture needs it
+    pass
+else:
+    from pmstore.testing.fixture import crashtest as crashtest

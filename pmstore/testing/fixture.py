@@ -1,0 +1,30 @@
+"""The pytest fixture `crashtest`: see `pmstore.testing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pmstore.testing.trials import CrashTestResult, crash_test
+
+__all__ = ["crashtest"]
+
+
+@pytest.fixture
+def crashtest(request: pytest.FixtureRequest) -> Callable[..., CrashTestResult]:
+    """A function of the arguments of `crash_test` that fails the test unless every trial was a
+    clean resume.
+
+    folder: by default that of the test's file. Returns the result.
+    """
+
+    def run(command: Sequence[str], **options: Any) -> CrashTestResult:
+        options.setdefault("folder", request.path.parent)
+        result = crash_test(command, **options)
+        if not result.ok:
+            pytest.fail(str(result), pytrace=False)
+        return result
+
+    return run

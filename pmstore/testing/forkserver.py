@@ -1,0 +1,153 @@
+"""Dying at a chosen instruction, and killing workloads by the hundred: see `pmstore.testing`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pmstore.engine._ffi import kill_at_primitive
+
+__all__ = ["ForkServer", "KilledRun", "shared_words"]
+
+
+def shared_words(count: int) -> memoryview:
+    """`count` signed integers of 64 bits, zero, that forked children share with their parent.
+
+    Each is written by one store, so a kill leaves the old value or the new one. (`struct.pack_into`
+    would not do: it clears the place first, and a child killed just then has acknowledged step 0.)
+    """
+    return memoryview(mmap.mmap(-1, 8 * count)).cast("q")
+
+
+@dataclass(frozen=True)
+class KilledRun:
+    """What became of one child."""
+
+    acknowledged: int
+    """The last step that the workload acknowledged; -1: none."""
+    killed: bool
+    """It died of SIGKILL, its own or ours."""
+    exit_code: int
+    """If it was not killed: 0, or 1 after an exception (whose traceback is on stderr)."""
+
+
+class ForkServer:
+    """Runs workloads in forked children and kills them. Also a context manager, which ends the
+    server.
+
+    search_path: folders for the server's `sys.path`, where the workloads' modules are.
+    """
+
+    def __init__(self, search_path: Sequence[str] = ()) -> None:
+        command = [sys.executable, "-c", "from pmstore.testing.forkserver import _serve; _serve()"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*search_path, os.environ.get("PYTHONPATH", "")]),
+        }
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(
+        self,
+        workload: str,
+        args: Sequence[Any] = (),
+        *,
+        delay_seconds: float | None = None,
+        kill_at: int = 0,
+        timeout_seconds: float = 60.0,
+    ) -> KilledRun:
+        """Runs `module:function` in a child until it ends or is killed.
+
+        args: anything JSON has. delay_seconds: SIGKILL so long after the fork. kill_at: SIGKILL at
+            that persistence primitive. timeout_seconds: then it is killed whatever else was asked
+            for.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {
+            "workload": workload,
+            "args": list(args),
+            "delay": delay_seconds,
+            "kill_at": kill_at,
+        }
+        self._process.stdin.write(json.dumps({**request, "timeout": timeout_seconds}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the fork server ended with status {self._process.wait()}")
+        return KilledRun(**json.loads(line))
+
+    def close(self) -> None:
+        """Ends the server. Idempotent."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve() -> None:
+    """The server's loop: one request a line, one answer a line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a workload prints is no answer
+    board = shared_words(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        module, _, name = request["workload"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        board[0] = -1
+        child = os.fork()
+        if child == 0:
+            _work(function, board, request)
+        status = _wait(child, request["delay"], request["timeout"])
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        answer = {
+            "acknowledged": board[0],
+            "killed": killed,
+            "exit_code": 0 if killed else os.waitstatus_to_exitcode(status),
+        }
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _work(function: Callable[..., object], board: memoryview, request: dict[str, Any]) -> None:
+    code = 1
+    try:
+        if request["kill_at"]:
+            kill_at_primitive(request["kill_at"])
+        function(partial(board.__setitem__, 0), *request["args"])
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _wait(child: int, delay: float | None, timeout: float) -> int:
+    """Reaps the child, and kills it after the delay. Returns its wait status."""
+    end = time.monotonic() + (timeout if delay is None else min(delay, timeout))
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        time.sleep(0.0002)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]

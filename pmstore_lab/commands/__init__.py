@@ -1,0 +1,1 @@
+"""Commands of `pmstore` that come from here. Importing a module registers them."""

@@ -1,0 +1,207 @@
+"""Runs a job in simulated time, with the very `CommitScheduler` that users run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pmstore.scheduler import CommitScheduler
+from pmstore_lab.simulation.cells import Cell
+from pmstore_lab.simulation.curves import noisy
+
+__all__ = ["Clock", "Disk", "Job", "Outcome"]
+
+Make = Callable[..., CommitScheduler]
+"""Called with tiers= and clock= (and total_steps=)."""
+
+
+class Clock:
+    """Simulated seconds."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Writing:
+    """A commit in the background."""
+
+    __slots__ = ("_clock", "ends")
+
+    def __init__(self, clock: Clock, ends: float) -> None:
+        self._clock = clock
+        self.ends = ends
+
+    def done(self) -> bool:
+        return self._clock.now >= self.ends
+
+
+class Disk:
+    """A tier: its commit blocks, and goes on in the background. `factor` scales its cost; noise is
+    log-normal."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        blocking: float,
+        background: float,
+        rng: np.random.Generator,
+        noise: float,
+    ) -> None:
+        self._clock = clock
+        self._blocking = blocking
+        self._background = background
+        self._noise = np.exp(noise * rng.standard_normal(997) - noise**2 / 2.0).tolist()
+        self._count = 0
+        self.factor = 1.0
+        self.busy_until = -math.inf
+
+    def commit(self) -> _Writing | None:
+        factor = self.factor * self._noise[self._count % 997]
+        self._count += 1
+        self._clock.now += self._blocking * factor
+        if not self._background:
+            return None
+        self.busy_until = self._clock.now + self._background * factor
+        return _Writing(self._clock, self.busy_until)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a simulated job. Seconds.
+
+    Attributes:
+        commits: iterations after which the surviving history has a commit.
+        wall, failures: of the whole job; overhead: wall beyond the work.
+    """
+
+    commits: list[int] = field(default_factory=list)
+    wall: float = 0.0
+    overhead: float = 0.0
+    failures: int = 0
+    scheduler: CommitScheduler | None = None
+
+
+class Job:
+    """One job of a cell: noise of losses, iterations and commits is fixed by the seed, the same for
+    every policy.
+
+    Args:
+        noise: relative standard deviation of iteration and of commit times.
+        factor: of the commit cost, after each iteration; None: 1.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        seed: int,
+        *,
+        noise: tuple[float, float] = (0.02, 0.1),
+        factor: Sequence[float] | None = None,
+    ) -> None:
+        self.cell = cell
+        self._seed = seed
+        self._noise = noise[1]
+        self._factor = factor
+        rng = np.random.default_rng(seed)
+        n = cell.iterations
+        self.losses: list[float] = noisy(cell.losses(), rng).tolist()
+        self.times: list[float] = (
+            cell.cost.iteration * np.exp(noise[0] * rng.standard_normal(n))
+        ).tolist()
+        drops = {round(place * n): 10.0**-k for k, place in enumerate(cell.curve.lr_drops, start=1)}
+        self._lr = drops
+
+    def run(self, make: Make, failures: Sequence[float] = (), *, hazard: Any = None) -> Outcome:
+        """The job to its end. failures: times of it, increasing; after the last there is none.
+
+        A failure takes the job, and the scheduler's state that was committed with it, back to the
+        last commit; a new scheduler goes on. What the hazard model learned stays, and it is told.
+        """
+        clock = Clock()
+        cost = self.cell.cost
+        disk = Disk(
+            clock,
+            cost.blocking,
+            cost.background,
+            np.random.default_rng(self._seed + 1),
+            self._noise,
+        )
+        outcome = Outcome()
+        n, at = self.cell.iterations, 0
+        saved: tuple[int, list[float] | None] = (0, None)
+        commits: list[int] = []
+        pending = iter([*failures, math.inf])
+        failure = next(pending)
+        while True:
+            scheduler = make(tiers={"disk": disk.commit}, clock=clock, total_steps=n)
+            if saved[1] is not None:
+                scheduler.restore(saved[1])
+            at = saved[0]
+            scheduler.learning_rate(
+                min([lr for place, lr in self._lr.items() if place <= at], default=1.0)
+            )
+            lost = False
+            while at < n:
+                at = self._iterate(scheduler, clock, disk, at, n, failure)
+                if at < 0:
+                    lost = True
+                    break
+                if at == n and clock.now < failure:  # the end: the result is saved
+                    disk.commit()
+                if clock.now >= failure:
+                    lost = True
+                    break
+                commits.append(at)
+                saved = (at, scheduler.state())
+            if not lost:
+                break
+            outcome.failures += 1
+            clock.now = failure
+            failure = next(pending)
+            disk.busy_until = -math.inf
+            if hazard is not None:
+                hazard.failed()
+        outcome.commits = sorted(set(commits))
+        outcome.wall = clock.now
+        outcome.overhead = clock.now - sum(self.times)
+        outcome.scheduler = scheduler
+        return outcome
+
+    def _iterate(
+        self, scheduler: CommitScheduler, clock: Clock, disk: Disk, at: int, n: int, failure: float
+    ) -> int:
+        """To the next commit or the job's end; the number of iterations done, or -1 at a failure
+        before it."""
+        step, times, losses, factor, lr = (
+            scheduler.step,
+            self.times,
+            self.losses,
+            self._factor,
+            self._lr,
+        )
+        slow = 1.0 / (1.0 - self.cell.cost.slowdown)
+        while at < n:
+            seconds = times[at]
+            if clock.now < disk.busy_until:
+                beside = min(disk.busy_until - clock.now, seconds * slow)
+                seconds += beside * self.cell.cost.slowdown
+            clock.now += seconds
+            if clock.now >= failure:
+                return -1
+            if factor is not None:
+                disk.factor = factor[at]
+            at += 1
+            if at in lr:
+                scheduler.learning_rate(lr[at])
+            if step(losses[at - 1]).tier is not None:
+                return at
+        return at
