@@ -1,11 +1,11 @@
-#include "commit/capture.h"
 
+#include "commit/capture.h"
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
 
 #include "seam/mappings.h"
-#include "base/reserve.h"
+#include "base/pages.h"
 #include "base/sort.h"
 
 /* of a large extent's first capture; x4 while faults stay sequential, up to: */

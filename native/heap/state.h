@@ -4,6 +4,7 @@
 #define PMS_HEAP_STATE_H
 
 #include "heap/index.h"
+#include "heap/starts.h"
 #include "heap/table.h"
 
 struct pms_heap {

@@ -1,7 +1,7 @@
 /* Putting the log back: roll back and recovery. */
 #include <string.h>
 
-#include "base/reserve.h"
+#include "base/pages.h"
 #include "log/entries.h"
 #include "log/stores.h"
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/reserve.h"
+#include "base/pages.h"
 #include "log/marks.h"
 #include "log/snapshot_state.h"
 

@@ -11,15 +11,6 @@
 #define PMS_STORE_OBJECT_H
 
 #include "commit/pool.h"
-#include "heap/heap.h"
-
-enum pms_fill {
-    PMS_FILL_NONE = 0,
-    PMS_FILL_ZERO = 1,
-    PMS_FILL_COPY = 2,
-    PMS_FILL_PATTERN = 3,
-    PMS_FILL_SLOT = 4
-};
 
 int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                     struct pms_object *object, struct pms_error *error);
@@ -67,15 +58,6 @@ int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path,
                           struct pms_error *error);
 
 /* ---- inside the engine. REQUIRES: the operation lock. ---- */
-
-/* A block, the file grown if need be. ERRORS: PMS_E_FULL, PMS_E_OS. */
-int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off,
-                      struct pms_error *error);
-
-/* A new block of the user's, filled (enum pms_fill); 0 if bytes is. ERRORS: PMS_E_FULL,
- * PMS_E_OS: nothing changed. */
-int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int fill, const void *src,
-                      uint64_t src_bytes, uint64_t *data, struct pms_error *error);
 
 /* Goes down a path to its last name: *dir (0: the root) becomes the directory that
  * has it. ERRORS: PMS_E_NOT_FOUND, PMS_E_CORRUPT. */

@@ -1,4 +1,4 @@
-/* Opening, growing and closing a store, and what is to say about it. */
+/* Opening a store. */
 #ifndef PMS_STORE_OPEN_H
 #define PMS_STORE_OPEN_H
 
@@ -25,33 +25,7 @@ struct pms_options {
 #define PMS_DEFAULT_SIZE (64ull << 20)
 #define PMS_MIN_SIZE (1ull << 20)
 
-struct pms_stats {
-    uint64_t epoch, tx;
-    uint64_t file_bytes, data_bytes, used_bytes, free_bytes, pinned_bytes, largest_free_bytes,
-        blocks;
-    uint64_t log_bytes, log_need_bytes;
-    uint64_t commits, rollbacks, faults, captures, captured_bytes;
-    uint64_t hot_ranges, hot_bytes;
-    uint64_t fences, lines, syncs, protects;
-    uint64_t journal_bytes, home_bytes, straight_bytes, home_syncs, journal_waits;
-};
-
 int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **pool,
                   struct pms_error *error);
-
-/* Commits or rolls back what is pending, gives live views private copies of their blocks at the
- * same address, marks the store clean, unlocks. The handle stays valid (every call answers
- * PMS_E_CLOSED) until pms_pool_release and the last unpin. Idempotent. A transaction block that is
- * open is rolled back whole, never committed.
- * ERRORS with commit: PMS_E_BUSY: another thread is in one: not closed; pms_txblock_wait, or
- * close without. PMS_E_STATE: closed, and one that was open was rolled back. PMS_E_CLOSED:
- * it was closed before. */
-int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error);
-void pms_pool_release(struct pms_pool *pool);
-void pms_pool_info(const struct pms_pool *pool, struct pms_info *info);
-int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_error *error);
-
-/* Makes room for a block of bytes by growing the file. ERRORS: PMS_E_FULL, PMS_E_OS. */
-int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error);
 
 #endif

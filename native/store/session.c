@@ -1,8 +1,8 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* statx */
 #endif
-#include "store/session.h"
 
+#include "store/session.h"
 #include "seam/footer.h"
 
 #include <fcntl.h>

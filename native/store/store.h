@@ -15,11 +15,15 @@
 #include "commit/txblock.h"
 #include "commit/write.h"
 #include "store/check.h"
+#include "store/close.h"
+#include "store/data.h"
+#include "store/grow.h"
 #include "store/history.h"
 #include "store/object.h"
 #include "store/open.h"
 #include "store/sequence.h"
 #include "store/slot.h"
+#include "store/stats.h"
 #include "store/usage.h"
 
 #endif
