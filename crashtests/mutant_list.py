@@ -163,7 +163,7 @@ _LOCKS = [
            "the log lock is given up between entries and their fence: another thread's fault fences above them (I2)", first=("faults_between",)),
     Mutant("piece_unfenced", "log/entries.c", "    pms_persist_fence(&b->counters[i]);\n", "", "copies by all cores are fenced by the caller's core alone",
            first=("all_cores",)),
-    Mutant("no_hand_over", "commit/pool_state.h", "        pms_persist_hand_over(&pool->persist);", "        (void)0;",
+    Mutant("no_hand_over", "commit/gate.h", "        pms_persist_hand_over(&pool->persist);", "        (void)0;",
            "what a thread wrote back is not ordered before the commit of another", first=("turns",)),
 ]  # fmt: skip
 

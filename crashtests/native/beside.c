@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "commit/gate.h"
 #include "base/checksum.h"
 #include "commit/landing.h"
 #include "trace.h"

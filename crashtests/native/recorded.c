@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "commit/pool.h"
+#include "store/store.h"
 #include "trace.h"
 
 #define SEEN_OUTSIDE __attribute__((visibility("default")))

@@ -1,5 +1,6 @@
 /* A fork child may read the parent's arrays and nothing else: it must never write into the
  * parent's store, nor keep its lock. */
+#include "commit/fork.h"
 #include "commit/pool_state.h"
 
 #include <stddef.h>

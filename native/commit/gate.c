@@ -1,5 +1,5 @@
 /* The operation lock: who comes in. */
-#include "commit/pool_state.h"
+#include "commit/gate.h"
 
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error)
 {

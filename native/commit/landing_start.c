@@ -2,8 +2,11 @@
 #include <errno.h>
 #include <signal.h>
 
+#include "commit/gate.h"
+#include "commit/refs.h"
+#include "commit/tx.h"
+#include "commit/txblock.h"
 #include "commit/landing.h"
-#include "commit/pool_state.h"
 
 int pms_landing_arm(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
 {

@@ -1,7 +1,8 @@
 /* References to a pool: the handle and the views. The last one frees it. */
 #include <stdlib.h>
 
-#include "commit/pool_state.h"
+#include "commit/refs.h"
+#include "commit/gate.h"
 #include "heap/state.h"
 
 void pms_pool_unref(struct pms_pool *pool)

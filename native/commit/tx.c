@@ -8,6 +8,7 @@
  * names together. */
 #include <stddef.h>
 
+#include "commit/tx.h"
 #include "crash/debug.h"
 #include "commit/landing.h"
 #include "commit/pool_state.h"

@@ -7,8 +7,10 @@
 #include <errno.h>
 #include <time.h>
 
+#include "commit/txblock.h"
+#include "commit/gate.h"
+#include "commit/tx.h"
 #include "commit/handler.h"
-#include "commit/pool_state.h"
 
 #define LOOK_AT_HANDLER 16u /* transaction blocks: a look is a system call */
 #define ORPHAN \
@@ -86,6 +88,13 @@ bool pms_txblock_of_another_thread(const struct pms_pool *pool)
 {
     return pool->gate.owner.number && !by_me(pool) &&
            !is_orphan(pool, (struct view){0, PMS_ANOTHERS});
+}
+
+void pms_txblock_forget(struct pms_pool *pool)
+{
+    pool->gate.depth = 0;
+    pool->gate.owner.number = 0;
+    atomic_store_explicit(&pool->gate.task, 0, memory_order_relaxed);
 }
 
 static int end_txblock(struct pms_pool *pool, enum pms_how how, struct pms_error *error)

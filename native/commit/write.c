@@ -1,7 +1,9 @@
 /* Declared writes. */
 #include <stdlib.h>
 
-#include "commit/pool_state.h"
+#include "commit/write.h"
+#include "commit/gate.h"
+#include "commit/txblock.h"
 
 #define SCATTERED_MAX 96u /* lines of the fast log, in one transaction */
 

@@ -1,4 +1,6 @@
 #include "flush/chunks.h"
+#include "commit/gate.h"
+#include "commit/refs.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -6,7 +8,6 @@
 #include <string.h>
 
 #include "base/checksum.h"
-#include "commit/pool_state.h"
 #include "log/snapshot.h"
 
 #define WINDOW_PAGES 16u /* of a page table, read at once */

@@ -74,10 +74,10 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
                    enum pms_domain domain, struct pms_error *error)
 {
     memset(super, 0, sizeof *super);
-    if (file_bytes < (1ull << 20)) {
+    if (file_bytes < PMS_MIN_SIZE) {
         int status = pms_fail(error, PMS_E_INVALID, "a store needs at least 1 MiB");
         if (error) {
-            error->needed = 1ull << 20;
+            error->needed = PMS_MIN_SIZE;
             error->available = file_bytes;
         }
         return status;

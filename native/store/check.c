@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/check.h"
+#include "commit/gate.h"
+#include "commit/txblock.h"
 #include "names/list.h"
-#include "commit/pool_state.h"
 
 struct owned {
     uint64_t off, seen;

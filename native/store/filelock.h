@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "store/open.h"
 #include "commit/pool.h"
 
 struct pms_files {

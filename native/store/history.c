@@ -1,6 +1,7 @@
 /* The history record: lies in the session record, so it is double-buffered, checksummed and
  * outside transactions (I7). */
-#include "commit/pool_state.h"
+#include "store/history.h"
+#include "commit/gate.h"
 
 #include <string.h>
 

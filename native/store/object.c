@@ -3,8 +3,11 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "store/object.h"
+#include "commit/gate.h"
+#include "commit/txblock.h"
+#include "store/grow.h"
 #include "names/list.h"
-#include "commit/pool_state.h"
 
 #define MORE_FOR_NAMES (1u << 20) /* growth step when a directory finds no room */
 

@@ -32,6 +32,8 @@
  *         logs that hold nothing
  *   17 => entries of what is there anyway: the next open puts them back, and nothing changes
  * In 3 to 5, 10, 11 and 13 to 15 nothing is stored. A reader stores nothing at all. */
+#include "store/open.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -40,7 +42,8 @@
 #include <unistd.h>
 
 #include "base/pages.h"
-#include "commit/pool_state.h"
+#include "commit/fork.h"
+#include "commit/tx.h"
 #include "crash/debug.h"
 #include "seam/footer.h"
 #include "store/close.h"

@@ -1,8 +1,12 @@
 /* Lists of a store. Each function is one step that commits, rolls back and recovers whole. */
 #include <stdlib.h>
 
+#include "store/sequence.h"
+#include "commit/gate.h"
+#include "commit/txblock.h"
+#include "store/object.h"
+#include "store/grow.h"
 #include "names/list.h"
-#include "commit/pool_state.h"
 
 #define MORE_FOR_LISTS (1u << 20) /* growth step when a list finds no room */
 #define FEW 16u                   /* new items for whose offsets no memory is asked */

@@ -2,6 +2,7 @@
 #ifndef PMS_STORE_SESSION_H
 #define PMS_STORE_SESSION_H
 
+#include "store/open.h"
 #include "commit/pool_state.h"
 
 /* A store that was left open may be torn after a restart of the machine, if its domain survives

@@ -1,7 +1,10 @@
 /* Slots: an object with two blocks, of which logged data names the current one. What the engine
  * adds is that the other one can be written without capture. */
+#include "store/slot.h"
+#include "commit/gate.h"
+#include "commit/txblock.h"
+#include "store/object.h"
 #include "commit/pair.h"
-#include "commit/pool_state.h"
 #include "log/idle.h"
 
 static int open_block(struct pms_pool *pool, uint64_t data, struct pms_error *error)

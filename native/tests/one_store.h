@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "test.h"
 
 static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};

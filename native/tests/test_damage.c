@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "heap/super.h"
 #include "test.h"
 

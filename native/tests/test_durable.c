@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "test.h"
 
 #define MIB (1u << 20)

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "test.h"
 
 #define MIB (1u << 20)

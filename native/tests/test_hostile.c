@@ -24,6 +24,7 @@
 
 #include "base/checksum.h"
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "seal.h"
 #include "test.h"
 

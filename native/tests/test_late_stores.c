@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "test.h"
 
 #define ARRAY_BYTES 4096u

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "test.h"
 
 static char path[256];

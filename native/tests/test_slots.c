@@ -13,6 +13,7 @@
 #include "log/idle.h"
 #include "one_store.h"
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "slot_pair.h"
 #include "log/snapshot.h"
 #include "test.h"

@@ -11,6 +11,7 @@
 
 #include "base/checksum.h"
 #include "commit/pool_state.h"
+#include "store/store.h"
 #include "test.h"
 
 #define MIB (1ull << 20)

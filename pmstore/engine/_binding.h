@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "commit/pool.h"
+#include "store/store.h"
 
 struct binding_engine {
     int (*open)(const char *, const struct pms_options *, struct pms_pool **, struct pms_error *);

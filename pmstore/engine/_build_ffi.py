@@ -15,7 +15,7 @@ SOURCES = [
     path for path in sorted(NATIVE.glob("*/*.[ch]")) if path.parent.name not in ("tests", "build")
 ]
 INTERFACE = (
-    "commit/pool.h",
+    "store/store.h",
     "flush/chunks.h",
     "flush/filling.h",
     "optim/optim.h",

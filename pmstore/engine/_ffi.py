@@ -1,7 +1,7 @@
 """The engine, typed: the only importer of the compiled module, and the only place where a status
 becomes an exception.
 
-Every method is one call of native/commit/pool.h, and so either happened as a whole or not at all,
+Every method is one call of native/store/store.h, and so either happened as a whole or not at all,
 whatever interrupts Python. Nothing here looks into names, descriptors or values: they are bytes.
 """
 

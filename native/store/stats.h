@@ -1,0 +1,21 @@
+/* Facts and figures of a store. */
+#ifndef PMS_STORE_STATS_H
+#define PMS_STORE_STATS_H
+
+#include "commit/pool.h"
+
+struct pms_stats {
+    uint64_t epoch, tx;
+    uint64_t file_bytes, data_bytes, used_bytes, free_bytes, pinned_bytes, largest_free_bytes,
+        blocks;
+    uint64_t log_bytes, log_need_bytes;
+    uint64_t commits, rollbacks, faults, captures, captured_bytes;
+    uint64_t hot_ranges, hot_bytes;
+    uint64_t fences, lines, syncs, protects;
+    uint64_t journal_bytes, home_bytes, straight_bytes, home_syncs, journal_waits;
+};
+
+void pms_pool_info(const struct pms_pool *pool, struct pms_info *info);
+int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_error *error);
+
+#endif
