@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/pages.h"
+
 #define WINDOW (1ull << 38) /* address space for a file and its shadow */
 #define LINE 64u
 #define SECTOR 512u
@@ -40,12 +42,6 @@ static uint32_t threads;
 static _Thread_local uint32_t me; /* from 1 */
 static atomic_flag busy = ATOMIC_FLAG_INIT;
 
-static void *room(uint64_t bytes)
-{
-    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1, 0);
-}
-
 static uint64_t file_bytes(void)
 {
     struct stat st;
@@ -55,10 +51,10 @@ static uint64_t file_bytes(void)
 bool pms_power_start(int store_fd, uint64_t seed)
 {
     chance = seed;
-    shadow = room(WINDOW);
-    flushing = room(WINDOW / LINE / 8);
+    shadow = pms_reserve(WINDOW);
+    flushing = pms_reserve(WINDOW / LINE / 8);
     file = mmap(NULL, WINDOW, PROT_READ, MAP_SHARED, store_fd, 0);
-    if (shadow == MAP_FAILED || (void *)flushing == MAP_FAILED || file == MAP_FAILED)
+    if (!shadow || !flushing || file == MAP_FAILED)
         return false;
     fd = fcntl(store_fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0)

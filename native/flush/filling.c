@@ -8,6 +8,7 @@
 
 #include "base/layout.h"
 #include "base/lock.h"
+#include "base/pages.h"
 #include "seam/persist.h"
 #include "flush/transfer.h"
 
@@ -50,8 +51,7 @@ int pms_filling_open(int fd, uint64_t bytes, struct pms_filling **out, struct pm
     f->fd = fd;
     f->bytes = bytes;
     f->raw_bytes = bytes + PMS_HUGE;
-    f->raw = mmap(NULL, f->raw_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                  0);
+    f->raw = mmap(NULL, f->raw_bytes, PROT_NONE, PMS_RESERVED, -1, 0);
     if (f->raw == MAP_FAILED) {
         int status = errno == ENOMEM
                          ? PMS_OK
@@ -59,7 +59,7 @@ int pms_filling_open(int fd, uint64_t bytes, struct pms_filling **out, struct pm
         free(f);
         return status;
     }
-    f->map = (unsigned char *)(((uintptr_t)f->raw + PMS_HUGE - 1) & ~(uintptr_t)(PMS_HUGE - 1));
+    f->map = (unsigned char *)pms_huge_up((uintptr_t)f->raw);
     errno = pms_persist_truncate(&f->persist, fd, bytes);
     if (!errno)
         errno = pms_persist_map(&f->persist, f->map, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,

@@ -15,6 +15,7 @@
 #include "flush/filling.h"
 #include "base/layout.h"
 #include "base/lock.h"
+#include "base/pages.h"
 #include "seam/persist.h"
 #include "base/quiet.h"
 #include "log/snapshot.h"
@@ -112,8 +113,7 @@ static unsigned char *buffer_make(uint64_t bytes, void **raw, uint64_t *raw_byte
         return NULL;
     if (bytes < PMS_HUGE)
         return *raw;
-    unsigned char *aligned = (unsigned char *)(((uintptr_t)*raw + PMS_HUGE - 1) &
-                                               ~(uintptr_t)(PMS_HUGE - 1));
+    unsigned char *aligned = (unsigned char *)pms_huge_up((uintptr_t)*raw);
     (void)madvise(aligned, bytes, MADV_HUGEPAGE);
     return aligned;
 }

@@ -1,7 +1,6 @@
 #include "heap/starts.h"
 
-#include <sys/mman.h>
-
+#include "base/pages.h"
 #include "base/status.h"
 
 int pms_starts_open(struct pms_starts *s, uint64_t pages)
@@ -15,12 +14,9 @@ int pms_starts_open(struct pms_starts *s, uint64_t pages)
     } while (n > 1 && s->levels < PMS_STARTS_LEVELS);
     PMS_ASSERT(n <= 1);
     s->memory_bytes = (size_t)sum * sizeof(uint64_t);
-    s->memory = mmap(NULL, s->memory_bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (s->memory == MAP_FAILED) {
-        s->memory = NULL;
+    s->memory = pms_reserve(s->memory_bytes);
+    if (!s->memory)
         return -1;
-    }
     _Atomic uint64_t *at = s->memory;
     for (unsigned l = 0; l < s->levels; at += words[l++])
         s->level[l] = at;
@@ -29,8 +25,7 @@ int pms_starts_open(struct pms_starts *s, uint64_t pages)
 
 void pms_starts_close(struct pms_starts *s)
 {
-    if (s->memory)
-        munmap(s->memory, s->memory_bytes);
+    pms_unreserve(s->memory, s->memory_bytes);
     *s = (struct pms_starts){0};
 }
 

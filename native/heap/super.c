@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/checksum.h"
+#include "base/pages.h"
 #include "heap/heap.h"
 
 #define ANCHOR_SALT 0x726f68636e61ull
@@ -22,7 +23,7 @@ static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * t
 
 static uint64_t table_bytes(uint64_t data_pages)
 {
-    return round_up(data_pages * sizeof(struct pms_pte), PMS_PAGE);
+    return pms_page_up(data_pages * sizeof(struct pms_pte));
 }
 
 /* I5: every data page captured whole (a page and a header line), the table granule by granule (a
@@ -43,7 +44,7 @@ static void place(struct pms_segment *s, uint64_t off, uint64_t data_pages)
     s->log_bytes = log_bytes(data_pages);
     s->data_off = s->log_off + s->log_bytes;
     if (data_pages * PMS_PAGE >= HUGE_SEGMENT) {
-        uint64_t aligned = round_up(s->data_off, PMS_HUGE);
+        uint64_t aligned = pms_huge_up(s->data_off);
         s->log_bytes += aligned - s->data_off;
         s->data_off = aligned;
     }
@@ -73,10 +74,10 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
                    enum pms_domain domain, struct pms_error *error)
 {
     memset(super, 0, sizeof *super);
-    if (file_bytes < (1ull << 20)) {
+    if (file_bytes < PMS_MIN_SIZE) {
         int status = pms_fail(error, PMS_E_INVALID, "a store needs at least 1 MiB");
         if (error) {
-            error->needed = 1ull << 20;
+            error->needed = PMS_MIN_SIZE;
             error->available = file_bytes;
         }
         return status;
@@ -94,7 +95,7 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
         getrandom(&super->hash_seed, sizeof super->hash_seed, 0) != sizeof super->hash_seed)
         return pms_fail_errno(error, "reading randomness");
     super->segment_count = 1;
-    fit(&super->segment[0], PMS_OFF_SEGMENTS, file_bytes & ~(uint64_t)(PMS_PAGE - 1));
+    fit(&super->segment[0], PMS_OFF_SEGMENTS, pms_page_down(file_bytes));
     super->file_bytes = end_of(&super->segment[0]);
     return PMS_OK;
 }
@@ -104,7 +105,7 @@ int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes,
 {
     uint64_t most = super->max_bytes && super->max_bytes < FILE_MAX ? super->max_bytes : FILE_MAX;
     uint64_t asked = data_bytes < FILE_MAX ? data_bytes : FILE_MAX;
-    uint64_t pages = round_up(asked + 2 * PMS_HUGE, PMS_PAGE) / PMS_PAGE;
+    uint64_t pages = pms_page_up(asked + 2 * PMS_HUGE) / PMS_PAGE;
     uint64_t share = super->file_bytes / GROWTH_SHARE / 2 / PMS_PAGE;
     struct pms_segment s;
     place(&s, super->file_bytes, pages > share ? pages : share);

@@ -12,12 +12,11 @@
 #include <sys/uio.h>
 
 #include "base/layout.h"
-#include "seam/persist.h"
+#include "base/pages.h"
 #include "base/status.h"
+#include "seam/persist.h"
 
-#define PMS_JOURNAL_CHUNK                                                  \
-    (1u << 20) /* images are streamed in pieces of at most this many bytes \
-                */
+#define PMS_JOURNAL_CHUNK (1u << 20) /* images are streamed in pieces of at most so many bytes */
 
 struct pms_ring {
     int fd;
@@ -75,8 +74,7 @@ void pms_anchor_rechain(struct pms_janchor *anchor);
 
 static inline uint64_t pms_record_head(uint64_t run_count) /* bytes of header and runs, padded */
 {
-    uint64_t bytes = sizeof(struct pms_record) + run_count * sizeof(struct pms_run);
-    return (bytes + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
+    return pms_page_up(sizeof(struct pms_record) + run_count * sizeof(struct pms_run));
 }
 
 enum pms_verdict {

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/pages.h"
 #include "seam/mappings.h"
 
 #ifndef MAP_SHARED_VALIDATE
@@ -27,14 +28,12 @@
 #define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
 #define COPY_PIECE (1u << 20)   /* of one core */
 
-#define RESERVE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
-
 /* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file
  * is aligned in memory. */
 static unsigned char *reserve_aligned(uint64_t bytes)
 {
     size_t total = (size_t)bytes + PMS_HUGE;
-    unsigned char *raw = mmap(NULL, total, PROT_NONE, RESERVE_FLAGS, -1, 0);
+    unsigned char *raw = mmap(NULL, total, PROT_NONE, PMS_RESERVED, -1, 0);
     if (raw == MAP_FAILED)
         return NULL;
     size_t lead = (size_t)(-(uintptr_t)raw & (PMS_HUGE - 1));
@@ -85,16 +84,13 @@ static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAG
 /* Tries the reservation asked for, then halves of it, down to what must be mapped. */
 static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
 {
-    reserve = (reserve + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
-    uint64_t least = (bytes + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1);
+    reserve = pms_huge_up(reserve);
+    uint64_t least = pms_huge_up(bytes);
     for (;;) {
         m->user = reserve_aligned(reserve);
         m->engine = m->shared && m->user ? reserve_aligned(reserve) : m->user;
-        void *bits = MAP_FAILED;
-        if (m->engine)
-            bits = mmap(NULL, 2 * bitmap_bytes(reserve), PROT_READ | PROT_WRITE, RESERVE_FLAGS, -1,
-                        0);
-        if (bits != MAP_FAILED) {
+        void *bits = m->engine ? pms_reserve(2 * bitmap_bytes(reserve)) : NULL;
+        if (bits) {
             m->writable = bits;
             m->own = (void *)((char *)bits + bitmap_bytes(reserve));
             m->reserve = reserve;
@@ -107,7 +103,7 @@ static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
         m->user = m->engine = NULL;
         if (reserve == least)
             return ENOMEM;
-        reserve = (reserve / 2) & ~(uint64_t)(PMS_HUGE - 1);
+        reserve = pms_huge_down(reserve / 2);
         if (reserve < least)
             reserve = least;
     }
@@ -334,8 +330,7 @@ void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes)
 
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
-    uint64_t from = (off + PMS_HUGE - 1) & ~(uint64_t)(PMS_HUGE - 1),
-             to = (off + bytes) & ~(uint64_t)(PMS_HUGE - 1);
+    uint64_t from = pms_huge_up(off), to = pms_huge_down(off + bytes);
     if (m->shared && to > from)
         (void)madvise(m->user + from, to - from, MADV_COLLAPSE);
 }

@@ -21,6 +21,9 @@
 
 #include "base/pages.h"
 #include "commit/landing.h"
+#include "commit/refs.h"
+#include "commit/tx.h"
+#include "commit/txblock.h"
 #include "log/snapshot.h"
 #include "seam/footer.h"
 #include "seam/holder.h"

@@ -23,7 +23,6 @@ struct pms_options {
     int64_t lock_timeout_ns; /* 0 = at once, < 0 = for ever */
 };
 #define PMS_DEFAULT_SIZE (64ull << 20)
-#define PMS_MIN_SIZE (1ull << 20)
 
 int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **pool,
                   struct pms_error *error);
