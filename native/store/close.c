@@ -13,11 +13,11 @@
 #include "store/close.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/pages.h"
 #include "commit/landing.h"
+#include "commit/pool_state.h"
 #include "commit/refs.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"

@@ -43,6 +43,7 @@
 
 #include "base/pages.h"
 #include "commit/fork.h"
+#include "commit/pool_state.h"
 #include "commit/tx.h"
 #include "crash/debug.h"
 #include "seam/footer.h"

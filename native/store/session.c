@@ -3,14 +3,16 @@
 #endif
 #include "store/session.h"
 
-#include "seam/footer.h"
-
 #include <fcntl.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "commit/pool_state.h"
+#include "seam/footer.h"
+#include "store/open.h"
 
 /* What tells a file from its copies. Not the device, whose number may be another after each
  * restart. */
