@@ -85,6 +85,23 @@ def test_includes_and_calls_point_downward(path: Path) -> None:
     assert not upward, f"{_name(path)} reaches into a layer above: " + "; ".join(upward)
 
 
+def test_no_files_call_each_other_in_a_loop() -> None:
+    """Nor do the files of one folder: each can be read with those below it in mind."""
+    below = {
+        path: {
+            HOMES[name]
+            for name in re.findall(r"(?<!struct )(?<!enum )\bpms_\w+", _bare(path.read_text()))
+            if HOMES.get(name, path) != path
+        }
+        for path in SOURCES
+        if path.suffix == ".c"
+    }
+    while free := [path for path, calls in below.items() if not calls & below.keys()]:
+        for path in free:
+            del below[path]
+    assert not below, "in a loop, or above one: " + " ".join(map(_name, below))
+
+
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.suffix == ".c"], ids=_name)
 def test_every_fence_says_what_it_orders(path: Path) -> None:
     """A fence without the two writes it orders is one that somebody will drop, or one too many."""

@@ -1,5 +1,5 @@
-#include "commit/capture.h"
 
+#include "commit/capture.h"
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>

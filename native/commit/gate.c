@@ -1,5 +1,5 @@
-/* The operation lock: who comes in. */
 #include "commit/gate.h"
+/* The operation lock: who comes in. */
 
 int pms_pool_enter(struct pms_pool *pool, struct pms_error *error)
 {

@@ -1,5 +1,5 @@
-#include "commit/handler.h"
 
+#include "commit/handler.h"
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
-#include "commit/landing.h"
 
+#include "commit/landing.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

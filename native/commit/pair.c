@@ -1,5 +1,5 @@
-#include "commit/pair.h"
 
+#include "commit/pair.h"
 #include <string.h>
 
 #include "log/idle.h"

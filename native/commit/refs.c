@@ -1,7 +1,7 @@
 /* References to a pool: the handle and the views. The last one frees it. */
+#include "commit/refs.h"
 #include <stdlib.h>
 
-#include "commit/refs.h"
 #include "commit/gate.h"
 #include "heap/state.h"
 

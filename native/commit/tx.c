@@ -6,9 +6,9 @@
  *
  * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and
  * names together. */
+#include "commit/tx.h"
 #include <stddef.h>
 
-#include "commit/tx.h"
 #include "crash/debug.h"
 #include "commit/landing.h"
 #include "commit/pool_state.h"

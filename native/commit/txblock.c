@@ -4,10 +4,10 @@
  * While one is open its owner alone changes the store by calls. Entering one waits for another
  * thread's; every other call that changes the store is refused meanwhile, as half of its work, or
  * half of the transaction block, would go with the other. */
+#include "commit/txblock.h"
 #include <errno.h>
 #include <time.h>
 
-#include "commit/txblock.h"
 #include "commit/gate.h"
 #include "commit/tx.h"
 #include "commit/handler.h"

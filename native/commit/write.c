@@ -1,7 +1,7 @@
 /* Declared writes. */
+#include "commit/write.h"
 #include <stdlib.h>
 
-#include "commit/write.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
 

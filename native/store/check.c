@@ -1,12 +1,12 @@
 /* pms_check: walks everything and changes nothing. Every live block has to belong to exactly one
  * owner, and every owner's block has to be live: no leak, no double ownership, no overlap (the
  * page table tiles, so blocks cannot overlap unless it is damaged). */
+#include "store/check.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/check.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
 #include "names/list.h"

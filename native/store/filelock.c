@@ -1,5 +1,5 @@
-#include "store/filelock.h"
 
+#include "store/filelock.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-#include "store/populate.h"
 
+#include "store/populate.h"
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

@@ -1,5 +1,5 @@
-#include "store/recover.h"
 
+#include "store/recover.h"
 #include "seam/footer.h"
 #include "store/session.h"
 

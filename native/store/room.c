@@ -1,5 +1,5 @@
-#include "store/room.h"
 
+#include "store/room.h"
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
