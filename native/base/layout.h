@@ -9,10 +9,11 @@
 #include <assert.h>
 #include <stdint.h>
 
-#define PMS_PAGE 4096u      /* unit of protection, of the journal and of large extents */
-#define PMS_LINE 64u        /* cache line: unit of write-back */
-#define PMS_GRANULE 32u     /* unit of capture for the engine's own stores */
-#define PMS_HUGE (2u << 20) /* extents of this size and more are aligned to it */
+#define PMS_PAGE 4096u            /* unit of protection, of the journal and of large extents */
+#define PMS_LINE 64u              /* cache line: unit of write-back */
+#define PMS_GRANULE 32u           /* unit of capture for the engine's own stores */
+#define PMS_HUGE (2u << 20)       /* extents of this size and more are aligned to it */
+#define PMS_MIN_SIZE (1ull << 20) /* of a store */
 
 #define PMS_MAGIC "PMSTORE\n" /* 8 bytes, no NUL */
 #define PMS_VERSION 2u

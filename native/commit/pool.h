@@ -3,7 +3,6 @@
 #define PMS_COMMIT_POOL_H
 
 #include "base/status.h"
-#include "names/directory.h"
 
 struct pms_pool;
 

@@ -10,6 +10,7 @@
 #include "base/process.h"
 #include "base/thread.h"
 #include "heap/super.h"
+#include "names/directory.h"
 
 /* Who may operate on the store now: the operation lock, and whose transaction block is open.
  * Changed by txblock.c alone; close closes it. */

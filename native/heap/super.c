@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -11,7 +10,6 @@
 
 #include "base/checksum.h"
 #include "base/pages.h"
-#include "heap/heap.h"
 
 #define ANCHOR_SALT 0x726f68636e61ull
 #define LOG_SLACK_PAGES 8u         /* what may stay unused at an extent's end, and a little */

@@ -9,8 +9,6 @@
 #include "seam/persist.h"
 #include "base/status.h"
 
-#define PMS_MIN_SIZE (1ull << 20) /* of a store */
-
 /* Fills super for a new file of about file_bytes. ERRORS: PMS_E_INVALID: smaller than
  * PMS_MIN_SIZE; PMS_E_OS: no randomness. */
 int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes,

@@ -89,11 +89,6 @@ void pms_map_read_around(struct pms_map *m, bool on);
 
 /* the engine's address of a byte */
 static inline void *pms_map_at(const struct pms_map *m, uint64_t off) { return m->engine + off; }
-static inline bool pms_map_contains(const struct pms_map *m, const void *addr)
-{
-    return (const unsigned char *)addr >= m->user &&
-           (const unsigned char *)addr < m->user + m->bytes;
-}
 static inline uint64_t pms_map_offset(const struct pms_map *m, const void *addr)
 {
     return (uint64_t)((const unsigned char *)addr - m->user);

@@ -60,13 +60,6 @@ enum pms_flush pms_persist_best_flush(void)
 #endif
 }
 
-const char *pms_persist_flush_name(enum pms_flush flush)
-{
-    static const char *const name[] = {"none", "clflush", "clflushopt",
-                                       "clwb", "dc cvap", "dc cvac"};
-    return (unsigned)flush < sizeof name / sizeof name[0] ? name[flush] : "?";
-}
-
 static inline void flush_line(enum pms_flush flush, const void *line)
 {
 #if defined(__x86_64__)

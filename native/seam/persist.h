@@ -64,7 +64,6 @@ extern _Thread_local int pms_persist_hook_fd;
 
 /* The best write-back instruction of this CPU. Never PMS_FLUSH_NONE on x86-64 and aarch64. */
 enum pms_flush pms_persist_best_flush(void);
-const char *pms_persist_flush_name(enum pms_flush flush);
 
 /* ---- memory ---- */
 

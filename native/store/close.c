@@ -16,11 +16,11 @@
 #include "commit/txblock.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/pages.h"
 #include "commit/landing.h"
+#include "commit/pool_state.h"
 #include "commit/refs.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"

@@ -15,8 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "seam/holder.h"
+#include "base/layout.h"
 #include "base/process.h"
+#include "seam/holder.h"
+#include "store/open.h"
 
 #define POLL_NS 5000000ll
 #define TRIES 100 /* somebody swaps the file under us all the time: give up */

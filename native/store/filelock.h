@@ -6,10 +6,9 @@
 #define PMS_STORE_FILELOCK_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
-#include "store/open.h"
-#include "commit/pool.h"
+struct pms_error;
+struct pms_options;
 
 struct pms_files {
     char *path;   /* real path; malloc'd */

@@ -1,12 +1,13 @@
 /* Objects of a store: names, values, arrays, groups. Each function is one step that commits,
  * rolls back and recovers whole. */
+#include "store/object.h"
 #include <stddef.h>
 #include <string.h>
 
-#include "store/object.h"
+#include "store/data.h"
+#include "store/grow.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
-#include "store/grow.h"
 #include "names/list.h"
 
 #define MORE_FOR_NAMES (1u << 20) /* growth step when a directory finds no room */

@@ -11,7 +11,7 @@
 #define PMS_STORE_OBJECT_H
 
 #include "commit/pool.h"
-#include "store/data.h"
+#include "names/directory.h"
 
 int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                     struct pms_object *object, struct pms_error *error);

@@ -2,6 +2,7 @@
 #ifndef PMS_STORE_OPEN_H
 #define PMS_STORE_OPEN_H
 
+#include "base/layout.h"
 #include "commit/pool.h"
 
 enum pms_mode {

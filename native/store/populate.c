@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "commit/pool_state.h"
+
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* Linux 5.14; an error before */
 #endif

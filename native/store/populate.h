@@ -4,7 +4,7 @@
 #ifndef PMS_STORE_POPULATE_H
 #define PMS_STORE_POPULATE_H
 
-#include "commit/pool_state.h"
+struct pms_pool;
 
 /* Starts the thread, if there is enough to do and memory for it. Never fails: without it first
  * touches are slower. */

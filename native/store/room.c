@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include "commit/pool_state.h"
+
 #define RESERVE_MIN (4ull << 30)
 #define RESERVE_MAX (16ull << 40)
 #define RESERVE_SHARE                                                                            \

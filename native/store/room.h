@@ -3,7 +3,10 @@
 #ifndef PMS_STORE_ROOM_H
 #define PMS_STORE_ROOM_H
 
-#include "commit/pool_state.h"
+#include <stdint.h>
+
+struct pms_error;
+struct pms_pool;
 
 /* Address space for growth: as far as the file can get, unless the process may not have that
  * much. */

@@ -3,6 +3,7 @@
 #define PMS_STORE_SEQUENCE_H
 
 #include "commit/pool.h"
+#include "names/directory.h"
 
 struct pms_new_item {
     const void *meta;

@@ -1,9 +1,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* statx */
 #endif
-
 #include "store/session.h"
-#include "seam/footer.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -11,6 +9,10 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "commit/pool_state.h"
+#include "seam/footer.h"
+#include "store/open.h"
 
 /* What tells a file from its copies. Not the device, whose number may be another after each
  * restart. */

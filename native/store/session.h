@@ -2,8 +2,11 @@
 #ifndef PMS_STORE_SESSION_H
 #define PMS_STORE_SESSION_H
 
-#include "store/open.h"
-#include "commit/pool_state.h"
+#include <stdint.h>
+
+struct pms_error;
+struct pms_options;
+struct pms_pool;
 
 /* A store that was left open may be torn after a restart of the machine, if its domain survives
  * the death of its process only.

@@ -3,6 +3,7 @@
 #define PMS_STORE_SLOT_H
 
 #include "commit/pool.h"
+#include "names/directory.h"
 
 /* NEXT: the idle one, opened */
 enum pms_slot_which { PMS_SLOT_CURRENT, PMS_SLOT_IDLE, PMS_SLOT_NEXT };
