@@ -1,8 +1,8 @@
 /* The life of a transaction. docs/ARCHITECTURE.md tells it with every fence; here is the order
  * in short.
  *
- * Byte-addressable domains: write in place (captured) -> protect -> write back -> F2 -> anchor ->
- * F3 Domain file:              write in private pages -> protect -> journal record + one fdatasync
+ * Byte-addressable domains: write in place (captured), protect, write back, F2, anchor, F3.
+ * Domain file: write in private pages, protect, journal record and one fdatasync.
  *
  * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and
  * names together. */

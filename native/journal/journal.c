@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/checksum.h"
@@ -19,6 +18,7 @@
 #include "journal/state.h"
 #include "base/process.h"
 #include "base/quiet.h"
+#include "base/reserve.h"
 
 #define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 
@@ -422,22 +422,13 @@ void pms_journal_stats(struct pms_journal *j, struct pms_journal_stats *stats)
 
 /* ---- open and close ---- */
 
-static void *reserve(size_t bytes)
-{
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return at == MAP_FAILED ? NULL : at;
-}
-
 struct pms_readers *pms_journal_readers(struct pms_journal *j) { return &j->readers; }
 
 static void release(struct pms_journal *j)
 {
     pms_readers_close(&j->readers);
-    if (j->marks)
-        munmap((void *)j->marks, j->marks_bytes);
-    if (j->record)
-        munmap(j->record, j->record_bytes);
+    pms_unreserve((void *)j->marks, j->marks_bytes);
+    pms_unreserve(j->record, j->record_bytes);
     pms_process_close(j->home_fd);
     pms_process_close(j->direct);
     free(j->bounce);
@@ -471,8 +462,8 @@ static int acquire(struct pms_journal *j, const struct pms_superblock *super,
         return pms_fail_errno(error, "opening the file a second time through /proc/self/fd");
     j->marks_bytes = pages * sizeof j->marks[0];
     j->record_bytes = pms_record_head(pages);
-    j->marks = reserve(j->marks_bytes);
-    j->record = reserve(j->record_bytes);
+    j->marks = pms_reserve(j->marks_bytes);
+    j->record = pms_reserve(j->record_bytes);
     j->bounce = chunk_of_pages();
     j->chunk = chunk_of_pages();
     if (!j->marks || !j->record || !j->bounce || !j->chunk)
