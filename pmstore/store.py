@@ -394,8 +394,8 @@ class Store(Group):
 
         Raises: TierError, ValueError, TypeError.
         """
-        from pmstore.tiers.backend import normal_url
         from pmstore.tiers.config import TierConfig
+        from pmstore.tiers.places import normal_url
 
         config = TierConfig(
             url=normal_url(url),

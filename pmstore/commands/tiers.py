@@ -252,8 +252,8 @@ def epochs(
     Example: pmstore epochs --verify /mnt/checkpoints/run
     """
     from pmstore import tiers
-    from pmstore.tiers.backend import open_places
     from pmstore.tiers.patience import STALL_SECONDS, Patience
+    from pmstore.tiers.places import open_places
     from pmstore.tiers.reading import verify as read_all
 
     with _told():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pmstore.errors import TierError
-from pmstore.tiers.backend import RANK, Backend, Lock, open_places
+from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
+from pmstore.tiers.places import RANK, open_places
 
 __all__ = ["Retention"]
 

@@ -24,11 +24,12 @@ import pmstore
 from pmstore.base.workers import Worker
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.backend import Access, LocalBackend, open_backend
 from pmstore.tiers.config import TierConfig
+from pmstore.tiers.flusher import Flusher
 from pmstore.tiers.forgetting import Retention
+from pmstore.tiers.local import Access, LocalBackend
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
-from pmstore.tiers.writer import Writer
+from pmstore.tiers.places import open_backend
 
 Step = Callable[[float], int]
 
@@ -122,7 +123,7 @@ def test_a_file_that_goes_while_a_tier_is_listed(
         (shm / "b").unlink()
         yield iter(listed)
 
-    monkeypatch.setattr("pmstore.tiers.backend.os.scandir", scan)
+    monkeypatch.setattr("pmstore.tiers.local.os.scandir", scan)
     assert open_backend(shm).names() == {"a": 1, "c": 1}
 
 
@@ -702,8 +703,8 @@ def test_a_callback_flushes_while_the_store_is_closed(
     raised: list[BaseException | None] = []
     closing, called = threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
-    close = Writer.close
-    monkeypatch.setattr(Writer, "close", lambda writer: (close(writer), closing.set()))
+    close = Flusher.close
+    monkeypatch.setattr(Flusher, "close", lambda flusher: (close(flusher), closing.set()))
 
     def again(handle: pmstore.tiers.Flush) -> None:
         assert closing.wait(60)

@@ -240,7 +240,7 @@ def test_an_epoch_that_cannot_be_read_back_is_no_success(
     filled: pmstore.Store, path: Path, url: str, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     """And nothing older is let go."""
-    from pmstore.tiers.backend import LocalBackend
+    from pmstore.tiers.local import LocalBackend
 
     filled.add_tier("t", url, keep=1, chunk_bytes=CHUNK)
     filled["a"][:] = 1

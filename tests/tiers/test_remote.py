@@ -19,8 +19,8 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
+from pmstore.tiers.flusher import Flusher
 from pmstore.tiers.manager import Tiers
-from pmstore.tiers.writer import Writer
 
 fsspec = pytest.importorskip("fsspec")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
@@ -404,14 +404,14 @@ def test_no_flush_is_begun_for_a_tier_that_still_deletes(
 ) -> None:
     """It would pin its commit, and keep later ones waiting, for as long as the deletions take."""
     looked = threading.Semaphore(0)
-    writer_of = Tiers.writer
+    flusher_of = Tiers.flusher
 
-    def writer(tiers: Tiers, name: str) -> Writer:
+    def flusher(tiers: Tiers, name: str) -> Flusher:
         if threading.current_thread().name == "pmstore tiers":
             looked.release()
-        return writer_of(tiers, name)
+        return flusher_of(tiers, name)
 
-    monkeypatch.setattr(Tiers, "writer", writer)
+    monkeypatch.setattr(Tiers, "flusher", flusher)
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
         store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, keep=1)
@@ -437,7 +437,7 @@ def test_no_flush_is_begun_for_a_tier_that_still_deletes(
                     assert looked.acquire(timeout=60)
             else:
                 assert store.flush_if_idle("t") is None
-            assert store._open_tiers().writer("t").last is handle
+            assert store._open_tiers().flusher("t").last is handle
         finally:
             faulty.delete.set()
         store.drain(60)

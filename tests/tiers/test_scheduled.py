@@ -12,7 +12,7 @@ import pytest
 
 import pmstore
 from pmstore.scheduler import CommitScheduler, HazardModel, store_tiers
-from pmstore.tiers.backend import LocalBackend
+from pmstore.tiers.local import LocalBackend
 from pmstore_lab.simulation.driver import Clock
 from pmstore_lab.simulation.optimum import best_integer
 

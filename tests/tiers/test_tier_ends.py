@@ -69,7 +69,7 @@ def test_an_interrupt_anywhere_in_close(path: Path, url: str) -> None:
         store.flush("t", wait=at % 2 == 0)
         interrupted = InPmstore(at).run(store.close)
         store.close()
-        threads = store._open_tiers()._writers["t"]._threads
+        threads = store._open_tiers()._flushers["t"]._threads
         # of one that was abandoned: it closes when it has stopped
         threads["pmstore flush"].join(60)
         if not interrupted:

@@ -17,8 +17,9 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
-from pmstore.tiers.backend import LocalBackend, open_backend
+from pmstore.tiers.local import LocalBackend
 from pmstore.tiers.manifest import BadManifestError, Manifest
+from pmstore.tiers.places import open_backend
 
 
 @pytest.mark.parametrize(
