@@ -154,7 +154,7 @@ def flush(
                     warnings.simplefilter("ignore")  # what it says was said
                 handle = store.flush(name, wait=True, progress=bar)
             assert handle.stats is not None
-            ended.append((store.tiers[name].url, handle.epoch, handle.stats))
+            ended.append((store.tiers[name].place, handle.epoch, handle.stats))
     if as_json:
         typer.echo(
             json.dumps(

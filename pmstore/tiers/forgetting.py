@@ -59,9 +59,9 @@ class Retention:
         for found in replaced:
             self._backend.delete(str(found))
         if self._config.keep is not None:
-            everywhere = RANK in self._config.url
+            everywhere = RANK in self._config.place
             places = (
-                open_places(self._config.url, self._config.storage_options)
+                open_places(self._config.place, self._config.storage_options)
                 if everywhere
                 else self._backend
             )

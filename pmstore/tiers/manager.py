@@ -92,7 +92,7 @@ class Tiers:
             "somebody else)"
         )
         remedy = (
-            f"To flush to it, store.add_tier({name!r}, url, ...), or `pmstore trust {path}`; else "
+            f"To flush to it, store.add_tier({name!r}, ...), or `pmstore trust {path}`; else "
             f"store.remove_tier({name!r})"
         )
         if what == "every":
@@ -131,7 +131,8 @@ class Tiers:
             store[f"{GROUP}/{name}"] = trust.seal(self._pool.info, name, store[f"{GROUP}/{name}"])
             self._strange.discard(name)
 
-    def add(self, store: Store, name: str, config: TierConfig) -> None:
+    def add(self, store: Store, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
+        config = tier if isinstance(tier, TierConfig) else TierConfig(tier)
         if not name or "/" in name:
             raise ValueError(f"{name!r} is no name of a tier: it is not empty and has no '/'")
         self._require()

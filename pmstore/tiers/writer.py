@@ -45,7 +45,7 @@ class Writer:
         private = Access((info.permissions & 0o666) | 0o600)
         access = private if config.mode is None else Access(config.mode, exact=True)
         self.backend: Backend = open_backend(
-            config.url.replace(RANK, str(config.rank)), config.storage_options, None, access
+            config.place.replace(RANK, str(config.rank)), config.storage_options, None, access
         )
         self._session = secrets.token_hex(4)
         self.publisher = Publisher(self.backend, config, info.uuid.hex(), self._session)

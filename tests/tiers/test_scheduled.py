@@ -140,7 +140,7 @@ def test_no_flush_begins_while_old_epochs_are_deleted(
         delete(backend, name)
 
     with pmstore.open(shm / "run.pm") as store:
-        store.add_tier("disk", shm / "tier", keep=1)
+        store.add_tier("disk", pmstore.TierConfig(shm / "tier", keep=1))
         handles: list[pmstore.tiers.Flush] = []
 
         def flush() -> pmstore.tiers.Flush:

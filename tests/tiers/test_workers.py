@@ -199,9 +199,9 @@ def test_a_watcher_that_died_is_followed_by_another(
     with pmstore.open(path, size="4MiB") as store:
         with monkeypatch.context():
             stillborn("pmstore tiers")
-            store.add_tier("t", url, every=1)
+            store.add_tier("t", pmstore.TierConfig(url, every=1))
         monkeypatch.undo()
-        store.add_tier("t", url, every=1, keep=3)
+        store.add_tier("t", pmstore.TierConfig(url, every=1, keep=3))
         store["a"] = 1
         store.commit()
         tiers = store._open_tiers()

@@ -59,7 +59,7 @@ def test_a_restored_run_ends_as_one_that_was_not_interrupted(shm: Path) -> None:
     with pmstore.open(shm / "whole.pm") as store:
         want = train(store, 30)
     with pmstore.open(shm / "a.pm") as store:
-        store.add_tier("disk", shm / "tier", keep=3)
+        store.add_tier("disk", pmstore.TierConfig(shm / "tier", keep=3))
         train(store, 17, tiers=["disk"])
         assert store.tiers["disk"].keep == 3
     (shm / "a.pm").unlink()  # the machine is gone
@@ -131,12 +131,12 @@ def test_a_tier_that_fails_stops_the_run_or_not(
     shm: Path, on_error: Literal["raise", "warn"]
 ) -> None:
     with pmstore.open(shm / "a.pm") as store:
-        store.add_tier("disk", shm / "tier", on_error=on_error)
+        store.add_tier("disk", pmstore.TierConfig(shm / "tier", on_error=on_error))
         (shm / "tier").write_text("no directory")
         model, optimizer = make()
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["disk"])
         run.commit(step(model, optimizer))
-        last = store._open_tiers().writer("disk").last
+        last = store._open_tiers().flusher("disk").last
         assert last is not None
         assert last.wait_over(60)
         with (
@@ -177,7 +177,7 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
     while True:
         with pmstore.open(shm / f"{lives}.pm") as store:
             for tier in ("near", "far"):
-                store.add_tier(tier, shm / tier, keep=2)
+                store.add_tier(tier, pmstore.TierConfig(shm / tier, keep=2))
             # a failure every 8 h would have a test wait for hours
             policy = ConvergenceAware("time", free_budget=0.2)
             lives += 1
