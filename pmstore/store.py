@@ -16,6 +16,7 @@ from pmstore.base.sizes import parse_size
 from pmstore.base.words import counted
 from pmstore.engine import _ffi
 from pmstore.engine._binding import Transaction
+from pmstore.engine.history import History
 from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.errors import (
     ClosedStoreError,
@@ -383,6 +384,21 @@ class Store(Group):
         """
         if self._tiers is not None:
             self._tiers.drain(timeout)
+
+    # ---- what belongs to this file, not to what is in it ----
+
+    @property
+    def history(self) -> History:
+        """How the runs that had the store open ended. No roll back touches it."""
+        return History(self._core.pool)
+
+    def hand_over(self, heir: Store) -> None:
+        """To a store that takes this one's place with all that it holds: its history, and that
+        tiers were added here. The latter is pending there."""
+        self.history.hand_over(heir.history)
+        from pmstore.tiers.manager import hand_over
+
+        hand_over(self, heir)
 
     # ---- what it says of itself ----
 

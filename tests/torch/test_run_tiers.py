@@ -167,7 +167,7 @@ def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
         pytest.raises(AttachError, match="the scheduler has no tier 'disk'"),
         pmstore.open(shm / "a.pm") as store,
     ):
-        train(store, 12, tiers=["disk"], policy=CommitScheduler({"store": store.commit}))
+        train(store, 12, tiers=["disk"], policy=CommitScheduler(targets={"store": store.commit}))
 
 
 def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
@@ -187,14 +187,14 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
             )
             scheduler = run.scheduler
             assert scheduler is not None
-            assert [tier.name for tier in scheduler.tiers] == ["store", "near", "far"]
+            assert [target.name for target in scheduler.targets] == ["store", "near", "far"]
             assert run.step == scheduler.steps
             assert run.resumed == (lives > 1)
             began = run.step
             for _ in range(150 if lives < 3 else 400 - began):
                 step(model, optimizer)
                 run.commit(1.0)
-            chosen = {decision.tier for decision in scheduler.decisions}
+            chosen = {decision.target for decision in scheduler.decisions}
             if lives < 3:
                 assert {"store", "far"} <= chosen <= {"store", "near", "far"}
                 store.drain()
@@ -232,5 +232,5 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
                     break
             assert run.scheduler.fit.total_steps == 16
             run.scheduler.commit()
-        other = CommitScheduler({"s": store.commit}, "explore", store=store, run="next")
+        other = CommitScheduler(ConvergenceAware("explore"), store=store, run="next")
         assert other.termination.ended_early == 1
