@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pmstore.scheduler.cost import CostModel
@@ -53,54 +53,34 @@ NOTHING = Decision(None, "", 0.0, math.nan, 0.0, 1.0, 0.0)
 """What a step without a commit returns: one for all."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Target:
-    """One destination of commits, as the scheduler sees it.
+    """One destination of commits, as the scheduler sees it. Seconds."""
 
-    Attributes:
-        number: 0 for the first (fastest), upward.
-        work, steps: seconds of work and steps since its last commit. risk: accumulated since then,
-            in seconds.
-        price: C_eff now; NaN before the first commit. handle: of the commit that is being written
-            in the background, or None.
-        free_work, least_work: seconds of work from which a commit is free, and before which none is
-            allowed.
-        retry_work: seconds of work before which one that failed in the background is not tried
-            again.
-        hazard: h per second.
-    """
-
-    __slots__ = (
-        "commit",
-        "cost",
-        "free_work",
-        "handle",
-        "hazard",
-        "launched",
-        "least_work",
-        "name",
-        "number",
-        "price",
-        "retry_work",
-        "risk",
-        "stake",
-        "steps",
-        "work",
-    )
-
-    def __init__(self, number: int, name: str, commit: Callable[[], object]) -> None:
-        self.number = number
-        self.name = name
-        self.commit = commit
-        self.cost = CostModel()
-        self.work = self.risk = self.hazard = 0.0
-        self.steps = 0
-        self.price = math.nan
-        self.free_work = math.inf
-        self.least_work = self.retry_work = 0.0
-        self.handle: Any = None
-        self.launched = 0.0
-        # work, risk and steps that the commit in the background will have saved
-        self.stake = (0.0, 0.0, 0)
+    number: int
+    """0 for the first (fastest), upward."""
+    name: str
+    commit: Callable[[], object]
+    cost: CostModel = field(default_factory=CostModel)
+    work: float = 0.0
+    """Since its last commit, as are `steps` and the `risk` that has accumulated."""
+    steps: int = 0
+    risk: float = 0.0
+    hazard: float = 0.0
+    """h per second."""
+    price: float = math.nan
+    """C_eff now; NaN before the first commit."""
+    free_work: float = math.inf
+    """Work from which a commit is free."""
+    least_work: float = 0.0
+    """Work before which none is allowed."""
+    retry_work: float = 0.0
+    """Work before which one that failed in the background is not tried again."""
+    handle: Any = None
+    """Of the commit that is being written in the background."""
+    launched: float = 0.0
+    stake: tuple[float, float, int] = (0.0, 0.0, 0)
+    """Work, risk and steps that the commit in the background will have saved."""
 
     def reset(self) -> None:
         self.work = self.risk = self.retry_work = 0.0

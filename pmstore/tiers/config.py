@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal
 
 from pmstore.base.sizes import parse_size
@@ -14,21 +14,8 @@ from pmstore.tiers.places import normal_url
 
 __all__ = ["TierConfig"]
 
-_SAME = (
-    "keep",
-    "every",
-    "chunk_bytes",
-    "max_wait_seconds",
-    "stall_seconds",
-    "on_error",
-    "rank",
-    "world_size",
-    "run",
-    "mode",
-)
-"""Fields that the store remembers as they are."""
 _SIZES = {"max_rate": "max_bytes_per_second", "memory": "memory_bytes"}
-"""Those that it remembers as bytes, 0 for None, under another name."""
+"""Fields that the store remembers as bytes, 0 for None, under another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +148,24 @@ class TierConfig:
 
     def to_value(self) -> dict[str, Any]:
         """What is kept in the store."""
-        return {
-            "url": self.url,
-            **{name: getattr(self, name) for name in (*_SAME, *_SIZES.values())},
-            "replicated": list(self.replicated),
-        }
+        value = {key: getattr(self, key) for key in _KEYS.values()}
+        return {**value, "replicated": list(self.replicated)}
 
     @classmethod
     def from_value(cls, value: Any) -> TierConfig:
         """Raises: ValueError, TypeError."""
         if not isinstance(value, dict) or "url" not in value:
             raise ValueError("not the description of a tier")
-        fields = {name: value[name] for name in ("url", "replicated", *_SAME) if name in value}
-        for name, key in _SIZES.items():
+        for key in _SIZES.values():
             if type(value.get(key, 0)) is not int:
                 raise TypeError(f"{key}={value[key]!r}: an int")
-            fields[name] = value.get(key) or None
-        return cls(**fields)
+        given = {name: value[key] for name, key in _KEYS.items() if key in value}
+        return cls(**{name: one for name, one in given.items() if one or name not in _SIZES})
+
+
+_KEYS = {
+    field.name: _SIZES.get(field.name, field.name)
+    for field in fields(TierConfig)
+    if field.name != "storage_options"
+}
+"""By field: its name in what the store remembers."""

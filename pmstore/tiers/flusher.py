@@ -141,10 +141,10 @@ class Flusher:
             try:
                 if written is not None and written.replaced is not None:
                     self._writer.publisher.forget(written.replaced)
-            except (
-                Exception
-            ) as raised:  # an epoch too many does no harm; the next flush tries again
-                self._leavings = raised
+            except Exception as raised:
+                self._leavings = (
+                    raised  # an epoch too many does no harm; the next flush tries again
+                )
             finally:
                 job.flush.finish_over()
 

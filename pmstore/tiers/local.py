@@ -68,14 +68,12 @@ class _FileLock:
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise
-            raise TierError(
-                f"{path}: the lock of a tier is a file, and this is none: remove it"
-            ) from None
+            raise _no_lock(path) from None
         _file_locks[id(self)] = self
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            raise TierError(f"{path}: the lock of a tier is a file, and this is none: remove it")
+            raise _no_lock(path)
         if (
             access.exact
             and status.st_uid == os.geteuid()
@@ -111,6 +109,10 @@ class _FileLock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _no_lock(path: Path) -> TierError:
+    return TierError(f"{path}: the lock of a tier is a file, and this is none: remove it")
 
 
 def _close_in_child() -> None:

@@ -24,7 +24,7 @@ from pmstore.objects.containers import Group
 from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.flusher import Flusher, start_thread
-from pmstore.tiers.handle import Flush
+from pmstore.tiers.handle import Flush, time_left
 
 if TYPE_CHECKING:
     from pmstore.store import Store
@@ -247,9 +247,8 @@ class Tiers:
                 if not self._closed.is_set():
                     try:
                         warnings.warn(f"tier {name!r} cannot be flushed: {error}", stacklevel=1)
-                    except (
-                        Warning
-                    ):  # they are errors here; the next commits are to be flushed all the same
+                    # they are errors here; the next commits are to be flushed all the same
+                    except Warning:
                         threading.excepthook(
                             threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
                         )
@@ -265,12 +264,10 @@ class Tiers:
             return
         end = None if timeout is None else time.monotonic() + timeout
         for flusher in list(self._flushers.values()):
-            if not flusher.drain(None if end is None else max(0.0, end - time.monotonic())):
+            if not flusher.drain(time_left(end)):
                 raise TimeoutError(f"a flush to {flusher.name!r} is still under way")
         for flusher in list(self._flushers.values()):
-            if not flusher.drain_callbacks(
-                None if end is None else max(0.0, end - time.monotonic())
-            ):
+            if not flusher.drain_callbacks(time_left(end)):
                 raise TimeoutError(f"a callback of a flush to {flusher.name!r} is still under way")
         for flusher in list(self._flushers.values()):
             if flusher.last is not None:
@@ -346,8 +343,8 @@ def drain_all(timeout: float | None = None) -> None:
         if tiers._process != os.getpid():  # a fork child has none of the threads
             continue
         for flusher in list(tiers._flushers.values()):
-            if flusher.drain(None if end is None else max(0.0, end - time.monotonic())):
-                flusher.drain_callbacks(None if end is None else max(0.0, end - time.monotonic()))
+            if flusher.drain(time_left(end)):
+                flusher.drain_callbacks(time_left(end))
 
 
 _drained: Any = None

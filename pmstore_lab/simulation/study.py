@@ -75,9 +75,7 @@ def geometric_mean(values: Iterable[float]) -> float:
     return float(np.exp(np.mean(np.log(list(values)))))
 
 
-def scheduler(
-    policy: CommitPolicy | None, rate: float | Mapping[str, float] | None, **known: Any
-) -> Make:
+def scheduler(policy: CommitPolicy, rate: float | Mapping[str, float] | None, **known: Any) -> Make:
     """Makes one that knows the rate of failures, and the length of the job if that is told."""
 
     def make(
