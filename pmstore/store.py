@@ -395,9 +395,9 @@ class Store(Group):
     def hand_over(self, heir: Store) -> None:
         """To a store that takes this one's place with all that it holds: its history, and that
         tiers were added here. The latter is pending there."""
-        self.history.hand_over(heir.history)
         from pmstore.tiers.manager import hand_over
 
+        self.history.hand_over(heir.history)
         hand_over(self, heir)
 
     # ---- what it says of itself ----
