@@ -11,12 +11,11 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import LIMIT, NONE, Budget, Row, Target, TimeUp, report, summarize
-from pmstore.scheduler import CommitScheduler, LossFit, Young
+from pmstore.scheduler import CommitPolicy, CommitScheduler, ConvergenceAware, Known, LossFit, Young
 from pmstore_lab.simulation.curves import CURVES, noisy
 from pmstore_lab.simulation.study import FIGURES, Figure, Size
 
@@ -91,9 +90,9 @@ def _step_costs(rounds: int) -> list[Row]:
         CURVES["power law"].loss(np.linspace(0.0, 1.0, STEPS)), np.random.default_rng(0)
     ).tolist()
     ways: dict[str, Callable[[], CommitScheduler]] = {
-        "step, time": lambda: _idle(objective="time"),
-        "step, progress": lambda: _idle(objective="progress"),
-        "step, Young": lambda: _idle(policy=Young(1e-9)),
+        "step, time": lambda: _idle(ConvergenceAware("time", free_budget=0.0)),
+        "step, progress": lambda: _idle(ConvergenceAware("progress", free_budget=0.0)),
+        "step, Young": lambda: _idle(Young(1e-9)),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -116,18 +115,12 @@ def _step_costs(rounds: int) -> list[Row]:
     return [*rows, summarize("refit of the loss curve, at the job's end", case, NONE, refits)]
 
 
-def _idle(**options: Any) -> CommitScheduler:
+def _idle(policy: CommitPolicy) -> CommitScheduler:
     """A scheduler that has measured its commit and will not make another."""
-    scheduler = CommitScheduler(
-        {"tier": lambda: None},
-        total_steps=STEPS,
-        failure_rate_per_second=1e-9,
-        free_budget=0.0,
-        **options,
-    )
+    scheduler = CommitScheduler(policy, targets={"disk": lambda: None}, known=Known(STEPS, 1e-9))
     for _ in range(20):
         scheduler.step(10.0)
-    scheduler.tiers[0].cost.add(1e9)
-    scheduler.tiers[0].cost.add(1e9)
-    scheduler.tiers[0].price = 1e9
+    scheduler.targets[0].cost.add(1e9)
+    scheduler.targets[0].cost.add(1e9)
+    scheduler.targets[0].price = 1e9
     return scheduler

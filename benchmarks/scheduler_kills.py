@@ -72,27 +72,28 @@ def _child(config: dict[str, Any], say: Connection) -> None:
 
     import pmstore
     import pmstore.torch
-    from pmstore.scheduler import CheckFreq, CommitScheduler, EveryN, HazardModel, Young
+    from pmstore.scheduler import (
+        CheckFreq,
+        CommitScheduler,
+        ConvergenceAware,
+        EveryN,
+        HazardModel,
+        Known,
+        Young,
+    )
     from pmstore_lab.demo_trainer import Config, make_job, train_step
 
     job = make_job(Config(config["data"], config["store"], None, "file", config["steps"], SEED, 1))
     rate = 1.0 / config["mtbf"]
     with pmstore.open(config["store"], domain="file") as store:
-        tier = {"store": store.commit}
         policy = config["policy"]
-        options: dict[str, Any] = {
-            "store": store,
-            "total_steps": config["steps"],
-            "free_budget": 0.0,
-        }
         if policy["name"] in ("time", "progress"):
             # The prior's four hours are meant for failures that are hours apart: here they are
             # seconds apart.
             hazard = HazardModel(store, prior_seconds=2.0 * config["mtbf"])
-            known = rate if policy["rate"] else None
-            scheduler = CommitScheduler(
-                tier, policy["name"], failure_rate_per_second=known, hazard=hazard, **options
-            )
+            rule = ConvergenceAware(policy["name"], free_budget=0.0)
+            known = Known(config["steps"], rate if policy["rate"] else None, hazard)
+            scheduler = CommitScheduler(rule, store=store, known=known)
         else:
             rules = {
                 "EveryN": lambda: EveryN(policy["steps"]),
@@ -100,7 +101,7 @@ def _child(config: dict[str, Any], say: Connection) -> None:
                 "Young": lambda: Young(rate),
             }
             scheduler = CommitScheduler(
-                tier, policy=rules[policy["name"]](), failure_rate_per_second=rate, **options
+                rules[policy["name"]](), store=store, known=Known(config["steps"], rate)
             )
         run = pmstore.torch.attach(
             store,

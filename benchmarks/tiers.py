@@ -99,7 +99,7 @@ class Pmstore(Saver):
             self.store, model=self.trainer.model, optimizer=self.trainer.optimizer
         )
         self.step()
-        self.store.add_tier("disk", folder / "tier", keep=1)
+        self.store.add_tier("disk", pmstore.TierConfig(folder / "tier", keep=1))
         self.store.flush("disk", wait=True)
         self.done: list[Any] = []
 
@@ -133,7 +133,9 @@ class PmstoreRoomy(Pmstore):
 
     def __init__(self, size: int, folder: Path) -> None:
         super().__init__(size, folder)
-        self.store.add_tier("disk", folder / "tier", keep=1, memory=2 * self.trainer.bytes())
+        self.store.add_tier(
+            "disk", pmstore.TierConfig(folder / "tier", keep=1, memory=2 * self.trainer.bytes())
+        )
 
 
 class Dcp(Saver):
@@ -343,7 +345,7 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
         a = store.zeros("a", size, "uint8")
         a[:] = np.resize(block, size)
         store.commit()
-        store.add_tier("disk", disk / "tier", keep=1)
+        store.add_tier("disk", pmstore.TierConfig(disk / "tier", keep=1))
         chunks = size // (256 << 10)
         part = _random(-(-chunks // 100) * (256 << 10))
 
@@ -448,7 +450,7 @@ with pmstore.open(path, "w", size=3 * size, domain="process") as store:
         store[f"w{i}"] = np.random.default_rng(i).integers(0, 256, size // 8, np.uint8)
     store.commit()
     ranks = {"rank": rank, "world_size": world, "run": "bench", "replicated": ["w*"]}
-    store.add_tier("t", url, max_rate=rate or None, **ranks)
+    store.add_tier("t", pmstore.TierConfig(url, max_rate=rate or None, **ranks))
     print("ready", flush=True)
     sys.stdin.readline()
     stats = store.flush("t", wait=True).stats

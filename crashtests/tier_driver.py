@@ -72,7 +72,7 @@ def begin(path: Path, url: Path) -> pmstore.Store:
     store = pmstore.open(path, "w", domain="process", size="1MiB")
     store.zeros("hot", LENGTH)
     store.zeros("cold", LENGTH * 2)
-    store.add_tier("t", url, keep=2, chunk_bytes=CHUNK)
+    store.add_tier("t", pmstore.TierConfig(url, keep=2, chunk_bytes=CHUNK))
     one_step(store, 0)
     return store
 

@@ -117,7 +117,10 @@ def verify(folder: Path, acknowledged: int, steps: int) -> None:
         assert step <= found <= steps, f"step {found} was restored, {step} was acknowledged"
         if acknowledged % 3 == 0:  # and it goes on
             tier_driver.one_step(store, found + 1)
-            store.add_tier("t", folder / "deep" / "tier", keep=2, chunk_bytes=tier_driver.CHUNK)
+            store.add_tier(
+                "t",
+                pmstore.TierConfig(folder / "deep" / "tier", keep=2, chunk_bytes=tier_driver.CHUNK),
+            )
             store.commit()
             tier_driver.flush(store, folder / "deep" / "tier", folder / "last.pm")
 

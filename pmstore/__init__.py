@@ -59,6 +59,7 @@ from pmstore.store import Store, open
 
 if TYPE_CHECKING:
     from pmstore.formats import exchange, portable
+    from pmstore.tiers import TierConfig, epochs, restore
 
 __version__ = "0.1.0"
 
@@ -87,6 +88,7 @@ __all__ = [
     "Store",
     "StoreFullError",
     "StoreLockedError",
+    "TierConfig",
     "TierError",
     "Transaction",
     "TransactionError",
@@ -105,7 +107,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("restore", "epochs"):  # nor fsspec's and tiers' modules before they are used
+    if name in (
+        "TierConfig",
+        "restore",
+        "epochs",
+    ):  # nor fsspec's and tiers' modules before they are used
         return getattr(importlib.import_module("pmstore.tiers"), name)
     if name in ("torch", "scheduler"):  # import pmstore must not import torch
         return importlib.import_module(f"pmstore.{name}")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from weakref import WeakMethod, WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
+from pmstore.base.sizes import parse_size
 from pmstore.base.words import counted
 from pmstore.engine import _ffi
 from pmstore.engine._binding import Transaction
+from pmstore.engine.history import History
 from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.errors import (
     ClosedStoreError,
@@ -45,40 +46,6 @@ Domain = Literal["auto", "dax", "file", "process", "emulated"]
 _LEAVING_SECONDS = 10.0
 """That leaving the store's `with` waits for another thread's block. It ends: that thread may be
 waiting for this one."""
-
-_UNITS: dict[str, int] = {
-    "": 1,
-    "b": 1,
-    **{prefix + "b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")},
-    **{prefix + "ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")},
-}
-
-
-def parse_size(size: int | str | None, what: str = "size") -> int:
-    """Bytes of `4096`, `"4GiB"` (1024) or `"500 MB"` (1000); None is 0.
-
-    Raises: TypeError, ValueError.
-
-    >>> parse_size("4GiB"), parse_size("1.5 MB"), parse_size(None)
-    (4294967296, 1500000, 0)
-    """
-    if size is None:
-        return 0
-    if isinstance(size, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size)
-        if match is None or match[2].lower() not in _UNITS:
-            raise ValueError(
-                f"{what}={size!r} is not a size: use bytes, or a str like '500MB', '4GiB'"
-            )
-        unit = _UNITS[match[2].lower()]
-        bytes_ = round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-    elif isinstance(size, bool) or not hasattr(size, "__index__"):
-        raise TypeError(f"{what} is an int (bytes) or a str like '4GiB', not {type(size).__name__}")
-    else:
-        bytes_ = size.__index__()
-    if not 0 < bytes_ < 1 << 62:
-        raise ValueError(f"{what}={size!r} is not the size of a file")
-    return bytes_
 
 
 class Store(Group):
@@ -345,76 +312,29 @@ class Store(Group):
         return self._tiers
 
     def add_tier(
-        self,
-        name: str,
-        url: str | os.PathLike[str],
-        *,
-        keep: int | None = None,
-        every: int | None = None,
-        max_rate: int | str | None = None,
-        memory: int | str | None = None,
-        max_wait_seconds: float | None = 60.0,
-        stall_seconds: float | None = 300.0,
-        on_error: Literal["raise", "warn"] = "raise",
-        chunk_bytes: int = 256 << 10,
-        rank: int = 0,
-        world_size: int = 1,
-        run: str | None = None,
-        replicated: Sequence[str] = (),
-        mode: int | None = None,
-        storage_options: dict[str, Any] | None = None,
+        self, name: str, tier: TierConfig | str | os.PathLike[str], **fields: NoReturn
     ) -> None:
         """Adds a place that committed state is flushed to, or changes one. The store remembers it
         (from the next commit on).
+
+            store.add_tier("disk", "/mnt/checkpoints/run")
+            store.add_tier("s3", TierConfig("s3://bucket/run", keep=3, every=500))
 
         What it remembers counts where this file had the tier added, by this user. A store that was
         copied, restored or came from elsewhere names its tiers in a warning, and does not flush to
         them by itself: add them again, or `pmstore trust` it.
 
-        url: a local directory (remembered by its absolute path), or any URL of fsspec
-            ("s3://bucket/run"; `pip install 'pmstore[s3]'`); "{rank}" in it is the rank.
-            storage_options: for fsspec; not remembered, they may hold credentials.
-        keep: how many epochs stay; None: all. every: flushed by itself when so many commits have
-            been made since the last time.
-        max_rate: bytes a second; None: no limit.
-        memory: for content that commits change while a flush still needs it; None: a quarter of the
-            state. A commit that would need more waits for the flush, at most max_wait_seconds
-            (None: for ever); then the flush fails, not the commit. The flush's buffers, up to 16
-            MiB, come on top.
-        stall_seconds: a flush to a remote place without progress for so long fails.
-        on_error: what the next flush does about one that failed and that nobody was told of. (Those
-            that `every` or a scheduler begins warn, and go on.)
-        rank, world_size, run: of several ranks whose epochs belong together; run names what they
-            have in common.
-        mode: permissions of files in a local directory, such as 0o640, for those who share it,
-            whatever the umask; directories that are made let in whoever may read. None: files as
-            private as the store, directories 0o700.
-        replicated: patterns of names ("run/model/*") of arrays that are the same at all ranks: each
-            rank flushes its share.
+        tier: a URL or path alone is a `TierConfig` of it, with defaults for all else.
 
         Raises: TierError, ValueError, TypeError.
         """
-        from pmstore.tiers.backend import normal_url
-        from pmstore.tiers.config import TierConfig
-
-        config = TierConfig(
-            url=normal_url(url),
-            keep=keep,
-            every=every,
-            chunk_bytes=chunk_bytes,
-            max_bytes_per_second=parse_size(max_rate, "max_rate"),
-            memory_bytes=parse_size(memory, "memory"),
-            max_wait_seconds=max_wait_seconds,
-            stall_seconds=stall_seconds,
-            on_error=on_error,
-            rank=rank,
-            world_size=world_size,
-            run=run,
-            replicated=replicated,
-            mode=mode,
-            storage_options=storage_options,
-        )
-        self._open_tiers().add(self, name, config)
+        if fields:
+            given = ", ".join(f"{field}=..." for field in fields)
+            raise TypeError(
+                f"fields of a tier go into its TierConfig: store.add_tier({name!r}, "
+                f"pmstore.TierConfig(url, {given}))"
+            )
+        self._open_tiers().add(self, name, tier)
 
     def remove_tier(self, name: str) -> None:
         """Forgets a tier, after its flush under way. What is in it stays.
@@ -464,6 +384,21 @@ class Store(Group):
         """
         if self._tiers is not None:
             self._tiers.drain(timeout)
+
+    # ---- what belongs to this file, not to what is in it ----
+
+    @property
+    def history(self) -> History:
+        """How the runs that had the store open ended. No roll back touches it."""
+        return History(self._core.pool)
+
+    def hand_over(self, heir: Store) -> None:
+        """To a store that takes this one's place with all that it holds: its history, and that
+        tiers were added here. The latter is pending there."""
+        from pmstore.tiers.manager import hand_over
+
+        self.history.hand_over(heir.history)
+        hand_over(self, heir)
 
     # ---- what it says of itself ----
 

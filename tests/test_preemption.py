@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pmstore
-from pmstore.scheduler import CommitScheduler, EveryN, HazardModel, PreemptionGuard
+from pmstore.scheduler import CommitScheduler, EveryN, HazardModel, Known, PreemptionGuard
 from pmstore_lab.simulation import Clock
 from pmstore_lab.simulation.notices import notice_trials
 
@@ -18,24 +18,28 @@ NEVER = 1 << 40
 
 
 class Loop:
-    """Iterations of 1 s and tiers in simulated time."""
+    """Iterations of 1 s and targets in simulated time."""
 
     def __init__(self, guard: PreemptionGuard | None = None, **costs: float) -> None:
         self.clock = Clock()
         self.commits: list[tuple[float, str]] = []
-        tiers = {
-            name: self._tier(name, seconds) for name, seconds in (costs or {"disk": 0.5}).items()
+        targets = {
+            name: self._target(name, seconds) for name, seconds in (costs or {"disk": 0.5}).items()
         }
         self.scheduler = CommitScheduler(
-            tiers, policy=EveryN(NEVER), failure_rate_per_second=0.0, clock=self.clock, guard=guard
+            EveryN(NEVER),
+            targets=targets,
+            clock=self.clock,
+            known=Known(failure_rate_per_second=0.0),
+            guard=guard,
         )
         for _ in range(20):
             self.step()
-        for name in tiers:
+        for name in targets:
             self.scheduler.commit(name)
         self.commits.clear()
 
-    def _tier(self, name: str, seconds: float):  # type: ignore[no-untyped-def]
+    def _target(self, name: str, seconds: float):  # type: ignore[no-untyped-def]
         def commit() -> None:
             self.clock.now += seconds
             self.commits.append((self.clock.now, name))
@@ -81,18 +85,18 @@ def test_no_iteration_is_begun_that_could_not_be_committed() -> None:
     assert len(loop.commits) == 1
 
 
-@pytest.mark.parametrize(("seconds", "tier"), [(300.0, "remote"), (20.0, "disk"), (1.2, "disk")])
-def test_the_highest_tier_that_fits(seconds: float, tier: str) -> None:
+@pytest.mark.parametrize(("seconds", "target"), [(300.0, "remote"), (20.0, "disk"), (1.2, "disk")])
+def test_the_highest_target_that_fits(seconds: float, target: str) -> None:
     loop = Loop(disk=0.5, remote=60.0)
     guard = loop.scheduler.guard = PreemptionGuard(signals=(), clock=loop.clock)
     guard.notify(seconds + 1.0)
     loop.step()
-    assert loop.commits[0][1] == tier
+    assert loop.commits[0][1] == target
 
 
-def test_a_named_tier() -> None:
+def test_a_named_target() -> None:
     loop = Loop(disk=0.5, remote=6.0)
-    loop.scheduler.guard = PreemptionGuard(60.0, signals=(), tier="disk", clock=loop.clock)
+    loop.scheduler.guard = PreemptionGuard(60.0, signals=(), target="disk", clock=loop.clock)
     loop.scheduler.guard.notify()
     loop.step()
     assert loop.commits[0][1] == "disk"
@@ -113,9 +117,7 @@ def test_sigterm_only_sets_a_flag_and_handlers_come_back(shm: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pmstore.open(shm / "run.pm") as store, PreemptionGuard(notice_seconds=0.3) as guard:
         data = store.zeros("data", 1)
-        scheduler = CommitScheduler(
-            {"store": store.commit}, policy=EveryN(NEVER), store=store, guard=guard
-        )
+        scheduler = CommitScheduler(EveryN(NEVER), store=store, guard=guard)
         for _ in range(20):
             data[0] += 1
             time.sleep(0.001)

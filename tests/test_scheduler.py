@@ -27,18 +27,17 @@ from pmstore.scheduler import (
     EveryStep,
     HazardModel,
     IterationTimer,
+    Known,
     LossFit,
-    Replay,
     TerminationModel,
     Young,
-    store_tiers,
 )
 from pmstore_lab.simulation.driver import Clock
 from pmstore_lab.simulation.optimum import best_integer
 
 
 class Bench:
-    """A loop of iterations of `iteration` seconds with tiers whose commits take `costs`."""
+    """A loop of iterations of `iteration` seconds with targets whose commits take `costs`."""
 
     def __init__(self, iteration: float = 1.0, **costs: float) -> None:
         self.clock = Clock()
@@ -47,16 +46,31 @@ class Bench:
         self.commits: list[tuple[int, str]] = []
         self.steps = 0
 
-    def tier(self, name: str) -> Any:
+    def target(self, name: str) -> Any:
         def commit() -> None:
             self.clock.now += self.costs[name]
             self.commits.append((self.steps, name))
 
         return commit
 
-    def scheduler(self, *args: Any, **options: Any) -> CommitScheduler:
+    def scheduler(
+        self,
+        objective: Any = "time",
+        total_steps: int | None = None,
+        *,
+        policy: CommitPolicy | None = None,
+        free_budget: float = 0.001,
+        max_overhead: float | None = None,
+        dirty_bytes: Any = None,
+        **known: Any,
+    ) -> CommitScheduler:
+        rule = ConvergenceAware(objective, free_budget=free_budget, max_overhead=max_overhead)
         return CommitScheduler(
-            {name: self.tier(name) for name in self.costs}, *args, clock=self.clock, **options
+            policy or rule,
+            targets={name: self.target(name) for name in self.costs},
+            clock=self.clock,
+            dirty_bytes=dirty_bytes,
+            known=Known(total_steps, **known),
         )
 
     def run(self, scheduler: CommitScheduler, steps: int, loss: Any = None) -> list[int]:
@@ -108,9 +122,9 @@ def test_a_decision_tells_why() -> None:
     bench.run(scheduler, 100)
     nothing = scheduler.step()
     assert not nothing
-    assert nothing.tier is None
+    assert nothing.target is None
     first, second = list(scheduler.decisions)[:2]
-    assert (first.tier, first.reason) == ("store", "to measure its cost")
+    assert (first.target, first.reason) == ("store", "to measure its cost")
     assert math.isnan(first.cost)
     assert second
     assert second.reason == "risk reached the price"
@@ -121,28 +135,26 @@ def test_a_decision_tells_why() -> None:
         bench.commits[1][0],
         pytest.approx(bench.commits[1][0]),
     )
-    replayed = Bench(1.0, store=0.5)
-    replayed.run(replayed.scheduler(policy=Replay((d.step, 0) for d in scheduler.decisions)), 100)
-    assert replayed.commits == bench.commits[: len(replayed.commits)]
+    assert [(d.step, d.target) for d in scheduler.decisions] == bench.commits
 
 
 def test_a_failing_commit_is_passed_on_and_tried_again() -> None:
     bench = Bench(1.0, store=0.5)
     scheduler = bench.scheduler(failure_rate_per_second=0.01, free_budget=0)
     bench.run(scheduler, 10)
-    commit = scheduler.tiers[0].commit
+    commit = scheduler.targets[0].commit
 
     def fail() -> None:
         raise OSError("disk on fire")
 
-    scheduler.tiers[0].commit = fail
+    scheduler.targets[0].commit = fail
     with pytest.raises(OSError, match="on fire"):
         bench.run(scheduler, 100)
-    work = scheduler.tiers[0].work
+    work = scheduler.targets[0].work
     assert work >= 9
     with pytest.raises(OSError, match="on fire"):
         bench.run(scheduler, 1)
-    scheduler.tiers[0].commit = commit
+    scheduler.targets[0].commit = commit
     assert bench.run(scheduler, 1) == [bench.steps]
 
 
@@ -168,29 +180,32 @@ def test_one_commit_at_a_time_is_in_the_background_and_its_slowdown_is_learned()
         return Background(bench, 20.0)
 
     scheduler = CommitScheduler(
-        {"disk": commit}, clock=bench.clock, failure_rate_per_second=0.005, free_budget=0
+        ConvergenceAware(free_budget=0),
+        targets={"disk": commit},
+        clock=bench.clock,
+        known=Known(failure_rate_per_second=0.005),
     )
     for _ in range(2000):
         bench.clock.now += 1.25 if launched and bench.clock.now < launched[-1] + 20 else 1.0
         bench.steps += 1
         scheduler.step()
     assert np.diff(launched).min() >= 20.0
-    cost = scheduler.tiers[0].cost
+    cost = scheduler.targets[0].cost
     assert cost.blocking() == pytest.approx(1.0)
     assert cost.background == pytest.approx(20.0, abs=1.5)
     assert cost.slowdown == pytest.approx(0.2, abs=0.03)
-    assert scheduler.tiers[0].price == pytest.approx(5.0, abs=0.8)
+    assert scheduler.targets[0].price == pytest.approx(5.0, abs=0.8)
 
 
 def test_paused_time_is_at_risk_but_no_work() -> None:
     bench = Bench(1.0)
     scheduler = bench.scheduler(failure_rate_per_second=1e-3, free_budget=0)
     bench.run(scheduler, 10)
-    work, risk = scheduler.tiers[0].work, scheduler.tiers[0].risk
+    work, risk = scheduler.targets[0].work, scheduler.targets[0].risk
     with scheduler.paused():
         bench.clock.now += 100.0
-    assert scheduler.tiers[0].work == work
-    assert scheduler.tiers[0].risk == pytest.approx(risk + 0.1 * work)
+    assert scheduler.targets[0].work == work
+    assert scheduler.targets[0].risk == pytest.approx(risk + 0.1 * work)
     scheduler.step()
     assert scheduler.timer.mean == pytest.approx(1.0, rel=0.2)
 
@@ -241,13 +256,22 @@ def test_coci_depends_on_the_unit_of_time() -> None:
         lambda: CheckFreq(0),
         lambda: COCI(decay_per_second=1.0),
         lambda: ConvergenceAware("speed"),  # type: ignore[arg-type]
-        lambda: CommitScheduler({}),
-        lambda: CommitScheduler({"a": int}, "speed"),  # type: ignore[arg-type]
+        lambda: CommitScheduler(targets={}),
+        lambda: CommitScheduler(),
+        lambda: CommitScheduler(tiers=["disk"]),
+        lambda: CommitScheduler(tiers=["disk"], targets={"a": int}),
+        lambda: CommitScheduler(targets={f"{i}": int for i in range(9)}),
     ],
 )
 def test_arguments_that_mean_nothing_raise_at_once(make: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         make()
+
+
+def test_what_is_no_policy() -> None:
+    for given in ("speed", {"store": int}):
+        with pytest.raises(TypeError, match="a rule, such as"):
+            CommitScheduler(given, targets={"a": int})  # type: ignore[arg-type]
 
 
 # ---- models
@@ -451,7 +475,11 @@ def test_state_commits_with_the_users(shm: Path) -> None:
                 store.commit()
 
             scheduler = CommitScheduler(
-                {"store": commit}, "progress", 400, 0.01, clock=bench.clock, store=store
+                ConvergenceAware("progress"),
+                store=store,
+                targets={"store": commit},
+                clock=bench.clock,
+                known=Known(400, 0.01),
             )
             found = scheduler.steps
             assert data[0] == found
@@ -472,7 +500,7 @@ def test_state_commits_with_the_users(shm: Path) -> None:
     _, committed, first = open_and_run(103)
     found, _, second = open_and_run(0)
     assert found == committed
-    assert second.tiers[0].cost.price() == pytest.approx(0.5)
+    assert second.targets[0].cost.price() == pytest.approx(0.5)
     assert second.timer.mean == pytest.approx(first.timer.mean, rel=0.01)
     assert second.weight == pytest.approx(first.weight, rel=0.1)
     assert second.work_seconds == pytest.approx(committed)
@@ -523,12 +551,10 @@ def test_lengths_of_earlier_runs(shm: Path) -> None:
         ):
             bench = Bench(1.0)
             scheduler = CommitScheduler(
-                {"s": store.commit},
-                "explore",
-                total,
-                0.1,
-                clock=bench.clock,
+                ConvergenceAware("explore"),
                 store=store,
+                clock=bench.clock,
+                known=Known(total, 0.1),
                 run=f"r{number}",
             )
             bench.run(scheduler, steps, 1.0)
@@ -536,19 +562,19 @@ def test_lengths_of_earlier_runs(shm: Path) -> None:
                 scheduler.commit()
             else:
                 store.commit()  # reached its end, and the program commits
-        last = CommitScheduler({"s": store.commit}, "explore", 1000, store=store, run="next")
+        last = CommitScheduler(
+            ConvergenceAware("explore"), store=store, known=Known(1000), run="next"
+        )
         assert last.termination.rate == pytest.approx(2 / 1450)
-        assert CommitScheduler(
-            {"s": store.commit}, store=store, run="r0"
-        ).termination.rate == pytest.approx(1 / 1350)
+        assert CommitScheduler(store=store, run="r0").termination.rate == pytest.approx(1 / 1350)
 
 
-def test_another_number_of_tiers_starts_anew(shm: Path) -> None:
+def test_another_number_of_targets_starts_anew(shm: Path) -> None:
     with pmstore.open(shm / "tiers.pm") as store:
         bench = Bench(1.0)
-        bench.run(CommitScheduler({"a": store.commit}, clock=bench.clock, store=store), 50)
+        bench.run(CommitScheduler(store=store, clock=bench.clock), 50)
         two = CommitScheduler(
-            {"a": store.commit, "b": store.commit}, clock=bench.clock, store=store
+            store=store, targets={"a": store.commit, "b": store.commit}, clock=bench.clock
         )
         assert two.steps == 0
         bench.run(two, 10)
@@ -569,7 +595,9 @@ def test_a_loop_in_the_style_of_scikit_learn(shm: Path) -> None:
         with pmstore.open(path) as store:
             centres = store.require("centres", (3, 2), "float64")
             done = store.require("done", (1,), "int64")
-            scheduler = CommitScheduler({"store": store.commit}, "balanced", 60, 10.0, store=store)
+            scheduler = CommitScheduler(
+                ConvergenceAware("balanced"), store=store, known=Known(60, 10.0)
+            )
             assert scheduler.steps == done[0]
             start = np.array(centres) if done[0] else "k-means++"
             model = MiniBatchKMeans(3, init=start, n_init=1, random_state=0)
@@ -602,19 +630,22 @@ def test_a_commit_that_failed_in_the_background_saved_nothing(kind: str) -> None
         return futures[-1]
 
     scheduler = CommitScheduler(
-        {"disk": commit}, policy=EveryN(10), failure_rate_per_second=0.01, clock=bench.clock
+        EveryN(10),
+        targets={"disk": commit},
+        clock=bench.clock,
+        known=Known(failure_rate_per_second=0.01),
     )
     bench.run(scheduler, 15)
-    assert scheduler.tiers[0].work == 5.0
+    assert scheduler.targets[0].work == 5.0
     if kind == "future":
         futures[0].set_exception(OSError("gone"))
     else:
         futures[0].error, futures[0].done = OSError("gone"), True
     with pytest.warns(RuntimeWarning, match="failed in the background and is tried again: gone"):
         bench.run(scheduler, 1)
-    tier = scheduler.tiers[0]
-    assert (tier.work, tier.steps) == (16.0, 16)
-    assert tier.risk == pytest.approx(0.01 * sum(range(1, 17)))
+    target = scheduler.targets[0]
+    assert (target.work, target.steps) == (16.0, 16)
+    assert target.risk == pytest.approx(0.01 * sum(range(1, 17)))
     bench.run(scheduler, 4)
     assert len(futures) == 2
 
@@ -624,12 +655,12 @@ def test_flushes_to_a_real_tier(shm: Path) -> None:
         store.add_tier("disk", str(shm / "tier"))
         data = store.zeros("data", 1000)
         scheduler = CommitScheduler(
-            store_tiers(store, "disk"), policy=None, failure_rate_per_second=50.0, store=store
+            store=store, tiers=["disk"], known=Known(failure_rate_per_second=50.0)
         )
         for _ in range(400):
             data += 1
             scheduler.step()
-        flushed = [decision for decision in scheduler.decisions if decision.tier == "disk"]
+        flushed = [decision for decision in scheduler.decisions if decision.target == "disk"]
         assert flushed
         store.commit()
         store.drain()
@@ -637,7 +668,10 @@ def test_flushes_to_a_real_tier(shm: Path) -> None:
     with pmstore.open(shm / "copy.pm") as copy:
         value = copy["data"][0]
         assert (copy["data"] == value).all()
-        assert CommitScheduler({"store": copy.commit, "x": copy.commit}, store=copy).steps == value
+        assert (
+            CommitScheduler(store=copy, targets={"store": copy.commit, "x": copy.commit}).steps
+            == value
+        )
 
 
 @pytest.mark.parametrize("place", range(0, 60, 3))
@@ -646,7 +680,9 @@ def test_a_damaged_state_starts_anew(shm: Path, place: int, value: float) -> Non
     with pmstore.open(shm / "damaged.pm") as store:
         bench = Bench(1.0)
         bench.run(
-            CommitScheduler({"a": store.commit}, "progress", 500, clock=bench.clock, store=store),
+            CommitScheduler(
+                ConvergenceAware("progress"), store=store, clock=bench.clock, known=Known(500)
+            ),
             50,
             2.0,
         )
@@ -654,7 +690,7 @@ def test_a_damaged_state_starts_anew(shm: Path, place: int, value: float) -> Non
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             scheduler = CommitScheduler(
-                {"a": store.commit}, "progress", 500, clock=bench.clock, store=store
+                ConvergenceAware("progress"), store=store, clock=bench.clock, known=Known(500)
             )
             assert scheduler.steps in (0, 1, 50) or place == 2
             bench.run(scheduler, 100, 2.0)
@@ -664,13 +700,13 @@ def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
     with pmstore.open(shm / "early.pm") as store:
         bench = Bench(1.0)
         scheduler = CommitScheduler(
-            {"a": store.commit}, "progress", 500, clock=bench.clock, store=store, policy=None
+            ConvergenceAware("progress"), store=store, clock=bench.clock, known=Known(500)
         )
         for i in range(3):
             bench.run(scheduler, 1, 3.0 - i)
         store.rollback()
         scheduler.rolled_back()
-        assert (scheduler.steps, scheduler.fit._rows, scheduler.tiers[0].work) == (0, [], 0.0)
+        assert (scheduler.steps, scheduler.fit._rows, scheduler.targets[0].work) == (0, [], 0.0)
         bench.run(scheduler, 20, 1.0)
         store.rollback()
         scheduler.rolled_back()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pmstore.scheduler import CommitScheduler, EverySeconds, Young
+from pmstore.scheduler import EverySeconds, Young
 from pmstore_lab.simulation import (
     COSTS,
     CURVES,
@@ -36,7 +36,7 @@ from pmstore_lab.simulation.failures import (
     trace,
     weibull,
 )
-from pmstore_lab.simulation.study import FIGURES, Size
+from pmstore_lab.simulation.study import FIGURES, Size, scheduler
 
 METRICS: tuple[Metric, ...] = ("time", "value", "progress", "termination")
 SIZE = (
@@ -114,11 +114,7 @@ def test_the_driver_agrees_with_the_exact_price() -> None:
     )
     job = Job(cell, 0, noise=(0.0, 0.0))
 
-    def run(**options: object) -> CommitScheduler:
-        return CommitScheduler(
-            policy=EverySeconds(20.0), failure_rate_per_second=cell.rate, **options
-        )  # type: ignore[arg-type]
-
+    run = scheduler(EverySeconds(20.0), cell.rate)
     expected = Segments(cell, "time").total(job.run(run).commits)
     found = [
         job.run(run, poisson(np.random.default_rng(s), cell.mtbf, 20000.0)).overhead
@@ -184,9 +180,7 @@ def test_a_failing_job_ends_and_repeats_itself() -> None:
     cell = Cell(replace(COSTS["disk"], job=1800.0), CURVES["staircase"], 300.0)
     failures = poisson(np.random.default_rng(3), cell.mtbf, 36000.0)
 
-    def run(**options: object) -> CommitScheduler:
-        return CommitScheduler(policy=Young(cell.rate), **options)  # type: ignore[arg-type]
-
+    run = scheduler(Young(cell.rate), None)
     first, second = (Job(cell, 1).run(run, failures) for _ in range(2))
     assert first.failures > 2
     assert first.commits == second.commits

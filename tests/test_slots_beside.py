@@ -49,7 +49,9 @@ def test_a_flush_keeps_the_version_that_steps_replace(
     """Both slots are written again and again while a slow flush reads the version before: it is
     copied, or the step waits."""
     w = made["w"]
-    made.add_tier("tier", f"file://{tmp_path}/tier", memory=memory, max_rate="20MB")
+    made.add_tier(
+        "tier", pmstore.TierConfig(f"file://{tmp_path}/tier", memory=memory, max_rate="20MB")
+    )
     made.commit()
     for round_ in range(3):
         flush = made.flush("tier")

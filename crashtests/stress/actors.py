@@ -580,7 +580,7 @@ class Flusher(Actor):
     """Flushes to a tier, restores from it, and checks what came back."""
 
     def create(self, store: Any) -> None:
-        store.add_tier("stress", self.life.plan.folder / "tier", keep=2)
+        store.add_tier("stress", pmstore.TierConfig(self.life.plan.folder / "tier", keep=2))
 
     def check(self, store: Any, first: bool) -> None:
         if first and self.random.random() < 0.3 and self.words[FIRST]:

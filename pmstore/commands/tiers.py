@@ -154,7 +154,7 @@ def flush(
                     warnings.simplefilter("ignore")  # what it says was said
                 handle = store.flush(name, wait=True, progress=bar)
             assert handle.stats is not None
-            ended.append((store.tiers[name].url, handle.epoch, handle.stats))
+            ended.append((store.tiers[name].place, handle.epoch, handle.stats))
     if as_json:
         typer.echo(
             json.dumps(
@@ -252,8 +252,8 @@ def epochs(
     Example: pmstore epochs --verify /mnt/checkpoints/run
     """
     from pmstore import tiers
-    from pmstore.tiers.backend import open_places
     from pmstore.tiers.patience import STALL_SECONDS, Patience
+    from pmstore.tiers.places import open_places
     from pmstore.tiers.reading import verify as read_all
 
     with _told():

@@ -100,10 +100,6 @@ def _rewrite(
     old: Store, new_path: Path, room: tuple[float, int], progress: Callable[[int, int], None] | None
 ) -> tuple[bool, int]:
     """Whether the new file had to grow, and its bytes. Everything is durable on return."""
-    # import pmstore needs neither the scheduler nor tiers
-    from pmstore.scheduler.hazard import hand_over
-    from pmstore.tiers.manager import hand_over as hand_over_tiers
-
     info, stats = old._core.pool.info, old.stats()
     size = max(
         _ffi.MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * 4096)
@@ -118,8 +114,7 @@ def _rewrite(
     ) as new:
         begun = new.stats().file_bytes
         _copy(old, new, stats.used_bytes, progress)
-        hand_over(old, new)
-        hand_over_tiers(old, new)
+        old.hand_over(new)
         was, now = old.check(), new.check()
         if now.problems or (was.names, was.groups, was.lists) != (now.names, now.groups, now.lists):
             raise CorruptStoreError(

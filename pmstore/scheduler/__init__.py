@@ -1,8 +1,9 @@
-"""When to commit, and to which tier: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
+"""When to commit, and to which target: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
 and the measurements."""
 
 from pmstore.scheduler.cost import CostModel
 from pmstore.scheduler.hazard import HazardModel
+from pmstore.scheduler.known import Known
 from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.policies import (
     COCI,
@@ -14,13 +15,12 @@ from pmstore.scheduler.policies import (
     EverySeconds,
     EveryStep,
     Objective,
-    OneTier,
-    Replay,
+    OneTarget,
     Young,
 )
 from pmstore.scheduler.preemption import PreemptionGuard
 from pmstore.scheduler.scheduler import CommitScheduler
-from pmstore.scheduler.target import Decision, Target, store_tiers
+from pmstore.scheduler.target import Decision, Target
 from pmstore.scheduler.termination import TerminationModel
 from pmstore.scheduler.timer import IterationTimer
 
@@ -38,13 +38,12 @@ __all__ = [
     "EveryStep",
     "HazardModel",
     "IterationTimer",
+    "Known",
     "LossFit",
     "Objective",
-    "OneTier",
+    "OneTarget",
     "PreemptionGuard",
-    "Replay",
     "Target",
     "TerminationModel",
     "Young",
-    "store_tiers",
 ]

@@ -1,4 +1,4 @@
-"""What a commit to a tier costs."""
+"""What a commit to a target costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CostModel"]
 
 
 class CostModel:
-    """Seconds that a commit to one tier takes from the training: C_eff = blocking + slowdown x
+    """Seconds that a commit to one target takes from the training: C_eff = blocking + slowdown x
     background.
 
     Blocking time is a fixed part plus one for each dirty byte, by least squares with a forgetting

@@ -12,12 +12,17 @@ from pmstore.scheduler.loss_fit import LossFit
 
 if TYPE_CHECKING:
     from pmstore import Store
+    from pmstore.scheduler.scheduler import CommitScheduler
 
-__all__ = ["Memory"]
+__all__ = ["HUGE", "Memory", "pack", "unpack"]
 
+HUGE = 1e50
+"""No loss; its square would overflow."""
 _GROUP = "pmstore.scheduler"
 _RUNS = 256
-_PER_TIER = 13
+_FORMAT = 1.0
+_PER_TARGET = 3 + 10
+_HEAD = 4 + 4
 
 
 class Memory:
@@ -30,10 +35,10 @@ class Memory:
     is flushed.
     """
 
-    def __init__(self, store: Store, run: str, tiers: int) -> None:
+    def __init__(self, store: Store, run: str, targets: int) -> None:
         self._store = store
         self._run = run
-        self._size = 1 + 8 + _PER_TIER * tiers + LossFit.state_size()
+        self._size = 1 + _HEAD + _PER_TARGET * targets + LossFit.state_size()
         self._key = float(zlib.crc32(run.encode()) + 1)
         self._open()
 
@@ -51,7 +56,7 @@ class Memory:
             or stored.shape != shape
             or stored.dtype != np.float64
         ):
-            del self._store[path]  # of another number of tiers, or another version
+            del self._store[path]  # of another number of targets, or another version
         return self._store.require(path, shape, "float64")
 
     def read(self) -> list[float] | None:
@@ -97,3 +102,35 @@ class Memory:
             for key, seconds, done in self._runs
             if key not in (0.0, self._key)
         ]
+
+
+def pack(scheduler: CommitScheduler) -> list[float]:
+    """What a commit of the user's state has to hold for the scheduler to go on from it."""
+    head = [_FORMAT, float(scheduler.steps), scheduler.work_seconds, float(scheduler.losses_seen)]
+    targets = [
+        value
+        for target in scheduler.targets
+        for value in (target.work, target.risk, float(target.steps), *target.cost.state())
+    ]
+    return [*head, *targets, *scheduler.timer.state(), *scheduler.fit.state()]
+
+
+def unpack(scheduler: CommitScheduler, state: list[float]) -> bool:
+    """False, and nothing done: it is of another version.
+
+    Raises: ValueError, OverflowError, IndexError: numbers that `pack` never gives.
+    """
+    if state[0] != _FORMAT:
+        return False
+    if not all(-HUGE < value < HUGE for value in state if value == value) or not state[1] >= 0.0:
+        raise ValueError("numbers that no scheduler writes")
+    scheduler.steps, scheduler.work_seconds = int(state[1]), state[2]
+    scheduler.losses_seen = int(state[3])
+    at = 4
+    for target in scheduler.targets:
+        target.work, target.risk, target.steps = state[at], state[at + 1], int(state[at + 2])
+        target.cost.restore(state[at + 3 : at + _PER_TARGET])
+        at += _PER_TARGET
+    scheduler.timer.restore(state[at : at + 4])
+    scheduler.fit.restore(state[at + 4 :], scheduler.steps)
+    return True

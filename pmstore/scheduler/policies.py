@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import warnings
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ __all__ = [
     "EverySeconds",
     "EveryStep",
     "Objective",
-    "OneTier",
-    "Replay",
+    "OneTarget",
     "Young",
 ]
 
@@ -35,8 +34,8 @@ class CommitPolicy(Protocol):
     chooses.
 
     What it may look at: `steps`, `work_seconds`, `elapsed_seconds`, `loss`, `timer`, `hazard`, and
-    for each of `tiers` `work` (seconds of it since that tier's last commit), `risk`, `price` (C_eff
-    in seconds; NaN before the first commit), `steps` (since the last commit).
+    for each of `targets` `work` (seconds of it since that target's last commit), `risk`, `price`
+    (C_eff in seconds; NaN before the first commit), `steps` (since the last commit).
 
     A rule keeps no state of its own that a roll back would have to undo.
     """
@@ -45,7 +44,7 @@ class CommitPolicy(Protocol):
     """Of the last decision to commit, for the log."""
 
     def decide(self, scheduler: CommitScheduler) -> int:
-        """The number of the tier that commits now; -1: none. Called at the end of every step."""
+        """The number of the target that commits now; -1: none. Called at the end of every step."""
         ...
 
 
@@ -55,12 +54,12 @@ def _positive(value: float, what: str) -> float:
     return float(value)
 
 
-class OneTier:
-    """A rule about the first tier alone. `pmstore.torch.attach(tiers=...)` then flushes the others
-    beside its commits."""
+class OneTarget:
+    """A rule about the first target alone. `pmstore.torch.attach(tiers=...)` then flushes to the
+    tiers beside its commits."""
 
 
-class EveryN(OneTier):
+class EveryN(OneTarget):
     """Commits every `steps` steps, counted from the start of the run, not of the process."""
 
     def __init__(self, steps: int) -> None:
@@ -83,7 +82,7 @@ class EveryStep(EveryN):
         super().__init__(1)
 
 
-class EverySeconds(OneTier):
+class EverySeconds(OneTarget):
     """Commits when that much work is at stake."""
 
     def __init__(self, seconds: float) -> None:
@@ -91,10 +90,10 @@ class EverySeconds(OneTier):
         self.reason = f"every {seconds:g} s"
 
     def decide(self, scheduler: CommitScheduler) -> int:
-        return 0 if scheduler.tiers[0].work >= self.seconds else NEVER
+        return 0 if scheduler.targets[0].work >= self.seconds else NEVER
 
 
-class _Interval(OneTier):
+class _Interval(OneTarget):
     """Commits every `interval` seconds of work; the interval follows from a cost that is fixed or
     measured.
 
@@ -119,15 +118,15 @@ class _Interval(OneTier):
         raise NotImplementedError
 
     def decide(self, scheduler: CommitScheduler) -> int:
-        tier = scheduler.tiers[0]
-        cost = tier.price if self._cost is None else self._cost
+        target = scheduler.targets[0]
+        cost = target.price if self._cost is None else self._cost
         if cost != cost:  # nothing measured yet
             return 0 if scheduler.timer.warm else NEVER
         rate = scheduler.hazard_rate if self._rate is None else self._rate
         if rate <= 0.0:
             return NEVER
         # To the nearest whole iteration: half of one early is as good as half of one late.
-        return 0 if tier.work + scheduler.timer.mean / 2.0 >= self.interval(cost, rate) else NEVER
+        return 0 if target.work + scheduler.timer.mean / 2.0 >= self.interval(cost, rate) else NEVER
 
 
 class Young(_Interval):
@@ -156,7 +155,7 @@ class Daly(_Interval):
         return math.sqrt(2.0 * cost * mean) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - cost
 
 
-class CheckFreq(OneTier):
+class CheckFreq(OneTarget):
     """Spends a fixed share of the running time on commits (3.5 % by default), whatever the failure
     rate.
 
@@ -171,14 +170,14 @@ class CheckFreq(OneTier):
         self.overhead = _positive(overhead, "overhead")
 
     def decide(self, scheduler: CommitScheduler) -> int:
-        tier, mean = scheduler.tiers[0], scheduler.timer.mean
-        if tier.price != tier.price:
+        target, mean = scheduler.targets[0], scheduler.timer.mean
+        if target.price != target.price:
             return 0 if scheduler.timer.warm else NEVER
-        iterations = math.ceil(tier.price / (self.overhead * mean)) if mean > 0.0 else 1
-        return 0 if tier.steps >= max(iterations, 1) else NEVER
+        iterations = math.ceil(target.price / (self.overhead * mean)) if mean > 0.0 else 1
+        return 0 if target.steps >= max(iterations, 1) else NEVER
 
 
-class COCI(OneTier):
+class COCI(OneTarget):
     """Commits at equal drops of a loss curve exp(a t + b), as published. A baseline: its interval
     depends on the unit of time.
 
@@ -226,24 +225,24 @@ class COCI(OneTier):
         return (1.0 - math.exp(a * cost)) * (1.0 / (2.0 * rate) - 1.0 / (2.0 * a))
 
     def decide(self, scheduler: CommitScheduler) -> int:
-        tier = scheduler.tiers[0]
-        if tier.price != tier.price:
+        target = scheduler.targets[0]
+        if target.price != target.price:
             return 0 if scheduler.timer.warm else NEVER
         rate = scheduler.hazard_rate if self._rate is None else self._rate
         if rate <= 0.0:
             return NEVER
         now = scheduler.work_seconds
         fallen = self.level * (
-            math.exp(self.decay * (now - tier.work)) - math.exp(self.decay * now)
+            math.exp(self.decay * (now - target.work)) - math.exp(self.decay * now)
         )
-        return 0 if fallen >= self.drop(tier.price, rate) else NEVER
+        return 0 if fallen >= self.drop(target.price, rate) else NEVER
 
 
 class ConvergenceAware:
     """The scheduler's own rule: commit when the accumulated risk reaches the price.
 
-    At every step, for each tier, A += h dt (work since its commit, this iteration included); the
-    highest tier with A >= C commits, and it resets those below. For constant costs and h = lambda
+    At every step, for each target, A += h dt (work since its commit, this iteration included); the
+    highest target with A >= C commits, and it resets those below. For constant costs and h = lambda
     this is the best integer number of iterations; it follows costs and rates that drift.
     `objective` says what h is:
 
@@ -273,7 +272,14 @@ class ConvergenceAware:
                 f"objective={objective!r}: use 'time', 'balanced', 'progress' or 'explore'"
             )
         self.objective: Objective = objective
-        self.free_budget = free_budget if free_budget >= 0.0 else 0.0
+        if not 0.0 <= free_budget < math.inf:
+            warnings.warn(
+                f"pmstore scheduler: free_budget={free_budget!r} is no share: 0 is used",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            free_budget = 0.0
+        self.free_budget = free_budget
         self.max_overhead = (
             max_overhead if max_overhead is not None and max_overhead > 0.0 else None
         )
@@ -284,7 +290,7 @@ class ConvergenceAware:
         return self.objective != "time"
 
     def hazard(self, rate: float, weight: float, termination: float) -> float:
-        """h per second for a tier whose failures come at `rate`."""
+        """h per second for a target whose failures come at `rate`."""
         if self.objective == "time":
             return rate
         if self.objective == "balanced":
@@ -294,34 +300,19 @@ class ConvergenceAware:
         return rate + termination * weight
 
     def decide(self, scheduler: CommitScheduler) -> int:
-        for tier in scheduler.tiers_down:
-            price = tier.price
-            if tier.handle is not None:
+        for target in scheduler.targets_down:
+            price = target.price
+            if target.handle is not None:
                 continue
             if price != price:
                 if scheduler.timer.warm:
                     self.reason = "to measure its cost"
-                    return tier.number
-            elif tier.work >= tier.least_work and tier.work >= tier.retry_work:
-                if tier.risk >= price:
+                    return target.number
+            elif target.work >= target.least_work and target.work >= target.retry_work:
+                if target.risk >= price:
                     self.reason = "risk reached the price"
-                    return tier.number
-                if tier.work >= tier.free_work:
+                    return target.number
+                if target.work >= target.free_work:
                     self.reason = "free budget"
-                    return tier.number
+                    return target.number
         return NEVER
-
-
-class Replay:
-    """Commits at the steps of an earlier run's decisions, to look at that run again.
-
-    decisions: of `CommitScheduler.decisions`, or (step, tier number) pairs.
-    """
-
-    reason = "replay"
-
-    def __init__(self, decisions: Iterable[tuple[int, int]]) -> None:
-        self._tiers = dict(decisions)
-
-    def decide(self, scheduler: CommitScheduler) -> int:
-        return self._tiers.get(scheduler.steps, NEVER)

@@ -29,7 +29,7 @@ class PreemptionGuard:
     `scheduler.stopping` tells the loop that the last one has been made.
 
         with PreemptionGuard(notice_seconds=30) as guard:
-            scheduler = CommitScheduler({"store": store.commit}, guard=guard)
+            scheduler = CommitScheduler(store=store, guard=guard)
             for batch in batches:
                 scheduler.step(train(batch))
                 if scheduler.stopping:
@@ -40,7 +40,7 @@ class PreemptionGuard:
         signals: to take; none outside the main thread. The handlers of before come back when the
             block is left.
         deadline_file, deadline: looked at once a second at most.
-        tier: to commit to; None: the highest whose commits are known to fit into the time.
+        target: to commit to; None: the highest whose commits are known to fit into the time.
         margin: what the last commit may take beyond the slowest seen, as a share of it.
     """
 
@@ -51,12 +51,12 @@ class PreemptionGuard:
         signals: Iterable[int] = (signal.SIGTERM,),
         deadline_file: str | os.PathLike[str] | None = None,
         deadline: Callable[[], float | None] | None = None,
-        tier: str | None = None,
+        target: str | None = None,
         margin: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.notice_seconds = notice_seconds
-        self.tier = tier
+        self.target = target
         self.margin = margin
         self.first = True
         self.finished = False
@@ -117,18 +117,18 @@ class PreemptionGuard:
         included."""
         return max(cost.p99, cost.largest) * (1.0 + self.margin) + cost.background
 
-    def tier_for(self, tiers: Sequence[Target], now: float) -> Target:
-        for tier in reversed(tiers):
-            if self.tier is not None:
-                if tier.name == self.tier:
-                    return tier
+    def target_for(self, targets: Sequence[Target], now: float) -> Target:
+        for target in reversed(targets):
+            if self.target is not None:
+                if target.name == self.target:
+                    return target
             elif (
-                tier.handle is None
-                and tier.cost.count
-                and self.last_commit(tier.cost) <= self.time_left(now)
+                target.handle is None
+                and target.cost.count
+                and self.last_commit(target.cost) <= self.time_left(now)
             ):
-                return tier
-        return tiers[0]
+                return target
+        return targets[0]
 
     # ---- signals
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pmstore.scheduler.cost import CostModel
+from pmstore.scheduler.hazard import TARGETS_MAX
 
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["NOTHING", "Decision", "Target", "error_of", "is_done", "store_tiers"]
+__all__ = ["NOTHING", "Decision", "Target", "commits_of", "error_of", "is_done", "store_targets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,11 @@ class Decision:
     """What a step decided, and from what. True if it commits.
 
     Attributes:
-        tier: that committed; None: none did.
+        target: that committed; None: none did.
         reason: in words; "" without a commit.
-        risk: expected seconds lost to failures since the tier's last commit, that a commit now
+        risk: expected seconds lost to failures since the target's last commit, that a commit now
             ends.
-        cost: C_eff of the tier's commit as expected before it, in seconds; NaN where nothing was
+        cost: C_eff of the target's commit as expected before it, in seconds; NaN where nothing was
             known.
         hazard: h, failures per second, weighted as the objective says.
         weight: w, density of progress; 1.0 where it is unknown or of no interest.
@@ -34,7 +35,7 @@ class Decision:
         step: finished steps of the run. seconds: of work done.
     """
 
-    tier: str | None
+    target: str | None
     reason: str
     risk: float
     cost: float
@@ -45,61 +46,41 @@ class Decision:
     seconds: float = 0.0
 
     def __bool__(self) -> bool:
-        return self.tier is not None
+        return self.target is not None
 
 
 NOTHING = Decision(None, "", 0.0, math.nan, 0.0, 1.0, 0.0)
 """What a step without a commit returns: one for all."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Target:
-    """One destination of commits, as the scheduler sees it.
+    """One destination of commits, as the scheduler sees it. Seconds."""
 
-    Attributes:
-        number: 0 for the first (fastest), upward.
-        work, steps: seconds of work and steps since its last commit. risk: accumulated since then,
-            in seconds.
-        price: C_eff now; NaN before the first commit. handle: of the commit that is being written
-            in the background, or None.
-        free_work, least_work: seconds of work from which a commit is free, and before which none is
-            allowed.
-        retry_work: seconds of work before which one that failed in the background is not tried
-            again.
-        hazard: h per second.
-    """
-
-    __slots__ = (
-        "commit",
-        "cost",
-        "free_work",
-        "handle",
-        "hazard",
-        "launched",
-        "least_work",
-        "name",
-        "number",
-        "price",
-        "retry_work",
-        "risk",
-        "stake",
-        "steps",
-        "work",
-    )
-
-    def __init__(self, number: int, name: str, commit: Callable[[], object]) -> None:
-        self.number = number
-        self.name = name
-        self.commit = commit
-        self.cost = CostModel()
-        self.work = self.risk = self.hazard = 0.0
-        self.steps = 0
-        self.price = math.nan
-        self.free_work = math.inf
-        self.least_work = self.retry_work = 0.0
-        self.handle: Any = None
-        self.launched = 0.0
-        # work, risk and steps that the commit in the background will have saved
-        self.stake = (0.0, 0.0, 0)
+    number: int
+    """0 for the first (fastest), upward."""
+    name: str
+    commit: Callable[[], object]
+    cost: CostModel = field(default_factory=CostModel)
+    work: float = 0.0
+    """Since its last commit, as are `steps` and the `risk` that has accumulated."""
+    steps: int = 0
+    risk: float = 0.0
+    hazard: float = 0.0
+    """h per second."""
+    price: float = math.nan
+    """C_eff now; NaN before the first commit."""
+    free_work: float = math.inf
+    """Work from which a commit is free."""
+    least_work: float = 0.0
+    """Work before which none is allowed."""
+    retry_work: float = 0.0
+    """Work before which one that failed in the background is not tried again."""
+    handle: Any = None
+    """Of the commit that is being written in the background."""
+    launched: float = 0.0
+    stake: tuple[float, float, int] = (0.0, 0.0, 0)
+    """Work, risk and steps that the commit in the background will have saved."""
 
     def reset(self) -> None:
         self.work = self.risk = self.retry_work = 0.0
@@ -108,8 +89,8 @@ class Target:
     def put_back(self) -> None:
         """The commit in the background failed: what it was to save is at stake as before.
 
-        It is tried again an interval later, sqrt(2 C_eff / h): a tier that is away costs no more
-        than one that is there.
+        It is tried again an interval later, sqrt(2 C_eff / h): a target that is away costs no
+        more than one that is there.
         """
         work, risk, steps = self.stake
         self.risk += risk + self.hazard * work * self.work
@@ -146,24 +127,44 @@ def error_of(handle: Any) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-def store_tiers(store: Store, *names: str) -> dict[str, Callable[[], object]]:
-    """Tiers for a scheduler: the store's own commit, as "store", and flushes to the store's tiers
-    `names`, nearest first.
+def store_targets(store: Store, *tiers: str) -> dict[str, Callable[[], object]]:
+    """The store's own commit, as "store", and flushes to tiers of the store, nearest first.
 
     A flush commits the store first, so that it takes what is there now.
 
-    Raises: ValueError for a name given twice, and for "store".
+    Raises: ValueError for a tier given twice, and for "store".
     """
-    if len({"store", *names}) <= len(names):
+    if len({"store", *tiers}) <= len(tiers):
         raise ValueError(
-            f"{names}: each tier once, and none named 'store', which is the store's own commit"
+            f"{tiers}: each tier once, and none named 'store', which is the store's own commit"
         )
 
-    def flush(name: str) -> Callable[[], object]:
+    def flush(tier: str) -> Callable[[], object]:
         def run() -> object:
             store.commit()
-            return store.flush(name)
+            return store.flush(tier)
 
         return run
 
-    return {"store": store.commit, **{name: flush(name) for name in names}}
+    return {"store": store.commit, **{tier: flush(tier) for tier in tiers}}
+
+
+def commits_of(
+    store: Store | None, tiers: Sequence[str], targets: Mapping[str, Callable[[], object]] | None
+) -> Mapping[str, Callable[[], object]]:
+    """What a scheduler was told to commit to.
+
+    Raises: ValueError.
+    """
+    if tiers and (store is None or targets is not None):
+        raise ValueError(
+            f"tiers={tiers!r} are of store=, beside its own commit: give store=, and no targets="
+        )
+    if targets is None:
+        targets = {} if store is None else store_targets(store, *tiers)
+    if not 1 <= len(targets) <= TARGETS_MAX:
+        raise ValueError(
+            f"what to commit to: store= or targets=, from 1 to {TARGETS_MAX} of them, fastest "
+            f"first, not {len(targets)}"
+        )
+    return targets

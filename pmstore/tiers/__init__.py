@@ -1,6 +1,6 @@
 """Asynchronous tiers: committed state flows to disk and remote storage while training goes on.
 
-    store.add_tier("disk", "/mnt/checkpoints/run", keep=3)
+    store.add_tier("disk", TierConfig("/mnt/checkpoints/run", keep=3))
     store.flush("disk")  # returns at once; the last commit is written in the background
     pmstore.restore("run.pm", "/mnt/checkpoints/run")
 

@@ -2,56 +2,81 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Literal
 
+from pmstore.base.sizes import parse_size
 from pmstore.engine.snapshot import PAGE_BYTES
 from pmstore.tiers.manifest import RUN, WORLD_MOST
+from pmstore.tiers.places import normal_url
 
 __all__ = ["TierConfig"]
 
-KEYS = (
-    "url",
-    "keep",
-    "every",
-    "chunk_bytes",
-    "max_bytes_per_second",
-    "memory_bytes",
-    "max_wait_seconds",
-    "stall_seconds",
-    "on_error",
-    "rank",
-    "world_size",
-    "run",
-    "replicated",
-    "mode",
-)
+_SIZES = {"max_rate": "max_bytes_per_second", "memory": "memory_bytes"}
+"""Fields that the store remembers as bytes, 0 for None, under another name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """See `Store.add_tier` for the fields."""
+    """A tier: where committed state is flushed to, and how. For `Store.add_tier`.
 
-    url: str
+    What is given in several ways is kept in one: `url` of a local directory as its absolute path,
+    sizes as bytes.
+
+    Raises: ValueError, TypeError.
+
+    >>> tier = TierConfig("file:///mnt/run", keep=3, max_rate="100MB")
+    >>> tier.url, tier.max_rate
+    ('/mnt/run', 100000000)
+    """
+
+    url: str | os.PathLike[str]
+    """A local directory, or any URL of fsspec ("s3://bucket/run"; `pip install 'pmstore[s3]'`).
+    "{rank}" in it is the rank."""
+    _: KW_ONLY
     keep: int | None = None
+    """How many epochs stay; None: all."""
     every: int | None = None
-    chunk_bytes: int = 256 << 10
-    max_bytes_per_second: int = 0
-    memory_bytes: int = 0
+    """Flushed by itself when so many commits have been made since the last time; None: when it is
+    asked for."""
+    max_rate: int | str | None = None
+    """Bytes a second, as a number or "100MB"; None: no limit."""
+    memory: int | str | None = None
+    """Bytes, as a number or "1GiB", for content that commits change while a flush still needs it;
+    None: a quarter of the state. A commit that would need more waits for the flush, at most
+    `max_wait_seconds`; then the flush fails, not the commit. The flush's buffers, up to 16 MiB,
+    come on top."""
     max_wait_seconds: float | None = 60.0
+    """None: for ever."""
     stall_seconds: float | None = 300.0
-    on_error: str = "raise"
+    """A flush to a remote place without progress for so long fails; None: it never does."""
+    on_error: Literal["raise", "warn"] = "raise"
+    """What the next flush does about one that failed and that nobody was told of. (Those that
+    `every` or a scheduler begins warn, and go on.)"""
+    chunk_bytes: int = 256 << 10
+    """State is compared and written in pieces of so many bytes: a multiple of 4096."""
     rank: int = 0
+    """Which of several ranks this is, whose epochs belong together."""
     world_size: int = 1
+    """How many ranks there are."""
     run: str | None = None
+    """What the epochs of all ranks have in common; None, for one rank: the store's uuid."""
     replicated: Sequence[str] = ()
+    """Patterns of names ("run/model/*") of arrays that are the same at all ranks: each rank
+    flushes its share."""
     mode: int | None = None
+    """Permissions of files in a local directory, such as 0o640, for those who share it, whatever
+    the umask; directories that are made let in whoever may read. None: files as private as the
+    store, directories 0o700."""
     storage_options: dict[str, Any] | None = None
-    """Not kept in the store: it may hold credentials."""
+    """For fsspec. Not remembered by the store: it may hold credentials."""
 
     def __post_init__(self) -> None:
-
+        object.__setattr__(self, "url", normal_url(self.url))
+        for name in _SIZES:
+            object.__setattr__(self, name, parse_size(getattr(self, name), name) or None)
         if isinstance(self.replicated, (str, bytes)) or not all(
             isinstance(one, str) for one in self.replicated
         ):
@@ -59,7 +84,7 @@ class TierConfig:
                 f"replicated={self.replicated!r}: a list of patterns, such as ['run/model/*']"
             )
         object.__setattr__(self, "replicated", tuple(self.replicated))
-        for name in ("chunk_bytes", "max_bytes_per_second", "memory_bytes", "rank", "world_size"):
+        for name in ("chunk_bytes", "rank", "world_size"):
             if type(getattr(self, name)) is not int:
                 raise TypeError(f"{name}={getattr(self, name)!r}: an int")
         for name in ("max_wait_seconds", "stall_seconds"):
@@ -97,9 +122,6 @@ class TierConfig:
                 "with several ranks, run= names what their epochs have in common: give all of them "
                 "the same"
             )
-        for name in ("max_bytes_per_second", "memory_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is not negative")
 
     def _check_seconds(self, name: str) -> None:
         value = getattr(self, name)
@@ -109,19 +131,41 @@ class TierConfig:
         if value is not None and not least <= value <= 1e9:
             raise ValueError(f"{name}={value!r}: at least {least} seconds, or None for no limit")
 
+    @property
+    def place(self) -> str:
+        """The URL, as it is kept."""
+        return os.fspath(self.url)
+
+    @property
+    def max_bytes_per_second(self) -> int:
+        """0: no limit."""
+        return parse_size(self.max_rate)
+
+    @property
+    def memory_bytes(self) -> int:
+        """0: a quarter of the state."""
+        return parse_size(self.memory)
+
     def to_value(self) -> dict[str, Any]:
         """What is kept in the store."""
-        return {
-            **{key: asdict(self)[key] for key in KEYS if key != "replicated"},
-            "replicated": list(self.replicated),
-        }
+        value = {key: getattr(self, key) for key in _KEYS.values()}
+        return {**value, "replicated": list(self.replicated)}
 
     @classmethod
     def from_value(cls, value: Any) -> TierConfig:
         """Raises: ValueError, TypeError."""
         if not isinstance(value, dict) or "url" not in value:
             raise ValueError("not the description of a tier")
-        return cls(**{key: value[key] for key in KEYS if key in value})
+        for key in _SIZES.values():
+            if type(value.get(key, 0)) is not int:
+                raise TypeError(f"{key}={value[key]!r}: an int")
+        given = {name: value[key] for name, key in _KEYS.items() if key in value}
+        return cls(**{name: one for name, one in given.items() if one or name not in _SIZES})
 
-    def with_options(self, storage_options: dict[str, Any] | None) -> TierConfig:
-        return replace(self, storage_options=storage_options)
+
+_KEYS = {
+    field.name: _SIZES.get(field.name, field.name)
+    for field in fields(TierConfig)
+    if field.name != "storage_options"
+}
+"""By field: its name in what the store remembers."""

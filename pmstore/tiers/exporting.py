@@ -17,9 +17,9 @@ import numpy as np
 from pmstore.errors import CorruptStoreError, TierError
 from pmstore.objects import array
 from pmstore.objects.array import Descriptor
-from pmstore.tiers.backend import open_places
 from pmstore.tiers.image import Image, Stored
 from pmstore.tiers.patience import STALL_SECONDS, Patience
+from pmstore.tiers.places import open_places
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, list_epochs
 from pmstore.tiers.restoring import choose
 

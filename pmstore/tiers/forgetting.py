@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pmstore.errors import TierError
-from pmstore.tiers.backend import RANK, Backend, Lock, open_places
+from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
+from pmstore.tiers.places import RANK, open_places
 
 __all__ = ["Retention"]
 
@@ -58,9 +59,9 @@ class Retention:
         for found in replaced:
             self._backend.delete(str(found))
         if self._config.keep is not None:
-            everywhere = RANK in self._config.url
+            everywhere = RANK in self._config.place
             places = (
-                open_places(self._config.url, self._config.storage_options)
+                open_places(self._config.place, self._config.storage_options)
                 if everywhere
                 else self._backend
             )

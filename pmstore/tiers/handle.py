@@ -85,6 +85,11 @@ def telling(
         teller.join()
 
 
+def time_left(end: float | None) -> float | None:
+    """Seconds until `time.monotonic()` reaches end; None: no limit."""
+    return None if end is None else max(0.0, end - time.monotonic())
+
+
 _calling = threading.local()
 """on: this thread is in somebody's callback, and must not wait for callbacks to return."""
 
@@ -216,7 +221,7 @@ class Flush:
                 f"the flush of epoch {self.epoch} to {self.tier!r} is at {self.progress:.0%}"
             )
         if self._teller is not None and not _in_callback():
-            self._teller.join(None if end is None else max(0.0, end - time.monotonic()))
+            self._teller.join(time_left(end))
         self.raise_once(again=True)
         return self
 

@@ -23,8 +23,8 @@ from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.objects.containers import Group
 from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.handle import Flush
-from pmstore.tiers.writer import Writer, start_thread
+from pmstore.tiers.flusher import Flusher, start_thread
+from pmstore.tiers.handle import Flush, time_left
 
 if TYPE_CHECKING:
     from pmstore.store import Store
@@ -46,7 +46,7 @@ class Tiers:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._process = os.getpid()
-        self._writers: dict[str, Writer] = {}
+        self._flushers: dict[str, Flusher] = {}
         self._configs: dict[str, TierConfig] = {}
         # those that this file had not added here, and that nobody named since it was opened
         self._strange: set[str] = set()
@@ -92,7 +92,7 @@ class Tiers:
             "somebody else)"
         )
         remedy = (
-            f"To flush to it, store.add_tier({name!r}, url, ...), or `pmstore trust {path}`; else "
+            f"To flush to it, store.add_tier({name!r}, ...), or `pmstore trust {path}`; else "
             f"store.remove_tier({name!r})"
         )
         if what == "every":
@@ -131,25 +131,26 @@ class Tiers:
             store[f"{GROUP}/{name}"] = trust.seal(self._pool.info, name, store[f"{GROUP}/{name}"])
             self._strange.discard(name)
 
-    def add(self, store: Store, name: str, config: TierConfig) -> None:
+    def add(self, store: Store, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
+        config = tier if isinstance(tier, TierConfig) else TierConfig(tier)
         if not name or "/" in name:
             raise ValueError(f"{name!r} is no name of a tier: it is not empty and has no '/'")
         self._require()
         with self._lock:
-            writer = Writer(name, config, self._pool)
+            flusher = Flusher(name, config, self._pool)
             value = trust.seal(
                 self._pool.info, name, {**config.to_value(), "uuid": self._pool.info.uuid.hex()}
             )
             if store.mode != "r" and store.get(f"{GROUP}/{name}") != value:
                 store[f"{GROUP}/{name}"] = value  # first: there may be no room
-            before = self._writers.get(name)
+            before = self._flushers.get(name)
             if before is not None:
                 before.drain(None)
                 before.close()
             self._seen.setdefault(name, self._pool.epoch())
             self._configs[name] = config
             self._strange.discard(name)
-            self._writers[name] = writer
+            self._flushers[name] = flusher
         if before is not None:
             before.drain_callbacks(None)  # without the lock: they may want it
         _install_sigterm()
@@ -164,13 +165,13 @@ class Tiers:
                 del store[f"{GROUP}/{name}"]  # first: it may be open for reading
             del self._configs[name]
             self._strange.discard(name)
-            writer = self._writers.get(name)
-            if writer is not None:
-                writer.drain(None)
-                writer.close()
-                del self._writers[name]
-        if writer is not None:
-            writer.drain_callbacks(None)  # without the lock: they may want it
+            flusher = self._flushers.get(name)
+            if flusher is not None:
+                flusher.drain(None)
+                flusher.close()
+                del self._flushers[name]
+        if flusher is not None:
+            flusher.drain_callbacks(None)  # without the lock: they may want it
 
     @property
     def configs(self) -> Mapping[str, TierConfig]:
@@ -189,7 +190,7 @@ class Tiers:
 
     # ---- flushing ----
 
-    def writer(self, name: str) -> Writer:
+    def flusher(self, name: str) -> Flusher:
         with self._lock:
             if name not in self._configs:
                 there = ", ".join(map(repr, self._configs)) or "none"
@@ -197,15 +198,15 @@ class Tiers:
                     f"{self._pool.path}: there is no tier {name!r} (there are: {there}). "
                     "store.add_tier adds one"
                 )
-            if name not in self._writers:
-                self._writers[name] = Writer(name, self._configs[name], self._pool)
-            return self._writers[name]
+            if name not in self._flushers:
+                self._flushers[name] = Flusher(name, self._configs[name], self._pool)
+            return self._flushers[name]
 
     def idle(self, name: str) -> bool:
         """While old epochs are deleted a flush would only pin its commit, and wait."""
         self._require()
         self._take_up(name)
-        last = self.writer(name).last
+        last = self.flusher(name).last
         return last is None or last.over
 
     def flush(
@@ -214,7 +215,7 @@ class Tiers:
         self._require()
         self._take_up(name)
         with self._lock:
-            return self.writer(name).flush(full, progress)
+            return self.flusher(name).flush(full, progress)
 
     def _watch(self) -> None:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have
@@ -235,20 +236,19 @@ class Tiers:
             if not config.every or name in self._strange or epoch - seen[name] < config.every:
                 continue
             try:
-                writer = self.writer(name)
-                if writer.last is None or writer.last.over:
+                flusher = self.flusher(name)
+                if flusher.last is None or flusher.last.over:
                     # after a failure, too, the next try is `every` commits later
                     seen[name] = epoch
-                    writer.warn_untold()
+                    flusher.warn_untold()
                     self.flush(name, False)
             except Exception as error:  # a thread has nobody to raise to
                 seen[name] = epoch
                 if not self._closed.is_set():
                     try:
                         warnings.warn(f"tier {name!r} cannot be flushed: {error}", stacklevel=1)
-                    except (
-                        Warning
-                    ):  # they are errors here; the next commits are to be flushed all the same
+                    # they are errors here; the next commits are to be flushed all the same
+                    except Warning:
                         threading.excepthook(
                             threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
                         )
@@ -263,17 +263,15 @@ class Tiers:
         if os.getpid() != self._process:
             return
         end = None if timeout is None else time.monotonic() + timeout
-        for writer in list(self._writers.values()):
-            if not writer.drain(None if end is None else max(0.0, end - time.monotonic())):
-                raise TimeoutError(f"a flush to {writer.name!r} is still under way")
-        for writer in list(self._writers.values()):
-            if not writer.drain_callbacks(
-                None if end is None else max(0.0, end - time.monotonic())
-            ):
-                raise TimeoutError(f"a callback of a flush to {writer.name!r} is still under way")
-        for writer in list(self._writers.values()):
-            if writer.last is not None:
-                writer.last.raise_once()
+        for flusher in list(self._flushers.values()):
+            if not flusher.drain(time_left(end)):
+                raise TimeoutError(f"a flush to {flusher.name!r} is still under way")
+        for flusher in list(self._flushers.values()):
+            if not flusher.drain_callbacks(time_left(end)):
+                raise TimeoutError(f"a callback of a flush to {flusher.name!r} is still under way")
+        for flusher in list(self._flushers.values()):
+            if flusher.last is not None:
+                flusher.last.raise_once()
 
     def close(self) -> None:
         """Ends regular flushing, waits for what is under way. In a fork child nothing happens: its
@@ -284,21 +282,21 @@ class Tiers:
         if self._watcher is not None and not self._watcher.current:
             self._watcher.join()
         with self._lock:  # nobody begins another flush
-            for writer in list(self._writers.values()):
-                writer.drain(None)
-            for writer in list(self._writers.values()):
-                writer.close()
-        for writer in list(self._writers.values()):
-            writer.drain_callbacks(None)  # without the lock: they may want it
-            writer.warn_untold()
+            for flusher in list(self._flushers.values()):
+                flusher.drain(None)
+            for flusher in list(self._flushers.values()):
+                flusher.close()
+        for flusher in list(self._flushers.values()):
+            flusher.drain_callbacks(None)  # without the lock: they may want it
+            flusher.warn_untold()
 
     def abandon(self) -> None:
         """After a `close` that an interrupt ended: without waiting, so that the tiers are free for
         the next store."""
         if os.getpid() == self._process:
             self._closed.set()
-            for writer in list(self._writers.values()):
-                writer.abandon()
+            for flusher in list(self._flushers.values()):
+                flusher.abandon()
 
 
 def _remembered(store: Store) -> list[str]:
@@ -344,9 +342,9 @@ def drain_all(timeout: float | None = None) -> None:
     for tiers in alive(_all):
         if tiers._process != os.getpid():  # a fork child has none of the threads
             continue
-        for writer in list(tiers._writers.values()):
-            if writer.drain(None if end is None else max(0.0, end - time.monotonic())):
-                writer.drain_callbacks(None if end is None else max(0.0, end - time.monotonic()))
+        for flusher in list(tiers._flushers.values()):
+            if flusher.drain(time_left(end)):
+                flusher.drain_callbacks(time_left(end))
 
 
 _drained: Any = None

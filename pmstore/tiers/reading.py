@@ -14,8 +14,9 @@ import numpy as np
 from pmstore.engine import snapshot
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.tiers import sharding
-from pmstore.tiers.backend import Backend, Places
+from pmstore.tiers.backend import Backend
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
+from pmstore.tiers.places import Places
 
 __all__ = ["BrokenEpochError", "EpochInfo", "list_epochs"]
 

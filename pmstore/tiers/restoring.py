@@ -22,11 +22,12 @@ from pmstore.engine._ffi import DOMAINS
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.objects.array import Array
-from pmstore.tiers.backend import LocalBackend, open_file, open_places
 from pmstore.tiers.handle import telling
 from pmstore.tiers.jobs import Jobs
+from pmstore.tiers.local import LocalBackend, open_file
 from pmstore.tiers.manifest import Manifest
 from pmstore.tiers.patience import STALL_SECONDS, Patience
+from pmstore.tiers.places import open_places
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
 
 __all__ = ["RestoreReport", "choose", "epochs", "restore"]

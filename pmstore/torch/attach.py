@@ -81,8 +81,8 @@ def attach(
             be iterated again.
         policy: when to commit: a rule of `pmstore.scheduler` (EveryN, Young,
             ConvergenceAware("time"), ...), for which a scheduler is made that keeps its state in
-            this store; or a CommitScheduler of your own, whose tiers call `store.commit`; None: at
-            every step.
+            this store; or a CommitScheduler of your own, whose targets call `store.commit`; None:
+            at every step.
         tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest
             first. With `ConvergenceAware` the scheduler decides when, for each; with another rule
             of pmstore or none, each is flushed after a commit whenever it is idle (after one with

@@ -13,7 +13,7 @@ import torch
 from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
-from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTier, store_tiers
+from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTarget
 from pmstore.torch import rng
 from pmstore.torch.errors import AttachError, records
 from pmstore.torch.gradients import GradientKeeper
@@ -266,19 +266,17 @@ class Run:
         """Puts a policy in charge of the commits. A rule gets a scheduler, which chooses among the
         tiers if the rule can."""
         tiers = tuple(tier for tier in tiers if not self._store.tiers[tier].every)
-        if policy is None or isinstance(policy, OneTier):
+        if policy is None or isinstance(policy, OneTarget):
             self._tiers, tiers = tiers, ()
         if isinstance(policy, CommitScheduler):
-            unknown = set(tiers) - {tier.name for tier in policy.tiers}
+            unknown = set(tiers) - {target.name for target in policy.targets}
             if unknown:
                 raise AttachError(
-                    f"the scheduler has no tier {min(unknown)!r}: make it with store_tiers(store, "
-                    f"{min(unknown)!r})"
+                    f"the scheduler has no tier {min(unknown)!r}: make it with "
+                    f"CommitScheduler(policy, store=store, tiers=[{min(unknown)!r}])"
                 )
         elif policy is not None:
-            policy = CommitScheduler(
-                store_tiers(self._store, *tiers), policy=policy, store=self._store, run=self.name
-            )
+            policy = CommitScheduler(policy, store=self._store, tiers=tiers, run=self.name)
             self._lays_plans = True
         self._scheduler = policy
         if policy is not None:

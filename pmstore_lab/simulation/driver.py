@@ -13,10 +13,10 @@ from pmstore.scheduler import CommitScheduler
 from pmstore_lab.simulation.cells import Cell
 from pmstore_lab.simulation.curves import noisy
 
-__all__ = ["Clock", "Disk", "Job", "Outcome"]
+__all__ = ["Clock", "Disk", "Job", "Make", "Outcome"]
 
 Make = Callable[..., CommitScheduler]
-"""Called with tiers= and clock= (and total_steps=)."""
+"""Called with targets=, clock= and total_steps=."""
 
 
 class Clock:
@@ -45,8 +45,8 @@ class _Writing:
 
 
 class Disk:
-    """A tier: its commit blocks, and goes on in the background. `factor` scales its cost; noise is
-    log-normal."""
+    """A target: its commit blocks, and goes on in the background. `factor` scales its cost; noise
+    is log-normal."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Job:
         pending = iter([*failures, math.inf])
         failure = next(pending)
         while True:
-            scheduler = make(tiers={"disk": disk.commit}, clock=clock, total_steps=n)
+            scheduler = make(targets={"disk": disk.commit}, clock=clock, total_steps=n)
             if saved[1] is not None:
                 scheduler.restore(saved[1])
             at = saved[0]
@@ -202,6 +202,6 @@ class Job:
             at += 1
             if at in lr:
                 scheduler.learning_rate(lr[at])
-            if step(losses[at - 1]).tier is not None:
+            if step(losses[at - 1]).target is not None:
                 return at
         return at

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pmstore.scheduler import CommitScheduler, EveryN, PreemptionGuard
+from pmstore.scheduler import CommitScheduler, EveryN, Known, PreemptionGuard
 from pmstore_lab.simulation.driver import Clock
 
 __all__ = ["NoticeTrials", "notice_trials"]
@@ -59,7 +59,7 @@ def notice_trials(
         ends.append(clock.now)
 
     scheduler = CommitScheduler(
-        {"tier": save}, policy=EveryN(1), failure_rate_per_second=0.0, clock=clock
+        EveryN(1), targets={"disk": save}, clock=clock, known=Known(failure_rate_per_second=0.0)
     )
     for i in range(60):
         clock.now += times[i]

@@ -8,7 +8,7 @@ it made is priced by `Segments`, as the optimum is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,22 +17,23 @@ import numpy as np
 from pmstore.scheduler import (
     COCI,
     CheckFreq,
+    CommitPolicy,
     CommitScheduler,
+    ConvergenceAware,
     HazardModel,
+    Known,
     Objective,
     TerminationModel,
     Young,
 )
 from pmstore_lab.simulation.cells import COSTS, HOUR, MTBF_HOURS, Cell, cells
 from pmstore_lab.simulation.curves import CURVES
-from pmstore_lab.simulation.driver import Clock, Job
+from pmstore_lab.simulation.driver import Clock, Job, Make
 from pmstore_lab.simulation.failures import poisson
 from pmstore_lab.simulation.notices import notice_trials
 from pmstore_lab.simulation.optimum import EARLY, Metric, Segments, best_integer, optimum
 
 __all__ = ["FIGURES", "Figure", "Size", "geometric_mean", "policies"]
-
-Make = Callable[..., CommitScheduler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +75,27 @@ def geometric_mean(values: Iterable[float]) -> float:
     return float(np.exp(np.mean(np.log(list(values)))))
 
 
+def scheduler(policy: CommitPolicy, rate: float | Mapping[str, float] | None, **known: Any) -> Make:
+    """Makes one that knows the rate of failures, and the length of the job if that is told."""
+
+    def make(
+        targets: Mapping[str, Callable[[], object]], clock: Clock, total_steps: int | None = None
+    ) -> CommitScheduler:
+        return CommitScheduler(
+            policy, targets=targets, clock=clock, known=Known(total_steps, rate, **known)
+        )
+
+    return make
+
+
 def known(cell: Cell, objective: Objective, **options: Any) -> Make:
     """The scheduler with the true failure rate. Without a free budget: that spends wall time on
     purpose."""
-    return lambda **job: CommitScheduler(
-        objective=objective, failure_rate_per_second=cell.rate, free_budget=0.0, **options, **job
-    )
+    return scheduler(ConvergenceAware(objective, free_budget=0.0), cell.rate, **options)
 
 
-def ruled(cell: Cell, policy: Any) -> Make:
-    return lambda **job: CommitScheduler(policy=policy, failure_rate_per_second=cell.rate, **job)
+def ruled(cell: Cell, policy: CommitPolicy) -> Make:
+    return scheduler(policy, cell.rate)
 
 
 def policies(cell: Cell) -> dict[str, Make]:
@@ -234,7 +246,7 @@ def _learned(cell: Cell, segments: Segments, earlier: int, seed: int) -> tuple[f
     hazard.failures[0] = float(rng.poisson(cell.rate * earlier * cell.cost.job))
     failures = poisson(rng, cell.mtbf, 4.0 * cell.cost.job)
     job = Job(cell, seed)
-    learner: Make = lambda **options: CommitScheduler(hazard=hazard, free_budget=0.0, **options)  # noqa: E731
+    learner = scheduler(ConvergenceAware(free_budget=0.0), None, hazard=hazard)
     own = job.run(learner, failures, hazard=hazard).commits
     young = job.run(ruled(cell, Young(cell.rate)), failures).commits
     return segments.total(own), segments.total(young)
@@ -267,7 +279,7 @@ def drift(size: Size) -> Iterator[Figure]:
     yield figure
 
 
-# ---- figure 7: tiers
+# ---- figure 7: several targets
 
 
 def tiers(size: Size) -> Iterator[Figure]:
@@ -307,11 +319,9 @@ def _tier_overhead(
         return run
 
     names = list(costs)
-    scheduler = CommitScheduler(
-        {name: commit(name) for name in names},
-        failure_rate_per_second=dict(zip(names, rates, strict=True)),
-        free_budget=0.0,
-        clock=clock,
+    rule = ConvergenceAware(free_budget=0.0)
+    chosen = scheduler(rule, dict(zip(names, rates, strict=True)))(
+        {name: commit(name) for name in names}, clock
     )
     since = [0.0] * len(names)
     lost = started = 0.0
@@ -321,19 +331,19 @@ def _tier_overhead(
         for i, rate in enumerate(rates):
             lost += rate * iteration * (since[i] + iteration / 2.0)
             since[i] += iteration
-        decision = scheduler.step()
-        if decision.tier is None:
+        decision = chosen.step()
+        if decision.target is None:
             continue
-        number = names.index(decision.tier)
+        number = names.index(decision.target)
         for i in range(number + 1):
             since[i] = 0.0
         if number == len(names) - 1:
             if decision.cost != decision.cost:  # the measuring ones come before the count
                 spent = dict.fromkeys(spent, 0.0)
-                lost, started = 0.0, scheduler.work_seconds
+                lost, started = 0.0, chosen.work_seconds
             else:
                 rounds += 1
-    return (sum(spent.values()) + lost) / (scheduler.work_seconds - started)
+    return (sum(spent.values()) + lost) / (chosen.work_seconds - started)
 
 
 # ---- figure 8: the integer rule
@@ -351,18 +361,14 @@ def integer_rule(size: Size) -> Iterator[Figure]:
 
             def commit(clock: Clock = clock, price: float = price, at: list[int] = at) -> None:
                 clock.now += price
-                at.append(scheduler.steps)  # noqa: B023
+                at.append(own.steps)  # noqa: B023
 
-            scheduler = CommitScheduler(
-                {"tier": commit},
-                failure_rate_per_second=1.0 / (hours * HOUR),
-                free_budget=0.0,
-                clock=clock,
-            )
+            rule = ConvergenceAware(free_budget=0.0)
+            own = scheduler(rule, 1.0 / (hours * HOUR))({"disk": commit}, clock)
             best = best_integer(price, 1.0 / (hours * HOUR), 0.25)
             while len(at) < 5:
                 clock.now += 0.25
-                scheduler.step()
+                own.step()
             cases += 1
             wrong += set(np.diff(at[1:]).tolist()) != {best}
     figure = Figure(8, "integer rule: intervals unlike brute force")

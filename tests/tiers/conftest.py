@@ -25,7 +25,7 @@ def filled(path: Path, url: str) -> Iterator[pmstore.Store]:
         store["a"] = np.arange(131072.0)
         store["config"] = {"lr": 0.5}
         store["deep/er/b"] = np.ones((3, 4), "float32")
-        store.add_tier("t", url, chunk_bytes=CHUNK)
+        store.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK))
         store.commit()
         yield store
 

@@ -22,9 +22,9 @@ import pmstore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import PmstoreError, TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.backend import open_backend
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import BadManifestError, Manifest, Shared
+from pmstore.tiers.places import open_backend
 from pmstore.tiers.reading import EpochBytes, list_epochs, verify
 
 

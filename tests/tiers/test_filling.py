@@ -41,7 +41,7 @@ def test_every_byte_whatever_the_size_of_a_chunk(
         del store["gone"]
         store["after"] = rng.integers(0, 256, 9 * MIB, np.uint8)
         content["after"] = store["after"].copy()
-        store.add_tier("t", shm / "tier", chunk_bytes=chunk_bytes)
+        store.add_tier("t", pmstore.TierConfig(shm / "tier", chunk_bytes=chunk_bytes))
         store.commit()
         store.flush("t", wait=True)
     report = pmstore.restore(shm / "r.pm", shm / "tier")

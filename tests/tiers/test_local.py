@@ -24,11 +24,12 @@ import pmstore
 from pmstore.base.workers import Worker
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.backend import Access, LocalBackend, open_backend
 from pmstore.tiers.config import TierConfig
+from pmstore.tiers.flusher import Flusher
 from pmstore.tiers.forgetting import Retention
+from pmstore.tiers.local import Access, LocalBackend
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, BadManifestError, Manifest, ManifestName
-from pmstore.tiers.writer import Writer
+from pmstore.tiers.places import open_backend
 
 Step = Callable[[float], int]
 
@@ -122,7 +123,7 @@ def test_a_file_that_goes_while_a_tier_is_listed(
         (shm / "b").unlink()
         yield iter(listed)
 
-    monkeypatch.setattr("pmstore.tiers.backend.os.scandir", scan)
+    monkeypatch.setattr("pmstore.tiers.local.os.scandir", scan)
     assert open_backend(shm).names() == {"a": 1, "c": 1}
 
 
@@ -152,7 +153,7 @@ def test_the_first_flush_of_a_process_is_full(filled: pmstore.Store, path: Path,
 
 
 def test_keep(filled: pmstore.Store, step: Step, path: Path, url: str) -> None:
-    filled.add_tier("t", url, keep=2, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, keep=2, chunk_bytes=CHUNK))
     made = [step(i) for i in range(6)]
     filled.drain()  # old ones go when the new one counts
     assert [one.epoch for one in pmstore.epochs(url)] == made[:-3:-1]
@@ -166,7 +167,7 @@ def test_keep(filled: pmstore.Store, step: Step, path: Path, url: str) -> None:
 def test_keep_goes_on_after_reopening_and_counts_all_of_the_run(
     filled: pmstore.Store, step: Step, path: Path, url: str
 ) -> None:
-    filled.add_tier("t", url, keep=2, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, keep=2, chunk_bytes=CHUNK))
     step(1)
     step(2)
     filled.close()
@@ -180,7 +181,7 @@ def test_keep_goes_on_after_reopening_and_counts_all_of_the_run(
 def test_keep_takes_no_epoch_for_one_whose_files_went(
     filled: pmstore.Store, step: Step, path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled.add_tier("t", url, keep=1, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, keep=1, chunk_bytes=CHUNK))
     whole = step(1)
     filled.drain()
     publish = LocalBackend.publish
@@ -207,7 +208,7 @@ def test_a_commit_flushed_again_is_never_missing(
     first = filled.flush("t", wait=True).epoch
     filled.close()
     with pmstore.open(path) as store:
-        store.add_tier("t", url, max_rate="2MB", chunk_bytes=CHUNK)
+        store.add_tier("t", pmstore.TierConfig(url, max_rate="2MB", chunk_bytes=CHUNK))
         handle = store.flush("t")
         while not handle.done:
             assert [(one.epoch, one.problem) for one in pmstore.epochs(url)] == [(first, None)]
@@ -322,7 +323,7 @@ def test_a_branch_is_a_run_of_its_own(
     pmstore.restore(branch, url, first)
     with pmstore.open(branch) as store:
         store["a"][:] = 20
-        store.add_tier("t", url, chunk_bytes=CHUNK)
+        store.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK))
         store.commit()
         assert store.flush("t", wait=True).epoch == second
         new = store.info().uuid
@@ -359,19 +360,19 @@ def test_two_writers_of_one_run(filled: pmstore.Store, path: Path, url: str) -> 
 def test_a_run_is_of_one_store(filled: pmstore.Store, path: Path, url: str, shm: Path) -> None:
     """A restored store that was trained on cannot put its epochs beside those of the way it left,
     whatever name it gives."""
-    filled.add_tier("t", url, run="job", chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, run="job", chunk_bytes=CHUNK))
     filled["a"][:] = 1
     filled.commit()
     filled.flush("t", wait=True)
     filled.close()
     pmstore.restore(path.with_name("branch.pm"), url)
     with pmstore.open(path.with_name("branch.pm")) as branch:
-        branch.add_tier("t", url, run="job", chunk_bytes=CHUNK)
+        branch.add_tier("t", pmstore.TierConfig(url, run="job", chunk_bytes=CHUNK))
         branch["a"][:] = 2
         branch.commit()
         with pytest.raises(TierError, match="another store"):
             branch.flush("t", wait=True)
-        branch.add_tier("t", url, run="job-2", chunk_bytes=CHUNK)
+        branch.add_tier("t", pmstore.TierConfig(url, run="job-2", chunk_bytes=CHUNK))
         branch.flush("t", wait=True)
     assert restored(path, url, run="job-2")["a"][0] == 2
     with pmstore.open(path) as store:  # the first store goes on as before
@@ -396,7 +397,7 @@ def test_files_that_somebody_took_away_are_written_anew(
     with pytest.raises(TierError, match="removed"):
         filled.flush("t", wait=True)
     filled.remove_tier("t")
-    filled.add_tier("t", url, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK))
     filled.flush("t", wait=True)
     assert restored(path, url)["a"][5] == 7
 
@@ -406,7 +407,7 @@ def test_a_tier_that_somebody_emptied_gets_the_same_commit_again(
 ) -> None:
     """Under a name of its own: what is known of the manifest that was there before says nothing of
     it."""
-    filled.add_tier("t", url, chunk_bytes=CHUNK, keep=2)
+    filled.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK, keep=2))
     names: set[str] = set()
     for _ in range(3):
         filled.flush("t", wait=True)
@@ -492,7 +493,7 @@ def test_errors_are_told_at_the_handle_and_once_at_the_next_flush(
 def test_a_failure_may_be_a_warning_at_the_next_flush(
     filled: pmstore.Store, path: Path, url: str
 ) -> None:
-    filled.add_tier("t", url, chunk_bytes=CHUNK, on_error="warn")
+    filled.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK, on_error="warn"))
     Path(url).write_text("not a directory")
     failed = filled.flush("t")
     assert failed.wait_over(60)
@@ -508,7 +509,7 @@ def test_two_tiers_at_once(filled: pmstore.Store, path: Path, url: str) -> None:
     """Each has its own epoch, whatever is committed meanwhile."""
     handles = {}
     for i, name in enumerate(("u", "v", "t")):
-        filled.add_tier(name, url + name, chunk_bytes=CHUNK, max_rate="20MB")
+        filled.add_tier(name, pmstore.TierConfig(url + name, chunk_bytes=CHUNK, max_rate="20MB"))
         filled["a"][:] = i
         filled.commit()
         handles[name] = filled.flush(name)
@@ -547,7 +548,7 @@ def test_a_callback_drains_or_closes_the_store(
     filled: pmstore.Store, url: str, ending: str
 ) -> None:
     """Also with flushes after its own that have yet to run, and their callbacks."""
-    filled.add_tier("t", url, chunk_bytes=CHUNK, keep=1)
+    filled.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK, keep=1))
     begun, ended = threading.Event(), threading.Event()
     called: list[int] = []
 
@@ -685,8 +686,8 @@ def test_a_store_whose_regular_flushing_cannot_be_started(
         with monkeypatch.context() as patch:
             patch.setattr(Worker, "start", refuse)
             with pytest.raises(TierError, match="no thread could be started"):
-                store.add_tier("t", url, every=1)
-        store.add_tier("t", url, every=1)
+                store.add_tier("t", pmstore.TierConfig(url, every=1))
+        store.add_tier("t", pmstore.TierConfig(url, every=1))
         store["a"] = 1
         store.commit()
         for _ in range(3000):
@@ -702,8 +703,8 @@ def test_a_callback_flushes_while_the_store_is_closed(
     raised: list[BaseException | None] = []
     closing, called = threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
-    close = Writer.close
-    monkeypatch.setattr(Writer, "close", lambda writer: (close(writer), closing.set()))
+    close = Flusher.close
+    monkeypatch.setattr(Flusher, "close", lambda flusher: (close(flusher), closing.set()))
 
     def again(handle: pmstore.tiers.Flush) -> None:
         assert closing.wait(60)
@@ -723,7 +724,7 @@ def test_a_flush_is_cancelled(filled: pmstore.Store, path: Path, url: str) -> No
     filled.flush("t", wait=True)
     filled["a"] += 1
     filled.commit()
-    filled.add_tier("t", url, max_rate="1MB", chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, max_rate="1MB", chunk_bytes=CHUNK))
     handle = filled.flush("t", full=True)
     handle.cancel()
     with pytest.raises(TierError, match="cancelled"):
@@ -733,7 +734,9 @@ def test_a_flush_is_cancelled(filled: pmstore.Store, path: Path, url: str) -> No
 
 
 def test_memory_is_bounded_and_a_commit_waits(filled: pmstore.Store, path: Path, url: str) -> None:
-    filled.add_tier("t", url, memory="128KiB", max_rate="500KB", chunk_bytes=CHUNK)
+    filled.add_tier(
+        "t", pmstore.TierConfig(url, memory="128KiB", max_rate="500KB", chunk_bytes=CHUNK)
+    )
     handle = filled.flush("t")
     filled["a"][:] = -1
     filled.commit()
@@ -749,7 +752,10 @@ def test_a_flush_that_keeps_commits_waiting_too_long_fails_and_they_go_on(
     filled: pmstore.Store, url: str
 ) -> None:
     filled.add_tier(
-        "t", url, memory="64KiB", max_rate="500KB", max_wait_seconds=0.05, chunk_bytes=CHUNK
+        "t",
+        pmstore.TierConfig(
+            url, memory="64KiB", max_rate="500KB", max_wait_seconds=0.05, chunk_bytes=CHUNK
+        ),
     )
     handle = filled.flush("t")
     filled["a"][:] = -1
@@ -798,7 +804,7 @@ print([one.problem for one in pmstore.epochs({str(shm / "tier")!r})])
 def test_flushed_by_itself_every_so_many_commits(
     filled: pmstore.Store, path: Path, url: str
 ) -> None:
-    filled.add_tier("t", url, every=3, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, every=3, chunk_bytes=CHUNK))
     for i in range(9):
         filled["a"][:] = i
         filled.commit()
@@ -816,7 +822,7 @@ def test_flushed_by_itself_every_so_many_commits(
 def test_a_reopened_store_goes_on_flushing_by_itself(
     filled: pmstore.Store, path: Path, url: str
 ) -> None:
-    filled.add_tier("t", url, every=2, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, every=2, chunk_bytes=CHUNK))
     filled.commit()
     filled.close()
     with pmstore.open(path) as store:
@@ -831,7 +837,7 @@ def test_a_reopened_store_goes_on_flushing_by_itself(
 
 
 def test_flushes_in_a_loop_do_not_pile_up(filled: pmstore.Store, path: Path, url: str) -> None:
-    filled.add_tier("t", url, max_rate="40MB", chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, max_rate="40MB", chunk_bytes=CHUNK))
     handles = []
     for i in range(30):
         filled["a"][:1000] = i
@@ -844,7 +850,7 @@ def test_flushes_in_a_loop_do_not_pile_up(filled: pmstore.Store, path: Path, url
 
 def test_a_fork_child_is_ended_by_sigterm_at_once(filled: pmstore.Store, url: str) -> None:
     """It has inherited the handler, not the threads."""
-    filled.add_tier("t", url, max_rate="200KB", chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, max_rate="200KB", chunk_bytes=CHUNK))
     handle = filled.flush("t")
     child = os.fork()
     if child == 0:
@@ -866,7 +872,7 @@ def test_a_store_open_for_reading_is_flushed(filled: pmstore.Store, path: Path, 
 
 
 def test_closing_waits_for_the_flush(filled: pmstore.Store, path: Path, url: str) -> None:
-    filled.add_tier("t", url, max_rate="5MB", chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, max_rate="5MB", chunk_bytes=CHUNK))
     handle = filled.flush("t")
     filled.close()
     assert handle.done
@@ -879,7 +885,7 @@ def test_sigterm_finishes_the_flush(shm: Path) -> None:
 import pmstore, os, signal, numpy as np
 store = pmstore.open({str(shm / "s.pm")!r}, size="4MiB")
 store["a"] = np.ones(100_000)
-store.add_tier("t", {str(shm / "tier")!r}, max_rate="2MB")
+store.add_tier("t", pmstore.TierConfig({str(shm / "tier")!r}, max_rate="2MB"))
 store.commit()
 handle = store.flush("t")
 os.kill(os.getpid(), signal.SIGTERM)
@@ -925,7 +931,7 @@ def test_what_is_no_tier(filled: pmstore.Store, url: str) -> None:
         {"run": "a/b"},
     ):
         with pytest.raises(ValueError):
-            filled.add_tier("x", url, **bad)  # type: ignore[arg-type]
+            filled.add_tier("x", pmstore.TierConfig(url, **bad))  # type: ignore[arg-type]
     with pytest.raises(ValueError):
         filled.add_tier("x/y", url)
     with pytest.raises(TierError):

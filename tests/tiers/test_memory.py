@@ -17,7 +17,7 @@ def anonymous():
 
 with pmstore.open(f"{sys.argv[1]}/s.pm", size="160MiB", domain="process") as store:
     store["a"] = np.ones(64 << 20, np.uint8)
-    store.add_tier("t", f"{sys.argv[1]}/tier", memory="8MiB", max_rate="100MB")
+    store.add_tier("t", pmstore.TierConfig(f"{sys.argv[1]}/tier", memory="8MiB", max_rate="100MB"))
     store.commit()
     before = most = anonymous()
     over = threading.Event()

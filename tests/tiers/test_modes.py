@@ -69,7 +69,7 @@ def test_a_store_that_others_read(path: Path, shm: Path, umask: int) -> None:
 def test_a_tier_that_is_shared(path: Path, shm: Path, umask: int) -> None:
     tier = shm / "deep" / "tier"
     with pmstore.open(path, size="4MiB") as store:
-        store.add_tier("t", tier, mode=0o640)
+        store.add_tier("t", pmstore.TierConfig(tier, mode=0o640))
         store["a"] = np.arange(1000.0)
         store.commit()
         store.flush("t", wait=True)
@@ -88,7 +88,7 @@ def test_modes_that_are_none(path: Path, mode: object) -> None:
         pmstore.open(path, size="1MiB") as store,
         pytest.raises(ValueError, match="permissions of files, such as 0o640"),
     ):
-        store.add_tier("t", "x", mode=mode)  # type: ignore[arg-type]
+        store.add_tier("t", pmstore.TierConfig("x", mode=mode))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("what", ["link", "dangling link", "fifo", "directory"])
@@ -140,7 +140,7 @@ def test_only_files_that_it_wrote_are_deleted(filled: pmstore.Store, path: Path,
     Path(url).mkdir()
     for name in (*users, *left):
         (Path(url) / name).write_text("mine")
-    filled.add_tier("t", url, keep=1, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, keep=1, chunk_bytes=CHUNK))
     for i in range(3):
         filled["a"][:] = i
         filled.commit()
@@ -170,7 +170,7 @@ def test_a_stray_file_takes_no_epoch_with_it(
     Path(url).mkdir()
     stray = Path(url) / f"{generation}.000000000001.other.0-1.manifest"
     stray.touch()
-    filled.add_tier("t", url, keep=1, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, keep=1, chunk_bytes=CHUNK))
     for i in range(3):
         filled["a"][:] = i
         filled.commit()
@@ -240,9 +240,9 @@ def test_an_epoch_that_cannot_be_read_back_is_no_success(
     filled: pmstore.Store, path: Path, url: str, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     """And nothing older is let go."""
-    from pmstore.tiers.backend import LocalBackend
+    from pmstore.tiers.local import LocalBackend
 
-    filled.add_tier("t", url, keep=1, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, keep=1, chunk_bytes=CHUNK))
     filled["a"][:] = 1
     filled.commit()
     filled.flush("t", wait=True)

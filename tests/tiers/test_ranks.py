@@ -26,7 +26,7 @@ with pmstore.open(path, size="16MiB") as store:
     store["model/small"] = rng.random(10)
     store.commit()
     ranks = {"rank": rank, "world_size": 2, "run": "job", "replicated": ["model/*"]}
-    store.add_tier("t", url, chunk_bytes=16384, **ranks)
+    store.add_tier("t", pmstore.TierConfig(url, chunk_bytes=16384, **ranks))
     handle = store.flush("t", wait=True)
     store["model/w"][:1000] = 5
     store["only"] += 10
@@ -98,7 +98,7 @@ def test_an_epoch_counts_when_all_ranks_have_published(shm: Path, place: str) ->
     stores = [pmstore.open(shm / f"{rank}.pm") for rank in range(2)]
     for rank, store in enumerate(stores):
         store["x"] = 1
-        store.add_tier("t", url, rank=rank, world_size=2, run="job", keep=1)
+        store.add_tier("t", pmstore.TierConfig(url, rank=rank, world_size=2, run="job", keep=1))
         store.commit()
     for store in stores:
         store.flush("t", wait=True)
@@ -134,7 +134,7 @@ def test_a_shard_that_is_gone(shm: Path, gone: str) -> None:
             store["x"] = value
             store.commit()
             if value == 1:
-                store.add_tier("t", url, rank=rank, world_size=2, run="job")
+                store.add_tier("t", pmstore.TierConfig(url, rank=rank, world_size=2, run="job"))
                 store.commit()
             store.flush("t", wait=True)
     for store in stores:

@@ -19,8 +19,8 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
+from pmstore.tiers.flusher import Flusher
 from pmstore.tiers.manager import Tiers
-from pmstore.tiers.writer import Writer
 
 fsspec = pytest.importorskip("fsspec")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
@@ -128,7 +128,9 @@ def s3() -> Iterator[dict[str, Any]]:
 def lifecycle(path: Path, url: str, options: dict[str, Any] | None) -> None:
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.arange(131072.0)
-        store.add_tier("t", url, keep=2, chunk_bytes=CHUNK, storage_options=options)
+        store.add_tier(
+            "t", pmstore.TierConfig(url, keep=2, chunk_bytes=CHUNK, storage_options=options)
+        )
         store.commit()
         for i in range(4):
             store["a"][i] = -i
@@ -184,7 +186,7 @@ def test_a_writer_that_was_replaced_stops(shm: Path) -> None:
     """Where there are no locks, the later of two writers of one run goes on."""
     with pmstore.open(shm / "0.pm") as store:
         store["x"] = 0
-        store.add_tier("t", "memory://replaced", run="same")
+        store.add_tier("t", pmstore.TierConfig("memory://replaced", run="same"))
     shutil.copy(shm / "0.pm", shm / "1.pm")
     stores = [pmstore.open(shm / f"{i}.pm") for i in range(2)]
     stores[0].flush("t", wait=True)
@@ -210,10 +212,12 @@ DROPPED = ConnectionResetError(104, "the network dropped")
 def test_a_backend_that_hangs(path: Path, faulty: type[Faulty], where: str) -> None:
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
+        store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK))
         store.commit()
         store.flush("t", wait=True)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, stall_seconds=0.3)
+        store.add_tier(
+            "t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK, stall_seconds=0.3)
+        )
         faulty.where = {where}
         faulty.hang.clear()
         store["a"] += 1
@@ -230,7 +234,7 @@ def test_a_backend_that_hangs(path: Path, faulty: type[Faulty], where: str) -> N
         store.flush("t").wait_over(60)
         store["a"] += 1
         store.commit()
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
+        store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK))
         assert store.flush("t", wait=True).epoch == store.epoch
     assert restored(path, "faulty://run")["a"][0] == 5
     assert {one.problem for one in pmstore.epochs("faulty://run")} == {None}
@@ -240,7 +244,7 @@ def test_a_backend_that_hangs(path: Path, faulty: type[Faulty], where: str) -> N
 def test_a_network_that_drops(path: Path, faulty: type[Faulty], where: str) -> None:
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
+        store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK))
         store.commit()
         store.flush("t", wait=True)
         faulty.where, faulty.error = {where}, DROPPED
@@ -259,7 +263,7 @@ def remote(path: Path, faulty: type[Faulty]) -> str:
     """A tier with two epochs: 1.0 and 2.0 everywhere."""
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.zeros(131072)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK)
+        store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK))
         for _ in range(2):
             store["a"] += 1
             store.commit()
@@ -329,7 +333,7 @@ def test_what_a_killed_writer_left_is_deleted(path: Path, faulty: type[Faulty]) 
     """By the next one of its run, when it begins; never what is another run's."""
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(1000)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, run="mine")
+        store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK, run="mine"))
         store.commit()
         store.flush("t", wait=True)
         fs = fsspec.filesystem("faulty")
@@ -356,7 +360,7 @@ def test_the_rate_is_limited(path: Path, shm: Path, faulty: type[Faulty], where:
     url = where.format(shm=shm)
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier("t", url, chunk_bytes=CHUNK, max_rate=1)
+        store.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK, max_rate=1))
         store.commit()
         handle = store.flush("t")
         while not handle.written_bytes:
@@ -373,7 +377,9 @@ def test_old_epochs_that_cannot_be_deleted(path: Path, faulty: type[Faulty]) -> 
     """The new one counts all the same; it is told once, and tried again."""
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, keep=1, stall_seconds=1)
+        store.add_tier(
+            "t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK, keep=1, stall_seconds=1)
+        )
         store.commit()
         store.flush("t", wait=True)
         faulty.refuse = True
@@ -404,17 +410,17 @@ def test_no_flush_is_begun_for_a_tier_that_still_deletes(
 ) -> None:
     """It would pin its commit, and keep later ones waiting, for as long as the deletions take."""
     looked = threading.Semaphore(0)
-    writer_of = Tiers.writer
+    flusher_of = Tiers.flusher
 
-    def writer(tiers: Tiers, name: str) -> Writer:
+    def flusher(tiers: Tiers, name: str) -> Flusher:
         if threading.current_thread().name == "pmstore tiers":
             looked.release()
-        return writer_of(tiers, name)
+        return flusher_of(tiers, name)
 
-    monkeypatch.setattr(Tiers, "writer", writer)
+    monkeypatch.setattr(Tiers, "flusher", flusher)
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier("t", "faulty://run", chunk_bytes=CHUNK, keep=1)
+        store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK, keep=1))
         store.commit()
         store.flush("t", wait=True)
         store.drain()
@@ -437,7 +443,7 @@ def test_no_flush_is_begun_for_a_tier_that_still_deletes(
                     assert looked.acquire(timeout=60)
             else:
                 assert store.flush_if_idle("t") is None
-            assert store._open_tiers().writer("t").last is handle
+            assert store._open_tiers().flusher("t").last is handle
         finally:
             faulty.delete.set()
         store.drain(60)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.scheduler import CommitScheduler, HazardModel, store_tiers
-from pmstore.tiers.backend import LocalBackend
+from pmstore.scheduler import CommitScheduler, ConvergenceAware, HazardModel, Known
+from pmstore.scheduler.target import store_targets
+from pmstore.tiers.local import LocalBackend
 from pmstore_lab.simulation.driver import Clock
 from pmstore_lab.simulation.optimum import best_integer
 
@@ -37,26 +38,30 @@ def test_each_tier_gets_its_own_epochs_at_its_own_best_interval(shm: Path) -> No
     with pmstore.open(shm / "run.pm") as store:
         for name in ("near", "far"):
             store.add_tier(name, shm / name)
-        tiers = {
+        targets = {
             name: priced(clock, COSTS[name], commit)
-            for name, commit in store_tiers(store, "near", "far").items()
+            for name, commit in store_targets(store, "near", "far").items()
         }
         scheduler = CommitScheduler(
-            tiers, failure_rate_per_second=RATES, free_budget=0.0, clock=clock, store=store
+            ConvergenceAware(free_budget=0.0),
+            store=store,
+            targets=targets,
+            clock=clock,
+            known=Known(failure_rate_per_second=RATES),
         )
         data = store.zeros("data", 1000)
-        flushed: dict[str, list[int]] = {name: [] for name in tiers}
-        at: dict[str, list[int]] = {name: [] for name in tiers}
+        flushed: dict[str, list[int]] = {name: [] for name in targets}
+        at: dict[str, list[int]] = {name: [] for name in targets}
         for step in range(1, 1700):
             clock.now += 1.0
             data += 1
             decision = scheduler.step()
-            if decision.tier is not None:
-                flushed[decision.tier].append(store.epoch)
-                at[decision.tier].append(step)
+            if decision.target is not None:
+                flushed[decision.target].append(store.epoch)
+                at[decision.target].append(step)
     for name in ("near", "far"):
         assert sorted(info.epoch for info in pmstore.tiers.epochs(str(shm / name))) == flushed[name]
-    best = {name: best_integer(COSTS[name], RATES[name], 1.0) for name in tiers}
+    best = {name: best_integer(COSTS[name], RATES[name], 1.0) for name in targets}
     assert best["store"] < best["near"] < best["far"]
     assert set(np.diff(at["far"])[1:]) == {best["far"]}
     start, end = at["far"][-2:]
@@ -70,7 +75,7 @@ def test_each_tier_gets_its_own_epochs_at_its_own_best_interval(shm: Path) -> No
     assert report.epoch == flushed["far"][-1]
     with pmstore.open(shm / "copy.pm") as copy:
         assert (copy["data"] == at["far"][-1]).all()
-        assert CommitScheduler(tiers, store=copy).steps == at["far"][-1]
+        assert CommitScheduler(store=copy, targets=targets).steps == at["far"][-1]
 
 
 def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
@@ -78,7 +83,7 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
     with pmstore.open(shm / "run.pm") as store:
         store.add_tier("disk", shm / "tier")
         tries = 0
-        flush = store_tiers(store, "disk")["disk"]
+        flush = store_targets(store, "disk")["disk"]
 
         def counted() -> object:
             nonlocal tries
@@ -89,11 +94,10 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
             return handle
 
         scheduler = CommitScheduler(
-            {"store": store.commit, "disk": counted},
-            failure_rate_per_second=1e-3,
-            free_budget=0.001,
-            clock=clock,
             store=store,
+            targets={"store": store.commit, "disk": counted},
+            clock=clock,
+            known=Known(failure_rate_per_second=1e-3),
         )
         data = store.zeros("data", 1000)
 
@@ -120,7 +124,7 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
         away.rename(shm / "tier")
         train(300)
         assert tries > before
-        assert [d.step for d in scheduler.decisions if d.tier == "disk"][-1] > 1040
+        assert [d.step for d in scheduler.decisions if d.target == "disk"][-1] > 1040
     pmstore.restore(shm / "copy.pm", shm / "tier")
     with pmstore.open(shm / "copy.pm") as copy:
         assert copy["data"][0] > 1040
@@ -140,7 +144,7 @@ def test_no_flush_begins_while_old_epochs_are_deleted(
         delete(backend, name)
 
     with pmstore.open(shm / "run.pm") as store:
-        store.add_tier("disk", shm / "tier", keep=1)
+        store.add_tier("disk", pmstore.TierConfig(shm / "tier", keep=1))
         handles: list[pmstore.tiers.Flush] = []
 
         def flush() -> pmstore.tiers.Flush:
@@ -149,7 +153,11 @@ def test_no_flush_begins_while_old_epochs_are_deleted(
             return handles[-1]
 
         scheduler = CommitScheduler(
-            {"disk": flush}, failure_rate_per_second=1.0, free_budget=0.0, clock=clock, store=store
+            ConvergenceAware(free_budget=0.0),
+            store=store,
+            targets={"disk": flush},
+            clock=clock,
+            known=Known(failure_rate_per_second=1.0),
         )
         data = store.zeros("data", 1000)
 
@@ -184,7 +192,7 @@ def test_a_restored_store_knows_of_the_failures_before(shm: Path) -> None:
         hazard.expose(36_000.0)
         for _ in range(5):
             hazard.failed()
-        scheduler = CommitScheduler(store_tiers(store, "disk"), store=store, hazard=hazard)
+        scheduler = CommitScheduler(store=store, tiers=["disk"], known=Known(hazard=hazard))
         scheduler.step()
         scheduler.commit("disk")
         store.drain()
@@ -192,7 +200,7 @@ def test_a_restored_store_knows_of_the_failures_before(shm: Path) -> None:
     pmstore.restore(shm / "run.pm", shm / "tier")
     for _ in range(2):  # counted once
         with pmstore.open(shm / "run.pm") as store:
-            hazard = CommitScheduler({"store": store.commit}, store=store).hazard
+            hazard = CommitScheduler(store=store).hazard
             assert hazard.failures[:3] == [5.0, 1.0, 0.0]
             assert hazard.exposure_seconds >= 36_000.0
             assert HazardModel().share(1, 2) < hazard.share(1, 2)

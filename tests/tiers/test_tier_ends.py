@@ -64,12 +64,12 @@ def test_an_interrupt_anywhere_in_close(path: Path, url: str) -> None:
     while True:
         store = pmstore.open(path, size="1MiB")
         store["a"] = at
-        store.add_tier("t", url, chunk_bytes=CHUNK, run="r")
+        store.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK, run="r"))
         store.commit()
         store.flush("t", wait=at % 2 == 0)
         interrupted = InPmstore(at).run(store.close)
         store.close()
-        threads = store._open_tiers()._writers["t"]._threads
+        threads = store._open_tiers()._flushers["t"]._threads
         # of one that was abandoned: it closes when it has stopped
         threads["pmstore flush"].join(60)
         if not interrupted:
@@ -78,7 +78,7 @@ def test_an_interrupt_anywhere_in_close(path: Path, url: str) -> None:
     assert at > 50
     with pmstore.open(path) as store:
         store.flush("t", wait=True) if "t" in store.tiers else None
-        store.add_tier("t", url, chunk_bytes=CHUNK, run="r")
+        store.add_tier("t", pmstore.TierConfig(url, chunk_bytes=CHUNK, run="r"))
         assert store.flush("t", wait=True).epoch == store.epoch
 
 
@@ -86,7 +86,7 @@ def test_a_store_that_nobody_holds_is_closed_though_it_flushes_by_itself(
     path: Path, url: str
 ) -> None:
     store = pmstore.open(path)
-    store.add_tier("t", url, every=1)
+    store.add_tier("t", pmstore.TierConfig(url, every=1))
     store["a"] = 1
     store.commit()
     store.drain(60)
@@ -192,7 +192,7 @@ def test_a_tier_that_finds_no_room_for_its_change_goes_on(
 
     with monkeypatch.context() as patch, pytest.raises(StoreFullError):
         patch.setattr(pmstore.Store, "__setitem__", full)
-        filled.add_tier("t", url, keep=3)
+        filled.add_tier("t", pmstore.TierConfig(url, keep=3))
     filled["a"] += 1
     filled.commit()
     assert filled.flush("t", wait=True).epoch == restored(path, url)["epoch"]
@@ -212,7 +212,7 @@ def program(shm: Path) -> Iterator[subprocess.Popen[str]]:
 import sys, threading, time, pmstore, pmstore.tiers.manager
 pmstore.tiers.manager.SIGTERM_SECONDS = 0.5
 store = pmstore.open(sys.argv[1])
-store.add_tier("t", sys.argv[2], chunk_bytes=16384, max_rate="400KB")
+store.add_tier("t", pmstore.TierConfig(sys.argv[2], chunk_bytes=16384, max_rate="400KB"))
 store["a"] = bytes(300_000)
 store.commit()
 handle = store.flush("t")
@@ -268,7 +268,7 @@ def test_a_warning_that_is_an_error_does_not_end_regular_flushing(
     told: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
     Path(url).write_text("a file where the directory is to be")
-    filled.add_tier("t", url, every=1, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, every=1, chunk_bytes=CHUNK))
     until(filled, lambda: len(told) >= 2)
     Path(url).unlink()
     until(filled, lambda: bool(list(Path(url).glob("*.manifest"))))

@@ -17,8 +17,9 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
-from pmstore.tiers.backend import LocalBackend, open_backend
+from pmstore.tiers.local import LocalBackend
 from pmstore.tiers.manifest import BadManifestError, Manifest
+from pmstore.tiers.places import open_backend
 
 
 @pytest.mark.parametrize(
@@ -48,12 +49,34 @@ def test_options_that_make_no_sense(
 ) -> None:
     before = dict(filled.tiers)
     with pytest.raises((TypeError, ValueError), match=told):
-        filled.add_tier("t", url, **options)
+        filled.add_tier("t", pmstore.TierConfig(url, **options))
     assert dict(filled.tiers) == before
 
 
+def test_fields_that_are_given_to_the_call_are_told_where_they_go(
+    filled: pmstore.Store, url: str
+) -> None:
+    with pytest.raises(TypeError, match=r"add_tier\('u', pmstore.TierConfig\(url, keep=\.\.\."):
+        filled.add_tier("u", url, keep=3)  # type: ignore[arg-type]
+    assert list(filled.tiers) == ["t"]
+
+
+def test_a_tier_is_remembered_as_it_was_said(filled: pmstore.Store, path: Path, url: str) -> None:
+    said = pmstore.TierConfig(
+        f"file://{url}", keep=3, every=9, max_rate="2MB", memory="1MiB", replicated=["a*"]
+    )
+    assert said == pmstore.TierConfig(
+        Path(url), keep=3, every=9, max_rate=2_000_000, memory=1 << 20, replicated=("a*",)
+    )
+    filled.add_tier("t", said)
+    filled.commit()
+    filled.close()
+    with pmstore.open(path) as store:
+        assert store.tiers["t"] == said
+
+
 def test_a_commit_that_may_not_wait_at_all(filled: pmstore.Store, url: str) -> None:
-    filled.add_tier("t", url, max_wait_seconds=0, chunk_bytes=CHUNK)
+    filled.add_tier("t", pmstore.TierConfig(url, max_wait_seconds=0, chunk_bytes=CHUNK))
     filled.flush("t", wait=True)
 
 
@@ -110,7 +133,7 @@ def test_places_of_ranks_whose_names_are_patterns(
     filled: pmstore.Store, shm: Path, path: Path, place: str
 ) -> None:
     url = str(shm / place)
-    filled.add_tier("ranks", url, keep=2, run="r", world_size=1)
+    filled.add_tier("ranks", pmstore.TierConfig(url, keep=2, run="r", world_size=1))
     filled["a"][:] = 7
     filled.commit()
     filled.flush("ranks", wait=True)

@@ -32,7 +32,7 @@ def flushing(path: Path, url: str) -> Path:
     """A store with a tier that is flushed to at every commit."""
     with pmstore.open(path, size="4MiB") as store:
         store["a"] = np.arange(1000.0)
-        store.add_tier("evil", url, every=1, keep=2)
+        store.add_tier("evil", pmstore.TierConfig(url, every=1, keep=2))
     return path
 
 
@@ -130,7 +130,7 @@ def test_a_program_that_names_it_again(flushing: Path, url: str, how: str) -> No
         store = pmstore.open(copy)
     with store:
         if how == "add_tier":
-            store.add_tier("evil", url, every=1, keep=2)
+            store.add_tier("evil", pmstore.TierConfig(url, every=1, keep=2))
         elif how == "trust":
             store._open_tiers().trust(store, ["evil"])
         else:
@@ -147,14 +147,14 @@ def test_a_program_that_names_it_again(flushing: Path, url: str, how: str) -> No
 
 
 def test_a_scheduler_that_names_it(flushing: Path, url: str) -> None:
-    from pmstore.scheduler import EveryN, store_tiers
+    from pmstore.scheduler import EveryN
 
     copy = flushing.with_name("copy.pm")
     shutil.copy(flushing, copy)
     with pytest.warns(UserWarning, match=STRANGE):
         store = pmstore.open(copy)
     with store:
-        scheduler = CommitScheduler(store_tiers(store, "evil"), store=store, policy=EveryN(1))
+        scheduler = CommitScheduler(EveryN(1), store=store, tiers=["evil"])
         with pytest.warns(UserWarning, match=f"{url}.*the program names it"):
             scheduler.commit("evil")
         store.drain(60)

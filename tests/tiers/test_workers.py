@@ -17,7 +17,7 @@ import pmstore
 from pmstore.base import workers
 from pmstore.base.workers import Worker, wait_for
 from pmstore.errors import TierError
-from pmstore.tiers import writer
+from pmstore.tiers import flusher
 from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.patience import Patience
 
@@ -162,17 +162,17 @@ def test_a_flush_whose_thread_died(
 def test_a_flush_that_dies_is_followed_by_another(
     filled: pmstore.Store, path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = writer._work
+    work = flusher._work
 
     def dies(jobs: SimpleQueue[Any]) -> None:
         """Takes one job, and is gone with it."""
-        if threading.current_thread().name != writer.FLUSHING:
+        if threading.current_thread().name != flusher.FLUSHING:
             return work(jobs)
         jobs.get()
         return None
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_work", dies)
+        patch.setattr(flusher, "_work", dies)
         handle = filled.flush("t")
         with pytest.raises(TierError, match="its thread died"):
             handle.wait()
@@ -199,13 +199,13 @@ def test_a_watcher_that_died_is_followed_by_another(
     with pmstore.open(path, size="4MiB") as store:
         with monkeypatch.context():
             stillborn("pmstore tiers")
-            store.add_tier("t", url, every=1)
+            store.add_tier("t", pmstore.TierConfig(url, every=1))
         monkeypatch.undo()
-        store.add_tier("t", url, every=1, keep=3)
+        store.add_tier("t", pmstore.TierConfig(url, every=1, keep=3))
         store["a"] = 1
         store.commit()
         tiers = store._open_tiers()
-        while not tiers._writers["t"].last:
+        while not tiers._flushers["t"].last:
             time.sleep(0.01)
         store.drain()
     assert pmstore.tiers.epochs(url)

@@ -41,7 +41,7 @@ def run(
             with store.transaction():
                 store.zeros("hot", LENGTH)
                 store.zeros("cold", LENGTH * 4)
-                store.add_tier("t", url, keep=keep, chunk_bytes=16384)
+                store.add_tier("t", pmstore.TierConfig(url, keep=keep, chunk_bytes=16384))
                 one_step(store, 0)
         step = check(store)
         for step in range(step + 1, step + 1 + limit):  # noqa: B020

@@ -375,7 +375,7 @@ def test_mirrors_made_and_removed(store: pmstore.Store) -> None:
 def test_a_snapshot_reads_its_own_version(store: pmstore.Store, shm: Path) -> None:
     tensor = torch.zeros(1_000_000)
     store.mirror("w", tensor)
-    store.add_tier("t", f"file://{shm}/tier", max_rate="40MB")
+    store.add_tier("t", pmstore.TierConfig(f"file://{shm}/tier", max_rate="40MB"))
     for step in range(1, 4):
         tensor.fill_(step)
         store["step"] = step

@@ -59,7 +59,7 @@ def test_a_restored_run_ends_as_one_that_was_not_interrupted(shm: Path) -> None:
     with pmstore.open(shm / "whole.pm") as store:
         want = train(store, 30)
     with pmstore.open(shm / "a.pm") as store:
-        store.add_tier("disk", shm / "tier", keep=3)
+        store.add_tier("disk", pmstore.TierConfig(shm / "tier", keep=3))
         train(store, 17, tiers=["disk"])
         assert store.tiers["disk"].keep == 3
     (shm / "a.pm").unlink()  # the machine is gone
@@ -131,12 +131,12 @@ def test_a_tier_that_fails_stops_the_run_or_not(
     shm: Path, on_error: Literal["raise", "warn"]
 ) -> None:
     with pmstore.open(shm / "a.pm") as store:
-        store.add_tier("disk", shm / "tier", on_error=on_error)
+        store.add_tier("disk", pmstore.TierConfig(shm / "tier", on_error=on_error))
         (shm / "tier").write_text("no directory")
         model, optimizer = make()
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["disk"])
         run.commit(step(model, optimizer))
-        last = store._open_tiers().writer("disk").last
+        last = store._open_tiers().flusher("disk").last
         assert last is not None
         assert last.wait_over(60)
         with (
@@ -167,7 +167,7 @@ def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
         pytest.raises(AttachError, match="the scheduler has no tier 'disk'"),
         pmstore.open(shm / "a.pm") as store,
     ):
-        train(store, 12, tiers=["disk"], policy=CommitScheduler({"store": store.commit}))
+        train(store, 12, tiers=["disk"], policy=CommitScheduler(targets={"store": store.commit}))
 
 
 def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
     while True:
         with pmstore.open(shm / f"{lives}.pm") as store:
             for tier in ("near", "far"):
-                store.add_tier(tier, shm / tier, keep=2)
+                store.add_tier(tier, pmstore.TierConfig(shm / tier, keep=2))
             # a failure every 8 h would have a test wait for hours
             policy = ConvergenceAware("time", free_budget=0.2)
             lives += 1
@@ -187,14 +187,14 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
             )
             scheduler = run.scheduler
             assert scheduler is not None
-            assert [tier.name for tier in scheduler.tiers] == ["store", "near", "far"]
+            assert [target.name for target in scheduler.targets] == ["store", "near", "far"]
             assert run.step == scheduler.steps
             assert run.resumed == (lives > 1)
             began = run.step
             for _ in range(150 if lives < 3 else 400 - began):
                 step(model, optimizer)
                 run.commit(1.0)
-            chosen = {decision.tier for decision in scheduler.decisions}
+            chosen = {decision.target for decision in scheduler.decisions}
             if lives < 3:
                 assert {"store", "far"} <= chosen <= {"store", "near", "far"}
                 store.drain()
@@ -232,5 +232,5 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
                     break
             assert run.scheduler.fit.total_steps == 16
             run.scheduler.commit()
-        other = CommitScheduler({"s": store.commit}, "explore", store=store, run="next")
+        other = CommitScheduler(ConvergenceAware("explore"), store=store, run="next")
         assert other.termination.ended_early == 1

@@ -21,6 +21,7 @@ from pmstore.scheduler import (
     EveryN,
     EverySeconds,
     EveryStep,
+    Known,
     Young,
 )
 from pmstore.torch import Run, attach
@@ -96,20 +97,22 @@ def test_what_is_no_policy_is_refused_before_anything_happens(store: pmstore.Sto
     attach(store, model=model, optimizer=optimizer)
 
 
-def test_a_scheduler_of_ones_own_with_two_tiers(store: pmstore.Store) -> None:
+def test_a_scheduler_of_ones_own_with_two_targets(store: pmstore.Store) -> None:
     model, optimizer = job()
     flushed: list[int] = []
     scheduler = CommitScheduler(
-        {"store": store.commit, "copy": lambda: flushed.append(store.epoch)},
-        failure_rate_per_second={"store": 1e3, "copy": 1e2},
         store=store,
+        targets={"store": store.commit, "copy": lambda: flushed.append(store.epoch)},
+        known=Known(failure_rate_per_second={"store": 1e3, "copy": 1e2}),
     )
     run = attach(store, model=model, optimizer=optimizer, policy=scheduler)
     assert run.scheduler is scheduler
     train(run, model, optimizer, 30)
     assert flushed
     assert (
-        run.stats().commits == sum(decision.tier == "store" for decision in scheduler.decisions) > 0
+        run.stats().commits
+        == sum(decision.target == "store" for decision in scheduler.decisions)
+        > 0
     )
 
 
@@ -124,7 +127,7 @@ def test_a_roll_back_takes_the_scheduler_along(store: pmstore.Store) -> None:
     assert run.scheduler.steps == 14
     run.rollback()
     assert (run.step, run.scheduler.steps) == (10, 10)
-    assert run.scheduler.tiers[0].work == 0.0
+    assert run.scheduler.targets[0].work == 0.0
 
 
 def test_a_roll_back_before_the_first_commit(store: pmstore.Store) -> None:
@@ -171,7 +174,9 @@ class OnADevice:
 
 
 def test_a_loss_on_a_device_is_never_waited_for() -> None:
-    scheduler = CommitScheduler({"tier": lambda: None}, "progress", 1000, 1e-3)
+    scheduler = CommitScheduler(
+        ConvergenceAware("progress"), targets={"disk": lambda: None}, known=Known(1000, 1e-3)
+    )
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(50):
@@ -184,7 +189,9 @@ def test_a_loss_on_a_device_is_never_waited_for() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_losses_on_cuda_arrive_without_a_wait() -> None:
-    scheduler = CommitScheduler({"tier": lambda: None}, "progress", 1000, 1e-3)
+    scheduler = CommitScheduler(
+        ConvergenceAware("progress"), targets={"disk": lambda: None}, known=Known(1000, 1e-3)
+    )
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in range(200):
@@ -193,5 +200,5 @@ def test_losses_on_cuda_arrive_without_a_wait() -> None:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     scheduler.step(torch.ones((), device="cuda"))
-    assert scheduler._losses > 0
+    assert scheduler.losses_seen > 0
     assert scheduler.fit._rows

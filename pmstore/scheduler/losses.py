@@ -1,0 +1,78 @@
+"""Reading losses, without waiting for a device that computes them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Losses"]
+
+
+class Losses:
+    """Numbers of what users give as losses."""
+
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
+        self._warn = warn
+        self._device: DeviceLoss | None = None
+
+    def read(self, step: int, loss: Any) -> Iterator[tuple[int, float]]:
+        """(step, value) of those that are known now: of this step, or of an earlier one."""
+        if self._device is not None and (arrived := self._device.poll()) is not None:
+            yield arrived
+        if loss is None:
+            return
+        try:
+            device = getattr(getattr(loss, "device", None), "type", "cpu")
+            if device == "cpu":
+                value = float(loss.detach() if hasattr(loss, "detach") else loss)
+            elif device == "cuda":
+                self._device = self._device or DeviceLoss()
+                self._device.offer(step, loss)
+                return
+            else:
+                self._warn(
+                    "device",
+                    f"a loss on {device} cannot be read without waiting for it: give step() a "
+                    "float now and then",
+                )
+                return
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            self._warn("loss", f"a loss is a number, or a tensor with one element: {error}")
+            return
+        yield step, value
+
+
+class DeviceLoss:
+    """Copies a CUDA loss to pinned memory on the stream's own time, one at a time; it is read when
+    the copy has arrived.
+
+    So the training thread never waits for the device, and losses come a few steps late; those that
+    fall into the time of a copy are left out.
+    """
+
+    __slots__ = ("_buffer", "_event", "_step")
+
+    def __init__(self) -> None:
+        self._buffer: Any = None
+        self._event: Any = None
+        self._step = 0
+
+    def offer(self, step: int, loss: Any) -> None:
+        """Starts the copy of a one-element CUDA tensor, unless one is under way."""
+        if self._step:
+            return
+        torch = sys.modules["torch"]
+        if self._buffer is None:
+            self._buffer = torch.empty((), dtype=torch.float64, device="cpu", pin_memory=True)
+            self._event = torch.cuda.Event()
+        self._buffer.copy_(loss.detach().reshape(()), non_blocking=True)
+        self._event.record(torch.cuda.current_stream(loss.device))
+        self._step = step
+
+    def poll(self) -> tuple[int, float] | None:
+        """(step, loss) of a copy that has arrived."""
+        if not self._step or not self._event.query():
+            return None
+        step, self._step = self._step, 0
+        return step, float(self._buffer.numpy())

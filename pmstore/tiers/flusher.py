@@ -1,0 +1,279 @@
+"""The threads of a tier: which flush runs when, who waits for it, and who is told how it ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from weakref import finalize, ref
+
+from pmstore.base.workers import Worker
+from pmstore.engine._ffi import Pool
+from pmstore.engine.snapshot import Snapshot, Transfer
+from pmstore.errors import PmstoreError, StoreFullError, TierError
+from pmstore.tiers.config import TierConfig
+from pmstore.tiers.handle import Flush, FlushStats
+from pmstore.tiers.remote import FsspecBackend
+from pmstore.tiers.writer import Writer, Written
+
+__all__ = ["Flusher", "start_thread"]
+
+FLUSHING, CALLING = "pmstore flush", "pmstore callbacks"
+"""Threads of a tier."""
+PENDING_MOST = 8
+"""Flushes of one tier that may wait for each other; the next call waits for the first of them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    flush: Flush
+    snapshot: Snapshot
+    transfer: Transfer
+    full: bool
+    began: float
+    blocked: float = 0.0
+
+
+class Flusher:
+    """One tier of one open store. Flushes run one after another, on a thread of their own."""
+
+    def __init__(self, name: str, config: TierConfig, pool: Pool) -> None:
+        self.name, self.config, self.pool = name, config, pool
+        self._writer = Writer(name, config, pool.info)
+        self.last: Flush | None = None
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: dict[str, Worker] = {}
+        self._closed = threading.Event()
+        self._pending: list[_Job] = []
+        finalize(self, self._jobs.put, None)
+        finalize(self, self._calls.put, None)
+        # why old epochs are still there, if nobody has been told
+        self._leavings: BaseException | None = None
+
+    # ---- starting ----
+
+    def flush(self, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
+        """Pins the last commit and returns; the rest happens on a thread. A flush still under way
+        goes first.
+
+        Raises: what the flush before raised, if nobody has been told.
+        """
+        if self.last is not None and self.last.done:
+            self._tell(self.last)
+        self._pending = [one for one in self._pending if not one.flush.over]
+        if len(self._pending) >= PENDING_MOST:
+            self._pending[0].flush.wait_over(None)
+        self._start()
+        began = time.perf_counter()
+        snapshot = Snapshot(self.pool, self.config.memory_bytes, self.config.max_wait_seconds)
+        transfer = Transfer(self.config.max_bytes_per_second)
+        workers = self._threads[FLUSHING], self._threads[CALLING]
+        handle = Flush(
+            self.name, snapshot.epoch, transfer, progress, self._calls, workers, snapshot.close
+        )
+        job = _Job(handle, snapshot, transfer, full, began)
+        try:
+            self._pending.append(job)
+            self.last = handle
+            job.blocked = time.perf_counter() - began
+            self._jobs.put(partial(self._run, job))
+        except BaseException:
+            # an interrupt, after the put too: whoever waits for the last flush is to wait for one
+            # that ends
+            handle.cancel()
+            self._jobs.put(partial(self._run, job))
+            raise
+        return handle
+
+    def _start(self) -> None:
+        """The threads are there before they are needed: starting one takes as long as the machine
+        is busy."""
+        if self._closed.is_set():
+            raise TierError(f"tier {self.name!r} is being closed")
+        self._start_one(FLUSHING, _work, self._jobs)
+        self._start_one(CALLING, _work, self._calls)
+        if self.config.stall_seconds is not None and isinstance(
+            self._writer.backend, FsspecBackend
+        ):
+            self._start_one(
+                "pmstore watch", _watch, ref(self), self._closed, self.config.stall_seconds
+            )
+
+    def _start_one(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        """Unless it is there: those that could be started before one was refused wait for their
+        work. One that died, as for want of memory, is followed by another."""
+        if name not in self._threads or not self._threads[name].alive:
+            self._threads[name] = start_thread(name, target, *arguments)
+
+    def _tell(self, last: Flush) -> None:
+        self._warn_of_leavings()
+        try:
+            last.raise_once()
+        except OSError as error:
+            if self.config.on_error == "raise":
+                raise
+            warnings.warn(
+                f"the flush of epoch {last.epoch} to {self.name!r} failed: {error}", stacklevel=5
+            )
+
+    def _run(self, job: _Job) -> None:
+        """The handle is done when the epoch counts; old ones go afterwards, before the next
+        flush."""
+        if job.flush.over:  # it was put twice, or given up as stalled before its turn
+            return
+        error: BaseException | None = None
+        stats = written = None
+        try:
+            written = self._writer.write(job.flush, job.snapshot, job.transfer, job.full)
+            stats = _stats(job, written)
+        except BaseException as raised:
+            error = raised
+            if isinstance(raised, PmstoreError) and not isinstance(raised, TierError):
+                error = self._explain(job.flush, raised)
+        finally:
+            job.snapshot.close()
+            job.flush.finish(error, stats)
+            try:
+                if written is not None and written.replaced is not None:
+                    self._writer.publisher.forget(written.replaced)
+            except Exception as raised:
+                self._leavings = (
+                    raised  # an epoch too many does no harm; the next flush tries again
+                )
+            finally:
+                job.flush.finish_over()
+
+    def _explain(self, flush: Flush, error: PmstoreError) -> TierError:
+        if flush.cancelled:
+            made = TierError(f"the flush of epoch {flush.epoch} to {self.name!r} was cancelled")
+        elif isinstance(error, StoreFullError):
+            made = TierError(
+                f"the flush of epoch {flush.epoch} to {self.name!r} failed: no room at "
+                f"{self._writer.backend.url}, or a limit was reached. Earlier epochs are as they "
+                "were: free space there, or keep fewer epochs (keep=)"
+            )
+            made.errno = error.errno
+        else:
+            made = TierError(
+                f"the flush of epoch {flush.epoch} to {self.name!r} failed: {error}. If commits "
+                "come faster than the tier takes them in: flush less often, or give it more "
+                "memory or max_wait_seconds"
+            )
+        made.__cause__ = error
+        return made
+
+    # ---- ending ----
+
+    def drain(self, timeout: float | None) -> bool:
+        """Waits for the last flush, and for what it deletes. False: it is still under way."""
+        return self.last is None or self.last.wait_over(timeout)
+
+    def drain_callbacks(self, timeout: float | None) -> bool:
+        """Waits until the last flush's callbacks have returned: all of them, as they are called in
+        turn. In one: at once."""
+        return self.last is None or self.last.wait_called(timeout)
+
+    def warn_untold(self) -> None:
+        """A failed flush that nobody was told of, and that nobody will ask for any more."""
+        self._warn_of_leavings()
+        if self.last is not None and self.last.done and self.last.untold:
+            self.last.told = True
+            warnings.warn(
+                f"the flush of epoch {self.last.epoch} to {self.name!r} failed: {self.last.error}",
+                stacklevel=2,
+            )
+
+    def _warn_of_leavings(self) -> None:
+        error, self._leavings = self._leavings, None
+        if error is not None:
+            warnings.warn(
+                f"old epochs in {self.name!r} could not be deleted ({error}): the next flush tries "
+                "again",
+                stacklevel=5,
+            )
+
+    def abandon(self) -> None:
+        """Instead of `drain` and `close`: what is under way is cancelled, and the thread that
+        flushes closes after it. Nothing happens if it is closed."""
+        if self._closed.is_set():
+            self.close()  # which an interrupt may have ended
+            return
+        self._closed.set()
+        for job in self._pending:
+            job.flush.cancel()
+        if self._threads:
+            self._jobs.put(self.close)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """After `drain`."""
+        self._closed.set()
+        self._jobs.put(None)
+        self._calls.put(None)
+        self._writer.publisher.release()
+
+
+def start_thread(name: str, target: Callable[..., None], *arguments: object) -> Worker:
+    """Raises: TierError: the system refuses one more."""
+    worker = Worker(name, target, *arguments)
+    try:
+        worker.start()
+    except RuntimeError as error:
+        raise TierError(
+            f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and "
+            "try again"
+        ) from error
+    return worker
+
+
+def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    """The thread that flushes, or calls callbacks. It keeps nothing alive while it waits."""
+    while True:
+        job = jobs.get()
+        if job is None:
+            return
+        job()
+        del job
+
+
+def _watch(flusher: ref[Flusher], closed: threading.Event, limit: float) -> None:
+    """A backend that hangs cannot be interrupted; but the store must not wait for it for ever."""
+    state: tuple[_Job | None, int] = (None, 0)
+    since = time.monotonic()
+    while not closed.wait(min(0.5, limit / 4)):
+        alive = flusher()
+        if alive is None:
+            return
+        job = next((one for one in alive._pending if not one.flush.over), None)  # whose turn it is
+        now = (job, job.transfer.done_bytes if job else 0)
+        if now != state:
+            state, since = now, time.monotonic()
+        elif job is not None and time.monotonic() - since > limit:
+            job.transfer.cancel()
+            what = (
+                f"the flush of epoch {job.flush.epoch} to {alive.name!r} made no progress for "
+                f"{limit:g} seconds"
+            )
+            job.flush.finish(TierError(what), None)
+            job.flush.finish_over()
+            job.snapshot.close()
+        del alive, job, now
+
+
+def _stats(job: _Job, written: Written) -> FlushStats:
+    return FlushStats(
+        blocked_seconds=job.blocked,
+        seconds=time.perf_counter() - job.began,
+        written_bytes=written.nbytes,
+        state_bytes=written.state_bytes,
+        full=written.full,
+        commit_waits=written.info.waits,
+        commit_wait_seconds=written.info.wait_seconds,
+        peak_kept_bytes=written.info.peak_bytes,
+    )

@@ -1,0 +1,118 @@
+"""What an epoch has to write: all of the state, what changed since the last epoch, or this rank's
+share of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from pmstore.engine.snapshot import CHANGED, LIVE, Snapshot
+from pmstore.objects.array import Array
+from pmstore.tiers import sharding
+from pmstore.tiers.config import TierConfig
+from pmstore.tiers.image import Image
+from pmstore.tiers.manifest import CHUNK, Manifest, Shared
+
+__all__ = ["Base", "plan"]
+
+SPACE = 2.0
+"""Files may hold so many times the state before chunks of the emptiest ones are written anew."""
+
+
+@dataclass(slots=True)
+class Base:
+    """The epoch this process flushed last: what a later one may build on. Only ever this process's
+    own, so that no epoch rests on a file that another writer may take away."""
+
+    tag: int
+    name: str
+    nbytes: int
+    """Of the manifest, as it was published."""
+    manifest: Manifest
+
+    def intact(self, names: dict[str, int]) -> bool:
+        """Nothing may rest on files that somebody took away."""
+        return names.get(self.name) == self.nbytes and all(
+            names.get(file, -1) >= size for file, size in self.manifest.files
+        )
+
+
+def plan(
+    config: TierConfig, run: str, snapshot: Snapshot, base: Base | None
+) -> tuple[Manifest, Array]:
+    """The new manifest, with the places of chunks that stay where they are, and the indices of
+    those to write."""
+    found = snapshot.chunks(config.chunk_bytes, base.tag if base else 0)
+    shared: tuple[Shared, ...] = ()
+    borrowed = np.zeros(0, np.uint64)
+    if config.world_size > 1 and config.replicated:
+        shared = _shared(config, snapshot)
+        borrowed = sharding.borrowed(
+            shared, config.rank, config.world_size, config.chunk_bytes, len(found)
+        )
+        found[borrowed] = 0
+    live = np.flatnonzero(found & LIVE).astype(np.uint64)
+    chunks = np.zeros(len(live), CHUNK)
+    chunks["index"] = live
+    keep = np.zeros(len(live), bool)
+    files: list[tuple[str, int]] = []
+    if base is not None:
+        keep = (found[live] & CHANGED) == 0
+        files = _carry_over(config.chunk_bytes, base.manifest, chunks, keep)
+    manifest = Manifest(
+        epoch=snapshot.epoch,
+        run=run,
+        rank=config.rank,
+        world_size=config.world_size,
+        chunk_bytes=config.chunk_bytes,
+        head=snapshot.super,
+        files=tuple(files),
+        chunks=chunks,
+        time=time.time(),
+        shared=shared,
+        borrowed=borrowed,
+    )
+    return manifest, live[~keep]
+
+
+def _carry_over(
+    chunk_bytes: int, old: Manifest, chunks: Array, keep: Array
+) -> list[tuple[str, int]]:
+    """Takes the places of unchanged chunks over; leaves out the emptiest files while all of
+    them are too large. Clears `keep` for what has to be written after all. Returns the files
+    that are still named."""
+    at = np.searchsorted(old.chunks["index"], chunks["index"])
+    at = np.minimum(at, max(len(old.chunks) - 1, 0))
+    if not len(old.chunks):
+        keep[:] = False
+        return []
+    keep &= old.chunks["index"][at] == chunks["index"]
+    number = old.chunks["file"][at]
+    live = np.bincount(number[keep], minlength=len(old.files)) * chunk_bytes
+    sizes = np.array([size for _, size in old.files], np.int64)
+    used = live > 0
+    state = len(chunks) * chunk_bytes
+    for file in np.argsort(live / np.maximum(sizes, 1)):
+        fresh = state - int(live[used].sum())
+        if int(sizes[used].sum()) + fresh <= SPACE * state:
+            break
+        used[file] = False
+    keep &= used[number]
+    renumbered = np.cumsum(used) - 1
+    chunks["file"][keep] = renumbered[number[keep]]
+    chunks["position"][keep] = old.chunks["position"][at][keep]
+    chunks["crc"][keep] = old.chunks["crc"][at][keep]
+    return [one for one, still in zip(old.files, used, strict=True) if still]
+
+
+def _shared(config: TierConfig, snapshot: Snapshot) -> tuple[Shared, ...]:
+    """Replicated arrays of at least a chunk, in order of name, as of the snapshot."""
+    image = Image(snapshot.peek, snapshot.file_bytes)
+    found = [
+        Shared(one.name, one.offset, one.nbytes)
+        for one in image.arrays()
+        if one.nbytes >= config.chunk_bytes and sharding.matches(one.name, config.replicated)
+    ]
+    return tuple(sorted(found))

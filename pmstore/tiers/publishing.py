@@ -1,0 +1,99 @@
+"""Making an epoch count: its name, its manifest, and letting older ones go after it."""
+
+from __future__ import annotations
+
+import contextlib
+
+from pmstore.errors import TierError
+from pmstore.tiers.backend import Backend, Lock
+from pmstore.tiers.config import TierConfig
+from pmstore.tiers.forgetting import Retention
+from pmstore.tiers.manifest import Manifest, ManifestName
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """Of one run and rank at one place. Holds the lock that keeps other writers out."""
+
+    def __init__(self, backend: Backend, config: TierConfig, uuid: str, session: str) -> None:
+        """uuid: of the store, whose epochs these are. session: of this writer."""
+        self.backend, self._uuid, self._session = backend, uuid, session
+        self.own = ManifestName(0, 0, config.run or uuid, config.rank, config.world_size)
+        """Run, rank and number of ranks."""
+        self._lock: Lock | None = None
+        # the last one given: a name stands for one manifest, even if somebody empties the tier
+        self._generation = 0
+        self._retention = Retention(backend, config, self.own)
+
+    def begin(self) -> dict[str, int]:
+        """Takes the lock, the first time, and makes sure of it. Returns names and sizes of what is
+        there.
+
+        Raises: TierError, OSError.
+        """
+        if self._lock is None:
+            self._retention.refuse_another_lineage(self._uuid)
+            self._lock = self.backend.lock(self.own.data_prefix, self._session)
+            self._retention.clean(self._lock)
+        self._lock.check()
+        return self.backend.names()
+
+    def next_name(self, epoch: int, taken: list[ManifestName]) -> ManifestName:
+        """Raises: TierError."""
+        newest = max(taken, default=None)
+        generation = max(self._generation, newest.generation if newest else 0) + 1
+        name = self.own._replace(generation=generation, epoch=epoch)
+        if ManifestName.parse(str(name)) != name:
+            raise TierError(
+                f"{self.backend.url}: no epoch can follow {str(newest)!r}, whose generation is the "
+                "last one there is: remove that file, which no flush wrote"
+            )
+        self._generation = generation
+        return name
+
+    def publish(self, name: ManifestName, manifest: Manifest) -> int:
+        """The epoch counts on return. Bytes of the manifest.
+
+        Raises: TierError, OSError.
+        """
+        assert self._lock is not None, "begin comes first"
+        self._lock.check()
+        self._retention.published(str(name), manifest)
+        packed = manifest.pack()
+        self.backend.publish(str(name), packed)
+        self._read_back(name, packed, manifest)
+        return len(packed)
+
+    def _read_back(self, name: ManifestName, packed: bytes, manifest: Manifest) -> None:
+        """The epoch is as whoever restores will find it; before that, nothing older is let go.
+
+        Raises: TierError, OSError.
+        """
+        names, epoch = self.backend.names(), name.epoch
+        if any(names.get(file, -1) < size for file, size in manifest.files):
+            raise TierError(
+                f"{self.backend.url}: files of epoch {epoch} disappeared after they were written"
+            )
+        try:
+            found = self.backend.read(str(name)) if str(name) in names else None
+        except FileNotFoundError:
+            found = None
+        if found != packed:
+            how = "is not there" if found is None else "is another one"
+            raise TierError(
+                f"{self.backend.url}: epoch {epoch} was published, and its manifest {how} when it "
+                "is read back"
+            )
+
+    def forget(self, replaced: list[ManifestName]) -> None:
+        """Lets old epochs go. replaced: manifests of the same commit as the newest one."""
+        if self._lock is not None:
+            self._retention.forget(self._lock, replaced)
+
+    def release(self) -> None:
+        """Other writers may come."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._lock.release()
+            self._lock = None
