@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "commit/gate.h"
+#include "store/grow.h"
 #include "base/checksum.h"
 #include "commit/landing.h"
 #include "trace.h"

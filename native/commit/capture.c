@@ -1,5 +1,6 @@
 
 #include "commit/capture.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 
 #include "commit/handler.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,6 @@
 
 #include "commit/landing.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

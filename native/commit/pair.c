@@ -1,5 +1,6 @@
 
 #include "commit/pair.h"
+
 #include <string.h>
 
 #include "log/idle.h"

@@ -1,5 +1,6 @@
 /* References to a pool: the handle and the views. The last one frees it. */
 #include "commit/refs.h"
+
 #include <stdlib.h>
 
 #include "commit/gate.h"

@@ -7,6 +7,7 @@
  * I4 one store (the anchor), or one record, is the commit point of data, allocations, frees and
  * names together. */
 #include "commit/tx.h"
+
 #include <stddef.h>
 
 #include "crash/debug.h"

@@ -5,6 +5,7 @@
  * thread's; every other call that changes the store is refused meanwhile, as half of its work, or
  * half of the transaction block, would go with the other. */
 #include "commit/txblock.h"
+
 #include <errno.h>
 #include <time.h>
 

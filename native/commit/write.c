@@ -1,5 +1,6 @@
 /* Declared writes. */
 #include "commit/write.h"
+
 #include <stdlib.h>
 
 #include "commit/gate.h"

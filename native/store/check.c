@@ -2,6 +2,7 @@
  * owner, and every owner's block has to be live: no leak, no double ownership, no overlap (the
  * page table tiles, so blocks cannot overlap unless it is damaged). */
 #include "store/check.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

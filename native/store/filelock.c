@@ -1,5 +1,6 @@
 
 #include "store/filelock.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 
 #include "store/populate.h"
+
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

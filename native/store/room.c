@@ -1,5 +1,6 @@
 
 #include "store/room.h"
+
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

@@ -16,6 +16,7 @@ SOURCES = [
 ]
 INTERFACE = (
     "store/store.h",
+    "heap/super.h",
     "flush/chunks.h",
     "flush/filling.h",
     "optim/optim.h",
