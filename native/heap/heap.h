@@ -1,6 +1,6 @@
 /* The allocator: size classes in slabs, larger blocks as page extents. Best fit, single writer.
  *
- * What is on the medium is the page table (layout.h), changed through undo.h alone, so a roll
+ * What is on the medium is the page table (layout.h), changed through stores.h alone, so a roll
  * back or a crash restores it with everything else (I4). The index of free space is volatile and
  * rebuilt from the page table at open and after a roll back, in time proportional to the number
  * of extents, whatever their size.

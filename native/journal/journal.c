@@ -19,6 +19,7 @@
 #include "journal/state.h"
 #include "base/process.h"
 #include "base/quiet.h"
+#include "base/reserve.h"
 
 #define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 

@@ -68,14 +68,6 @@ static int collect(void *ctx, const struct pms_entry *entry, const void *image)
     return 0;
 }
 
-static int count_only(void *ctx, const struct pms_entry *entry, const void *image)
-{
-    struct apply *a = ctx;
-    (void)image;
-    a->seen++;
-    return target_allowed(a->super, entry->target, entry->len) ? 0 : APPLY_BAD_TARGET;
-}
-
 static void put_back(struct pms_undo *u, const struct apply *a, unsigned char *dst_base)
 {
     /* newest first: the oldest pre-image of a byte is the true one */
@@ -91,9 +83,9 @@ static int64_t apply_by_handfuls(struct pms_undo *u, uint64_t tag, unsigned char
                                  const struct pms_superblock *super, uint64_t *bytes)
 {
     struct image image[256];
-    struct apply all = {.super = super};
+    struct apply all = {.super = super, .from = UINT64_MAX};
     *bytes = 0;
-    if (pms_undo_scan(u, tag, count_only, &all))
+    if (pms_undo_scan(u, tag, collect, &all))
         return -1;
     for (uint64_t end = all.seen; end > 0;) {
         struct apply a = {.super = super, .room = 256, .fixed = true, .image = image};

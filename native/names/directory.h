@@ -1,4 +1,4 @@
-/* Names to objects. See layout.h for the bytes. All changes go through undo.h, so they commit,
+/* Names to objects. See layout.h for the bytes. All changes go through stores.h, so they commit,
  * roll back and recover with everything else (I4). Every offset read from the medium is checked
  * before it is followed.
  *

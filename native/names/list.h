@@ -1,5 +1,5 @@
 /* Lists: sequences of values and arrays, by position. See layout.h for the bytes. All changes go
- * through undo.h, so they commit, roll back and recover with everything else (I4). Every offset
+ * through stores.h, so they commit, roll back and recover with everything else (I4). Every offset
  * read from the medium is checked before it is followed.
  *
  * A list is named by the offset of its header block. A million items are four levels: a lookup
