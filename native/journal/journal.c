@@ -19,7 +19,6 @@
 #include "journal/state.h"
 #include "base/process.h"
 #include "base/quiet.h"
-#include "base/pages.h"
 
 #define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 

@@ -14,8 +14,7 @@
 int pms_pool_close(struct pms_pool *pool, int commit, struct pms_error *error);
 void pms_pool_release(struct pms_pool *pool);
 
-/* What an open that fails and a close both end with: heap, log, and memory of commits; what was
- * not opened is passed over. */
+/* Inside the engine: frees heap, log, and memory of commits; what was not opened is passed over. */
 void pms_close_engine(struct pms_pool *pool);
 
 #endif

@@ -1,10 +1,11 @@
 /* New blocks of the user's: room for them, and what is in them at first. */
 #include "store/data.h"
+
 #include <string.h>
 
-#include "store/grow.h"
 #include "base/pages.h"
 #include "commit/pool_state.h"
+#include "store/grow.h"
 
 struct filler {
     unsigned char *dst;

@@ -12,9 +12,8 @@ enum pms_fill {
     PMS_FILL_SLOT = 4
 };
 
-/* REQUIRES: the operation lock. */
-
-/* A new block of the user's, filled (enum pms_fill); 0 if bytes is. ERRORS: PMS_E_FULL,
+/* Inside the engine. REQUIRES: the operation lock.
+ * A new block of the user's, filled (enum pms_fill); 0 if bytes is. ERRORS: PMS_E_FULL,
  * PMS_E_OS: nothing changed. */
 int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int fill, const void *src,
                       uint64_t src_bytes, uint64_t *data, struct pms_error *error);

@@ -14,6 +14,7 @@
  * the superblock knows the segment and the other does not; the newer one holds if it is whole, and
  * either is true. In 6 and 7 => the segment is there, and empty. */
 #include "store/grow.h"
+
 #include "commit/pool_state.h"
 #include "seam/footer.h"
 

@@ -1,4 +1,4 @@
-/* Growing a store, and blocks that may need it. REQUIRES: the operation lock. */
+/* Growing a store. REQUIRES in all: the operation lock. */
 #ifndef PMS_STORE_GROW_H
 #define PMS_STORE_GROW_H
 

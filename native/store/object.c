@@ -1,13 +1,12 @@
 /* Objects of a store: names, values, arrays, groups. Each function is one step that commits,
  * rolls back and recovers whole. */
-#include "store/object.h"
 #include <stddef.h>
 #include <string.h>
 
-#include "store/data.h"
-#include "store/grow.h"
+#include "store/object.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
+#include "store/grow.h"
 #include "names/list.h"
 
 #define MORE_FOR_NAMES (1u << 20) /* growth step when a directory finds no room */

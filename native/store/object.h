@@ -12,6 +12,7 @@
 
 #include "commit/pool.h"
 #include "names/directory.h"
+#include "store/data.h"
 
 int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                     struct pms_object *object, struct pms_error *error);

@@ -41,9 +41,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/pages.h"
 #include "commit/fork.h"
 #include "commit/tx.h"
-#include "base/pages.h"
 #include "crash/debug.h"
 #include "seam/footer.h"
 #include "store/close.h"

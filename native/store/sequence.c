@@ -1,12 +1,11 @@
 /* Lists of a store. Each function is one step that commits, rolls back and recovers whole. */
-#include "store/sequence.h"
 #include <stdlib.h>
 
-#include "store/data.h"
-#include "store/grow.h"
+#include "store/sequence.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
 #include "store/object.h"
+#include "store/grow.h"
 #include "names/list.h"
 
 #define MORE_FOR_LISTS (1u << 20) /* growth step when a list finds no room */

@@ -1,5 +1,6 @@
 /* Facts and figures of a store. */
 #include "store/stats.h"
+
 #include "commit/gate.h"
 
 void pms_pool_info(const struct pms_pool *pool, struct pms_info *info)

@@ -16,8 +16,6 @@
 #include "commit/write.h"
 #include "store/check.h"
 #include "store/close.h"
-#include "store/data.h"
-#include "store/grow.h"
 #include "store/history.h"
 #include "store/object.h"
 #include "store/open.h"
