@@ -14,8 +14,10 @@ from weakref import WeakMethod, WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
 from pmstore.base.words import counted
-from pmstore.engine import _ffi
+from pmstore.engine import inspection
 from pmstore.engine._binding import Transaction
+from pmstore.engine.constants import DOMAINS, GROUP, LIST, MIN_SIZE_BYTES, MODES, VALUE
+from pmstore.engine.pool import Found, Pool
 from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.errors import (
     ClosedStoreError,
@@ -503,7 +505,7 @@ class Store(Group):
 
     def stats(self) -> Stats:
         """Sizes and counts, now."""
-        return Stats(**self._core.pool.stats())
+        return inspection.stats(self._core.pool)
 
     def info(self) -> Info:
         """What a person asks first."""
@@ -528,13 +530,13 @@ class Store(Group):
     def usage(self) -> tuple[SegmentUsage, ...]:
         """What is in use of the file's segments, and where: a map of the heap. Reads the page
         tables, not the data."""
-        return tuple(SegmentUsage(**segment) for segment in self._core.pool.usage())
+        return inspection.usage(self._core.pool)
 
     def check(self) -> CheckReport:
         """Examines the whole store: allocator, directories, that every value and description
         decodes, and that slots are pairs. Reads only."""
         with self._core.lock:
-            counts, problems = self._core.pool.check()
+            counts, problems = inspection.check(self._core.pool)
             if not problems:  # else the directories are not to be walked
                 problems = self._check_objects()
         return CheckReport(**counts, problems=tuple(problems))
@@ -543,10 +545,10 @@ class Store(Group):
         problems = []
         for raw, found in self._core.pool.tree():
             try:
-                if found.kind == _ffi.GROUP:
+                if found.kind == GROUP:
                     if found.meta:
                         slots.check(self._core.pool, found)
-                elif found.kind == _ffi.LIST:
+                elif found.kind == LIST:
                     self._check_items(found.data)
                 else:
                     self._check_object(found)
@@ -567,8 +569,8 @@ class Store(Group):
                 raise CorruptStoreError(f"item {at}: {error}") from error
 
     @staticmethod
-    def _check_object(found: _ffi.Found) -> None:
-        if found.kind == _ffi.VALUE:
+    def _check_object(found: Found) -> None:
+        if found.kind == VALUE:
             values.decode(found.meta)
             return
         descriptor = array.Descriptor.unpack(found.meta)
@@ -656,17 +658,16 @@ def open(
         raise TypeError(f"path is a str or a path of str, not {type(name).__name__}")
     if "\0" in name:
         raise ValueError("a path has no NUL character")
-    if mode not in _ffi.MODES:
-        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, _ffi.MODES))}")
-    if domain not in _ffi.DOMAINS:
-        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, _ffi.DOMAINS))}")
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
+    if domain not in DOMAINS:
+        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
     size_bytes = parse_size(size)
-    if size is not None and size_bytes < _ffi.MIN_SIZE_BYTES:
+    if size is not None and size_bytes < MIN_SIZE_BYTES:
         raise ValueError(
-            f"size={size!r} is too small: a store needs at least {_ffi.MIN_SIZE_BYTES} bytes (1 "
-            "MiB)"
+            f"size={size!r} is too small: a store needs at least {MIN_SIZE_BYTES} bytes (1 MiB)"
         )
-    pool = _ffi.Pool(
+    pool = Pool(
         name,
         mode,
         size_bytes=size_bytes,

@@ -15,7 +15,7 @@
  *
  * This module does not link with the engine: `bind` is given the addresses of the functions in
  * pmstore.engine._native, so that there is one engine in the process. A status becomes an
- * exception in _ffi.py alone: `fail` is its callable.
+ * exception in failures.py alone: `fail` is its callable.
  *
  * The GIL is given up around every call of the engine that can wait, and the engine never takes
  * it. Supported: the main interpreter of a build with a GIL. A subinterpreter gets an

@@ -171,7 +171,7 @@ int binding_add_transaction(PyObject *module);
 /* For pms_block_set_tasks. */
 enum pms_whose binding_whose(const _Atomic uint64_t *task);
 
-/* What an error says of a block that a close rolled back: see _ffi.py. */
+/* What an error says of a block that a close rolled back: see failures.py. */
 #define BLOCK_OPEN_AT_CLOSE "open when the store was closed"
 
 #endif

@@ -14,10 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.engine import _ffi
-from pmstore.engine._ffi import Pool, fail, native, native_ffi
+from pmstore.engine._native import ffi as native_ffi
+from pmstore.engine._native import lib as native
+from pmstore.engine.constants import DOMAINS
+from pmstore.engine.failures import call, fail
+from pmstore.engine.pool import Pool
 from pmstore.errors import CorruptStoreError
-from pmstore.objects.array import Array
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 LIVE: int = native.PMS_CHUNK_LIVE
 CHANGED: int = native.PMS_CHUNK_CHANGED
@@ -109,7 +113,6 @@ class Snapshot:
 
         Raises: ClosedStoreError, ForkedStoreError, OSError.
         """
-        error = native_ffi.new("struct pms_error *")
         wait_ns = -1 if max_wait_seconds is None else round(max_wait_seconds * 1e9)
         self._pool = pool
         # taken and given back without memory: a thread that has none ends its call all the same
@@ -121,8 +124,7 @@ class Snapshot:
         self._holder = native_ffi.gc(
             native_ffi.new("struct pms_snapshot **"), partial(_unpin, pool, os.getpid())
         )
-        if native.pms_snapshot_begin(pool.raw, bound_bytes, wait_ns, self._holder, error):
-            fail(pool.path, error)
+        pool.call(native.pms_snapshot_begin, bound_bytes, wait_ns, self._holder)
         info = self.info()
         self.epoch, self.tag, self.file_bytes, self.super = (
             info.epoch,
@@ -139,9 +141,7 @@ class Snapshot:
                 raise ValueError("the snapshot is closed")
             self._calls += 1
         try:
-            error = native_ffi.new("struct pms_error *")
-            if function(self._holder[0], *arguments, error):
-                fail(self._pool.path, error)
+            call(self._pool.path, function, self._holder[0], *arguments)
         finally:
             with self._lock:
                 self._calls -= 1
@@ -230,16 +230,12 @@ def reserve(fd: int, nbytes: int, path: str) -> None:
 
     Raises: StoreFullError, OSError.
     """
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_transfer_reserve(fd, nbytes, error):
-        fail(path, error)
+    call(path, native.pms_transfer_reserve, fd, nbytes)
 
 
 def sync(fd: int, path: str) -> None:
     """fdatasync, seen by crash tests."""
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_transfer_sync(fd, error):
-        fail(path, error)
+    call(path, native.pms_transfer_sync, fd)
 
 
 class Fill:
@@ -251,9 +247,7 @@ class Fill:
     def __init__(self, fd: int, nbytes: int, path: str) -> None:
         """Raises: StoreFullError, OSError."""
         raw = native_ffi.new("struct pms_filling **")
-        error = native_ffi.new("struct pms_error *")
-        if native.pms_filling_open(fd, nbytes, raw, error):
-            fail(path, error)
+        call(path, native.pms_filling_open, fd, nbytes, raw)
         self.raw = raw[0]
 
     @property
@@ -268,9 +262,7 @@ class Fill:
 
         Raises: StoreFullError, OSError; TransactionError if it was cancelled.
         """
-        error = native_ffi.new("struct pms_error *")
-        if native.pms_filling_room(self.raw, offset, nbytes, filled, transfer.raw, error):
-            fail(path, error)
+        call(path, native.pms_filling_room, self.raw, offset, nbytes, filled, transfer.raw)
 
     def close(self) -> None:
         """Nobody may be filling it."""
@@ -332,9 +324,7 @@ def store_size(head: bytes, path: str) -> int:
     if len(head) != PAGE_BYTES:
         raise CorruptStoreError("a superblock has 4096 bytes")
     size = native_ffi.new("uint64_t *")
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_begin(head, size, error):
-        fail(path, error)
+    call(path, native.pms_restore_begin, head, size)
     return int(size[0])
 
 
@@ -345,9 +335,7 @@ def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
     reserved = native_ffi.new("int *")
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_reserve(fd, size, reserved, transfer.raw, error):
-        fail(path, error)
+    call(path, native.pms_restore_reserve, fd, size, reserved, transfer.raw)
     return bool(reserved[0])
 
 
@@ -357,16 +345,12 @@ def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_allocate(fd, size, transfer.raw, error):
-        fail(path, error)
+    call(path, native.pms_restore_allocate, fd, size, transfer.raw)
 
 
 def seal_store(fd: int, head: bytes, domain: str, path: str) -> None:
     """Makes it a store, with a uuid of its own. Durable on return."""
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_seal(fd, head, _ffi.DOMAINS[domain], error):
-        fail(path, error)
+    call(path, native.pms_restore_seal, fd, head, DOMAINS[domain])
 
 
 def uuid_of(head: bytes) -> str:

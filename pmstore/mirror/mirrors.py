@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from pmstore.engine import _ffi
+from pmstore.engine.constants import ROOT, SLOT_NEXT
 from pmstore.engine.landing import LandCopy, LandFlip, Landing
 from pmstore.errors import MirrorError, TransactionError
 from pmstore.mirror.pending import Batch, PendingCommit
@@ -190,7 +190,7 @@ class Mirrors:
         from pmstore.mirror.copier import Piece, flat_bytes
 
         slots, pool = mirror.slots, self._core.pool
-        pair, directory = pool.slot_find(_ffi.ROOT, slots._path), slots._directory()
+        pair, directory = pool.slot_find(ROOT, slots._path), slots._directory()
         if pair is None or directory is None:
             return set()
         turn = slots._turn()
@@ -205,7 +205,7 @@ class Mirrors:
         turn.whole = _IN_FLIGHT
         block = None
         if data in mirror.settled:
-            block = flat_bytes(slots._array(_ffi.SLOT_NEXT))
+            block = flat_bytes(slots._array(SLOT_NEXT))
             data = block.data_ptr() - pool.info.base  # flipped meanwhile, it may be
             idle = pair.data.index(data)
         for tensor, at, live in mirror.parts:

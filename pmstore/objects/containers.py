@@ -13,7 +13,20 @@ import numpy as np
 
 from pmstore.base import notebook
 from pmstore.base.words import counted
-from pmstore.engine import _ffi
+from pmstore.engine.constants import (
+    ARRAY,
+    FILL_COPY,
+    FILL_NONE,
+    FILL_PATTERN,
+    FILL_ZERO,
+    GROUP,
+    GROUPS_MAX,
+    LIST,
+    ROOT,
+    VALUE,
+)
+from pmstore.engine.failures import damaged
+from pmstore.engine.pool import Found
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.extras import optional
 from pmstore.objects import array, dtypes
@@ -27,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME_MAX_BYTES = 4096
-GROUPS_MAX = _ffi.GROUPS_MAX
+GROUPS_MAX = GROUPS_MAX
 _BATCH = 1000
 """Names that an iteration reads at a time."""
 
@@ -140,23 +153,23 @@ class Group(MutableMapping[str, Any]):
     def _directory(self) -> int:
         """Holds until the next change."""
         if not self._parts:
-            return _ffi.ROOT
-        found = self._core.pool.find(_ffi.ROOT, self._prefix[:-1])
-        if found is None or found.kind != _ffi.GROUP:
+            return ROOT
+        found = self._core.pool.find(ROOT, self._prefix[:-1])
+        if found is None or found.kind != GROUP:
             raise KeyError(f"the group {self.name!r} is not in the store any more")
         return found.data
 
     def _load(self, name: str, found: Any) -> Any:
         """Of what `Pool.get` gave. REQUIRES: the lock."""
-        if type(found) is _ffi.Found:
-            if found.kind == _ffi.GROUP:
+        if type(found) is Found:
+            if found.kind == GROUP:
                 # who walks down by such handles comes to an end
                 if len(self._parts) + name.count("/") >= GROUPS_MAX:
                     raise CorruptStoreError(
                         f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others"
                     )
                 return (Slots if found.meta else Group)(self._core, self._full(name))
-            if found.kind == _ffi.LIST:
+            if found.kind == LIST:
                 return List(self._core, self._full(name))
         return self._core.load(found, name)
 
@@ -164,8 +177,8 @@ class Group(MutableMapping[str, Any]):
         """What is in the way, where the engine refused to put something there."""
         parts, pool, path = self._full(name), self._core.pool, self._core.path
         for at in range(1, len(parts)):
-            found = pool.find(_ffi.ROOT, b"\0".join(parts[:at]))
-            if found is not None and found.kind != _ffi.GROUP:
+            found = pool.find(ROOT, b"\0".join(parts[:at]))
+            if found is not None and found.kind != GROUP:
                 return NameExistsError(
                     f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored "
                     "under it: choose another name, or del it first"
@@ -175,11 +188,11 @@ class Group(MutableMapping[str, Any]):
                     f"{path}: {parts[at - 1].decode()!r} is a pair of slots, and names below it "
                     "are its own: write .next and flip(), or del the pair first"
                 )
-        found = pool.find(_ffi.ROOT, b"\0".join(parts))
-        if found is None or found.kind not in (_ffi.GROUP, _ffi.LIST):
+        found = pool.find(ROOT, b"\0".join(parts))
+        if found is None or found.kind not in (GROUP, LIST):
             return error
         what = "list: assign to its items"
-        if found.kind == _ffi.GROUP:
+        if found.kind == GROUP:
             what = (
                 "pair of slots: write .next and flip()"
                 if found.meta
@@ -200,16 +213,16 @@ class Group(MutableMapping[str, Any]):
         """Raises: KeyError."""
         core = self._core
         with core.lock:
-            found = core.pool.get(_ffi.ROOT, self._path(name), False)
-            if type(found) is not _ffi.Found:
+            found = core.pool.get(ROOT, self._path(name), False)
+            if type(found) is not Found:
                 if found is None:
                     raise KeyError(name)
                 return found  # the array or tensor that is alive
-            return core.load(found, name) if found.kind == _ffi.VALUE else self._load(name, found)
+            return core.load(found, name) if found.kind == VALUE else self._load(name, found)
 
     def __contains__(self, name: object) -> bool:
         with self._core.lock:
-            return self._core.pool.find(_ffi.ROOT, self._path(name)) is not None
+            return self._core.pool.find(ROOT, self._path(name)) is not None
 
     def __len__(self) -> int:
         with self._core.lock:
@@ -233,7 +246,7 @@ class Group(MutableMapping[str, Any]):
             if following is None or left <= 0:
                 return
             with self._core.lock:
-                found = self._core.pool.find(_ffi.ROOT, self._prefix + following)
+                found = self._core.pool.find(ROOT, self._prefix + following)
                 if found is None:
                     raise RuntimeError(
                         f"the group {self.name!r} changed while it was iterated: iterate over "
@@ -271,15 +284,15 @@ class Group(MutableMapping[str, Any]):
         new, pool = payload(value), self._core.pool
         with self._core.lock:
             try:
-                if new.kind == _ffi.VALUE:
-                    pool.put_value(_ffi.ROOT, path, new.meta)
+                if new.kind == VALUE:
+                    pool.put_value(ROOT, path, new.meta)
                 else:
                     pool.put_array(
-                        _ffi.ROOT,
+                        ROOT,
                         path,
                         new.meta,
                         new.data_bytes,
-                        fill=_ffi.FILL_COPY,
+                        fill=FILL_COPY,
                         source=new.address,
                         source_bytes=new.data_bytes,
                     )
@@ -294,7 +307,7 @@ class Group(MutableMapping[str, Any]):
         """
         with self._core.lock:
             try:
-                removed = self._core.pool.remove(_ffi.ROOT, self._path(name))
+                removed = self._core.pool.remove(ROOT, self._path(name))
             except NameExistsError as error:
                 raise self._told_more(name, error) from None
             if not removed:
@@ -334,7 +347,7 @@ class Group(MutableMapping[str, Any]):
         with core.lock:
             try:
                 core.pool.put_array(
-                    _ffi.ROOT,
+                    ROOT,
                     path,
                     meta,
                     data_bytes,
@@ -344,14 +357,14 @@ class Group(MutableMapping[str, Any]):
                     must_be_new=True,
                 )
             except NameExistsError as error:
-                if core.pool.find(_ffi.ROOT, path) is None:
+                if core.pool.find(ROOT, path) is None:
                     raise self._told_more(name, error) from None
                 raise NameExistsError(
                     f"{core.path}: {name!r} is in the store already: use store.require(name, "
                     "shape, dtype), which returns what is there or creates it, or store[name] = "
                     "array to replace it"
                 ) from None
-            found = core.pool.get(_ffi.ROOT, path, False)
+            found = core.pool.get(ROOT, path, False)
             if found is None:
                 # another thread's block rolled back in this very moment, or a signal handler
                 # removed it
@@ -368,13 +381,13 @@ class Group(MutableMapping[str, Any]):
         Raises: NameExistsError, StoreFullError, TypeError (dtype).
         """
         descriptor, itemsize = _numpy_descriptor(shape, dtype)
-        result: Array = self._create(name, descriptor, itemsize, _ffi.FILL_NONE)
+        result: Array = self._create(name, descriptor, itemsize, FILL_NONE)
         return result
 
     def zeros(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
         """As `empty`, filled with zeros."""
         descriptor, itemsize = _numpy_descriptor(shape, dtype)
-        result: Array = self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
+        result: Array = self._create(name, descriptor, itemsize, FILL_ZERO)
         return result
 
     def full(self, name: str, shape: Any, fill_value: Any, dtype: Any = None) -> Array:
@@ -383,11 +396,11 @@ class Group(MutableMapping[str, Any]):
         descriptor, itemsize = _numpy_descriptor(shape, element.dtype)
         if element.ndim == 0 and itemsize:
             result: Array = self._create(
-                name, descriptor, itemsize, _ffi.FILL_PATTERN, element.tobytes()
+                name, descriptor, itemsize, FILL_PATTERN, element.tobytes()
             )
             return result
         np.broadcast_to(element, descriptor.shape)  # raises before anything is made
-        result = self._create(name, descriptor, itemsize, _ffi.FILL_NONE)
+        result = self._create(name, descriptor, itemsize, FILL_NONE)
         result[...] = element
         return result
 
@@ -402,7 +415,7 @@ class Group(MutableMapping[str, Any]):
         descriptor, itemsize = _torch_descriptor(
             shape, torch.get_default_dtype() if dtype is None else dtype
         )
-        result: torch.Tensor = self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
+        result: torch.Tensor = self._create(name, descriptor, itemsize, FILL_ZERO)
         return result
 
     def require(self, name: str, shape: Any, dtype: Any = np.float64) -> Any:
@@ -414,10 +427,10 @@ class Group(MutableMapping[str, Any]):
         is_torch = dtypes.is_torch_dtype(dtype)
         descriptor, itemsize = (_torch_descriptor if is_torch else _numpy_descriptor)(shape, dtype)
         with self._core.lock:
-            found = self._core.pool.get(_ffi.ROOT, self._path(name), True)
+            found = self._core.pool.get(ROOT, self._path(name), True)
             if found is None:
-                return self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
-            if found.kind == _ffi.ARRAY:
+                return self._create(name, descriptor, itemsize, FILL_ZERO)
+            if found.kind == ARRAY:
                 there = self._core.describe(found)
                 if (there.torch, there.dtype, there.shape) == (
                     descriptor.torch,
@@ -430,7 +443,7 @@ class Group(MutableMapping[str, Any]):
                     f"{there.dtype_name()}"
                 )
             else:
-                what = {_ffi.GROUP: "a group", _ffi.LIST: "a list"}.get(found.kind, "a plain value")
+                what = {GROUP: "a group", LIST: "a list"}.get(found.kind, "a plain value")
             raise NameExistsError(
                 f"{self._core.path}: {name!r} is {what}; required was shape {descriptor.shape}, "
                 f"dtype {descriptor.dtype_name()}: del it first, or use another name"
@@ -443,8 +456,8 @@ class Group(MutableMapping[str, Any]):
         """
         path, pool = self._group_path(name), self._core.pool
         with self._core.lock:
-            found = pool.find(_ffi.ROOT, path)
-            if found is not None and found.kind != _ffi.GROUP:
+            found = pool.find(ROOT, path)
+            if found is not None and found.kind != GROUP:
                 raise NameExistsError(
                     f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing "
                     "can be stored under it: choose another name, or del it first"
@@ -454,7 +467,7 @@ class Group(MutableMapping[str, Any]):
             if found is not None:
                 return Group(self._core, self._full(name))
             try:
-                if pool.group(_ffi.ROOT, path, create=not pool.info.read_only) is None:
+                if pool.group(ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
             except NameExistsError as error:
                 raise self._told_more(name, error) from None
@@ -467,13 +480,13 @@ class Group(MutableMapping[str, Any]):
         """
         path, pool = self._path(name), self._core.pool
         with self._core.lock:
-            found = pool.find(_ffi.ROOT, path)
-            if found is not None and found.kind != _ffi.LIST:
+            found = pool.find(ROOT, path)
+            if found is not None and found.kind != LIST:
                 raise NameExistsError(
                     f"{self._core.path}: {name!r} is no list: del it first, or use another name"
                 )
             try:
-                if pool.open_list(_ffi.ROOT, path, create=not pool.info.read_only) is None:
+                if pool.open_list(ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
             except NameExistsError as error:
                 raise self._told_more(name, error) from None
@@ -496,12 +509,12 @@ class Group(MutableMapping[str, Any]):
             describe: Any = _torch_descriptor if is_torch else _numpy_descriptor
             given = describe(shape, np.float64 if dtype is None else dtype)
         with self._core.lock:
-            found = self._core.pool.find(_ffi.ROOT, self._group_path(name))
+            found = self._core.pool.find(ROOT, self._group_path(name))
             if found is None:
                 if given is None:
                     raise KeyError(name)
                 self._make_slots(name, *given)
-            elif found.kind != _ffi.GROUP or not found.meta:
+            elif found.kind != GROUP or not found.meta:
                 raise NameExistsError(
                     f"{self._core.path}: {name!r} is no pair of slots: del it first, or use "
                     "another name"
@@ -527,7 +540,7 @@ class Group(MutableMapping[str, Any]):
             raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
         try:
             self._core.pool.make_slots(
-                _ffi.ROOT, self._path(name), pack_slots(0), descriptor.pack(), data_bytes
+                ROOT, self._path(name), pack_slots(0), descriptor.pack(), data_bytes
             )
         except NameExistsError as error:
             raise self._told_more(name, error) from None
@@ -544,12 +557,12 @@ class Group(MutableMapping[str, Any]):
             found = self._core.pool.entries(self._directory())
             return [self._told(name.decode(), thing) for name, thing in found]
 
-    def _told(self, name: str, found: _ffi.Found) -> Entry:
+    def _told(self, name: str, found: Found) -> Entry:
         """REQUIRES: the lock."""
-        if found.kind == _ffi.GROUP and found.meta:
+        if found.kind == GROUP and found.meta:
             version = self._core.pool.find(found.data, b"0")  # both are of one description
             if version is None:
-                raise _ffi.damaged(self._core.path, f"the slots {name!r} lack an array", found.node)
+                raise damaged(self._core.path, f"the slots {name!r} lack an array", found.node)
             return replace(_entry(self._core, name, version), kind="slots")
         return _entry(self._core, name, found)
 
@@ -584,10 +597,10 @@ def tree(group: Group) -> builtins.list[Entry]:
     return told
 
 
-def _entry(core: Core, name: str, found: _ffi.Found) -> Entry:
-    if found.kind in (_ffi.GROUP, _ffi.LIST):
-        return Entry(name, "group" if found.kind == _ffi.GROUP else "list", None, None, 0)
-    if found.kind == _ffi.VALUE:
+def _entry(core: Core, name: str, found: Found) -> Entry:
+    if found.kind in (GROUP, LIST):
+        return Entry(name, "group" if found.kind == GROUP else "list", None, None, 0)
+    if found.kind == VALUE:
         return Entry(name, "value", None, None, len(found.meta))
     descriptor = core.describe(found)
     kind: Literal["tensor", "array"] = "tensor" if descriptor.torch else "array"

@@ -10,7 +10,8 @@ import msgpack
 import numpy as np
 
 from pmstore.base import notebook
-from pmstore.engine import _ffi
+from pmstore.engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE, SLOT_NEXT
+from pmstore.engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
 from pmstore.objects import dtypes
 from pmstore.objects.array import Descriptor
@@ -53,14 +54,14 @@ def unpack(meta: bytes) -> int:
     return int(current)
 
 
-def check(pool: _ffi.Pool, group: _ffi.Found) -> None:
+def check(pool: Pool, group: Found) -> None:
     """What is described as slots has to be a pair: two arrays of one description.
 
     Raises: CorruptStoreError.
     """
     unpack(group.meta)
     held = dict(pool.entries(group.data))
-    if sorted(held) != list(_NAMES) or any(found.kind != _ffi.ARRAY for found in held.values()):
+    if sorted(held) != list(_NAMES) or any(found.kind != ARRAY for found in held.values()):
         raise CorruptStoreError("slots hold two arrays, 0 and 1, and nothing else")
     first, second = (held[name] for name in _NAMES)
     if (first.meta, first.data_bytes) != (second.meta, second.data_bytes):
@@ -119,14 +120,14 @@ class Slots:
     def _directory(self) -> int | None:
         """That has the name, if it is there. Holds until the next change. REQUIRES: the lock."""
         if len(self._parts) == 1:
-            return _ffi.ROOT
-        found = self._core.pool.find(_ffi.ROOT, b"\0".join(self._parts[:-1]))
-        return found.data if found is not None and found.kind == _ffi.GROUP else None
+            return ROOT
+        found = self._core.pool.find(ROOT, b"\0".join(self._parts[:-1]))
+        return found.data if found is not None and found.kind == GROUP else None
 
     def _array(self, which: int) -> Any:
         """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip
         slots that are a mirror, and a signal handler may remove them. REQUIRES: the lock."""
-        found = self._core.pool.slot(_ffi.ROOT, self._path, which)
+        found = self._core.pool.slot(ROOT, self._path, which)
         if found is None:
             raise self._gone()
         return self._core.load(found, self.name)
@@ -152,7 +153,7 @@ class Slots:
         """The version that the last flip named, committed or not: the array or tensor over its
         block, zeros at first."""
         with self._core.lock:
-            return self._array(_ffi.SLOT_CURRENT)
+            return self._array(SLOT_CURRENT)
 
     @property
     def next(self) -> Any:
@@ -168,14 +169,14 @@ class Slots:
         with self._core.lock:
             turn = self._turn()
             if self._flipped(turn):
-                self._array(_ffi.SLOT_CURRENT)  # KeyError, should it be gone
+                self._array(SLOT_CURRENT)  # KeyError, should it be gone
                 raise TransactionError(
                     f"{self.name!r} was flipped in this transaction, so that its other slot holds "
                     "the committed version: write the next one into .current, in place (or "
                     ".target, which is always the right one), or commit first"
                 )
             turn.whole = None
-            return self._array(_ffi.SLOT_NEXT)
+            return self._array(SLOT_NEXT)
 
     @property
     def target(self) -> Any:
@@ -198,7 +199,7 @@ class Slots:
         before the first flip in this process, once `next` was asked for, and after a roll back.
         """
         with self._core.lock:
-            made = self._array(_ffi.SLOT_IDLE)
+            made = self._array(SLOT_IDLE)
             if self._turn().whole != self._core.pool.rollbacks():
                 return None
             if not isinstance(made, np.ndarray):
@@ -218,7 +219,7 @@ class Slots:
         """
         with self._core.lock:
             turn, handle = self._turn(), self._core.pool.handle
-            if not handle.flip(_ffi.ROOT, self._path, turn.flipped):
+            if not handle.flip(ROOT, self._path, turn.flipped):
                 raise self._gone()
             turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
 
@@ -227,8 +228,8 @@ class Slots:
     def _description(self) -> Descriptor:
         with self._core.lock:
             # both are of one description
-            found = self._core.pool.find(_ffi.ROOT, self._path + b"\0" + _NAMES[0])
-            if found is None or found.kind != _ffi.ARRAY:
+            found = self._core.pool.find(ROOT, self._path + b"\0" + _NAMES[0])
+            if found is None or found.kind != ARRAY:
                 raise self._gone()
             return self._core.describe(found)
 
@@ -256,7 +257,7 @@ class Slots:
         try:
             about = self._description()
             with self._core.lock:
-                pair = self._core.pool.slot_find(_ffi.ROOT, self._path)
+                pair = self._core.pool.slot_find(ROOT, self._path)
             if pair is None:
                 raise self._gone()
         except (KeyError, PmstoreError):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pmstore.engine._ffi import HISTORY_BYTES
+from pmstore.engine.constants import HISTORY_BYTES
 
 if TYPE_CHECKING:
     from pmstore import Store

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary, ref
 from pmstore.base.alive import alive
 from pmstore.base.words import counted
 from pmstore.base.workers import Worker
-from pmstore.engine._ffi import Pool
+from pmstore.engine.pool import Pool
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.objects.containers import Group
 from pmstore.tiers import trust

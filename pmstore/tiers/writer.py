@@ -16,7 +16,7 @@ from weakref import finalize, ref
 import numpy as np
 
 from pmstore.base.workers import Worker
-from pmstore.engine._ffi import Pool
+from pmstore.engine.pool import Pool
 from pmstore.engine.snapshot import CHANGED, LIVE, Snapshot, SnapshotInfo, Transfer, checksum
 from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.objects.array import Array
