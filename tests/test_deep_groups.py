@@ -7,8 +7,8 @@ import pytest
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.engine.constants import ROOT
-from pmstore.objects.containers import GROUPS_MAX, tree
+from pmstore.engine.constants import GROUPS_MAX, ROOT
+from pmstore.objects.containers import tree
 
 FULL = "/".join(["g"] * GROUPS_MAX)
 TOO_DEEP = "more than 99 others"

@@ -28,8 +28,9 @@ from pmstore.errors import NameExistsError
 from pmstore.extras import optional
 from pmstore.formats.npz import NpzFile
 from pmstore.objects import values
-from pmstore.objects.containers import Group, split_name
+from pmstore.objects.containers import Group
 from pmstore.objects.lists import List
+from pmstore.objects.names import split_name
 from pmstore.objects.slots import Slots
 
 OURS = "pmstore"

@@ -26,8 +26,8 @@ from pmstore.engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import array, slots, values
 from pmstore.objects.array import Descriptor
-from pmstore.objects.containers import split_name
 from pmstore.objects.core import Payload
+from pmstore.objects.names import split_name
 from pmstore.store import Domain, Store, open
 
 FORMAT = "pmstore dump"

@@ -187,14 +187,14 @@ def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str
 _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
 
 
-def owner(address: int) -> Core | None:
-    """Of the store in whose heap the address is, if this process has it open for writing: a store
-    to it is captured."""
+def owner(address: int) -> str | None:
+    """Path of the store in whose heap the address is, if this process has it open for writing: a
+    store to it is captured."""
     for core in alive(_cores):
         info = core.pool.info
         # else others may lie there now
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:
-            return core if not info.read_only and core.process == os.getpid() else None
+            return core.path if not info.read_only and core.process == os.getpid() else None
     return None
 
 

@@ -9,9 +9,10 @@ from typing import Any, overload
 
 from pmstore.base import notebook
 from pmstore.base.words import counted
-from pmstore.engine.constants import LIST_END, ROOT, VALUE
-from pmstore.errors import PmstoreError
+from pmstore.engine.constants import LIST, LIST_END, ROOT, VALUE
+from pmstore.errors import NameExistsError, PmstoreError
 from pmstore.objects.core import Core, Payload, payload, represent
+from pmstore.objects.names import in_the_way
 
 
 class List(MutableSequence[Any]):
@@ -223,3 +224,20 @@ class List(MutableSequence[Any]):
         except (KeyError, PmstoreError):
             return notebook.table(repr(self), [], [], 0)
         return notebook.table(repr(self), ("", "item"), rows, length)
+
+
+def open_list(core: Core, parts: tuple[bytes, ...], name: str) -> List:
+    """See `Group.list`. name: for messages."""
+    pool, path = core.pool, b"\0".join(parts)
+    with core.lock:
+        found = pool.find(ROOT, path)
+        if found is not None and found.kind != LIST:
+            raise NameExistsError(
+                f"{core.path}: {name!r} is no list: del it first, or use another name"
+            )
+        try:
+            if pool.open_list(ROOT, path, create=not pool.info.read_only) is None:
+                raise KeyError(name)
+        except NameExistsError as error:
+            raise in_the_way(pool, parts, error) from None
+    return List(core, parts)

@@ -12,10 +12,11 @@ import numpy as np
 from pmstore.base import notebook
 from pmstore.engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE, SLOT_NEXT
 from pmstore.engine.pool import Found, Pool
-from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
-from pmstore.objects import dtypes
+from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError, TransactionError
+from pmstore.objects import array, dtypes
 from pmstore.objects.array import Descriptor
 from pmstore.objects.core import Core, represent
+from pmstore.objects.names import in_the_way
 
 _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
 
@@ -268,3 +269,39 @@ class Slots:
             for number, kind in enumerate(kinds)
         ]
         return notebook.table(repr(self), ("slot", "", "dtype", "shape", "bytes"), rows, 2)
+
+
+def open_slots(
+    core: Core, parts: tuple[bytes, ...], given: tuple[Descriptor, int] | None, name: str
+) -> Slots:
+    """See `Group.slots`. given: description and bytes of an element. name: for messages."""
+    made = Slots(core, parts)
+    with core.lock:
+        found = core.pool.find(ROOT, b"\0".join(parts))
+        if found is None:
+            if given is None:
+                raise KeyError(name)
+            _make(core, parts, *given)
+        elif found.kind != GROUP or not found.meta:
+            raise NameExistsError(
+                f"{core.path}: {name!r} is no pair of slots: del it first, or use another name"
+            )
+        elif given is not None:
+            there, wanted = made._description(), given[0]
+            if not there.same_kind(wanted):
+                raise NameExistsError(
+                    f"{core.path}: the slots {name!r} have shape {there.shape}, dtype "
+                    f"{there.dtype_name()}; asked for was shape {wanted.shape}, dtype "
+                    f"{wanted.dtype_name()}: del them first, or use another name"
+                )
+    return made
+
+
+def _make(core: Core, parts: tuple[bytes, ...], descriptor: Descriptor, itemsize: int) -> None:
+    """REQUIRES: the lock; nothing has the name."""
+    data_bytes = array.bytes_of_new(descriptor, itemsize)
+    try:
+        core.pool.make_slots(ROOT, b"\0".join(parts), pack(0), descriptor.pack(), data_bytes)
+    except NameExistsError as error:
+        raise in_the_way(core.pool, parts, error) from None
+    core.turns.pop(parts, None)
