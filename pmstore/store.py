@@ -1,35 +1,22 @@
-"""The store: opening, transactions, and what it says of itself."""
+"""An open store: transactions, mirrors, tiers, the end."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import fields
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakMethod, WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
-from pmstore.base.words import counted
-from pmstore.engine import inspection
+from pmstore.base.sizes import parse_size
 from pmstore.engine._binding import Transaction
-from pmstore.engine.constants import DOMAINS, GROUP, LIST, MIN_SIZE_BYTES, MODES, VALUE
-from pmstore.engine.pool import Found, Pool
-from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
-from pmstore.errors import (
-    ClosedStoreError,
-    CorruptStoreError,
-    ForkedStoreError,
-    FormatVersionError,
-    TierError,
-)
+from pmstore.errors import ClosedStoreError
 from pmstore.extras import optional
-from pmstore.objects import array, slots, values
-from pmstore.objects.containers import Group
 from pmstore.objects.core import Core
+from pmstore.objects.root import Root
 
 if TYPE_CHECKING:
     import torch
@@ -41,49 +28,12 @@ if TYPE_CHECKING:
     from pmstore.tiers.handle import Flush
     from pmstore.tiers.manager import Tiers
 
-Mode = Literal["r", "r+", "a", "w", "x"]
-Domain = Literal["auto", "dax", "file", "process", "emulated"]
-
 _LEAVING_SECONDS = 10.0
 """That leaving the store's `with` waits for another thread's block. It ends: that thread may be
 waiting for this one."""
 
-_UNITS: dict[str, int] = {
-    "": 1,
-    "b": 1,
-    **{prefix + "b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")},
-    **{prefix + "ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")},
-}
 
-
-def parse_size(size: int | str | None, what: str = "size") -> int:
-    """Bytes of `4096`, `"4GiB"` (1024) or `"500 MB"` (1000); None is 0.
-
-    Raises: TypeError, ValueError.
-
-    >>> parse_size("4GiB"), parse_size("1.5 MB"), parse_size(None)
-    (4294967296, 1500000, 0)
-    """
-    if size is None:
-        return 0
-    if isinstance(size, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size)
-        if match is None or match[2].lower() not in _UNITS:
-            raise ValueError(
-                f"{what}={size!r} is not a size: use bytes, or a str like '500MB', '4GiB'"
-            )
-        unit = _UNITS[match[2].lower()]
-        bytes_ = round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-    elif isinstance(size, bool) or not hasattr(size, "__index__"):
-        raise TypeError(f"{what} is an int (bytes) or a str like '4GiB', not {type(size).__name__}")
-    else:
-        bytes_ = size.__index__()
-    if not 0 < bytes_ < 1 << 62:
-        raise ValueError(f"{what}={size!r} is not the size of a file")
-    return bytes_
-
-
-class Store(Group):
+class Store(Root):
     """An open store, made by `pmstore.open`: a mapping of names to arrays, tensors, values and
     groups (see `Group`).
 
@@ -98,14 +48,10 @@ class Store(Group):
     `transaction` take turns.
     """
 
-    __slots__ = ("__weakref__", "_guards", "_mirrors", "_recovery", "_tiers")
+    __slots__ = ("__weakref__", "_guards", "_mirrors", "_tiers")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core, ())
-        info = core.pool.info
-        self._recovery = Recovery(
-            **{field.name: getattr(info, field.name) for field in fields(Recovery)}
-        )
+        super().__init__(core)
         self._guards: list[WeakMethod[Callable[[], None]]] = []
         self._tiers: Tiers | None = None
         self._mirrors: Mirrors | None = None
@@ -252,10 +198,6 @@ class Store(Group):
         """
         self._close(False)
 
-    @property
-    def closed(self) -> bool:
-        return self._core.pool.handle.closed
-
     def _close(self, commit: bool) -> None:
         self._core.pool.handle.close(commit, _LEAVING_SECONDS, self._ask_before_leaving, self._end)
 
@@ -310,9 +252,9 @@ class Store(Group):
             something else, or of another shape or dtype; TypeError; StoreFullError.
         """
         with optional:
-            from pmstore.mirror.mirror import add
+            from pmstore.mirror.adding import add
 
-        return add(self, self._core, self._open_mirrors(), name, tensor)
+        return add(self, self._open_mirrors(), name, tensor)
 
     def _open_mirrors(self) -> Mirrors:
         if self._mirrors is None:
@@ -467,127 +409,6 @@ class Store(Group):
         if self._tiers is not None:
             self._tiers.drain(timeout)
 
-    # ---- what it says of itself ----
-
-    @property
-    def path(self) -> str:
-        """The file, as it was given to `open`."""
-        return self._core.path
-
-    @property
-    def domain(self) -> str:
-        """The domain in force: "dax", "file", "process" or "emulated". `SURVIVES` says what each
-        survives."""
-        return self._core.pool.info.domain
-
-    @property
-    def mode(self) -> Literal["r", "r+"]:
-        """Whether it can be written."""
-        return "r" if self._core.pool.info.read_only else "r+"
-
-    @property
-    def epoch(self) -> int:
-        """Number of commits since the store was made."""
-        if self.closed:
-            raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
-        return self._core.pool.epoch()
-
-    @property
-    def recovery(self) -> Recovery:
-        """What the open had to undo or replay."""
-        return self._recovery
-
-    @property
-    def rollbacks(self) -> int:
-        """Changes whenever a roll back did: what was remembered of the store before it may be
-        wrong."""
-        return self._core.pool.rollbacks()
-
-    def stats(self) -> Stats:
-        """Sizes and counts, now."""
-        return inspection.stats(self._core.pool)
-
-    def info(self) -> Info:
-        """What a person asks first."""
-        info, stats = self._core.pool.info, self.stats()
-        return Info(
-            path=self.path,
-            domain=info.domain,
-            survives=SURVIVES[info.domain],
-            flush=info.flush,
-            read_only=info.read_only,
-            epoch=stats.epoch,
-            names=len(self),
-            file_bytes=stats.file_bytes,
-            used_bytes=stats.used_bytes,
-            free_bytes=stats.free_bytes,
-            opens=info.opens,
-            unclean_opens=info.unclean_opens,
-            uuid=info.uuid.hex(),
-            recovery=self._recovery,
-        )
-
-    def usage(self) -> tuple[SegmentUsage, ...]:
-        """What is in use of the file's segments, and where: a map of the heap. Reads the page
-        tables, not the data."""
-        return inspection.usage(self._core.pool)
-
-    def check(self) -> CheckReport:
-        """Examines the whole store: allocator, directories, that every value and description
-        decodes, and that slots are pairs. Reads only."""
-        with self._core.lock:
-            counts, problems = inspection.check(self._core.pool)
-            if not problems:  # else the directories are not to be walked
-                problems = self._check_objects()
-        return CheckReport(**counts, problems=tuple(problems))
-
-    def _check_objects(self) -> list[str]:
-        problems = []
-        for raw, found in self._core.pool.tree():
-            try:
-                if found.kind == GROUP:
-                    if found.meta:
-                        slots.check(self._core.pool, found)
-                elif found.kind == LIST:
-                    self._check_items(found.data)
-                else:
-                    self._check_object(found)
-            except CorruptStoreError as error:
-                problems.append(f"{raw.decode()!r}: {error}")
-            except FormatVersionError:
-                pass  # sound, and to be read where it was written
-        return problems
-
-    def _check_items(self, items: int) -> None:
-        for at in range(self._core.pool.list_count(items)):
-            found = self._core.pool.item(items, b"", at, True)
-            if found is None:
-                raise CorruptStoreError("a list is shorter than it says")
-            try:
-                self._check_object(found)
-            except CorruptStoreError as error:
-                raise CorruptStoreError(f"item {at}: {error}") from error
-
-    @staticmethod
-    def _check_object(found: Found) -> None:
-        if found.kind == VALUE:
-            values.decode(found.meta)
-            return
-        descriptor = array.Descriptor.unpack(found.meta)
-        if not descriptor.torch:  # torch is not imported for this
-            array.check_bytes(descriptor, array.numpy_dtype(descriptor).itemsize, found.data_bytes)
-
-    def __repr__(self) -> str:
-        if self.closed:
-            return f"<pmstore.Store {self.path!r}, closed>"
-        try:
-            return (
-                f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, "
-                f"{counted(len(self), 'name')}>"
-            )
-        except ForkedStoreError:
-            return f"<pmstore.Store {self.path!r}, of the parent process>"
-
 
 _open_stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
 
@@ -601,91 +422,3 @@ def _close_all() -> None:
 # A store that is still open at exit is closed cleanly, as a file is flushed: uncommitted writes are
 # rolled back.
 atexit.register(_close_all)
-
-
-def open(
-    path: str | os.PathLike[str],
-    mode: Mode = "a",
-    *,
-    size: int | str | None = None,
-    max_size: int | str | None = None,
-    domain: Domain = "auto",
-    lock_timeout: float | None = 0.0,
-    hot: bool = True,
-    force: bool = False,
-) -> Store:
-    """Opens or creates a store.
-
-    mode: "a" opens, or creates if there is none or an empty file; "r+" opens; "w" creates,
-        replacing what is there; "x" creates, and there must be nothing; "r" opens for reading: it
-        excludes writers, and shows a crashed file as of its last commit without changing it. Arrays
-        are then not writeable.
-    size: of a new file, in bytes or as "4GiB" (default 64 MiB, at least 1 MiB). It grows by itself.
-    max_size: the file never grows beyond; it replaces what an existing store was given before.
-        None: that, or no limit but the file system.
-    domain: what a commit survives (see `SURVIVES`); "auto": "dax" where the file system can,
-        "process" on tmpfs, else "file".
-    lock_timeout: seconds to wait for another process that has the store open; 0: none; None: for
-        ever.
-    hot: False protects all pages again at every commit (slower; no assumption about writers being
-        quiet at a commit).
-    force: open a store that UncleanMachineCrashError or UncleanCopyError would refuse. It may be
-        torn.
-
-    Raises:
-        StoreLockedError: it is open elsewhere; names the process.
-        NotAStoreError, CorruptStoreError, FormatVersionError, UncleanMachineCrashError,
-            UncleanCopyError: of an existing file.
-        StoreFullError: no room for the file. DomainError: the domain is not to be had here.
-        FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, OSError; ValueError,
-            TypeError for arguments.
-
-    >>> import tempfile
-    >>> with (
-    ...     tempfile.TemporaryDirectory() as folder,
-    ...     open(f"{folder}/run.pm", size="8MiB") as store,
-    ... ):
-    ...     w = store.zeros("w", (2, 2), "float32")
-    ...     store["config"] = {"lr": 1e-3}
-    ...     with store.transaction():
-    ...         w += 1
-    ...         store["step"] = 1
-    ...     sorted(store), store.check().problems
-    (['config', 'step', 'w'], ())
-    """
-    name = os.fspath(path)
-    if not isinstance(name, str):
-        raise TypeError(f"path is a str or a path of str, not {type(name).__name__}")
-    if "\0" in name:
-        raise ValueError("a path has no NUL character")
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
-    if domain not in DOMAINS:
-        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
-    size_bytes = parse_size(size)
-    if size is not None and size_bytes < MIN_SIZE_BYTES:
-        raise ValueError(
-            f"size={size!r} is too small: a store needs at least {MIN_SIZE_BYTES} bytes (1 MiB)"
-        )
-    pool = Pool(
-        name,
-        mode,
-        size_bytes=size_bytes,
-        max_size_bytes=parse_size(max_size, "max_size"),
-        domain=domain,
-        lock_timeout_seconds=lock_timeout,
-        hot=hot,
-        force=force,
-        ranges=array.span,
-    )
-    store = Store(Core(pool))
-    if mode != "r":
-        try:
-            # told to whoever uses them
-            with suppress(TierError, CorruptStoreError, FormatVersionError):
-                if ".pmstore" in store:
-                    store._open_tiers()  # those that are flushed by themselves begin to be
-        except Warning:  # of a tier that was not added here, where warnings are errors
-            store.close()
-            raise
-    return store

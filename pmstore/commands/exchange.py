@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pmstore.base.newfile import PRIVATE
+from pmstore.base.sizes import parse_size
 from pmstore.base.words import counted
 from pmstore.commands.app import (
     Mode,
@@ -24,7 +25,6 @@ from pmstore.commands.app import (
 )
 from pmstore.formats import exchange
 from pmstore.objects.containers import Group
-from pmstore.store import parse_size
 
 Separator = Annotated[
     str | None,

@@ -14,8 +14,8 @@ from pmstore.engine.failures import damaged
 from pmstore.engine.pool import Pool
 from pmstore.errors import CorruptStoreError
 from pmstore.objects.core import Payload
+from pmstore.opening import open as open_store
 from pmstore.store import Store
-from pmstore.store import open as open_store
 
 _ROOM = ((1.02, 64), (1.1, 256), (1.3, 1024))
 """Tried in turn: a multiple of the bytes in use, and pages on top. What size classes and alignment

@@ -28,7 +28,8 @@ from pmstore.objects import array, slots, values
 from pmstore.objects.array import Descriptor
 from pmstore.objects.core import Payload
 from pmstore.objects.names import split_name
-from pmstore.store import Domain, Store, open
+from pmstore.opening import Domain, open
+from pmstore.store import Store
 
 FORMAT = "pmstore dump"
 VERSION = 1

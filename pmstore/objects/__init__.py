@@ -14,5 +14,6 @@ making.py       a new array or tensor
 lists.py        lists
 slots.py        two versions of an array, of which one is current
 containers.py   groups
-whole.py        a whole store: what it says of itself
+soundness.py    whether all that a store holds decodes
+root.py         the outermost group: what a store says of itself
 """

@@ -4,13 +4,14 @@ names it the current one."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from pmstore.base import notebook
 from pmstore.engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE, SLOT_NEXT
+from pmstore.engine.landing import LandFlip
 from pmstore.engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError, TransactionError
 from pmstore.objects import array, dtypes
@@ -33,6 +34,20 @@ class Turn:
     flipped: bytearray = field(default_factory=lambda: bytearray(b"\xff" * 16))
     # roll backs when the idle slot was known to hold the version before; None: it does not
     whole: int | None = None
+
+
+_LANDING = -1  # in Turn.whole: known when the commit is over
+
+
+class LandingPlace(NamedTuple):
+    """Where the next version goes that a commit lands: see `Slots.begin_landing`."""
+
+    blocks: set[int]
+    """Of both versions."""
+    flip: LandFlip | None
+    """To the idle block; None: the versions have no bytes."""
+    idle: Any
+    """The array or tensor over that block, where it may be written in place, as a device does."""
 
 
 def pack(current: int) -> bytes:
@@ -223,6 +238,43 @@ class Slots:
             if not handle.flip(ROOT, self._path, turn.flipped):
                 raise self._gone()
             turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
+
+    # ---- for mirrors ----
+
+    def begin_landing(self, settled: set[int]) -> LandingPlace | None:
+        """A commit that is about to begin will fill the idle slot and flip. settled: blocks that
+        may be written in place, as they are known to be committed. None: the slots are not in the
+        store (any more). REQUIRES: the lock.
+
+        Raises: TransactionError if they were flipped in this transaction already.
+        """
+        pool, directory = self._core.pool, self._directory()
+        pair = pool.slot_find(ROOT, self._path)
+        if pair is None or directory is None:
+            return None
+        turn = self._turn()
+        if self._flipped(turn):
+            raise TransactionError(
+                f"{self.name!r} is a mirror: its slots are flipped by commits alone"
+            )
+        number, idle = 1 - pair.current, None
+        data = pair.data[number]
+        if not data:
+            return LandingPlace(set(pair.data), None, None)
+        turn.whole = _LANDING
+        if data in settled:
+            idle = self._array(SLOT_NEXT)
+            data = array.span(idle)[0][0] - pool.info.base  # flipped meanwhile, it may be
+            number = pair.data.index(data)
+        return LandingPlace(
+            set(pair.data), LandFlip(directory, data, self._parts[-1], pack(number)), idle
+        )
+
+    def end_landing(self) -> None:
+        """The commit that `begin_landing` was for has happened."""
+        turn = self._turn()
+        if turn.whole == _LANDING:  # else the program was at the slots meanwhile
+            turn.whole = self._core.pool.rollbacks()
 
     # ---- looking at it ----
 
