@@ -27,7 +27,7 @@ from pmstore.tiers.handle import Flush
 from pmstore.tiers.writer import Writer, start_thread
 
 if TYPE_CHECKING:
-    from pmstore.store import Store
+    from pmstore.objects.root import Root
 
 __all__ = ["GROUP", "Tiers", "drain_all", "hand_over"]
 
@@ -58,7 +58,7 @@ class Tiers:
 
     # ---- what there is ----
 
-    def load(self, store: Store) -> None:
+    def load(self, store: Root) -> None:
         """Reads what the store remembers. Tiers that this file had not added here are known, and
         not flushed to by themselves."""
         for name in _remembered(store):
@@ -124,14 +124,14 @@ class Tiers:
         """Names of those that this file had not added here, and that nobody named since."""
         return tuple(name for name in self._configs if name in self._strange)
 
-    def trust(self, store: Store, names: Iterable[str]) -> None:
+    def trust(self, store: Root, names: Iterable[str]) -> None:
         """As if they were added here. Pending, until the commit that follows."""
         self._require()
         for name in names:
             store[f"{GROUP}/{name}"] = trust.seal(self._pool.info, name, store[f"{GROUP}/{name}"])
             self._strange.discard(name)
 
-    def add(self, store: Store, name: str, config: TierConfig) -> None:
+    def add(self, store: Root, name: str, config: TierConfig) -> None:
         if not name or "/" in name:
             raise ValueError(f"{name!r} is no name of a tier: it is not empty and has no '/'")
         self._require()
@@ -155,7 +155,7 @@ class Tiers:
         _install_sigterm()
         self._watch()
 
-    def remove(self, store: Store, name: str) -> None:
+    def remove(self, store: Root, name: str) -> None:
         self._require()
         with self._lock:
             if name not in self._configs:
@@ -301,7 +301,7 @@ class Tiers:
                 writer.abandon()
 
 
-def _remembered(store: Store) -> list[str]:
+def _remembered(store: Root) -> list[str]:
     """Names of tiers. Raises: TierError."""
     if GROUP not in store:
         return []
@@ -314,7 +314,7 @@ def _remembered(store: Store) -> list[str]:
     return list(group)
 
 
-def hand_over(old: Store, new: Store) -> None:
+def hand_over(old: Root, new: Root) -> None:
     """To a store that takes the old one's place, with all that it holds: tiers that were added
     there are added here."""
     for name in _remembered(old):
