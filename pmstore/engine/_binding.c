@@ -63,40 +63,18 @@ int64_t binding_timeout_ns(PyObject *seconds)
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     (void)module;
-    unsigned long long f[23];
-    if (PyTuple_GET_SIZE(args) != 23) {
-        PyErr_SetString(PyExc_TypeError, "bind takes the addresses of 23 functions");
+    uintptr_t f[sizeof binding_engine / sizeof binding_engine.open];
+    _Static_assert(sizeof f == sizeof binding_engine, "functions, and nothing else");
+    Py_ssize_t count = sizeof f / sizeof *f;
+    if (PyTuple_GET_SIZE(args) != count) {
+        PyErr_Format(PyExc_TypeError, "bind takes the addresses of %zd functions", count);
         return NULL;
     }
-    for (int i = 0; i < 23; i++)
-        f[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args, i));
+    for (Py_ssize_t i = 0; i < count; i++)
+        f[i] = (uintptr_t)PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args, i));
     if (PyErr_Occurred())
         return NULL;
-    binding_engine = (struct binding_engine){
-        .open = (__typeof__(binding_engine.open))(uintptr_t)f[0],
-        .close = (__typeof__(binding_engine.close))(uintptr_t)f[1],
-        .release = (__typeof__(binding_engine.release))(uintptr_t)f[2],
-        .enter = (__typeof__(binding_engine.enter))(uintptr_t)f[3],
-        .commit_pending = (__typeof__(binding_engine.commit_pending))(uintptr_t)f[4],
-        .leave = (__typeof__(binding_engine.leave))(uintptr_t)f[5],
-        .wait = (__typeof__(binding_engine.wait))(uintptr_t)f[6],
-        .depth = (__typeof__(binding_engine.depth))(uintptr_t)f[7],
-        .set_tasks = (__typeof__(binding_engine.set_tasks))(uintptr_t)f[8],
-        .will_write = (__typeof__(binding_engine.will_write))(uintptr_t)f[9],
-        .get = (__typeof__(binding_engine.get))(uintptr_t)f[10],
-        .unpin = (__typeof__(binding_engine.unpin))(uintptr_t)f[11],
-        .rollbacks = (__typeof__(binding_engine.rollbacks))(uintptr_t)f[12],
-        .find = (__typeof__(binding_engine.find))(uintptr_t)f[13],
-        .next = (__typeof__(binding_engine.next))(uintptr_t)f[14],
-        .item = (__typeof__(binding_engine.item))(uintptr_t)f[15],
-        .put_value = (__typeof__(binding_engine.put_value))(uintptr_t)f[16],
-        .flip = (__typeof__(binding_engine.flip))(uintptr_t)f[17],
-        .epoch = (__typeof__(binding_engine.epoch))(uintptr_t)f[18],
-        .splice = (__typeof__(binding_engine.splice))(uintptr_t)f[19],
-        .put_backs = (__typeof__(binding_engine.put_backs))(uintptr_t)f[20],
-        .slot = (__typeof__(binding_engine.slot))(uintptr_t)f[21],
-        .commit = (__typeof__(binding_engine.commit))(uintptr_t)f[22],
-    };
+    memcpy(&binding_engine, f, sizeof f);
     binding_engine.set_tasks(binding_whose);
     Py_RETURN_NONE;
 }

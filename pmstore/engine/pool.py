@@ -328,28 +328,11 @@ def _address(name: str) -> int:
 
 # the functions of struct binding_engine, in its order
 _FUNCTIONS = (
-    "pms_pool_open",
-    "pms_pool_close",
-    "pms_pool_release",
-    "pms_block_enter",
-    "pms_block_commit_pending",
-    "pms_block_leave",
-    "pms_block_wait",
-    "pms_block_depth",
-    "pms_block_set_tasks",
-    "pms_will_write",
-    "pms_object_get",
-    "pms_unpin",
-    "pms_rollbacks",
-    "pms_object_find",
-    "pms_object_next",
-    "pms_sequence_get",
-    "pms_object_put_value",
-    "pms_slot_flip",
-    "pms_epoch",
-    "pms_sequence_splice",
-    "pms_put_backs",
-    "pms_slot_get",
+    *("pms_pool_open", "pms_pool_close", "pms_pool_release", "pms_block_enter"),
+    *("pms_block_commit_pending", "pms_block_leave", "pms_block_wait", "pms_block_depth"),
+    *("pms_block_set_tasks", "pms_will_write", "pms_object_get", "pms_unpin", "pms_rollbacks"),
+    *("pms_object_find", "pms_object_next", "pms_sequence_get", "pms_object_put_value"),
+    *("pms_slot_flip", "pms_epoch", "pms_sequence_splice", "pms_put_backs", "pms_slot_get"),
     "pms_commit",
 )
 _binding.bind(*map(_address, _FUNCTIONS))

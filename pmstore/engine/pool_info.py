@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pmstore.engine._native import ffi as _ffi
@@ -44,26 +44,8 @@ def read_info(pool: Any) -> PoolInfo:
     """pool: `struct pms_pool *`."""
     raw = _ffi.new("struct pms_info *")
     _lib.pms_pool_info(pool, raw)
+    told = {field.name: getattr(raw, field.name) for field in fields(PoolInfo)}
+    told |= {one.name: bool(told[one.name]) for one in fields(PoolInfo) if one.type == "bool"}
     names = {number: name for name, number in DOMAINS.items()}
-    return PoolInfo(
-        base=raw.base,
-        reserve_bytes=raw.reserve_bytes,
-        domain=names[raw.domain],
-        flush=FLUSHES[raw.flush],
-        sync_mapping=bool(raw.sync_mapping),
-        read_only=bool(raw.read_only),
-        created=bool(raw.created),
-        clean=bool(raw.clean),
-        undone_entries=raw.undone_entries,
-        undone_bytes=raw.undone_bytes,
-        replayed_records=raw.replayed_records,
-        replayed_bytes=raw.replayed_bytes,
-        torn=bool(raw.torn),
-        asked_domain=names[raw.asked_domain],
-        opens=raw.opens,
-        unclean_opens=raw.unclean_opens,
-        max_bytes=raw.max_bytes,
-        uuid=bytes(_ffi.buffer(raw.uuid)),
-        inode=raw.inode,
-        permissions=raw.permissions,
-    )
+    told |= {name: names[told[name]] for name in ("domain", "asked_domain")}
+    return PoolInfo(**{**told, "flush": FLUSHES[raw.flush], "uuid": bytes(_ffi.buffer(raw.uuid))})

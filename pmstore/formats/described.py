@@ -25,10 +25,10 @@ for."""
 _EMPTY: dict[str, Any] = {
     "groups": [],
     "tensors": [],
+    "order": [],
     "values": {},
     "paths": {},
     "lists": {},
-    "order": [],
 }
 """What describes a file that is not ours."""
 

@@ -31,23 +31,10 @@ from pmstore.objects.lists import List
 
 Progress = Callable[[int], None]
 
-_SAFETENSORS = frozenset(
-    (
-        *(
-            "bool",
-            "uint8",
-            "int8",
-            "uint16",
-            "int16",
-            "uint32",
-            "int32",
-            "uint64",
-            "int64",
-            "complex64",
-        ),
-        *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
-    )
-)
+_SAFETENSORS = {
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64"),
+}
 
 
 def _nothing(done: int) -> None:

@@ -20,8 +20,8 @@ class Outcome(Enum):
 @dataclass(frozen=True)
 class Kill:
     """One death. primitive: the persistence point, 0 if it came at a random time. acknowledged:
-    commits that had returned;
-    found: commits that the store held afterwards, None if there was no store yet."""
+    commits that had returned; found: commits that the store held afterwards, None if there was no
+    store yet."""
 
     primitive: int
     delay_seconds: float
