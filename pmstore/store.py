@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pmstore.tiers.manager import Tiers
 
 _LEAVING_SECONDS = 10.0
-"""That leaving the store's `with` waits for another thread's block. It ends: that thread may be
-waiting for this one."""
+"""That leaving the store's `with` waits for another thread's transaction block. It ends: that
+thread may be waiting for this one."""
 
 
 class Store(Root):
@@ -41,11 +41,11 @@ class Store(Root):
     last commit is uncommitted, and undone by `rollback`, by `close` and by a crash.
 
     Leaving `with pmstore.open(...) as store:` commits, also by `sys.exit(0)`; an exception rolls
-    back. TransactionError, with the store closed: a block was open, and is rolled back (see
-    `transaction`).
+    back. TransactionError, with the store closed: a transaction block was open, and is rolled back
+    (see `transaction`).
 
-    One process may have a file open for writing. In it, many threads and tasks may write; blocks of
-    `transaction` take turns.
+    One process may have a file open for writing. In it, many threads and tasks may write;
+    transaction blocks take turns.
     """
 
     __slots__ = ("__weakref__", "_guards", "_mirrors", "_tiers")
@@ -75,37 +75,43 @@ class Store(Root):
                 guard()
 
     def transaction(self, writes: Sequence[Any] = (), timeout: float | None = 60.0) -> Transaction:
-        """A block that happens as a whole or not at all: `with store.transaction(): ...`.
+        """`with store.transaction(): ...` is a transaction block: it happens as a whole or not at
+        all.
 
-        Entering commits what is pending. Leaving commits; leaving with an exception undoes the
-        block. Durable on leaving, as far as the domain goes. A block inside a block joins it: the
-        outermost decides. So an exception that is caught around an inner block leaves what the
-        inner block wrote in the outer one, and is committed with it; undoing it alone needs an
-        outermost block of its own.
+        Entering commits what is pending. Leaving commits; leaving with an exception undoes what was
+        written inside. Durable on leaving, as far as the domain goes. A transaction block inside
+        another joins it: the outermost decides. So an exception that is caught around an inner one
+        leaves what the inner one wrote in the outer one, and is committed with it. To undo it
+        alone, make it the outermost.
 
-        A block belongs to the thread that enters it and, where an event loop of asyncio runs, to
-        the running task. While it is open nobody else changes the store by a call: entering a block
-        waits, and every other call that would (assignments, `del`, making arrays, groups, lists and
-        slots, `will_write`, `commit`, `rollback`) raises TransactionError. Reads go on, and see
-        what the block has written so far. What others store into arrays, which needs no call, is
-        part of the open block: committed with it, or undone with it. `with` waits for other
-        threads; a task would wait for another of its own thread for ever, so that raises:
-        `async with store.transaction()` waits for tasks and threads, and lets the loop go on. A
-        block that nobody can leave any more, as its thread or task has ended or its generator was
-        closed elsewhere, is undone; a `commit` that finds one says so, once. Leaving the store's
-        `with` waits 10 seconds for other threads' blocks; `close` waits for none. A block that is
-        open then is undone whole, never committed by half. A generator that yields inside a block
-        keeps it open until it ends, and what others of its thread write meanwhile goes with it: do
-        not yield there, or close the generator at once (`contextlib.closing`).
+        A transaction block belongs to the thread that enters it and, where an event loop of asyncio
+        runs, to the running task. While it is open nobody else changes the store by a call:
+        entering another waits, and every other call that would (assignments, `del`, making arrays,
+        groups, lists and slots, `will_write`, `commit`, `rollback`) raises TransactionError. Reads
+        go on, and see what was written inside so far. What others store into arrays, which needs no
+        call, is part of the open transaction: committed with it, or undone with it.
 
-        writes: arrays and tensors of this store that the block writes. They are captured at once on
-            entering, which saves a page fault for each piece. Others may be written too.
-        timeout: seconds to wait for the block of another thread (or task, `async with`); None: for
-            ever.
+        `with` waits for other threads. A task would wait for another of its own thread for ever, so
+        that raises: `async with store.transaction()` waits for tasks and threads, and lets the loop
+        go on.
+
+        A transaction block that nobody can leave any more, as its thread or task has ended or its
+        generator was closed elsewhere, is undone; a `commit` that finds one says so, once. Leaving
+        the store's `with` waits 10 seconds for those of other threads; `close` waits for none. One
+        that is open then is undone whole, never committed by half.
+
+        A generator that yields inside a transaction block keeps it open until it ends, and what
+        others of its thread write meanwhile goes with it: do not yield there, or close the
+        generator at once (`contextlib.closing`).
+
+        writes: arrays and tensors of this store that are written inside. They are captured at once
+            on entering, which saves a page fault for each piece. Others may be written too.
+        timeout: seconds to wait for the transaction block of another thread (or task, `async
+            with`); None: for ever.
 
         Raises (on entering): TransactionError that names the thread or task in the way; ValueError
         or TypeError for writes that are not of this store. On leaving: StoreFullError or OSError if
-        the commit fails; then the block is rolled back.
+        the commit fails; then what was written inside is rolled back.
         TransactionError: another thread or task leaves it than entered it, or it was undone before,
             as told above.
 
@@ -147,7 +153,7 @@ class Store(Root):
         on until it is over, and belong to the next transaction. What the commit copies from
         `mirror`ed tensors may be written again after `fence()` of the handle.
 
-        Raises: TransactionError inside a block of `transaction`, while another thread or task is in
+        Raises: TransactionError inside a transaction block, while another thread or task is in
             one, or in the middle of a training step (see `pmstore.torch.attach`); StoreFullError,
             OSError; MirrorError: a copy from a device failed; MovedError: an array or tensor left
             the store's memory for good (see `Group`).
@@ -171,7 +177,8 @@ class Store(Root):
 
         An array that was made since is no longer in the store; it stays readable.
 
-        Raises: TransactionError inside a block, or while another thread or task is in one.
+        Raises: TransactionError inside a transaction block, or while another thread or task is in
+            one.
         """
         if self._mirrors is not None:
             self._mirrors.before_rollback()
@@ -182,14 +189,14 @@ class Store(Root):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the caller, thread or task, is in a block of `transaction`."""
+        """Whether the caller, thread or task, is in a transaction block."""
         return self._core.pool.block_depth() > 0
 
     # ---- life ----
 
     def close(self) -> None:
-        """Rolls back what is uncommitted, blocks of other threads too, and gives the file up.
-        Idempotent.
+        """Rolls back what is uncommitted, transaction blocks of other threads too, and gives the
+        file up. Idempotent.
 
         Arrays and tensors that are still alive become private copies at the same addresses. In a
         fork child, where the store is the parent's, nothing happens.

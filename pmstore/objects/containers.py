@@ -62,8 +62,8 @@ class Group(MutableMapping[str, Any]):
 
     Raises (all methods): ClosedStoreError; TypeError or ValueError for a name that is no name;
     CorruptStoreError; and for changes ReadOnlyStoreError, StoreFullError (nothing changed),
-    ForkedStoreError in a fork child, TransactionError while another thread or task is in a block
-    (see `Store.transaction`).
+    ForkedStoreError in a fork child, TransactionError while another thread or task is in a
+    transaction block (see `Store.transaction`).
     """
 
     __slots__ = ("_core", "_parts", "_prefix")
