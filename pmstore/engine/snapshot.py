@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -216,12 +215,7 @@ class Snapshot:
     def __enter__(self) -> Snapshot:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

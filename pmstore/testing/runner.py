@@ -40,12 +40,15 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
+    """One run: how it ended, the end of what it said, and what it noted on the board."""
+
     status: int
     said: str
-    primitives: int
-    acknowledged: int
-    domain: str
-    path: str
+    seen: crashboard.Seen
+
+    @property
+    def domain(self) -> str:
+        return _DOMAINS.get(self.seen.domain, "")
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
@@ -116,13 +119,5 @@ class Runner:
                 child.wait()
                 with self._lock:
                     self._running.discard(child)
-        seen = crashboard.read(board)
         said = output.read_bytes()[-400:].decode(errors="replace").strip()
-        return Run(
-            child.returncode,
-            said,
-            seen.primitives,
-            seen.acknowledged,
-            _DOMAINS.get(seen.domain, ""),
-            seen.path,
-        )
+        return Run(child.returncode, said, crashboard.read(board))

@@ -62,19 +62,20 @@ def _reference(runner: Runner, cwd: Path, verify: Verify | None) -> _Reference:
     began = time.monotonic()
     run = runner.run(cwd)
     seconds = time.monotonic() - began
+    seen = run.seen
     if run.status != 0:
         raise ValueError(
             f"the program ends with status {run.status} without being killed: {run.said}"
         )
-    if not run.path:
+    if not seen.path:
         raise ValueError("the program opens no store")
-    path = (cwd / run.path).resolve()
+    path = (cwd / seen.path).resolve()
     if not path.is_relative_to(cwd.resolve()):
         raise ValueError(
-            f"the program names its store {run.path}: the path has to be relative, because each "
+            f"the program names its store {seen.path}: the path has to be relative, because each "
             "trial has its own"
         )
-    if not run.acknowledged:
+    if not seen.acknowledged:
         raise ValueError("the program commits nothing")
     try:
         epoch, state = examine(path, verify)
@@ -84,7 +85,7 @@ def _reference(runner: Runner, cwd: Path, verify: Verify | None) -> _Reference:
         raise ValueError(f"a run that nobody killed leaves no file {missing[0]}")
     state |= digest_files(cwd, runner.program.results)
     return _Reference(
-        str(path.relative_to(cwd.resolve())), run.primitives, epoch, seconds, run.domain, state
+        str(path.relative_to(cwd.resolve())), seen.primitives, epoch, seconds, run.domain, state
     )
 
 
@@ -135,7 +136,7 @@ def _die(
             Outcome.MANUAL,
             f"{'resumed, ' if had else ''}it ended with status {run.status}: {run.said}",
         )
-    acknowledged = max(had, run.acknowledged)
+    acknowledged = max(had, run.seen.acknowledged)
     if not path.exists():
         if acknowledged:
             raise Finding(Outcome.LOST, "the store is gone")
