@@ -1,5 +1,5 @@
 /* A store, as the outside sees it: open, transactions, objects, close. The only header that
- * pmstore/engine/ knows (through pms.cdef).
+ * pmstore/engine/_ffi.py knows (through pms.cdef).
  *
  * Threads: every function may be called from any thread; the operation lock makes them take
  * turns. Arrays are written by anybody, without a call. Forks: in a child every call answers

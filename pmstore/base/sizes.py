@@ -1,4 +1,4 @@
-"""Sizes that people write: `"4GiB"`."""
+"""Sizes as people write them."""
 
 from __future__ import annotations
 
