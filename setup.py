@@ -6,15 +6,14 @@ import numpy
 from setuptools import Extension, setup
 
 ENGINE = "pmstore/engine"
+PARTS = ("binding", "handle", "look", "memory", "objects", "ranges", "transaction")
 
 setup(
     cffi_modules=[f"{ENGINE}/_build_ffi.py:ffibuilder"],
     ext_modules=[
         Extension(
             "pmstore.engine._binding",
-            sources=[
-                f"{ENGINE}/{name}.c" for name in ("_binding", "_memory", "_objects", "_transaction")
-            ],
+            sources=[f"{ENGINE}/_{part}.c" for part in PARTS],
             include_dirs=["native", numpy.get_include()],
             depends=[f"{ENGINE}/_binding.h", *glob("native/*/*.h")],
             extra_compile_args=[

@@ -52,10 +52,12 @@ from pmstore.errors import (
     UncleanMachineCrashError,
 )
 from pmstore.formats.compaction import Compaction, compact
-from pmstore.objects.containers import Entry, Group
+from pmstore.objects.containers import Group
+from pmstore.objects.entries import Entry
 from pmstore.objects.lists import List
 from pmstore.objects.slots import Slots
-from pmstore.store import Store, open
+from pmstore.opening import open
+from pmstore.store import Store
 
 if TYPE_CHECKING:
     from pmstore.formats import exchange, portable

@@ -112,11 +112,11 @@ class UncleanCopyError(UncleanMachineCrashError):
 
 
 class TransactionError(PmstoreError, RuntimeError):
-    """The call is not allowed at this point of a transaction, or the block of another thread or
-    task is in the way.
+    """The call is not allowed at this point of a transaction, or the transaction block of
+    another thread or task is in the way.
 
     Attributes:
-        owner: name of the thread or task whose block is open, or None.
+        owner: name of the thread or task whose transaction block is open, or None.
     """
 
     owner: str | None = None

@@ -1,34 +1,22 @@
-"""The store: opening, transactions, and what it says of itself."""
+"""An open store: transactions, mirrors, tiers, the end."""
 
 from __future__ import annotations
 
 import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import fields
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from weakref import WeakMethod, WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
-from pmstore.base.sizes import parse_size
-from pmstore.base.words import counted
-from pmstore.engine import _ffi
 from pmstore.engine._binding import Transaction
 from pmstore.engine.history import History
-from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
-from pmstore.errors import (
-    ClosedStoreError,
-    CorruptStoreError,
-    ForkedStoreError,
-    FormatVersionError,
-    TierError,
-)
+from pmstore.errors import ClosedStoreError
 from pmstore.extras import optional
-from pmstore.objects import array, slots, values
-from pmstore.objects.containers import Group
 from pmstore.objects.core import Core
+from pmstore.objects.root import Root
 
 if TYPE_CHECKING:
     import torch
@@ -40,15 +28,12 @@ if TYPE_CHECKING:
     from pmstore.tiers.handle import Flush
     from pmstore.tiers.manager import Tiers
 
-Mode = Literal["r", "r+", "a", "w", "x"]
-Domain = Literal["auto", "dax", "file", "process", "emulated"]
-
 _LEAVING_SECONDS = 10.0
-"""That leaving the store's `with` waits for another thread's block. It ends: that thread may be
-waiting for this one."""
+"""That leaving the store's `with` waits for another thread's transaction block. It ends: that
+thread may be waiting for this one."""
 
 
-class Store(Group):
+class Store(Root):
     """An open store, made by `pmstore.open`: a mapping of names to arrays, tensors, values and
     groups (see `Group`).
 
@@ -56,21 +41,17 @@ class Store(Group):
     last commit is uncommitted, and undone by `rollback`, by `close` and by a crash.
 
     Leaving `with pmstore.open(...) as store:` commits, also by `sys.exit(0)`; an exception rolls
-    back. TransactionError, with the store closed: a block was open, and is rolled back (see
-    `transaction`).
+    back. TransactionError, with the store closed: a transaction block was open, and is rolled back
+    (see `transaction`).
 
-    One process may have a file open for writing. In it, many threads and tasks may write; blocks of
-    `transaction` take turns.
+    One process may have a file open for writing. In it, many threads and tasks may write;
+    transaction blocks take turns.
     """
 
-    __slots__ = ("__weakref__", "_guards", "_mirrors", "_recovery", "_tiers")
+    __slots__ = ("__weakref__", "_guards", "_mirrors", "_tiers")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core, ())
-        info = core.pool.info
-        self._recovery = Recovery(
-            **{field.name: getattr(info, field.name) for field in fields(Recovery)}
-        )
+        super().__init__(core)
         self._guards: list[WeakMethod[Callable[[], None]]] = []
         self._tiers: Tiers | None = None
         self._mirrors: Mirrors | None = None
@@ -94,37 +75,43 @@ class Store(Group):
                 guard()
 
     def transaction(self, writes: Sequence[Any] = (), timeout: float | None = 60.0) -> Transaction:
-        """A block that happens as a whole or not at all: `with store.transaction(): ...`.
+        """`with store.transaction(): ...` is a transaction block: it happens as a whole or not at
+        all.
 
-        Entering commits what is pending. Leaving commits; leaving with an exception undoes the
-        block. Durable on leaving, as far as the domain goes. A block inside a block joins it: the
-        outermost decides. So an exception that is caught around an inner block leaves what the
-        inner block wrote in the outer one, and is committed with it; undoing it alone needs an
-        outermost block of its own.
+        Entering commits what is pending. Leaving commits; leaving with an exception undoes what was
+        written inside. Durable on leaving, as far as the domain goes. A transaction block inside
+        another joins it: the outermost decides. So an exception that is caught around an inner one
+        leaves what the inner one wrote in the outer one, and is committed with it. To undo it
+        alone, make it the outermost.
 
-        A block belongs to the thread that enters it and, where an event loop of asyncio runs, to
-        the running task. While it is open nobody else changes the store by a call: entering a block
-        waits, and every other call that would (assignments, `del`, making arrays, groups, lists and
-        slots, `will_write`, `commit`, `rollback`) raises TransactionError. Reads go on, and see
-        what the block has written so far. What others store into arrays, which needs no call, is
-        part of the open block: committed with it, or undone with it. `with` waits for other
-        threads; a task would wait for another of its own thread for ever, so that raises:
-        `async with store.transaction()` waits for tasks and threads, and lets the loop go on. A
-        block that nobody can leave any more, as its thread or task has ended or its generator was
-        closed elsewhere, is undone; a `commit` that finds one says so, once. Leaving the store's
-        `with` waits 10 seconds for other threads' blocks; `close` waits for none. A block that is
-        open then is undone whole, never committed by half. A generator that yields inside a block
-        keeps it open until it ends, and what others of its thread write meanwhile goes with it: do
-        not yield there, or close the generator at once (`contextlib.closing`).
+        A transaction block belongs to the thread that enters it and, where an event loop of asyncio
+        runs, to the running task. While it is open nobody else changes the store by a call:
+        entering another waits, and every other call that would (assignments, `del`, making arrays,
+        groups, lists and slots, `will_write`, `commit`, `rollback`) raises TransactionError. Reads
+        go on, and see what was written inside so far. What others store into arrays, which needs no
+        call, is part of the open transaction: committed with it, or undone with it.
 
-        writes: arrays and tensors of this store that the block writes. They are captured at once on
-            entering, which saves a page fault for each piece. Others may be written too.
-        timeout: seconds to wait for the block of another thread (or task, `async with`); None: for
-            ever.
+        `with` waits for other threads. A task would wait for another of its own thread for ever, so
+        that raises: `async with store.transaction()` waits for tasks and threads, and lets the loop
+        go on.
+
+        A transaction block that nobody can leave any more, as its thread or task has ended or its
+        generator was closed elsewhere, is undone; a `commit` that finds one says so, once. Leaving
+        the store's `with` waits 10 seconds for those of other threads; `close` waits for none. One
+        that is open then is undone whole, never committed by half.
+
+        A generator that yields inside a transaction block keeps it open until it ends, and what
+        others of its thread write meanwhile goes with it: do not yield there, or close the
+        generator at once (`contextlib.closing`).
+
+        writes: arrays and tensors of this store that are written inside. They are captured at once
+            on entering, which saves a page fault for each piece. Others may be written too.
+        timeout: seconds to wait for the transaction block of another thread (or task, `async
+            with`); None: for ever.
 
         Raises (on entering): TransactionError that names the thread or task in the way; ValueError
         or TypeError for writes that are not of this store. On leaving: StoreFullError or OSError if
-        the commit fails; then the block is rolled back.
+        the commit fails; then what was written inside is rolled back.
         TransactionError: another thread or task leaves it than entered it, or it was undone before,
             as told above.
 
@@ -166,7 +153,7 @@ class Store(Group):
         on until it is over, and belong to the next transaction. What the commit copies from
         `mirror`ed tensors may be written again after `fence()` of the handle.
 
-        Raises: TransactionError inside a block of `transaction`, while another thread or task is in
+        Raises: TransactionError inside a transaction block, while another thread or task is in
             one, or in the middle of a training step (see `pmstore.torch.attach`); StoreFullError,
             OSError; MirrorError: a copy from a device failed; MovedError: an array or tensor left
             the store's memory for good (see `Group`).
@@ -190,7 +177,8 @@ class Store(Group):
 
         An array that was made since is no longer in the store; it stays readable.
 
-        Raises: TransactionError inside a block, or while another thread or task is in one.
+        Raises: TransactionError inside a transaction block, or while another thread or task is in
+            one.
         """
         if self._mirrors is not None:
             self._mirrors.before_rollback()
@@ -201,14 +189,14 @@ class Store(Group):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the caller, thread or task, is in a block of `transaction`."""
+        """Whether the caller, thread or task, is in a transaction block."""
         return self._core.pool.block_depth() > 0
 
     # ---- life ----
 
     def close(self) -> None:
-        """Rolls back what is uncommitted, blocks of other threads too, and gives the file up.
-        Idempotent.
+        """Rolls back what is uncommitted, transaction blocks of other threads too, and gives the
+        file up. Idempotent.
 
         Arrays and tensors that are still alive become private copies at the same addresses. In a
         fork child, where the store is the parent's, nothing happens.
@@ -216,10 +204,6 @@ class Store(Group):
         Raises: OSError if the last commits cannot be synced; closed nevertheless.
         """
         self._close(False)
-
-    @property
-    def closed(self) -> bool:
-        return self._core.pool.handle.closed
 
     def _close(self, commit: bool) -> None:
         self._core.pool.handle.close(commit, _LEAVING_SECONDS, self._ask_before_leaving, self._end)
@@ -275,9 +259,9 @@ class Store(Group):
             something else, or of another shape or dtype; TypeError; StoreFullError.
         """
         with optional:
-            from pmstore.mirror.mirror import add
+            from pmstore.mirror.adding import add
 
-        return add(self, self._core, self._open_mirrors(), name, tensor)
+        return add(self, self._open_mirrors(), name, tensor)
 
     def _open_mirrors(self) -> Mirrors:
         if self._mirrors is None:
@@ -400,127 +384,6 @@ class Store(Group):
         self.history.hand_over(heir.history)
         hand_over(self, heir)
 
-    # ---- what it says of itself ----
-
-    @property
-    def path(self) -> str:
-        """The file, as it was given to `open`."""
-        return self._core.path
-
-    @property
-    def domain(self) -> str:
-        """The domain in force: "dax", "file", "process" or "emulated". `SURVIVES` says what each
-        survives."""
-        return self._core.pool.info.domain
-
-    @property
-    def mode(self) -> Literal["r", "r+"]:
-        """Whether it can be written."""
-        return "r" if self._core.pool.info.read_only else "r+"
-
-    @property
-    def epoch(self) -> int:
-        """Number of commits since the store was made."""
-        if self.closed:
-            raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
-        return self._core.pool.epoch()
-
-    @property
-    def recovery(self) -> Recovery:
-        """What the open had to undo or replay."""
-        return self._recovery
-
-    @property
-    def rollbacks(self) -> int:
-        """Changes whenever a roll back did: what was remembered of the store before it may be
-        wrong."""
-        return self._core.pool.rollbacks()
-
-    def stats(self) -> Stats:
-        """Sizes and counts, now."""
-        return Stats(**self._core.pool.stats())
-
-    def info(self) -> Info:
-        """What a person asks first."""
-        info, stats = self._core.pool.info, self.stats()
-        return Info(
-            path=self.path,
-            domain=info.domain,
-            survives=SURVIVES[info.domain],
-            flush=info.flush,
-            read_only=info.read_only,
-            epoch=stats.epoch,
-            names=len(self),
-            file_bytes=stats.file_bytes,
-            used_bytes=stats.used_bytes,
-            free_bytes=stats.free_bytes,
-            opens=info.opens,
-            unclean_opens=info.unclean_opens,
-            uuid=info.uuid.hex(),
-            recovery=self._recovery,
-        )
-
-    def usage(self) -> tuple[SegmentUsage, ...]:
-        """What is in use of the file's segments, and where: a map of the heap. Reads the page
-        tables, not the data."""
-        return tuple(SegmentUsage(**segment) for segment in self._core.pool.usage())
-
-    def check(self) -> CheckReport:
-        """Examines the whole store: allocator, directories, that every value and description
-        decodes, and that slots are pairs. Reads only."""
-        with self._core.lock:
-            counts, problems = self._core.pool.check()
-            if not problems:  # else the directories are not to be walked
-                problems = self._check_objects()
-        return CheckReport(**counts, problems=tuple(problems))
-
-    def _check_objects(self) -> list[str]:
-        problems = []
-        for raw, found in self._core.pool.tree():
-            try:
-                if found.kind == _ffi.GROUP:
-                    if found.meta:
-                        slots.check(self._core.pool, found)
-                elif found.kind == _ffi.LIST:
-                    self._check_items(found.data)
-                else:
-                    self._check_object(found)
-            except CorruptStoreError as error:
-                problems.append(f"{raw.decode()!r}: {error}")
-            except FormatVersionError:
-                pass  # sound, and to be read where it was written
-        return problems
-
-    def _check_items(self, items: int) -> None:
-        for at in range(self._core.pool.list_count(items)):
-            found = self._core.pool.item(items, b"", at, True)
-            if found is None:
-                raise CorruptStoreError("a list is shorter than it says")
-            try:
-                self._check_object(found)
-            except CorruptStoreError as error:
-                raise CorruptStoreError(f"item {at}: {error}") from error
-
-    @staticmethod
-    def _check_object(found: _ffi.Found) -> None:
-        if found.kind == _ffi.VALUE:
-            values.decode(found.meta)
-            return
-        descriptor = array.Descriptor.unpack(found.meta)
-        if not descriptor.torch:  # torch is not imported for this
-            array.check_bytes(descriptor, array.numpy_dtype(descriptor).itemsize, found.data_bytes)
-
-    def __repr__(self) -> str:
-        if self.closed:
-            return f"<pmstore.Store {self.path!r}, closed>"
-        try:
-            return (
-                f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, "
-                f"{counted(len(self), 'name')}>"
-            )
-        except ForkedStoreError:
-            return f"<pmstore.Store {self.path!r}, of the parent process>"
-
 
 _open_stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
 
@@ -534,92 +397,3 @@ def _close_all() -> None:
 # A store that is still open at exit is closed cleanly, as a file is flushed: uncommitted writes are
 # rolled back.
 atexit.register(_close_all)
-
-
-def open(
-    path: str | os.PathLike[str],
-    mode: Mode = "a",
-    *,
-    size: int | str | None = None,
-    max_size: int | str | None = None,
-    domain: Domain = "auto",
-    lock_timeout: float | None = 0.0,
-    hot: bool = True,
-    force: bool = False,
-) -> Store:
-    """Opens or creates a store.
-
-    mode: "a" opens, or creates if there is none or an empty file; "r+" opens; "w" creates,
-        replacing what is there; "x" creates, and there must be nothing; "r" opens for reading: it
-        excludes writers, and shows a crashed file as of its last commit without changing it. Arrays
-        are then not writeable.
-    size: of a new file, in bytes or as "4GiB" (default 64 MiB, at least 1 MiB). It grows by itself.
-    max_size: the file never grows beyond; it replaces what an existing store was given before.
-        None: that, or no limit but the file system.
-    domain: what a commit survives (see `SURVIVES`); "auto": "dax" where the file system can,
-        "process" on tmpfs, else "file".
-    lock_timeout: seconds to wait for another process that has the store open; 0: none; None: for
-        ever.
-    hot: False protects all pages again at every commit (slower; no assumption about writers being
-        quiet at a commit).
-    force: open a store that UncleanMachineCrashError or UncleanCopyError would refuse. It may be
-        torn.
-
-    Raises:
-        StoreLockedError: it is open elsewhere; names the process.
-        NotAStoreError, CorruptStoreError, FormatVersionError, UncleanMachineCrashError,
-            UncleanCopyError: of an existing file.
-        StoreFullError: no room for the file. DomainError: the domain is not to be had here.
-        FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, OSError; ValueError,
-            TypeError for arguments.
-
-    >>> import tempfile
-    >>> with (
-    ...     tempfile.TemporaryDirectory() as folder,
-    ...     open(f"{folder}/run.pm", size="8MiB") as store,
-    ... ):
-    ...     w = store.zeros("w", (2, 2), "float32")
-    ...     store["config"] = {"lr": 1e-3}
-    ...     with store.transaction():
-    ...         w += 1
-    ...         store["step"] = 1
-    ...     sorted(store), store.check().problems
-    (['config', 'step', 'w'], ())
-    """
-    name = os.fspath(path)
-    if not isinstance(name, str):
-        raise TypeError(f"path is a str or a path of str, not {type(name).__name__}")
-    if "\0" in name:
-        raise ValueError("a path has no NUL character")
-    if mode not in _ffi.MODES:
-        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, _ffi.MODES))}")
-    if domain not in _ffi.DOMAINS:
-        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, _ffi.DOMAINS))}")
-    size_bytes = parse_size(size)
-    if size is not None and size_bytes < _ffi.MIN_SIZE_BYTES:
-        raise ValueError(
-            f"size={size!r} is too small: a store needs at least {_ffi.MIN_SIZE_BYTES} bytes (1 "
-            "MiB)"
-        )
-    pool = _ffi.Pool(
-        name,
-        mode,
-        size_bytes=size_bytes,
-        max_size_bytes=parse_size(max_size, "max_size"),
-        domain=domain,
-        lock_timeout_seconds=lock_timeout,
-        hot=hot,
-        force=force,
-        ranges=array.span,
-    )
-    store = Store(Core(pool))
-    if mode != "r":
-        try:
-            # told to whoever uses them
-            with suppress(TierError, CorruptStoreError, FormatVersionError):
-                if ".pmstore" in store:
-                    store._open_tiers()  # those that are flushed by themselves begin to be
-        except Warning:  # of a tier that was not added here, where warnings are errors
-            store.close()
-            raise
-    return store

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import pmstore
 import pmstore.torch
 from pmstore import testing
-from pmstore.store import Domain
+from pmstore.opening import Domain
 
 HELD_OUT = 1000
 BATCH = 64

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import pmstore
 from pmstore import portable
 from pmstore.commands.program import app
-from pmstore.engine import _ffi
+from pmstore.engine.constants import ROOT
 from pmstore.objects import dtypes
 from pmstore.show import picture
 
@@ -352,7 +352,7 @@ def test_groups_that_contain_each_other(shm: Path, tmp_path: Path) -> None:
     with pmstore.open(path, "x") as store:
         store["outer/inner/value"] = 1
         pool = store._core.pool
-        outer = pool.find(_ffi.ROOT, b"outer")
+        outer = pool.find(ROOT, b"outer")
         assert outer is not None
         inner = pool.find(outer.data, b"inner")
         assert inner is not None

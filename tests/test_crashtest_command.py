@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 import pmstore
-from pmstore.testing import Outcome, crash_test, crashboard
+from pmstore.testing import Outcome, Program, crash_test, crashboard
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "crashtest_two_commits.py"
 
@@ -190,12 +190,12 @@ def test_another_command_resumes_and_leaves_a_file(disk: Path) -> None:
     assert [t.outcome for t in wrong.trials] == [Outcome.MANUAL], str(wrong)
     assert "another command resumes" in str(wrong)
     resume = [*command, "--resume"]
-    right = crash_test(command, folder=disk, at=[150, 160], resume=resume, results=["out"])
+    right = crash_test(Program(command, resume, ["out"]), folder=disk, at=[150, 160])
     assert right.ok, str(right)
     with pytest.raises(ValueError, match="leaves no file other"):
-        crash_test(command, folder=disk, at=[150, 160], resume=resume, results=["other"])
+        crash_test(Program(command, resume, ["other"]), folder=disk, at=[150, 160])
     command = write(disk, RESUMED + CORRECT + '    Path("out").write_text(str(sys.argv))\n')
-    different = crash_test(command, folder=disk, at=[150, 160], resume=resume, results=["out"])
+    different = crash_test(Program(command, resume, ["out"]), folder=disk, at=[150, 160])
     assert [t.outcome for t in different.trials] == [Outcome.DIFFERENT]
     assert "file out" in str(different)
 

@@ -7,8 +7,8 @@ import pytest
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.engine import _ffi
-from pmstore.objects.containers import GROUPS_MAX, tree
+from pmstore.engine.constants import GROUPS_MAX, ROOT
+from pmstore.objects.containers import tree
 
 FULL = "/".join(["g"] * GROUPS_MAX)
 TOO_DEEP = "more than 99 others"
@@ -67,7 +67,7 @@ def test_one_more_is_refused_and_nothing_is_made(shm: Path) -> None:
 @pytest.mark.parametrize("depth", [GROUPS_MAX + 2, 100_000])
 def test_a_file_with_more_is_corrupt(shm: Path, depth: int) -> None:
     with pmstore.open(shm / "deep.pm", "x", size="400MB") as store:
-        at: int | None = _ffi.ROOT
+        at: int | None = ROOT
         for _ in range(depth):  # the engine does not know how deep a directory lies
             assert at is not None
             at = store._core.pool.group(at, b"g", create=True)

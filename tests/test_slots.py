@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.engine import _ffi
+from pmstore.engine.constants import FILL_ZERO
 from pmstore.objects.slots import pack
 
 SIZES = [3, 1000, 5000, 300_000]  # float64: in a slab, up to several huge pages
@@ -338,7 +338,7 @@ def test_check_knows_slots(path: Path, what: str) -> None:
         elif what == "shape":
             other = pool.find(pool.find(0, b"g").data, b"beside")  # type: ignore[union-attr]
             pool.remove(own, b"1")
-            pool.put_array(own, b"1", other.meta, other.data_bytes, fill=_ffi.FILL_ZERO)  # type: ignore[union-attr]
+            pool.put_array(own, b"1", other.meta, other.data_bytes, fill=FILL_ZERO)  # type: ignore[union-attr]
         store.commit()
         problems = store.check().problems
         assert len(problems) == (what != "sound")

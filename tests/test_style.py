@@ -1,9 +1,11 @@
-"""The engine's layers: includes point downward (docs/ARCHITECTURE.md), fences say what they
-order."""
+"""The layers of the engine and of the package: includes, calls and imports point downward
+(docs/ARCHITECTURE.md). Fences say what they order."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,103 @@ def test_no_merge_was_left_half_done() -> None:
         str(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)
     ]
     assert marked == []
+
+
+# ---- pmstore/ ------------------------------------------------------------------------------------
+
+ROOT = NATIVE.parent
+PYTHON_LAYERS = (
+    *("errors", "extras", "base", "engine", "objects", "mirror", "tiers", "store", "opening"),
+    *("scheduler", "torch", "pymm", "formats", "testing", "show", "pmstore", "commands"),
+)
+"""Folders and modules of pmstore/, and pmstore itself, whose names count as where they come from.
+Each imports from those before it alone."""
+REASON = re.compile(r"# upward: .{10,}")
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {_module(path): path for path in sorted((ROOT / "pmstore").rglob("*.py"))}
+DOOR = {
+    alias.name: node.module
+    for node in ast.walk(ast.parse(MODULES["pmstore"].read_text()))
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+    if f"{node.module}.{alias.name}" not in MODULES
+}
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    """All, those in functions and for types too: (line, module)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module
+            assert not node.level, f"{path}:{node.lineno}: import by the whole name"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                home = DOOR.get(alias.name) if node.module == "pmstore" else None
+                yield node.lineno, whole if whole in MODULES else home or node.module
+
+
+def _python_layer(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def _meant(path: Path) -> Iterator[tuple[int, str]]:
+    """The imports from this project that have to point downward."""
+    lines = path.read_text().splitlines()
+    for number, module in _imports(path):
+        if module.partition(".")[0] == "pmstore" and not REASON.search(lines[number - 1]):
+            yield number, module
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {_python_layer(module) for module in MODULES} == set(PYTHON_LAYERS)
+    assert len(MODULES) > 100
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downward(module: str) -> None:
+    rank = PYTHON_LAYERS.index(_python_layer(module))
+    upward = [
+        f"{number}: {found}"
+        for number, found in _meant(MODULES[module])
+        if PYTHON_LAYERS.index(_python_layer(found)) > rank
+    ]
+    assert not upward, f"{module} imports from a layer above: {'; '.join(upward)}"
+
+
+def test_no_imports_go_in_circles() -> None:
+    known = MODULES.keys() - {"pmstore"}
+    graph = {
+        module: {found for _, found in _meant(path) if found in known and found != module}
+        for module, path in MODULES.items()
+    }
+    while ends := [
+        module
+        for module, needs in graph.items()
+        if not needs & graph.keys() or not any(module in others for others in graph.values())
+    ]:
+        for module in ends:
+            del graph[module]
+    assert not graph, f"in circles, or between two: {sorted(graph)}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_engine_folder_knows_the_engine_and_nothing_the_lab(module: str) -> None:
+    for number, found in _imports(MODULES[module]):
+        assert found.partition(".")[0] != "pmstore_lab", f"{module}:{number}: {found}"
+        if found == "pmstore.engine._native":
+            assert _python_layer(module) == "engine", f"{module}:{number}: {found}"
+
+
+PACKAGE = [*MODULES.values(), *sorted((ROOT / "pmstore").rglob("*.[ch]"))]
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_of_the_package_is_longer_than_a_reader_likes(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 450

@@ -1,5 +1,6 @@
 """Small things that know nothing of the store: words, files, threads, output for notebooks.
 
+sizes.py      sizes that people write: "4GiB"
 words.py      how numbers and names are said
 notebook.py   tables in HTML
 alive.py      objects by a key, as long as somebody holds them

@@ -19,7 +19,9 @@ from rich.table import Table
 
 from pmstore.base.words import counted
 from pmstore.commands.app import Json, app, console, ending, fail
-from pmstore.testing.trials import CrashTestResult, Outcome, Trial, crash_test
+from pmstore.testing.outcomes import CrashTestResult, Outcome, Trial
+from pmstore.testing.runner import Program
+from pmstore.testing.trials import crash_test
 
 __all__ = ["crashtest"]
 
@@ -199,19 +201,15 @@ def crashtest(
 
     with ending():
         result = crash_test(
-            command,
+            Program(command, shlex.split(resume or ""), results or (), timeout, grace),
             trials=trials,
             model=model.value,
             verify=check,
             compare=compare,
-            resume=shlex.split(resume or ""),
-            results=results or (),
-            grace_seconds=grace,
             seed=seed,
             at=points,
             jobs=jobs,
             keep=keep,
-            timeout_seconds=timeout,
             on_trial=on_trial,
         )
     if as_json:

@@ -16,6 +16,7 @@ import typer
 import pmstore
 from pmstore.base.words import counted
 from pmstore.commands.app import Json, StorePath, app, ending, fail, opened, progress, size
+from pmstore.engine import inspection
 from pmstore.engine.reports import CheckReport
 from pmstore.errors import UncleanMachineCrashError
 
@@ -142,9 +143,9 @@ def _mend(path: Path, plan: _Plan) -> CheckReport:
         pool = store._core.pool
         if plan.report.leaks:
             with store.transaction():
-                pool.free_leaks()
+                inspection.free_leaks(pool)
         if plan.report.sound_copies != _BOTH:
-            pool.mend_superblock()
+            inspection.mend_superblock(pool)
     with pmstore.open(path, "r") as store:
         return store.check()
 

@@ -27,7 +27,8 @@ from pmstore.commands.app import (
     size,
 )
 from pmstore.objects import dtypes
-from pmstore.objects.containers import Entry, Group
+from pmstore.objects.containers import Group
+from pmstore.objects.entries import Entry
 from pmstore.objects.lists import List
 from pmstore.objects.slots import Slots
 from pmstore.show import picture

@@ -104,6 +104,8 @@ void binding_ranges_free(struct ranges *r);
  * exception set. */
 int binding_ranges_add_all(struct ranges *r, Handle *h, PyObject *writes);
 
+PyObject *binding_will_write(Handle *h, PyObject *writes);
+
 /* handle.transaction(writes, timeout_seconds): see _transaction.c. */
 PyObject *binding_transaction(Handle *h, PyObject *const *args, Py_ssize_t count);
 
@@ -147,10 +149,20 @@ int binding_take_in(Handle *h);
 PyObject *binding_take_in_all(Handle *h, PyObject *unused);
 
 void binding_drop_memories(Handle *h);
-PyObject *binding_exchange_with(PyObject *module, PyObject *args);
 int binding_add_memory(PyObject *module);
 
-/* Methods of Handle: see _objects.c. */
+/* ---- _look.c ---- */
+
+PyObject *binding_exchange_with(PyObject *module, PyObject *args);
+
+/* Where the object is that was given out. Raises nothing. */
+enum where binding_where(const Memory *m, PyObject *object);
+
+/* Remembers how an array or a tensor looks that is given out. Return -1 with an exception set. */
+int binding_note_array(Memory *m, PyObject *array, PyObject *dtype);
+int binding_note_tensor(Memory *m, PyObject *tensor);
+
+/* ---- _objects.c: methods of Handle ---- */
 PyObject *binding_rollbacks(Handle *h, PyObject *unused);
 PyObject *binding_find(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_get(Handle *h, PyObject *const *args, Py_ssize_t count);
@@ -162,6 +174,9 @@ PyObject *binding_flip(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_flipped(Handle *h, PyObject *turn);
 PyObject *binding_splice(Handle *h, PyObject *const *args, Py_ssize_t count);
 
+/* Adds the type Handle to the module. Returns -1 with an exception set. */
+int binding_add_handle(PyObject *module);
+
 /* Adds the type Found to the module. Returns -1 with an exception set. */
 int binding_add_found(PyObject *module);
 
@@ -171,7 +186,7 @@ int binding_add_transaction(PyObject *module);
 /* For pms_txblock_set_tasks. */
 enum pms_whose binding_whose(const _Atomic uint64_t *task);
 
-/* What an error says of a block that a close rolled back: see _ffi.py. */
+/* What an error says of a block that a close rolled back: see failures.py. */
 #define BLOCK_OPEN_AT_CLOSE "open when the store was closed"
 
 #endif

@@ -6,7 +6,8 @@ import math
 import struct
 from dataclasses import dataclass, field
 
-from pmstore.engine._ffi import HISTORY_BYTES, Pool
+from pmstore.engine.constants import HISTORY_BYTES
+from pmstore.engine.pool import Pool
 
 __all__ = ["LEVELS_MAX", "History", "Past"]
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pmstore.engine._ffi import Pool, fail, native, native_ffi
+from pmstore.engine._native import ffi as native_ffi
+from pmstore.engine._native import lib as native
+from pmstore.engine.failures import call, fail
+from pmstore.engine.pool import Pool
 
 SEALED: int = native.PMS_LANDING_SEALED
 COPIED: int = native.PMS_LANDING_COPIED
@@ -74,16 +77,12 @@ class Landing:
 
     def arm(self) -> None:
         """The next commit of the store, whichever it is, carries it out."""
-        error = native_ffi.new("struct pms_error *")
-        if native.pms_landing_arm(self._pool.raw, self._raw, error):
-            fail(self._pool.path, error)
+        self._pool.call(native.pms_landing_arm, self._raw)
 
     def start(self) -> None:
         """Commits with it in a thread of the engine. Once it is SEALED nothing that is stored later
         is part of the commit."""
-        error = native_ffi.new("struct pms_error *")
-        if native.pms_landing_start(self._pool.raw, self._raw, error):
-            fail(self._pool.path, error)
+        self._pool.call(native.pms_landing_start, self._raw)
 
     def wait(self, phase: int, timeout_seconds: float) -> bool:
         """Whether the phase is reached, after so long at most."""
@@ -95,6 +94,4 @@ class Landing:
 
     def result(self) -> None:
         """Raises: what the commit failed with. REQUIRES: it is DONE."""
-        error = native_ffi.new("struct pms_error *")
-        if native.pms_landing_result(self._raw, error):
-            fail(self._pool.path, error)
+        call(self._pool.path, native.pms_landing_result, self._raw)

@@ -9,15 +9,18 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from pmstore.engine import _ffi
-from pmstore.engine._ffi import Pool, fail, native, native_ffi
+from pmstore.engine._native import ffi as native_ffi
+from pmstore.engine._native import lib as native
+from pmstore.engine.constants import DOMAINS
+from pmstore.engine.failures import call, fail
+from pmstore.engine.pool import Pool
 from pmstore.errors import CorruptStoreError
-from pmstore.objects.array import Array
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 LIVE: int = native.PMS_CHUNK_LIVE
 CHANGED: int = native.PMS_CHUNK_CHANGED
@@ -109,7 +112,6 @@ class Snapshot:
 
         Raises: ClosedStoreError, ForkedStoreError, OSError.
         """
-        error = native_ffi.new("struct pms_error *")
         wait_ns = -1 if max_wait_seconds is None else round(max_wait_seconds * 1e9)
         self._pool = pool
         # taken and given back without memory: a thread that has none ends its call all the same
@@ -121,8 +123,7 @@ class Snapshot:
         self._holder = native_ffi.gc(
             native_ffi.new("struct pms_snapshot **"), partial(_unpin, pool, os.getpid())
         )
-        if native.pms_snapshot_begin(pool.raw, bound_bytes, wait_ns, self._holder, error):
-            fail(pool.path, error)
+        pool.call(native.pms_snapshot_begin, bound_bytes, wait_ns, self._holder)
         info = self.info()
         self.epoch, self.tag, self.file_bytes, self.super = (
             info.epoch,
@@ -139,9 +140,7 @@ class Snapshot:
                 raise ValueError("the snapshot is closed")
             self._calls += 1
         try:
-            error = native_ffi.new("struct pms_error *")
-            if function(self._holder[0], *arguments, error):
-                fail(self._pool.path, error)
+            call(self._pool.path, function, self._holder[0], *arguments)
         finally:
             with self._lock:
                 self._calls -= 1
@@ -216,12 +215,7 @@ class Snapshot:
     def __enter__(self) -> Snapshot:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -230,16 +224,12 @@ def reserve(fd: int, nbytes: int, path: str) -> None:
 
     Raises: StoreFullError, OSError.
     """
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_transfer_reserve(fd, nbytes, error):
-        fail(path, error)
+    call(path, native.pms_transfer_reserve, fd, nbytes)
 
 
 def sync(fd: int, path: str) -> None:
     """fdatasync, seen by crash tests."""
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_transfer_sync(fd, error):
-        fail(path, error)
+    call(path, native.pms_transfer_sync, fd)
 
 
 class Fill:
@@ -251,9 +241,7 @@ class Fill:
     def __init__(self, fd: int, nbytes: int, path: str) -> None:
         """Raises: StoreFullError, OSError."""
         raw = native_ffi.new("struct pms_filling **")
-        error = native_ffi.new("struct pms_error *")
-        if native.pms_filling_open(fd, nbytes, raw, error):
-            fail(path, error)
+        call(path, native.pms_filling_open, fd, nbytes, raw)
         self.raw = raw[0]
 
     @property
@@ -268,9 +256,7 @@ class Fill:
 
         Raises: StoreFullError, OSError; TransactionError if it was cancelled.
         """
-        error = native_ffi.new("struct pms_error *")
-        if native.pms_filling_room(self.raw, offset, nbytes, filled, transfer.raw, error):
-            fail(path, error)
+        call(path, native.pms_filling_room, self.raw, offset, nbytes, filled, transfer.raw)
 
     def close(self) -> None:
         """Nobody may be filling it."""
@@ -332,9 +318,7 @@ def store_size(head: bytes, path: str) -> int:
     if len(head) != PAGE_BYTES:
         raise CorruptStoreError("a superblock has 4096 bytes")
     size = native_ffi.new("uint64_t *")
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_begin(head, size, error):
-        fail(path, error)
+    call(path, native.pms_restore_begin, head, size)
     return int(size[0])
 
 
@@ -345,9 +329,7 @@ def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
     reserved = native_ffi.new("int *")
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_reserve(fd, size, reserved, transfer.raw, error):
-        fail(path, error)
+    call(path, native.pms_restore_reserve, fd, size, reserved, transfer.raw)
     return bool(reserved[0])
 
 
@@ -357,16 +339,12 @@ def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_allocate(fd, size, transfer.raw, error):
-        fail(path, error)
+    call(path, native.pms_restore_allocate, fd, size, transfer.raw)
 
 
 def seal_store(fd: int, head: bytes, domain: str, path: str) -> None:
     """Makes it a store, with a uuid of its own. Durable on return."""
-    error = native_ffi.new("struct pms_error *")
-    if native.pms_restore_seal(fd, head, _ffi.DOMAINS[domain], error):
-        fail(path, error)
+    call(path, native.pms_restore_seal, fd, head, DOMAINS[domain])
 
 
 def uuid_of(head: bytes) -> str:

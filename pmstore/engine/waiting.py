@@ -1,5 +1,5 @@
-"""`async with store.transaction()`: waits for a block of another task or thread, and lets the event
-loop go on meanwhile."""
+"""`async with store.transaction()`: waits for the transaction block of another task or thread, and
+lets the event loop go on meanwhile."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["enter", "leave"]
 _LONGEST_PAUSE_SECONDS = 0.01
 
 
-async def enter(block: Transaction, timeout_seconds: float | None) -> Transaction:
-    """Nobody tells a loop that a block was left in another thread, or went with its thread: so it
-    is looked for."""
+async def enter(transaction: Transaction, timeout_seconds: float | None) -> Transaction:
+    """Nobody tells a loop that one was left in another thread, or went with its thread: so it is
+    looked for."""
     end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     pause = 0.0
-    while not block.enter_if_free(end is not None and time.monotonic() >= end):
+    while not transaction.enter_if_free(end is not None and time.monotonic() >= end):
         await asyncio.sleep(pause)
         pause = min(pause + 0.0005, _LONGEST_PAUSE_SECONDS)
-    return block
+    return transaction
 
 
 async def leave(
-    block: Transaction,
+    transaction: Transaction,
     kind: type[BaseException] | None,
     error: BaseException | None,
     trace: TracebackType | None,
 ) -> bool:
-    return block.__exit__(kind, error, trace)
+    return transaction.__exit__(kind, error, trace)

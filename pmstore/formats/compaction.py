@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pmstore.engine import _ffi
+from pmstore.engine.constants import FILL_COPY, GROUP, LIST, MIN_SIZE_BYTES, ROOT, VALUE
+from pmstore.engine.failures import damaged
+from pmstore.engine.pool import Pool
 from pmstore.errors import CorruptStoreError
 from pmstore.objects.core import Payload
+from pmstore.opening import open as open_store
 from pmstore.store import Store
-from pmstore.store import open as open_store
 
 _ROOM = ((1.02, 64), (1.1, 256), (1.3, 1024))
 """Tried in turn: a multiple of the bytes in use, and pages on top. What size classes and alignment
@@ -65,9 +67,7 @@ def compact(
     with open_store(path, "r+", lock_timeout=lock_timeout, hot=False) as old:
         report = old.check()
         if report.problems:
-            raise _ffi.damaged(
-                old.path, f"not compacted, because the check finds: {report.problems[0]}"
-            )
+            raise damaged(old.path, f"not compacted, because the check finds: {report.problems[0]}")
         real = Path(os.path.realpath(old.path))
         before = old.stats().file_bytes
         for room in _ROOM:
@@ -101,9 +101,7 @@ def _rewrite(
 ) -> tuple[bool, int]:
     """Whether the new file had to grow, and its bytes. Everything is durable on return."""
     info, stats = old._core.pool.info, old.stats()
-    size = max(
-        _ffi.MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * 4096)
-    )
+    size = max(MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * 4096))
     with open_store(
         new_path,
         "x",
@@ -156,24 +154,24 @@ def _copy(old: Store, new: Store, total: int, progress: Callable[[int, int], Non
         progress(total, total)
 
 
-def _copied(old: _ffi.Pool, new: _ffi.Pool) -> Iterator[int]:
+def _copied(old: Pool, new: Pool) -> Iterator[int]:
     """Copies object after object; yields the bytes of each."""
-    directories = [(_ffi.ROOT, _ffi.ROOT)]
+    directories = [(ROOT, ROOT)]
     base = old.info.base
     while directories:
         source, target = directories.pop()
         for name, found in old.scan(source):
-            if found.kind == _ffi.GROUP:
+            if found.kind == GROUP:
                 group = new.group(target, name, create=True)
                 assert group is not None
                 if found.meta:  # slots
                     new.describe_group(target, name, found.meta)
                 directories.append((found.data, group))
-            elif found.kind == _ffi.LIST:
+            elif found.kind == LIST:
                 items = new.open_list(target, name, create=True)
                 assert items is not None
                 yield from _copied_items(old, found.data, new, items)
-            elif found.kind == _ffi.VALUE:
+            elif found.kind == VALUE:
                 new.put_value(target, name, found.meta)
             else:
                 new.put_array(
@@ -181,14 +179,14 @@ def _copied(old: _ffi.Pool, new: _ffi.Pool) -> Iterator[int]:
                     name,
                     found.meta,
                     found.data_bytes,
-                    fill=_ffi.FILL_COPY,
+                    fill=FILL_COPY,
                     source=base + found.data,
                     source_bytes=found.data_bytes,
                 )
             yield 64 + len(name) + len(found.meta) + found.data_bytes
 
 
-def _copied_items(old: _ffi.Pool, source: int, new: _ffi.Pool, target: int) -> Iterator[int]:
+def _copied_items(old: Pool, source: int, new: Pool, target: int) -> Iterator[int]:
     count = old.list_count(source)
     for first in range(0, count, _BATCH_ITEMS):
         batch = []

@@ -20,13 +20,16 @@ import numpy as np
 from pmstore.base.newfile import absent, part_of, publish
 from pmstore.base.untrusted import refuse, sound
 from pmstore.base.words import is_own_name, warn_of_own_names
-from pmstore.engine import _ffi
+from pmstore.engine.constants import ARRAY, FILL_NONE, GROUP, LIST, LIST_END, ROOT, VALUE
+from pmstore.engine.failures import damaged
+from pmstore.engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import array, slots, values
 from pmstore.objects.array import Descriptor
-from pmstore.objects.containers import split_name
 from pmstore.objects.core import Payload
-from pmstore.store import Domain, Store, open
+from pmstore.objects.names import split_name
+from pmstore.opening import Domain, open
+from pmstore.store import Store
 
 FORMAT = "pmstore dump"
 VERSION = 1
@@ -95,15 +98,15 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
             path = raw.decode()
             if is_own_name(path):
                 continue
-            if found.kind == _ffi.GROUP:
+            if found.kind == GROUP:
                 # the description of slots, which are a group
                 writer.record("group", path, found.meta)
-            elif found.kind == _ffi.LIST:
+            elif found.kind == LIST:
                 writer.record("list", path)
                 for at in range(pool.list_count(found.data)):
                     item = pool.item(found.data, b"", at, True)
                     if item is None:
-                        raise _ffi.damaged(
+                        raise damaged(
                             store.path, f"the list {path!r} is shorter than it says", found.node
                         )
                     _dump_object(writer, pool, "item", item)
@@ -113,12 +116,12 @@ def dump(store: Store, file: BinaryIO, progress: Progress = _nothing) -> int:
     return writer.objects
 
 
-def _dump_object(writer: _Writer, pool: _ffi.Pool, where: str, found: _ffi.Found) -> None:
+def _dump_object(writer: _Writer, pool: Pool, where: str, found: Found) -> None:
     kind = "item" if where == "item" else "name"
     path = () if kind == "item" else (where,)
-    if found.kind == _ffi.VALUE:
+    if found.kind == VALUE:
         writer.record(f"{kind} value", *path, found.meta)
-    elif found.kind == _ffi.ARRAY:
+    elif found.kind == ARRAY:
         writer.record(f"{kind} array", *path, found.meta, found.data_bytes)
         writer.data(pool.info.base + found.data, found.data_bytes)
     else:
@@ -302,7 +305,7 @@ class _Loader:
                 not is_item or self._pending >= _BATCH_BYTES or len(self._batch) >= _BATCH_ITEMS
             ):
                 assert self._list is not None
-                self._pool.splice(self._list, b"", _ffi.LIST_END, 0, 1, self._batch)
+                self._pool.splice(self._list, b"", LIST_END, 0, 1, self._batch)
                 self._batch = []
             if self._pending >= _BATCH_BYTES:
                 self._store.commit()
@@ -337,7 +340,7 @@ class _Loader:
             raise self._reader.wrong("the dump is damaged: an item of no list")
         if what == "item value":
             self._check_value(meta)
-            return Payload(_ffi.VALUE, meta)
+            return Payload(VALUE, meta)
         self._check_array(meta, length)
         held = bytearray()
         for piece in self._reader.pieces(length):
@@ -346,7 +349,7 @@ class _Loader:
             except MemoryError as error:
                 refuse(self._reader.place, error)
         data = np.frombuffer(held, np.uint8)
-        return Payload(_ffi.ARRAY, meta, length, array.address(data), data)
+        return Payload(ARRAY, meta, length, array.address(data), data)
 
     def _named(self, what: str, path: str, meta: bytes = b"", length: int = 0) -> None:
         try:
@@ -379,10 +382,10 @@ class _Loader:
 
     def _directory(self, parts: list[bytes]) -> int:
         """Of the group that the path names: its record came before."""
-        directory = _ffi.ROOT
+        directory = ROOT
         for depth, part in enumerate(parts, 1):
             found = self._pool.find(directory, part)
-            if found is None or found.kind != _ffi.GROUP:
+            if found is None or found.kind != GROUP:
                 raise self._reader.wrong("the dump is damaged: no record made a group for it")
             if found.meta and parts[:depth] != self._pair:
                 raise self._reader.wrong(
@@ -410,7 +413,7 @@ class _Loader:
             while length > _SPOOLED_BYTES and arrived < length >> 3:
                 arrived += early.write(next(pieces))
             block = self._pool.put_array(
-                directory, name, meta, length, fill=_ffi.FILL_NONE, must_be_new=True
+                directory, name, meta, length, fill=FILL_NONE, must_be_new=True
             )
             if not length:
                 return

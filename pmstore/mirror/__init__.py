@@ -4,5 +4,6 @@ commit.
 pending.py   the handle of a commit under way
 copier.py    the seam between a device and host memory, and its two implementations
 mirror.py    a mirrored tensor, or several in one pair of slots
+adding.py    a tensor begins to be mirrored
 mirrors.py   what a store mirrors, and what happens to it at commit and roll back
 """

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from pmstore.base import notebook
-from pmstore.errors import MirrorError
 from pmstore.mirror.copier import flat, flat_bytes
-from pmstore.mirror.mirrors import Mirrors
-from pmstore.objects.core import Core
 from pmstore.objects.slots import Slots
 
-if TYPE_CHECKING:
-    from pmstore.store import Store
-
-__all__ = ["Mirror", "MirrorPart", "add"]
+__all__ = ["Mirror", "MirrorPart"]
 
 
 class MirrorPart(NamedTuple):
@@ -80,25 +74,3 @@ class Mirror:
             rows[: notebook.SHOWN],
             len(rows),
         )
-
-
-def add(store: Store, core: Core, mirrors: Mirrors, name: str, tensor: Any) -> Mirror:
-    """See `Store.mirror`."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(
-            f"a mirror is of a torch tensor, not of {type(tensor).__name__}: an array is stored by "
-            "store[name] = array"
-        )
-    mirrors.copier(tensor.device)
-    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.is_contiguous():
-        raise MirrorError(
-            f"{name!r}: a mirror is of a dense, contiguous tensor: give the tensor that "
-            ".contiguous() returns"
-        )
-    there = name in store
-    slots = store.slots(name, tuple(tensor.shape), tensor.dtype)
-    mirror = Mirror(slots, [MirrorPart(tensor, 0)], there)
-    if there:
-        mirror.restore()
-    mirrors.add(mirror)
-    return mirror

@@ -9,12 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from pmstore.engine import _ffi
 from pmstore.engine.landing import LandCopy, LandFlip, Landing
-from pmstore.errors import MirrorError, TransactionError
+from pmstore.errors import MirrorError
 from pmstore.mirror.pending import Batch, PendingCommit
 from pmstore.objects.core import Core
-from pmstore.objects.slots import pack
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +25,6 @@ __all__ = ["Mirrors"]
 _under_way: set[PendingCommit] = set()
 """Commits that threads of the engine are at: what they read is kept, whatever becomes of their
 stores."""
-
-_IN_FLIGHT = -1  # in Turn.whole: known when the commit is over
 
 _ENTERING, _COMMITTING, _ROLLED_BACK = range(3)  # as enum when in _transaction.c
 
@@ -173,12 +169,9 @@ class Mirrors:
         def over(committed: bool) -> None:
             if not committed:
                 return
-            rollbacks = self._core.pool.rollbacks()
             for mirror, blocks in done:
                 mirror.settled = blocks
-                turn = mirror.slots._turn()
-                if turn.whole == _IN_FLIGHT:  # else the program was at the slots meanwhile
-                    turn.whole = rollbacks
+                mirror.slots.end_landing()
 
         return Landing(self._core.pool, copies, flips, self.timeout_seconds), batches, over
 
@@ -189,29 +182,16 @@ class Mirrors:
         the store (any more)."""
         from pmstore.mirror.copier import Piece, flat_bytes
 
-        slots, pool = mirror.slots, self._core.pool
-        pair, directory = pool.slot_find(_ffi.ROOT, slots._path), slots._directory()
-        if pair is None or directory is None:
+        landing = mirror.slots.begin_landing(mirror.settled)
+        if landing is None:
             return set()
-        turn = slots._turn()
-        if slots._flipped(turn):
-            raise TransactionError(
-                f"{slots.name!r} is a mirror: its slots are flipped by commits alone"
-            )
-        idle = 1 - pair.current
-        data = pair.data[idle]
-        if not data:
-            return set(pair.data)
-        turn.whole = _IN_FLIGHT
-        block = None
-        if data in mirror.settled:
-            block = flat_bytes(slots._array(_ffi.SLOT_NEXT))
-            data = block.data_ptr() - pool.info.base  # flipped meanwhile, it may be
-            idle = pair.data.index(data)
-        for tensor, at, live in mirror.parts:
-            pieces.setdefault(tensor.device, []).append(Piece(tensor, data, at, block, live))
-        flips.append(LandFlip(directory, data, slots._parts[-1], pack(idle)))
-        return set(pair.data)
+        if landing.flip is not None:
+            block = None if landing.idle is None else flat_bytes(landing.idle)
+            for tensor, at, live in mirror.parts:
+                piece = Piece(tensor, landing.flip.data, at, block, live)
+                pieces.setdefault(tensor.device, []).append(piece)
+            flips.append(landing.flip)
+        return landing.blocks
 
     # ---- blocks, roll backs, the end
 

@@ -1,14 +1,19 @@
 """What a store holds: arrays, tensors, values, groups, lists, slots.
 
-core.py         what the objects of an open store share: its pool, how descriptions are read
 values.py       values as bytes
 dtypes.py       dtypes as text
+axes.py         the order of an array's axes
 array.py        numpy arrays over blocks
 tensor.py       torch tensors over blocks
-axes.py         the order of an array's axes
-containers.py   groups
-lists.py        lists
-slots.py        two versions of an array, of which one is current
+core.py         what the objects of an open store share: its pool, how descriptions are read
 sharing.py      a tensor that is sent to another process
 collectives.py  a tensor that torch.distributed receives into
+names.py        what a name may be, and what is in the way of a new one
+entries.py      what a group has, told without the data
+making.py       a new array or tensor
+lists.py        lists
+slots.py        two versions of an array, of which one is current
+containers.py   groups
+soundness.py    whether all that a store holds decodes
+root.py         the outermost group: what a store says of itself
 """

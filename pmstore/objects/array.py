@@ -90,6 +90,11 @@ class Descriptor:
         elif self.dtype not in dtypes.TORCH_DTYPES:
             raise CorruptStoreError(f"the dtype of a tensor does not decode: {self.dtype!r}")
 
+    def same_kind(self, other: Descriptor) -> bool:
+        """Whether both are arrays, or tensors, of one shape and dtype."""
+        kind = self.torch, self.dtype, self.shape
+        return kind == (other.torch, other.dtype, other.shape)
+
     def dtype_name(self) -> str:
         """For people."""
         return str(self.dtype if self.torch else numpy_dtype(self))
@@ -151,6 +156,14 @@ def bytes_of(shape: Iterable[int], itemsize: int) -> int:
     return total
 
 
+def bytes_of_new(descriptor: Descriptor, itemsize: int) -> int:
+    """Raises: ValueError."""
+    data_bytes = bytes_of(descriptor.shape, itemsize)
+    if data_bytes > LARGEST_BYTES:
+        raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
+    return data_bytes
+
+
 def normal_shape(shape: Any) -> tuple[int, ...]:
     """An int or a sequence of them, as numpy takes it.
 
@@ -167,6 +180,23 @@ def normal_shape(shape: Any) -> tuple[int, ...]:
     if any(length < 0 for length in lengths):
         raise ValueError(f"the lengths of a shape are not negative: {lengths}")
     return lengths
+
+
+def describe_new(shape: Any, dtype: Any) -> tuple[Descriptor, int]:
+    """The descriptor of a new array, and bytes of an element. Raises: TypeError, ValueError."""
+    if dtypes.is_torch_dtype(dtype):
+        raise TypeError(
+            f"{dtype} is a torch dtype: make tensors with store.tensor(name, shape, dtype)"
+        )
+    element = np.dtype(dtype)
+    if element.char in "SUV" and element.itemsize == 0:
+        element = np.empty(0, element).dtype  # numpy makes 'U' a string of one character here
+    lengths = normal_shape(shape)
+    # elements that are arrays lengthen the shape, as everywhere in numpy
+    while element.subdtype is not None:
+        element, inner = element.subdtype
+        lengths += inner
+    return Descriptor(False, dtypes.encode_numpy(element), lengths), element.itemsize
 
 
 def describe(value: Array) -> tuple[Array, Descriptor]:

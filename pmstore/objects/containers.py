@@ -5,79 +5,42 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pmstore.base import notebook
 from pmstore.base.words import counted
-from pmstore.engine import _ffi
+from pmstore.engine.constants import (
+    ARRAY,
+    FILL_COPY,
+    FILL_NONE,
+    FILL_PATTERN,
+    FILL_ZERO,
+    GROUP,
+    GROUPS_MAX,
+    LIST,
+    ROOT,
+    VALUE,
+)
+from pmstore.engine.pool import Found
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.extras import optional
-from pmstore.objects import array, dtypes
+from pmstore.objects import array, dtypes, tensor
 from pmstore.objects.array import Array, Descriptor
 from pmstore.objects.core import Core, payload, represent
-from pmstore.objects.lists import List
-from pmstore.objects.slots import Slots
-from pmstore.objects.slots import pack as pack_slots
+from pmstore.objects.entries import Entry, tell
+from pmstore.objects.lists import List, open_list
+from pmstore.objects.making import NewArray
+from pmstore.objects.names import in_the_way, split_name
+from pmstore.objects.slots import Slots, open_slots
 
 if TYPE_CHECKING:
     import torch
 
-NAME_MAX_BYTES = 4096
-GROUPS_MAX = _ffi.GROUPS_MAX
 _BATCH = 1000
 """Names that an iteration reads at a time."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values,
-    groups and lists."""
-
-    name: str
-    kind: Literal["value", "array", "tensor", "group", "list", "slots"]
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    nbytes: int
-    """Of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for groups
-    and lists."""
-
-
-def split_name(name: Any) -> list[bytes]:
-    """A path's components.
-
-    Raises: TypeError, ValueError.
-    """
-    if type(name) is str and name.isidentifier() and len(name) < 1000:
-        return [name.encode()]  # the usual case
-    if not isinstance(name, str):
-        raise TypeError(f"names of a store are str, not {type(name).__name__}: {name!r}")
-    try:
-        parts = [part.encode() for part in name.split("/")]
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a name must be encodable as UTF-8: {name!r} ({error.reason})") from None
-    if len(parts) > GROUPS_MAX + 1:
-        raise ValueError(
-            f"a name lies in at most {GROUPS_MAX} groups within each other, this path in "
-            f"{len(parts) - 1}"
-        )
-    for part in parts:
-        if not part:
-            raise ValueError(
-                "a name is not empty, and '/' separates groups, so that none may stand first, last "
-                f"or twice: {name!r}"
-            )
-        if len(part) > NAME_MAX_BYTES:
-            raise ValueError(
-                f"a name has at most {NAME_MAX_BYTES} bytes between slashes, this one has "
-                f"{len(part)}: {name[:40]!r}..."
-            )
-        if b"\0" in part:
-            raise ValueError(f"a name has no NUL character: {name!r}")
-    return parts
 
 
 class Group(MutableMapping[str, Any]):
@@ -99,8 +62,8 @@ class Group(MutableMapping[str, Any]):
 
     Raises (all methods): ClosedStoreError; TypeError or ValueError for a name that is no name;
     CorruptStoreError; and for changes ReadOnlyStoreError, StoreFullError (nothing changed),
-    ForkedStoreError in a fork child, TransactionError while another thread or task is in a block
-    (see `Store.transaction`).
+    ForkedStoreError in a fork child, TransactionError while another thread or task is in a
+    transaction block (see `Store.transaction`).
     """
 
     __slots__ = ("_core", "_parts", "_prefix")
@@ -116,10 +79,7 @@ class Group(MutableMapping[str, Any]):
         """The path from the root on, as the engine takes it. Raises: TypeError, ValueError."""
         if type(name) is str and name.isidentifier() and len(name) < 1000:
             return self._prefix + name.encode()  # the usual case
-        parts = split_name(name)
-        if len(self._parts) + len(parts) > GROUPS_MAX + 1:
-            raise self._too_deep()
-        return self._prefix + b"\0".join(parts)
+        return b"\0".join(self._full(name))
 
     def _group_path(self, name: Any) -> bytes:
         """Of what is a group itself."""
@@ -134,60 +94,37 @@ class Group(MutableMapping[str, Any]):
             "longer names, or lists"
         )
 
-    def _full(self, name: str) -> tuple[bytes, ...]:
-        return (*self._parts, *split_name(name))
+    def _full(self, name: Any) -> tuple[bytes, ...]:
+        parts = (*self._parts, *split_name(name))
+        if len(parts) > GROUPS_MAX + 1:
+            raise self._too_deep()
+        return parts
 
     def _directory(self) -> int:
         """Holds until the next change."""
         if not self._parts:
-            return _ffi.ROOT
-        found = self._core.pool.find(_ffi.ROOT, self._prefix[:-1])
-        if found is None or found.kind != _ffi.GROUP:
+            return ROOT
+        found = self._core.pool.find(ROOT, self._prefix[:-1])
+        if found is None or found.kind != GROUP:
             raise KeyError(f"the group {self.name!r} is not in the store any more")
         return found.data
 
     def _load(self, name: str, found: Any) -> Any:
         """Of what `Pool.get` gave. REQUIRES: the lock."""
-        if type(found) is _ffi.Found:
-            if found.kind == _ffi.GROUP:
+        if type(found) is Found:
+            if found.kind == GROUP:
                 # who walks down by such handles comes to an end
                 if len(self._parts) + name.count("/") >= GROUPS_MAX:
                     raise CorruptStoreError(
                         f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others"
                     )
                 return (Slots if found.meta else Group)(self._core, self._full(name))
-            if found.kind == _ffi.LIST:
+            if found.kind == LIST:
                 return List(self._core, self._full(name))
         return self._core.load(found, name)
 
     def _told_more(self, name: str, error: NameExistsError) -> NameExistsError:
-        """What is in the way, where the engine refused to put something there."""
-        parts, pool, path = self._full(name), self._core.pool, self._core.path
-        for at in range(1, len(parts)):
-            found = pool.find(_ffi.ROOT, b"\0".join(parts[:at]))
-            if found is not None and found.kind != _ffi.GROUP:
-                return NameExistsError(
-                    f"{path}: {parts[at - 1].decode()!r} is no group, so nothing can be stored "
-                    "under it: choose another name, or del it first"
-                )
-            if found is not None and found.meta:
-                return NameExistsError(
-                    f"{path}: {parts[at - 1].decode()!r} is a pair of slots, and names below it "
-                    "are its own: write .next and flip(), or del the pair first"
-                )
-        found = pool.find(_ffi.ROOT, b"\0".join(parts))
-        if found is None or found.kind not in (_ffi.GROUP, _ffi.LIST):
-            return error
-        what = "list: assign to its items"
-        if found.kind == _ffi.GROUP:
-            what = (
-                "pair of slots: write .next and flip()"
-                if found.meta
-                else "group: assign to names in it"
-            )
-        return NameExistsError(
-            f"{path}: {parts[-1].decode()!r} is a {what}, or del it and all it holds first"
-        )
+        return in_the_way(self._core.pool, self._full(name), error)
 
     # ---- the mapping ----
 
@@ -200,16 +137,16 @@ class Group(MutableMapping[str, Any]):
         """Raises: KeyError."""
         core = self._core
         with core.lock:
-            found = core.pool.get(_ffi.ROOT, self._path(name), False)
-            if type(found) is not _ffi.Found:
+            found = core.pool.get(ROOT, self._path(name), False)
+            if type(found) is not Found:
                 if found is None:
                     raise KeyError(name)
                 return found  # the array or tensor that is alive
-            return core.load(found, name) if found.kind == _ffi.VALUE else self._load(name, found)
+            return core.load(found, name) if found.kind == VALUE else self._load(name, found)
 
     def __contains__(self, name: object) -> bool:
         with self._core.lock:
-            return self._core.pool.find(_ffi.ROOT, self._path(name)) is not None
+            return self._core.pool.find(ROOT, self._path(name)) is not None
 
     def __len__(self) -> int:
         with self._core.lock:
@@ -233,7 +170,7 @@ class Group(MutableMapping[str, Any]):
             if following is None or left <= 0:
                 return
             with self._core.lock:
-                found = self._core.pool.find(_ffi.ROOT, self._prefix + following)
+                found = self._core.pool.find(ROOT, self._prefix + following)
                 if found is None:
                     raise RuntimeError(
                         f"the group {self.name!r} changed while it was iterated: iterate over "
@@ -271,15 +208,15 @@ class Group(MutableMapping[str, Any]):
         new, pool = payload(value), self._core.pool
         with self._core.lock:
             try:
-                if new.kind == _ffi.VALUE:
-                    pool.put_value(_ffi.ROOT, path, new.meta)
+                if new.kind == VALUE:
+                    pool.put_value(ROOT, path, new.meta)
                 else:
                     pool.put_array(
-                        _ffi.ROOT,
+                        ROOT,
                         path,
                         new.meta,
                         new.data_bytes,
-                        fill=_ffi.FILL_COPY,
+                        fill=FILL_COPY,
                         source=new.address,
                         source_bytes=new.data_bytes,
                     )
@@ -294,7 +231,7 @@ class Group(MutableMapping[str, Any]):
         """
         with self._core.lock:
             try:
-                removed = self._core.pool.remove(_ffi.ROOT, self._path(name))
+                removed = self._core.pool.remove(ROOT, self._path(name))
             except NameExistsError as error:
                 raise self._told_more(name, error) from None
             if not removed:
@@ -324,39 +261,9 @@ class Group(MutableMapping[str, Any]):
     def _create(
         self, name: str, descriptor: Descriptor, itemsize: int, fill: int, pattern: bytes = b""
     ) -> Any:
-        path = self._path(name)
-        data_bytes = array.bytes_of(descriptor.shape, itemsize)
-        if data_bytes > array.LARGEST_BYTES:
-            raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
-        core = self._core
-        meta = descriptor.pack()
-        source = np.frombuffer(pattern, np.uint8) if pattern else np.empty(0, np.uint8)
-        with core.lock:
-            try:
-                core.pool.put_array(
-                    _ffi.ROOT,
-                    path,
-                    meta,
-                    data_bytes,
-                    fill=fill,
-                    source=array.address(source),
-                    source_bytes=len(pattern),
-                    must_be_new=True,
-                )
-            except NameExistsError as error:
-                if core.pool.find(_ffi.ROOT, path) is None:
-                    raise self._told_more(name, error) from None
-                raise NameExistsError(
-                    f"{core.path}: {name!r} is in the store already: use store.require(name, "
-                    "shape, dtype), which returns what is there or creates it, or store[name] = "
-                    "array to replace it"
-                ) from None
-            found = core.pool.get(_ffi.ROOT, path, False)
-            if found is None:
-                # another thread's block rolled back in this very moment, or a signal handler
-                # removed it
-                raise KeyError(name)
-            return self._load(name, found)
+        new, parts = NewArray(descriptor, itemsize, fill, pattern), self._full(name)
+        with self._core.lock:
+            return self._load(name, new.put(self._core, parts, name))
 
     def empty(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
         """A new array over the heap, of unspecified content. shape: an int or a sequence; dtype: of
@@ -367,27 +274,27 @@ class Group(MutableMapping[str, Any]):
 
         Raises: NameExistsError, StoreFullError, TypeError (dtype).
         """
-        descriptor, itemsize = _numpy_descriptor(shape, dtype)
-        result: Array = self._create(name, descriptor, itemsize, _ffi.FILL_NONE)
+        descriptor, itemsize = array.describe_new(shape, dtype)
+        result: Array = self._create(name, descriptor, itemsize, FILL_NONE)
         return result
 
     def zeros(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
         """As `empty`, filled with zeros."""
-        descriptor, itemsize = _numpy_descriptor(shape, dtype)
-        result: Array = self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
+        descriptor, itemsize = array.describe_new(shape, dtype)
+        result: Array = self._create(name, descriptor, itemsize, FILL_ZERO)
         return result
 
     def full(self, name: str, shape: Any, fill_value: Any, dtype: Any = None) -> Array:
         """As `empty`, filled with the value. dtype: None = that of the value."""
         element = np.asarray(fill_value, dtype=dtype)
-        descriptor, itemsize = _numpy_descriptor(shape, element.dtype)
+        descriptor, itemsize = array.describe_new(shape, element.dtype)
         if element.ndim == 0 and itemsize:
             result: Array = self._create(
-                name, descriptor, itemsize, _ffi.FILL_PATTERN, element.tobytes()
+                name, descriptor, itemsize, FILL_PATTERN, element.tobytes()
             )
             return result
         np.broadcast_to(element, descriptor.shape)  # raises before anything is made
-        result = self._create(name, descriptor, itemsize, _ffi.FILL_NONE)
+        result = self._create(name, descriptor, itemsize, FILL_NONE)
         result[...] = element
         return result
 
@@ -399,10 +306,9 @@ class Group(MutableMapping[str, Any]):
         with optional:
             import torch
 
-        descriptor, itemsize = _torch_descriptor(
-            shape, torch.get_default_dtype() if dtype is None else dtype
-        )
-        result: torch.Tensor = self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
+        given = torch.get_default_dtype() if dtype is None else dtype
+        descriptor, itemsize = tensor.describe_new(shape, given)
+        result: torch.Tensor = self._create(name, descriptor, itemsize, FILL_ZERO)
         return result
 
     def require(self, name: str, shape: Any, dtype: Any = np.float64) -> Any:
@@ -412,25 +318,21 @@ class Group(MutableMapping[str, Any]):
         Raises: NameExistsError if something else has the name; the message says what.
         """
         is_torch = dtypes.is_torch_dtype(dtype)
-        descriptor, itemsize = (_torch_descriptor if is_torch else _numpy_descriptor)(shape, dtype)
+        descriptor, itemsize = (tensor if is_torch else array).describe_new(shape, dtype)
         with self._core.lock:
-            found = self._core.pool.get(_ffi.ROOT, self._path(name), True)
+            found = self._core.pool.get(ROOT, self._path(name), True)
             if found is None:
-                return self._create(name, descriptor, itemsize, _ffi.FILL_ZERO)
-            if found.kind == _ffi.ARRAY:
+                return self._create(name, descriptor, itemsize, FILL_ZERO)
+            if found.kind == ARRAY:
                 there = self._core.describe(found)
-                if (there.torch, there.dtype, there.shape) == (
-                    descriptor.torch,
-                    descriptor.dtype,
-                    descriptor.shape,
-                ):
+                if there.same_kind(descriptor):
                     return self._core.load(found, name)
                 what = (
                     f"{'a tensor' if there.torch else 'an array'} of shape {there.shape}, dtype "
                     f"{there.dtype_name()}"
                 )
             else:
-                what = {_ffi.GROUP: "a group", _ffi.LIST: "a list"}.get(found.kind, "a plain value")
+                what = {GROUP: "a group", LIST: "a list"}.get(found.kind, "a plain value")
             raise NameExistsError(
                 f"{self._core.path}: {name!r} is {what}; required was shape {descriptor.shape}, "
                 f"dtype {descriptor.dtype_name()}: del it first, or use another name"
@@ -443,8 +345,8 @@ class Group(MutableMapping[str, Any]):
         """
         path, pool = self._group_path(name), self._core.pool
         with self._core.lock:
-            found = pool.find(_ffi.ROOT, path)
-            if found is not None and found.kind != _ffi.GROUP:
+            found = pool.find(ROOT, path)
+            if found is not None and found.kind != GROUP:
                 raise NameExistsError(
                     f"{self._core.path}: {split_name(name)[-1].decode()!r} is no group, so nothing "
                     "can be stored under it: choose another name, or del it first"
@@ -454,7 +356,7 @@ class Group(MutableMapping[str, Any]):
             if found is not None:
                 return Group(self._core, self._full(name))
             try:
-                if pool.group(_ffi.ROOT, path, create=not pool.info.read_only) is None:
+                if pool.group(ROOT, path, create=not pool.info.read_only) is None:
                     raise KeyError(name)
             except NameExistsError as error:
                 raise self._told_more(name, error) from None
@@ -465,19 +367,7 @@ class Group(MutableMapping[str, Any]):
 
         Raises: NameExistsError if the name is no list.
         """
-        path, pool = self._path(name), self._core.pool
-        with self._core.lock:
-            found = pool.find(_ffi.ROOT, path)
-            if found is not None and found.kind != _ffi.LIST:
-                raise NameExistsError(
-                    f"{self._core.path}: {name!r} is no list: del it first, or use another name"
-                )
-            try:
-                if pool.open_list(_ffi.ROOT, path, create=not pool.info.read_only) is None:
-                    raise KeyError(name)
-            except NameExistsError as error:
-                raise self._told_more(name, error) from None
-        return List(self._core, self._full(name))
+        return open_list(self._core, self._full(name), name)
 
     def slots(self, name: str, shape: Any = None, dtype: Any = None) -> Slots:
         """The slots of that name: opened, or made with both versions zero. See
@@ -489,49 +379,12 @@ class Group(MutableMapping[str, Any]):
         Raises: NameExistsError if the name is something else, or has another shape or dtype;
             KeyError if it is not there and no shape was given; StoreFullError (nothing changed).
         """
-        made = Slots(self._core, self._full(name))
-        is_torch = dtypes.is_torch_dtype(dtype)
-        given: tuple[Descriptor, int] | None = None
+        parts, given = self._full(name), None
+        self._group_path(name)  # not too deep
         if shape is not None:
-            describe: Any = _torch_descriptor if is_torch else _numpy_descriptor
-            given = describe(shape, np.float64 if dtype is None else dtype)
-        with self._core.lock:
-            found = self._core.pool.find(_ffi.ROOT, self._group_path(name))
-            if found is None:
-                if given is None:
-                    raise KeyError(name)
-                self._make_slots(name, *given)
-            elif found.kind != _ffi.GROUP or not found.meta:
-                raise NameExistsError(
-                    f"{self._core.path}: {name!r} is no pair of slots: del it first, or use "
-                    "another name"
-                )
-            elif given is not None:
-                there, wanted = made._description(), given[0]
-                if (there.torch, there.dtype, there.shape) != (
-                    wanted.torch,
-                    wanted.dtype,
-                    wanted.shape,
-                ):
-                    raise NameExistsError(
-                        f"{self._core.path}: the slots {name!r} have shape {there.shape}, dtype "
-                        f"{there.dtype_name()}; asked for was shape {wanted.shape}, dtype "
-                        f"{wanted.dtype_name()}: del them first, or use another name"
-                    )
-        return made
-
-    def _make_slots(self, name: str, descriptor: Descriptor, itemsize: int) -> None:
-        """REQUIRES: the lock; nothing has the name."""
-        data_bytes = array.bytes_of(descriptor.shape, itemsize)
-        if data_bytes > array.LARGEST_BYTES:
-            raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
-        try:
-            self._core.pool.make_slots(
-                _ffi.ROOT, self._path(name), pack_slots(0), descriptor.pack(), data_bytes
-            )
-        except NameExistsError as error:
-            raise self._told_more(name, error) from None
-        self._core.turns.pop(self._full(name), None)
+            kind = tensor if dtypes.is_torch_dtype(dtype) else array
+            given = kind.describe_new(shape, np.float64 if dtype is None else dtype)
+        return open_slots(self._core, parts, given, name)
 
     # ---- looking at it ----
 
@@ -542,16 +395,7 @@ class Group(MutableMapping[str, Any]):
         """
         with self._core.lock:
             found = self._core.pool.entries(self._directory())
-            return [self._told(name.decode(), thing) for name, thing in found]
-
-    def _told(self, name: str, found: _ffi.Found) -> Entry:
-        """REQUIRES: the lock."""
-        if found.kind == _ffi.GROUP and found.meta:
-            version = self._core.pool.find(found.data, b"0")  # both are of one description
-            if version is None:
-                raise _ffi.damaged(self._core.path, f"the slots {name!r} lack an array", found.node)
-            return replace(_entry(self._core, name, version), kind="slots")
-        return _entry(self._core, name, found)
+            return [tell(self._core, name.decode(), thing) for name, thing in found]
 
     def __repr__(self) -> str:
         return represent(self._core, "Group", self.name, lambda: counted(len(self), "name"))
@@ -579,36 +423,6 @@ def tree(group: Group) -> builtins.list[Entry]:
     with group._core.lock:
         for path, found in group._core.pool.tree(group._directory()):
             if not path.startswith(slots):
-                told.append(group._told(path.decode(), found))
+                told.append(tell(group._core, path.decode(), found))
                 slots = path + b"/" if told[-1].kind == "slots" else slots
     return told
-
-
-def _entry(core: Core, name: str, found: _ffi.Found) -> Entry:
-    if found.kind in (_ffi.GROUP, _ffi.LIST):
-        return Entry(name, "group" if found.kind == _ffi.GROUP else "list", None, None, 0)
-    if found.kind == _ffi.VALUE:
-        return Entry(name, "value", None, None, len(found.meta))
-    descriptor = core.describe(found)
-    kind: Literal["tensor", "array"] = "tensor" if descriptor.torch else "array"
-    return Entry(name, kind, descriptor.dtype_name(), descriptor.shape, found.data_bytes)
-
-
-def _numpy_descriptor(shape: Any, dtype: Any) -> tuple[Descriptor, int]:
-    if dtypes.is_torch_dtype(dtype):
-        raise TypeError(
-            f"{dtype} is a torch dtype: make tensors with store.tensor(name, shape, dtype)"
-        )
-    element = np.dtype(dtype)
-    if element.char in "SUV" and element.itemsize == 0:
-        element = np.empty(0, element).dtype  # numpy makes 'U' a string of one character here
-    lengths = array.normal_shape(shape)
-    # elements that are arrays lengthen the shape, as everywhere in numpy
-    while element.subdtype is not None:
-        element, inner = element.subdtype
-        lengths += inner
-    return Descriptor(False, dtypes.encode_numpy(element), lengths), element.itemsize
-
-
-def _torch_descriptor(shape: Any, dtype: torch.dtype) -> tuple[Descriptor, int]:
-    return Descriptor(True, dtypes.encode_torch(dtype), array.normal_shape(shape)), dtype.itemsize

@@ -12,8 +12,10 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from pmstore.base.alive import alive
-from pmstore.engine import _ffi
 from pmstore.engine._binding import Memory
+from pmstore.engine.constants import ARRAY, VALUE
+from pmstore.engine.failures import damaged, placed
+from pmstore.engine.pool import Found, Pool
 from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, MovedError
 from pmstore.objects import array, tensor, values
 from pmstore.objects.array import Descriptor
@@ -36,7 +38,7 @@ class Core:
 
     __slots__ = ("__weakref__", "empty", "lock", "path", "pool", "process", "turns")
 
-    def __init__(self, pool: _ffi.Pool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.path = pool.path
         self.process = os.getpid()
@@ -72,23 +74,23 @@ class Core:
 
         name: for messages. REQUIRES: the lock. Raises: CorruptStoreError.
         """
-        if type(found) is not _ffi.Found:
+        if type(found) is not Found:
             return found  # the array or tensor that is alive
-        if found.kind == _ffi.VALUE:
+        if found.kind == VALUE:
             try:
                 return values.decode(found.meta)
             except CorruptStoreError as error:
-                raise _ffi.placed(self.path, error, found.node) from error
-        if found.kind != _ffi.ARRAY:
-            raise _ffi.damaged(
+                raise placed(self.path, error, found.node) from error
+        if found.kind != ARRAY:
+            raise damaged(
                 self.path, f"an object of kind {found.kind}, which is none of a value", found.node
             )
         try:
             return self._bind(found, name)
         except CorruptStoreError as error:
-            raise _ffi.placed(self.path, error, found.node) from error
+            raise placed(self.path, error, found.node) from error
 
-    def describe(self, found: _ffi.Found) -> Descriptor:
+    def describe(self, found: Found) -> Descriptor:
         """An array's or tensor's description, whole, without touching its data.
 
         Raises: CorruptStoreError.
@@ -98,9 +100,9 @@ class Core:
             descriptor.check_dtype()
             return descriptor
         except CorruptStoreError as error:
-            raise _ffi.placed(self.path, error, found.node) from error
+            raise placed(self.path, error, found.node) from error
 
-    def _bind(self, found: _ffi.Found, name: str) -> Any:
+    def _bind(self, found: Found, name: str) -> Any:
         """The array or tensor over the object's block: the one that is alive, or a new one."""
         descriptor = Descriptor.unpack(found.meta)
         dtype: Any = tensor.dtype_of(descriptor) if descriptor.torch else descriptor.in_numpy[0]
@@ -121,7 +123,7 @@ class Core:
             return memory.give(made, found.meta, name, None)
         return memory.give(array.bind(descriptor, memory), found.meta, name, dtype)
 
-    def _bind_empty(self, found: _ffi.Found, descriptor: Descriptor, dtype: Any) -> Any:
+    def _bind_empty(self, found: Found, descriptor: Descriptor, dtype: Any) -> Any:
         key = (found.node, found.meta)
         alive = self.empty.get(key)
         if alive is not None and tuple(alive.shape) == descriptor.shape and alive.dtype == dtype:
@@ -185,14 +187,14 @@ def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str
 _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
 
 
-def owner(address: int) -> Core | None:
-    """Of the store in whose heap the address is, if this process has it open for writing: a store
-    to it is captured."""
+def owner(address: int) -> str | None:
+    """Path of the store in whose heap the address is, if this process has it open for writing: a
+    store to it is captured."""
     for core in alive(_cores):
         info = core.pool.info
         # else others may lie there now
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:
-            return core if not info.read_only and core.process == os.getpid() else None
+            return core.path if not info.read_only and core.process == os.getpid() else None
     return None
 
 
@@ -236,7 +238,7 @@ def payload(value: Any) -> Payload:
     """
     source: Any
     if type(value) in values.LEAVES:  # the usual case
-        return Payload(_ffi.VALUE, values.encode(value))
+        return Payload(VALUE, values.encode(value))
     if isinstance(value, np.ndarray):
         source, descriptor = array.describe(value)
         address, itemsize = array.address(source), source.dtype.itemsize
@@ -244,7 +246,7 @@ def payload(value: Any) -> Payload:
         source, descriptor = tensor.describe(value)
         address, itemsize = source.data_ptr(), source.element_size()
     else:
-        return Payload(_ffi.VALUE, values.encode(value))
+        return Payload(VALUE, values.encode(value))
     return Payload(
-        _ffi.ARRAY, descriptor.pack(), array.bytes_of(descriptor.shape, itemsize), address, source
+        ARRAY, descriptor.pack(), array.bytes_of(descriptor.shape, itemsize), address, source
     )

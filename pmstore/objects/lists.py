@@ -9,9 +9,10 @@ from typing import Any, overload
 
 from pmstore.base import notebook
 from pmstore.base.words import counted
-from pmstore.engine import _ffi
-from pmstore.errors import PmstoreError
+from pmstore.engine.constants import LIST, LIST_END, ROOT, VALUE
+from pmstore.errors import NameExistsError, PmstoreError
 from pmstore.objects.core import Core, Payload, payload, represent
+from pmstore.objects.names import in_the_way
 
 
 class List(MutableSequence[Any]):
@@ -56,7 +57,7 @@ class List(MutableSequence[Any]):
 
     def _find(self, index: int) -> Any:
         """The array or tensor that is alive, or a Found. REQUIRES: the lock."""
-        while (found := self._core.pool.item(_ffi.ROOT, self._path, index, False)) is None:
+        while (found := self._core.pool.item(ROOT, self._path, index, False)) is None:
             self._index(index, len(self))  # raises, if a signal handler made the list shorter
         return found
 
@@ -89,7 +90,7 @@ class List(MutableSequence[Any]):
     def __len__(self) -> int:
         with self._core.lock:
             try:
-                return self._core.pool.list_count(_ffi.ROOT, self._path)
+                return self._core.pool.list_count(ROOT, self._path)
             except KeyError:
                 raise self._gone() from None
 
@@ -102,7 +103,7 @@ class List(MutableSequence[Any]):
         core = self._core
         with core.lock:
             if type(index) is int and 0 <= index < 1 << 62:
-                found = core.pool.item(_ffi.ROOT, self._path, index, False)
+                found = core.pool.item(ROOT, self._path, index, False)
                 if found is not None:
                     return core.load(found, self.name)
             if isinstance(index, slice):
@@ -115,7 +116,7 @@ class List(MutableSequence[Any]):
         at = 0
         while True:
             with self._core.lock:
-                found = self._core.pool.item(_ffi.ROOT, self._path, at, False)
+                found = self._core.pool.item(ROOT, self._path, at, False)
                 if found is None:
                     len(self)  # raises if the list is gone
                     return
@@ -136,7 +137,7 @@ class List(MutableSequence[Any]):
         new = payload(value)
         with self._core.lock:
             at = self._index(index, len(self))
-            if new.kind == _ffi.VALUE or self._find(at) is not value:
+            if new.kind == VALUE or self._find(at) is not value:
                 self._splice(at, 1, [new])
 
     def _set_slice(self, index: slice, new: list[Payload]) -> None:
@@ -177,13 +178,13 @@ class List(MutableSequence[Any]):
         """Adds the value behind the last item."""
         new = payload(value)
         with self._core.lock:
-            self._splice(_ffi.LIST_END, 0, (new,))
+            self._splice(LIST_END, 0, (new,))
 
     def extend(self, values: Iterable[Any]) -> None:
         """Appends all of them, in one step."""
         new = [payload(value) for value in values]
         with self._core.lock:
-            self._splice(_ffi.LIST_END, 0, new)
+            self._splice(LIST_END, 0, new)
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """The place of the first item that equals the value. Raises: ValueError if none does."""
@@ -200,7 +201,7 @@ class List(MutableSequence[Any]):
 
     def _splice(self, index: int, remove: int, new: Sequence[Payload], step: int = 1) -> None:
         try:
-            self._core.pool.splice(_ffi.ROOT, self._path, index, remove, step, new)
+            self._core.pool.splice(ROOT, self._path, index, remove, step, new)
         except KeyError:
             raise self._gone() from None
 
@@ -223,3 +224,20 @@ class List(MutableSequence[Any]):
         except (KeyError, PmstoreError):
             return notebook.table(repr(self), [], [], 0)
         return notebook.table(repr(self), ("", "item"), rows, length)
+
+
+def open_list(core: Core, parts: tuple[bytes, ...], name: str) -> List:
+    """See `Group.list`. name: for messages."""
+    pool, path = core.pool, b"\0".join(parts)
+    with core.lock:
+        found = pool.find(ROOT, path)
+        if found is not None and found.kind != LIST:
+            raise NameExistsError(
+                f"{core.path}: {name!r} is no list: del it first, or use another name"
+            )
+        try:
+            if pool.open_list(ROOT, path, create=not pool.info.read_only) is None:
+                raise KeyError(name)
+        except NameExistsError as error:
+            raise in_the_way(pool, parts, error) from None
+    return List(core, parts)

@@ -13,23 +13,20 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from multiprocessing import context, reduction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pmstore.errors import MovedError
-
-if TYPE_CHECKING:
-    from pmstore.objects.core import Core
 
 __all__ = ["install"]
 
 _once = threading.Lock()  # taken by the first `install`, for good
 
 
-def install(owner: Callable[[int], Core | None]) -> None:
-    """Has torch ask first, once a process. owner: of the store in whose heap an address is, if that
-    is open for writing.
+def install(owner: Callable[[int], str | None]) -> None:
+    """Has torch ask first, once a process. owner: path of the store in whose heap an address is,
+    if that is open for writing.
 
     What torch does when it moves a storage are two methods of `UntypedStorage`, written in Python,
     through which all ways to shared memory lead. Where a version of torch lacks one of them, the
@@ -48,12 +45,12 @@ def install(owner: Callable[[int], Core | None]) -> None:
         reduction.register(torch.UntypedStorage, _copying(reduce, owner))
 
 
-def _refusing(move: Callable[..., Any], owner: Callable[[int], Core | None]) -> Callable[..., Any]:
+def _refusing(move: Callable[..., Any], owner: Callable[[int], str | None]) -> Callable[..., Any]:
     @wraps(move)
     def refuse(storage: Any, *arguments: Any, **named: Any) -> Any:
-        if storage.device.type == "cpu" and (core := owner(storage.data_ptr())) is not None:
+        if storage.device.type == "cpu" and (path := owner(storage.data_ptr())) is not None:
             raise MovedError(
-                f"{core.path}: a tensor of the store cannot be moved to shared memory: other "
+                f"{path}: a tensor of the store cannot be moved to shared memory: other "
                 "processes would write where no commit sees it. Share a copy, "
                 "tensor.clone().share_memory_() or copy.deepcopy(model).share_memory(), and copy "
                 "back what is to be stored. (Sending a tensor through a queue of "
@@ -65,7 +62,7 @@ def _refusing(move: Callable[..., Any], owner: Callable[[int], Core | None]) -> 
 
 
 def _copying(
-    reduce: Callable[[Any], Any], owner: Callable[[int], Core | None]
+    reduce: Callable[[Any], Any], owner: Callable[[int], str | None]
 ) -> Callable[[Any], Any]:
     def reduce_storage(storage: Any) -> Any:
         if storage.device.type != "cpu" or owner(storage.data_ptr()) is None:

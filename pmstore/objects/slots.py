@@ -4,17 +4,20 @@ names it the current one."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from pmstore.base import notebook
-from pmstore.engine import _ffi
-from pmstore.errors import CorruptStoreError, PmstoreError, TransactionError
-from pmstore.objects import dtypes
+from pmstore.engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE, SLOT_NEXT
+from pmstore.engine.landing import LandFlip
+from pmstore.engine.pool import Found, Pool
+from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError, TransactionError
+from pmstore.objects import array, dtypes
 from pmstore.objects.array import Descriptor
 from pmstore.objects.core import Core, represent
+from pmstore.objects.names import in_the_way
 
 _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
 
@@ -31,6 +34,20 @@ class Turn:
     flipped: bytearray = field(default_factory=lambda: bytearray(b"\xff" * 16))
     # roll backs when the idle slot was known to hold the version before; None: it does not
     whole: int | None = None
+
+
+_LANDING = -1  # in Turn.whole: known when the commit is over
+
+
+class LandingPlace(NamedTuple):
+    """Where the next version goes that a commit lands: see `Slots.begin_landing`."""
+
+    blocks: set[int]
+    """Of both versions."""
+    flip: LandFlip | None
+    """To the idle block; None: the versions have no bytes."""
+    idle: Any
+    """The array or tensor over that block, where it may be written in place, as a device does."""
 
 
 def pack(current: int) -> bytes:
@@ -53,14 +70,14 @@ def unpack(meta: bytes) -> int:
     return int(current)
 
 
-def check(pool: _ffi.Pool, group: _ffi.Found) -> None:
+def check(pool: Pool, group: Found) -> None:
     """What is described as slots has to be a pair: two arrays of one description.
 
     Raises: CorruptStoreError.
     """
     unpack(group.meta)
     held = dict(pool.entries(group.data))
-    if sorted(held) != list(_NAMES) or any(found.kind != _ffi.ARRAY for found in held.values()):
+    if sorted(held) != list(_NAMES) or any(found.kind != ARRAY for found in held.values()):
         raise CorruptStoreError("slots hold two arrays, 0 and 1, and nothing else")
     first, second = (held[name] for name in _NAMES)
     if (first.meta, first.data_bytes) != (second.meta, second.data_bytes):
@@ -119,14 +136,14 @@ class Slots:
     def _directory(self) -> int | None:
         """That has the name, if it is there. Holds until the next change. REQUIRES: the lock."""
         if len(self._parts) == 1:
-            return _ffi.ROOT
-        found = self._core.pool.find(_ffi.ROOT, b"\0".join(self._parts[:-1]))
-        return found.data if found is not None and found.kind == _ffi.GROUP else None
+            return ROOT
+        found = self._core.pool.find(ROOT, b"\0".join(self._parts[:-1]))
+        return found.data if found is not None and found.kind == GROUP else None
 
     def _array(self, which: int) -> Any:
         """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip
         slots that are a mirror, and a signal handler may remove them. REQUIRES: the lock."""
-        found = self._core.pool.slot(_ffi.ROOT, self._path, which)
+        found = self._core.pool.slot(ROOT, self._path, which)
         if found is None:
             raise self._gone()
         return self._core.load(found, self.name)
@@ -152,7 +169,7 @@ class Slots:
         """The version that the last flip named, committed or not: the array or tensor over its
         block, zeros at first."""
         with self._core.lock:
-            return self._array(_ffi.SLOT_CURRENT)
+            return self._array(SLOT_CURRENT)
 
     @property
     def next(self) -> Any:
@@ -168,14 +185,14 @@ class Slots:
         with self._core.lock:
             turn = self._turn()
             if self._flipped(turn):
-                self._array(_ffi.SLOT_CURRENT)  # KeyError, should it be gone
+                self._array(SLOT_CURRENT)  # KeyError, should it be gone
                 raise TransactionError(
                     f"{self.name!r} was flipped in this transaction, so that its other slot holds "
                     "the committed version: write the next one into .current, in place (or "
                     ".target, which is always the right one), or commit first"
                 )
             turn.whole = None
-            return self._array(_ffi.SLOT_NEXT)
+            return self._array(SLOT_NEXT)
 
     @property
     def target(self) -> Any:
@@ -198,7 +215,7 @@ class Slots:
         before the first flip in this process, once `next` was asked for, and after a roll back.
         """
         with self._core.lock:
-            made = self._array(_ffi.SLOT_IDLE)
+            made = self._array(SLOT_IDLE)
             if self._turn().whole != self._core.pool.rollbacks():
                 return None
             if not isinstance(made, np.ndarray):
@@ -218,17 +235,54 @@ class Slots:
         """
         with self._core.lock:
             turn, handle = self._turn(), self._core.pool.handle
-            if not handle.flip(_ffi.ROOT, self._path, turn.flipped):
+            if not handle.flip(ROOT, self._path, turn.flipped):
                 raise self._gone()
             turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
+
+    # ---- for mirrors ----
+
+    def begin_landing(self, settled: set[int]) -> LandingPlace | None:
+        """A commit that is about to begin will fill the idle slot and flip. settled: blocks that
+        may be written in place, as they are known to be committed. None: the slots are not in the
+        store (any more). REQUIRES: the lock.
+
+        Raises: TransactionError if they were flipped in this transaction already.
+        """
+        pool, directory = self._core.pool, self._directory()
+        pair = pool.slot_find(ROOT, self._path)
+        if pair is None or directory is None:
+            return None
+        turn = self._turn()
+        if self._flipped(turn):
+            raise TransactionError(
+                f"{self.name!r} is a mirror: its slots are flipped by commits alone"
+            )
+        number, idle = 1 - pair.current, None
+        data = pair.data[number]
+        if not data:
+            return LandingPlace(set(pair.data), None, None)
+        turn.whole = _LANDING
+        if data in settled:
+            idle = self._array(SLOT_NEXT)
+            data = array.span(idle)[0][0] - pool.info.base  # flipped meanwhile, it may be
+            number = pair.data.index(data)
+        return LandingPlace(
+            set(pair.data), LandFlip(directory, data, self._parts[-1], pack(number)), idle
+        )
+
+    def end_landing(self) -> None:
+        """The commit that `begin_landing` was for has happened."""
+        turn = self._turn()
+        if turn.whole == _LANDING:  # else the program was at the slots meanwhile
+            turn.whole = self._core.pool.rollbacks()
 
     # ---- looking at it ----
 
     def _description(self) -> Descriptor:
         with self._core.lock:
             # both are of one description
-            found = self._core.pool.find(_ffi.ROOT, self._path + b"\0" + _NAMES[0])
-            if found is None or found.kind != _ffi.ARRAY:
+            found = self._core.pool.find(ROOT, self._path + b"\0" + _NAMES[0])
+            if found is None or found.kind != ARRAY:
                 raise self._gone()
             return self._core.describe(found)
 
@@ -256,7 +310,7 @@ class Slots:
         try:
             about = self._description()
             with self._core.lock:
-                pair = self._core.pool.slot_find(_ffi.ROOT, self._path)
+                pair = self._core.pool.slot_find(ROOT, self._path)
             if pair is None:
                 raise self._gone()
         except (KeyError, PmstoreError):
@@ -267,3 +321,39 @@ class Slots:
             for number, kind in enumerate(kinds)
         ]
         return notebook.table(repr(self), ("slot", "", "dtype", "shape", "bytes"), rows, 2)
+
+
+def open_slots(
+    core: Core, parts: tuple[bytes, ...], given: tuple[Descriptor, int] | None, name: str
+) -> Slots:
+    """See `Group.slots`. given: description and bytes of an element. name: for messages."""
+    made = Slots(core, parts)
+    with core.lock:
+        found = core.pool.find(ROOT, b"\0".join(parts))
+        if found is None:
+            if given is None:
+                raise KeyError(name)
+            _make(core, parts, *given)
+        elif found.kind != GROUP or not found.meta:
+            raise NameExistsError(
+                f"{core.path}: {name!r} is no pair of slots: del it first, or use another name"
+            )
+        elif given is not None:
+            there, wanted = made._description(), given[0]
+            if not there.same_kind(wanted):
+                raise NameExistsError(
+                    f"{core.path}: the slots {name!r} have shape {there.shape}, dtype "
+                    f"{there.dtype_name()}; asked for was shape {wanted.shape}, dtype "
+                    f"{wanted.dtype_name()}: del them first, or use another name"
+                )
+    return made
+
+
+def _make(core: Core, parts: tuple[bytes, ...], descriptor: Descriptor, itemsize: int) -> None:
+    """REQUIRES: the lock; nothing has the name."""
+    data_bytes = array.bytes_of_new(descriptor, itemsize)
+    try:
+        core.pool.make_slots(ROOT, b"\0".join(parts), pack(0), descriptor.pack(), data_bytes)
+    except NameExistsError as error:
+        raise in_the_way(core.pool, parts, error) from None
+    core.turns.pop(parts, None)

@@ -11,7 +11,7 @@ from pmstore.engine._binding import Memory, exchange_with
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.extras import optional
 from pmstore.objects import axes, dtypes
-from pmstore.objects.array import Descriptor
+from pmstore.objects.array import Descriptor, normal_shape
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,11 @@ def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     module = sys.modules.get("torch")
     # While torch itself is being imported it has no Tensor yet.
     return module is not None and isinstance(value, getattr(module, "Tensor", ()))
+
+
+def describe_new(shape: Any, dtype: torch.dtype) -> tuple[Descriptor, int]:
+    """The descriptor of a new tensor, and bytes of an element. Raises: TypeError, ValueError."""
+    return Descriptor(True, dtypes.encode_torch(dtype), normal_shape(shape)), dtype.itemsize
 
 
 def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:

@@ -13,12 +13,12 @@ from pmstore.errors import TransactionError
 from pmstore.objects.containers import Group
 from pmstore.objects.lists import List
 from pmstore.objects.tensor import is_tensor
+from pmstore.opening import Domain, open
 from pmstore.pymm import checkpoint
 from pmstore.pymm.arrays import shelved_ndarray
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import shelved_linked_list
 from pmstore.pymm.scalars import member_type, plain
-from pmstore.store import Domain, open
 
 __all__ = ["shelf"]
 

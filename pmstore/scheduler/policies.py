@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from pmstore.scheduler.scheduler import CommitScheduler
+    from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it
 
 __all__ = [
     "COCI",

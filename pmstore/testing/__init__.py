@@ -17,15 +17,18 @@ does. Put `pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`,
         crashtest([sys.executable, "train.py"], trials=9)
 """
 
-from pmstore.engine._ffi import kill_at_primitive, primitives_seen
+from pmstore.engine.crash_points import kill_at_primitive, primitives_seen
 from pmstore.testing.forkserver import ForkServer, KilledRun, shared_words
-from pmstore.testing.trials import CrashTestResult, Outcome, crash_test
+from pmstore.testing.outcomes import CrashTestResult, Outcome
+from pmstore.testing.runner import Program
+from pmstore.testing.trials import crash_test
 
 __all__ = [
     "CrashTestResult",
     "ForkServer",
     "KilledRun",
     "Outcome",
+    "Program",
     "crash_test",
     "kill_at_primitive",
     "primitives_seen",

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from pmstore.testing.trials import CrashTestResult, crash_test
+from pmstore.testing.outcomes import CrashTestResult
+from pmstore.testing.runner import Program
+from pmstore.testing.trials import crash_test
 
 __all__ = ["crashtest"]
 
@@ -20,9 +22,9 @@ def crashtest(request: pytest.FixtureRequest) -> Callable[..., CrashTestResult]:
     folder: by default that of the test's file. Returns the result.
     """
 
-    def run(command: Sequence[str], **options: Any) -> CrashTestResult:
+    def run(program: Program | Sequence[str], **options: Any) -> CrashTestResult:
         options.setdefault("folder", request.path.parent)
-        result = crash_test(command, **options)
+        result = crash_test(program, **options)
         if not result.ok:
             pytest.fail(str(result), pytrace=False)
         return result

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pmstore.engine._ffi import kill_at_primitive
+from pmstore.engine.crash_points import kill_at_primitive
 
 __all__ = ["ForkServer", "KilledRun", "shared_words"]
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from weakref import finalize, ref
 
 from pmstore.base.workers import Worker
-from pmstore.engine._ffi import Pool
+from pmstore.engine.pool import Pool
 from pmstore.engine.snapshot import Snapshot, Transfer
 from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.tiers.config import TierConfig

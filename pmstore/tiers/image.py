@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pmstore.engine import _ffi
+from pmstore.engine.constants import ARRAY, GROUP, GROUPS_MAX, VALUE
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import values
 from pmstore.objects.array import Descriptor
@@ -53,16 +53,16 @@ class Image:
         while groups:
             path, offset, depth = groups.pop()
             for one in self._directory(path, offset):
-                if one.kind == _ffi.GROUP:
-                    if depth == _ffi.GROUPS_MAX or one.offset in seen:
+                if one.kind == GROUP:
+                    if depth == GROUPS_MAX or one.offset in seen:
                         raise CorruptStoreError("groups contain each other")
                     seen.add(one.offset)
                     groups.append((one.name + "/", one.offset, depth + 1))
-                elif one.kind in (_ffi.VALUE, _ffi.ARRAY):
+                elif one.kind in (VALUE, ARRAY):
                     yield one
 
     def arrays(self) -> Iterator[Stored]:
-        return (one for one in self.objects() if one.kind == _ffi.ARRAY)
+        return (one for one in self.objects() if one.kind == ARRAY)
 
     def descriptor(self, one: Stored) -> Descriptor:
         return Descriptor.unpack(one.meta)

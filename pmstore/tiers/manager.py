@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary, ref
 from pmstore.base.alive import alive
 from pmstore.base.words import counted
 from pmstore.base.workers import Worker
-from pmstore.engine._ffi import Pool
+from pmstore.engine.pool import Pool
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.objects.containers import Group
 from pmstore.tiers import trust
@@ -27,7 +27,7 @@ from pmstore.tiers.flusher import Flusher, start_thread
 from pmstore.tiers.handle import Flush, time_left
 
 if TYPE_CHECKING:
-    from pmstore.store import Store
+    from pmstore.objects.root import Root
 
 __all__ = ["GROUP", "Tiers", "drain_all", "hand_over"]
 
@@ -58,7 +58,7 @@ class Tiers:
 
     # ---- what there is ----
 
-    def load(self, store: Store) -> None:
+    def load(self, store: Root) -> None:
         """Reads what the store remembers. Tiers that this file had not added here are known, and
         not flushed to by themselves."""
         for name in _remembered(store):
@@ -124,14 +124,14 @@ class Tiers:
         """Names of those that this file had not added here, and that nobody named since."""
         return tuple(name for name in self._configs if name in self._strange)
 
-    def trust(self, store: Store, names: Iterable[str]) -> None:
+    def trust(self, store: Root, names: Iterable[str]) -> None:
         """As if they were added here. Pending, until the commit that follows."""
         self._require()
         for name in names:
             store[f"{GROUP}/{name}"] = trust.seal(self._pool.info, name, store[f"{GROUP}/{name}"])
             self._strange.discard(name)
 
-    def add(self, store: Store, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
+    def add(self, store: Root, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
         config = tier if isinstance(tier, TierConfig) else TierConfig(tier)
         if not name or "/" in name:
             raise ValueError(f"{name!r} is no name of a tier: it is not empty and has no '/'")
@@ -156,7 +156,7 @@ class Tiers:
         _install_sigterm()
         self._watch()
 
-    def remove(self, store: Store, name: str) -> None:
+    def remove(self, store: Root, name: str) -> None:
         self._require()
         with self._lock:
             if name not in self._configs:
@@ -299,7 +299,7 @@ class Tiers:
                 flusher.abandon()
 
 
-def _remembered(store: Store) -> list[str]:
+def _remembered(store: Root) -> list[str]:
     """Names of tiers. Raises: TierError."""
     if GROUP not in store:
         return []
@@ -312,7 +312,7 @@ def _remembered(store: Store) -> list[str]:
     return list(group)
 
 
-def hand_over(old: Store, new: Store) -> None:
+def hand_over(old: Root, new: Root) -> None:
     """To a store that takes the old one's place, with all that it holds: tiers that were added
     there are added here."""
     for name in _remembered(old):

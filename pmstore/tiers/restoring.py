@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pmstore.engine import snapshot
-from pmstore.engine._ffi import DOMAINS
+from pmstore.engine.constants import DOMAINS
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.objects.array import Array

@@ -23,7 +23,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from pmstore.engine._ffi import PoolInfo
+from pmstore.engine.pool_info import PoolInfo
 
 __all__ = ["key_path", "seal", "sealed"]
 

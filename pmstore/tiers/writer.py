@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pmstore.engine._ffi import PoolInfo
+from pmstore.engine.pool_info import PoolInfo
 from pmstore.engine.snapshot import Snapshot, SnapshotInfo, Transfer, checksum
 from pmstore.errors import TierError
 from pmstore.objects.array import Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from pmstore.engine import _ffi
+from pmstore.engine.failures import damaged
 from pmstore.errors import PmstoreError
 from pmstore.objects import dtypes
 
@@ -67,7 +67,7 @@ def records(path: str, name: str) -> Iterator[None]:
             if isinstance(error, KeyError)
             else f"{type(error).__name__}: {error}"
         )
-        raise _ffi.damaged(
+        raise damaged(
             path,
             f"the run {name!r} is not as a run was stored, or not of the objects given: {told}",
         ) from error

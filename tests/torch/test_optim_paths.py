@@ -16,7 +16,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from pmstore.engine import _ffi
+from pmstore.engine.optim import optim_limit, optim_step
 from pmstore.torch import AttachError, optim
 from tests.torch.test_optim import KINDS
 
@@ -26,8 +26,8 @@ COUNT = 4096 + 1024 + 32 + 7  # blocks, whole vectors, and a tail
 
 @pytest.fixture
 def limit() -> Iterator[Callable[[int], None]]:
-    yield _ffi.optim_limit
-    _ffi.optim_limit(AVX512)
+    yield optim_limit
+    optim_limit(AVX512)
 
 
 def _steps(
@@ -54,7 +54,7 @@ def _steps(
             "stream": stream,
             **optimizer.hyper(optimizer.param_groups[0]),
         }
-        _ffi.optim_step(table.ctypes.data, 1, hyper)
+        optim_step(table.ctypes.data, 1, hyper)
         parameter.data = made[0].detach()
         optimizer.state[parameter].update(zip(names, made[1:], strict=True))
         written += made

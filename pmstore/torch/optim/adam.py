@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pmstore.engine import _ffi
+from pmstore.engine.optim import OPTIM_ADAM, OPTIM_ADAMW
 from pmstore.torch.optim.base import NativeOptimizer
 
 __all__ = ["Adam", "AdamW"]
@@ -19,7 +19,7 @@ class Adam(NativeOptimizer):
     differentiable, decoupled_weight_decay (that is `AdamW`).
     """
 
-    kind = _ffi.OPTIM_ADAM
+    kind = OPTIM_ADAM
     state_names = ("exp_avg", "exp_avg_sq")
     # the last: of an AdamW
     refused: tuple[str, ...] = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")
@@ -79,7 +79,7 @@ class AdamW(Adam):
     """`torch.optim.AdamW` with its names and defaults: weight decay apart from the moments.
     Otherwise as `Adam`."""
 
-    kind = _ffi.OPTIM_ADAMW
+    kind = OPTIM_ADAMW
     refused = ("amsgrad", "capturable", "differentiable")
 
     def _check_options(self, groups: Iterable[dict[str, Any]]) -> None:

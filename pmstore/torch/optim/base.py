@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from pmstore.engine import _ffi
+from pmstore.engine.optim import optim_step
 
 __all__ = ["TABLE", "NativeOptimizer", "Slotted", "refuse"]
 
@@ -183,7 +183,7 @@ class NativeOptimizer(Optimizer):
                 and int(part["count"].sum()) * 4 * (1 + len(self.names(group))) >= STREAM_BYTES
             )
             if len(part) and (elsewhere or part["grad"].any()):
-                _ffi.optim_step(
+                optim_step(
                     part.ctypes.data,
                     len(part),
                     {"kind": self.kind, "stream": stream, **self.hyper(group)},

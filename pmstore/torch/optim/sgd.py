@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pmstore.engine import _ffi
+from pmstore.engine.optim import OPTIM_SGD
 from pmstore.torch.optim.base import NativeOptimizer
 
 __all__ = ["SGD"]
@@ -18,7 +18,7 @@ class SGD(NativeOptimizer):
     accepted and mean nothing. Not here, and refused: differentiable.
     """
 
-    kind = _ffi.OPTIM_SGD
+    kind = OPTIM_SGD
     state_names = ("momentum_buffer",)
 
     def __init__(

@@ -1,0 +1,16 @@
+"""Points at which a crash test kills its process (native/crash/debug.h)."""
+
+from __future__ import annotations
+
+from pmstore.engine._native import lib as _lib
+
+
+def kill_at_primitive(count: int) -> None:
+    """SIGKILLs this process at the count-th persistence primitive from now; 0: never. For crash
+    tests."""
+    _lib.pms_debug_kill_at(count)
+
+
+def primitives_seen() -> int:
+    """Persistence primitives since the last `kill_at_primitive`."""
+    return int(_lib.pms_debug_primitives())

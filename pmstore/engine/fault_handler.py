@@ -1,0 +1,30 @@
+"""The engine's fault handler stays the first one, whoever else installs theirs."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from pmstore.engine._native import lib as _lib
+
+
+def _handler_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        _lib.pms_handler_install()
+        return result
+
+    return wrapper
+
+
+def stay_first() -> None:
+    """faulthandler.enable() puts a SIGSEGV handler over the engine's, for which a first write into
+    a protected page is not an error. The engine notices that at its next call, but the next thing
+    may be a write by numpy, without a call. So enable (and disable, which restores what was there
+    before it) are followed by putting the engine's handler first again, chained to the new one: a
+    real segmentation fault still prints its traceback."""
+    faulthandler.enable = _handler_first(faulthandler.enable)
+    faulthandler.disable = _handler_first(faulthandler.disable)

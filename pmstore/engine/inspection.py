@@ -1,0 +1,69 @@
+"""Looking at a whole store, as the engine sees it: sizes, soundness, where its bytes are; and
+mending it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from pmstore.engine._native import ffi as _ffi
+from pmstore.engine._native import lib as _lib
+from pmstore.engine.pool import Pool
+from pmstore.engine.reports import CheckReport, SegmentUsage, Stats
+
+_COUNTS = [field.name for field in fields(CheckReport) if field.name != "problems"]
+
+
+def stats(pool: Pool) -> Stats:
+    """Sizes and counts, now."""
+    raw = _ffi.new("struct pms_stats *")
+    pool.call(_lib.pms_pool_stats, raw)
+    return Stats(**{name: getattr(raw, name) for name, _ in _ffi.typeof("struct pms_stats").fields})
+
+
+def check(pool: Pool) -> tuple[dict[str, int], list[str]]:
+    """Counts, and the problems found (the first PMS_CHECK_PROBLEMS in words, then how many
+    more)."""
+    raw = _ffi.new("struct pms_check_report *")
+    pool.call(_lib.pms_check, raw)
+    told = min(raw.problem_count, _lib.PMS_CHECK_PROBLEMS)
+    problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
+    if raw.problem_count > told:
+        problems.append(f"and {raw.problem_count - told} more")
+    names = [
+        "blocks",
+        "names",
+        "groups",
+        "lists",
+        "extents",
+        "leaks",
+        "leaked_bytes",
+        "sound_copies",
+    ]
+    return {name: getattr(raw, name) for name in names}, problems
+
+
+def usage(pool: Pool) -> tuple[SegmentUsage, ...]:
+    """Of each segment."""
+    raw = _ffi.new("struct pms_segment_usage[]", _lib.PMS_USAGE_SEGMENTS)
+    count = _ffi.new("uint32_t *")
+    pool.call(_lib.pms_usage, raw, count)
+    plain = [name for name, _ in _ffi.typeof("struct pms_segment_usage").fields if name != "cell"]
+    return tuple(
+        SegmentUsage(**{name: getattr(one, name) for name in plain}, cells=tuple(one.cell))
+        for one in raw[0 : count[0]]
+    )
+
+
+def free_leaks(pool: Pool) -> int:
+    """Frees blocks that belong to nobody, in the running transaction. Returns their number.
+
+    Raises: CorruptStoreError if the check finds other problems too.
+    """
+    raw = _ffi.new("struct pms_check_report *")
+    pool.call(_lib.pms_free_leaks, raw)
+    return int(raw.leaks)
+
+
+def mend_superblock(pool: Pool) -> None:
+    """Writes the superblock in use into its other copy. Durable on return."""
+    pool.call(_lib.pms_mend_superblock)

@@ -1,0 +1,339 @@
+"""One open store, typed: the calls that work on what it holds.
+
+Every method is one call of native/store/store.h, and so either happened as a whole or not at all,
+whatever interrupts Python. Nothing here looks into names, descriptors or values: they are bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from pmstore.engine import _binding, fault_handler
+from pmstore.engine._native import ffi as _ffi
+from pmstore.engine._native import lib as _lib
+from pmstore.engine.constants import (
+    DOMAINS,
+    FILL_ZERO,
+    GROUP,
+    GROUPS_MAX,
+    HISTORY_BYTES,
+    MODES,
+    ROOT,
+)
+from pmstore.engine.failures import damaged, fail, fail_at, fail_open
+from pmstore.engine.pool_info import read_info
+from pmstore.errors import CorruptStoreError
+
+Found = _binding.Found
+"""One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta,
+node; and memory, of an array that was found to be used: its block, pinned."""
+
+
+class SlotPair(NamedTuple):
+    """struct pms_slot_pair. Holds until the next change."""
+
+    group: int
+    data: tuple[int, int]
+    """Blocks of the two arrays; 0: without bytes."""
+    bytes: int
+    current: int
+
+
+class Pool:
+    """One open store: `struct pms_pool` behind a `_binding.Handle`, which owns it.
+
+    Directories are numbers (`ROOT`, or what `group` returns); they hold until a group is removed or
+    a roll back. A path is walked from a directory on, in the step that uses it: names with a NUL
+    between two, groups but for the last.
+    """
+
+    __slots__ = (
+        "_errors",
+        "find",
+        "get",
+        "handle",
+        "info",
+        "item",
+        "path",
+        "put_value",
+        "raw",
+        "rollbacks",
+        "slot",
+        "splice",
+        "will_write",
+    )
+
+    def __init__(
+        self,
+        path: str,
+        mode: str,
+        *,
+        size_bytes: int,
+        max_size_bytes: int,
+        domain: str,
+        lock_timeout_seconds: float | None,
+        hot: bool,
+        force: bool,
+        ranges: Callable[[Any], Iterable[tuple[int, int]]],
+    ) -> None:
+        """Opens the file. ranges: (address, bytes) pairs of an object that has no buffer, for
+        declared writes.
+
+        Raises: what `pmstore.open` says.
+        """
+        options = _ffi.new(
+            "struct pms_options *",
+            {
+                "size": size_bytes,
+                "max_size": max_size_bytes,
+                "mode": MODES[mode],
+                "domain": DOMAINS[domain],
+                "hot": hot,
+                "force": force,
+            },
+        )
+        self.path = path
+        # One callable for failures of open and for later ones: the handle exists when open has
+        # succeeded.
+        opened = False
+
+        def told(address: int) -> NoReturn:
+            if opened:
+                fail_at(path, address)
+            fail_open(path, mode, address)
+
+        self.handle = _binding.Handle(
+            os.fsencode(path),
+            int(_ffi.cast("uintptr_t", options)),
+            lock_timeout_seconds,
+            told,
+            ranges,
+        )
+        opened = True
+        self.raw: Any = _ffi.cast("struct pms_pool *", self.handle.pool)
+        # One of each from the start: a handler of IndexError that an interrupt ends may keep its
+        # traceback, and this pool.
+        self._errors: list[Any] = [_ffi.new("struct pms_error *")]
+        # What look-ups call is functions of the handle itself: see _objects.c. Each walks its path
+        # in the step that uses what is there. The caller of `get`, `item` and `slot` keeps other
+        # threads from removing meanwhile what they find.
+        handle = self.handle
+        self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
+        self.rollbacks: Callable[[], int] = handle.rollbacks
+        self.find: Callable[[int, bytes], Found | None] = handle.find
+        self.get: Callable[[int, bytes, bool], Any] = handle.get
+        self.item: Callable[[int, bytes, int, bool], Any] = handle.item
+        self.slot: Callable[[int, bytes, int], Any] = handle.slot
+        self.put_value: Callable[[int, bytes, bytes], None] = handle.put_value
+        self.splice: Callable[[int, bytes, int, int, int, Sequence[tuple[Any, ...]]], None] = (
+            handle.splice
+        )
+        self.info = read_info(self.raw)
+        handle.base, handle.read_only = self.info.base, self.info.read_only
+
+    # A call needs a struct for its error: taken from a list, and put back if nothing went wrong, so
+    # that threads, signal handlers and finalizers that call in the middle never share one.
+    def _error(self) -> Any:
+        try:
+            return self._errors.pop()
+        except IndexError:
+            return _ffi.new("struct pms_error *")
+
+    def call(self, function: Any, *arguments: Any, missing: bool = False) -> bool:
+        """One call of the engine: function(pool, arguments, error). missing: what is asked for may
+        not be there; then False.
+
+        Raises: what its status says.
+        """
+        error = self._error()
+        status = function(self.raw, *arguments, error)
+        if status and not (missing and status == _lib.PMS_E_NOT_FOUND):
+            fail(self.path, error)
+        self._errors.append(error)
+        return not status
+
+    # -- transactions
+
+    def rollback(self) -> None:
+        self.call(_lib.pms_rollback)
+
+    def block_depth(self) -> int:
+        """Of the calling thread's transaction block; 0 = it is in none."""
+        return int(_lib.pms_txblock_depth(self.raw))
+
+    def epoch(self) -> int:
+        return int(_lib.pms_epoch(self.raw))
+
+    # -- objects
+
+    def entries(self, directory: int) -> list[tuple[bytes, Found]]:
+        """All names of a directory with their objects, in order of insertion."""
+        return list(self.scan(directory))
+
+    def scan(self, directory: int) -> Iterator[tuple[bytes, Found]]:
+        """As `entries`, one by one. REQUIRES: nobody changes the directory meanwhile."""
+        node = 0
+        while (entry := self.handle.next(directory, node)) is not None:
+            yield entry
+            node = entry[1].node
+
+    def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
+        """All objects below a directory with their paths, a group before what is in it. REQUIRES:
+        nobody changes any meanwhile.
+
+        Raises: CorruptStoreError, also if groups contain each other, or more than GROUPS_MAX of
+            them.
+        """
+        seen = {directory}
+        open_groups = [(b"", self.scan(directory))]
+        while open_groups:
+            prefix, rest = open_groups[-1]
+            for name, found in rest:
+                yield prefix + name, found
+                if found.kind == GROUP:
+                    if found.data in seen:
+                        path = (prefix + name)[:200].decode(errors="backslashreplace")
+                        raise damaged(
+                            self.path,
+                            f"groups contain each other: {path!r} is met twice",
+                            found.node,
+                        )
+                    seen.add(found.data)
+                    if len(open_groups) > GROUPS_MAX:
+                        raise CorruptStoreError(
+                            f"{self.path}: a group is in more than {GROUPS_MAX - 1} others"
+                        )
+                    open_groups.append((prefix + name + b"/", self.scan(found.data)))
+                    break
+            else:
+                open_groups.pop()
+
+    def names(self, directory: int, after: int, limit: int) -> list[bytes]:
+        """At most `limit` names in order of insertion, from the one behind the node `after` on (0:
+        from the first)."""
+        result: list[bytes] = []
+        node = after
+        while len(result) < limit and (entry := self.handle.next(directory, node)) is not None:
+            result.append(entry[0])
+            node = entry[1].node
+        return result
+
+    def count(self, directory: int) -> int:
+        count = _ffi.new("uint64_t *")
+        self.call(_lib.pms_object_count, directory, count)
+        return int(count[0])
+
+    def put_array(
+        self,
+        directory: int,
+        name: bytes,
+        meta: bytes,
+        data_bytes: int,
+        *,
+        fill: int = FILL_ZERO,
+        source: int = 0,
+        source_bytes: int = 0,
+        must_be_new: bool = False,
+    ) -> int:
+        """Allocates, fills, publishes. source: address of source_bytes bytes. Returns the block's
+        offset.
+
+        Raises: NameExistsError if it must be new and is not; StoreFullError.
+        """
+        data = _ffi.new("uint64_t *")
+        content = fill, _ffi.cast("void *", source), source_bytes, must_be_new
+        self.call(
+            _lib.pms_object_put_array,
+            *(directory, name, len(name), meta, len(meta), data_bytes),
+            *content,
+            data,
+        )
+        return int(data[0])
+
+    def group(self, directory: int, name: bytes, *, create: bool) -> int | None:
+        """The group's directory; None if there is none and it is not to be created.
+
+        Raises: NameExistsError if the name is another kind of object.
+        """
+        return self._open(_lib.pms_object_group, directory, name, create)
+
+    def open_list(self, directory: int, name: bytes, *, create: bool) -> int | None:
+        """As `group`, for a list: a number that holds until the list is removed or a roll back."""
+        return self._open(_lib.pms_object_list, directory, name, create)
+
+    def _open(self, function: Any, directory: int, name: bytes, create: bool) -> int | None:
+        found = _ffi.new("uint64_t *")
+        there = self.call(function, directory, name, len(name), create, found, missing=not create)
+        return int(found[0]) if there else None
+
+    def describe_group(self, directory: int, name: bytes, meta: bytes) -> None:
+        """Puts a description beside a group's name."""
+        self.call(_lib.pms_object_describe_group, directory, name, len(name), meta, len(meta))
+
+    def make_slots(
+        self, directory: int, path: bytes, about: bytes, meta: bytes, data_bytes: int
+    ) -> None:
+        """A pair of arrays of zeros, in one step. about: which one is current.
+
+        Raises: NameExistsError, StoreFullError.
+        """
+        named = directory, path, len(path), about, len(about)
+        self.call(_lib.pms_object_make_slots, *named, meta, len(meta), data_bytes)
+
+    def slot_find(self, directory: int, path: bytes) -> SlotPair | None:
+        """None: no slots are there."""
+        pair = _ffi.new("struct pms_slot_pair *")
+        if not self.call(_lib.pms_slot_find, directory, path, len(path), pair, missing=True):
+            return None
+        return SlotPair(pair.group, (pair.data[0], pair.data[1]), pair.bytes, pair.current)
+
+    def is_live(self, data: int) -> bool:
+        """Whether a name or a list has the block."""
+        error = self._error()
+        live = bool(_lib.pms_is_live(self.raw, data, error))
+        self._errors.append(error)
+        return live
+
+    def remove(self, directory: int, name: bytes) -> bool:
+        """Removes the object, a group with all it holds. False if there is none."""
+        return self.call(_lib.pms_object_remove, directory, name, len(name), missing=True)
+
+    def list_count(self, directory: int, path: bytes = b"") -> int:
+        """Items of the list at the path; without one, of the list itself that `open_list` gave.
+
+        Raises: KeyError.
+        """
+        count = _ffi.new("uint64_t *")
+        self.call(_lib.pms_sequence_count, directory, path, len(path), count)
+        return int(count[0])
+
+    # -- the record outside transactions
+
+    def read_history(self) -> bytes:
+        """HISTORY_BYTES bytes; zeros until something was written."""
+        raw = _ffi.new("unsigned char[]", HISTORY_BYTES)
+        self.call(_lib.pms_history_read, raw)
+        return bytes(_ffi.buffer(raw))
+
+    def write_history(self, data: bytes) -> None:
+        """Replaces it, padded with zeros. Neither commits nor rolls back with anything."""
+        self.call(_lib.pms_history_write, data, len(data))
+
+
+def _address(name: str) -> int:
+    return int(_ffi.cast("uintptr_t", _ffi.addressof(_lib, name)))
+
+
+# the functions of struct binding_engine, in its order
+_FUNCTIONS = (
+    *("pms_pool_open", "pms_pool_close", "pms_pool_release", "pms_txblock_enter"),
+    *("pms_txblock_commit_pending", "pms_block_leave", "pms_block_wait", "pms_block_depth"),
+    *("pms_txblock_set_tasks", "pms_will_write", "pms_object_get", "pms_unpin", "pms_rollbacks"),
+    *("pms_object_find", "pms_object_next", "pms_sequence_get", "pms_object_put_value"),
+    *("pms_slot_flip", "pms_epoch", "pms_sequence_splice", "pms_put_backs", "pms_slot_get"),
+    "pms_commit",
+)
+_binding.bind(*map(_address, _FUNCTIONS))
+fault_handler.stay_first()

@@ -1,0 +1,45 @@
+"""What is in a group, told without touching the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pmstore.engine.constants import GROUP, LIST, VALUE
+from pmstore.engine.failures import damaged
+from pmstore.engine.pool import Found
+from pmstore.objects.core import Core
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values,
+    groups and lists."""
+
+    name: str
+    kind: Literal["value", "array", "tensor", "group", "list", "slots"]
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    nbytes: int
+    """Of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for groups
+    and lists."""
+
+
+def tell(core: Core, name: str, found: Found) -> Entry:
+    """What a group's entry says of an object. REQUIRES: the lock."""
+    if found.kind == GROUP and found.meta:
+        version = core.pool.find(found.data, b"0")  # both are of one description
+        if version is None:
+            raise damaged(core.path, f"the slots {name!r} lack an array", found.node)
+        return replace(_entry(core, name, version), kind="slots")
+    return _entry(core, name, found)
+
+
+def _entry(core: Core, name: str, found: Found) -> Entry:
+    if found.kind in (GROUP, LIST):
+        return Entry(name, "group" if found.kind == GROUP else "list", None, None, 0)
+    if found.kind == VALUE:
+        return Entry(name, "value", None, None, len(found.meta))
+    descriptor = core.describe(found)
+    kind: Literal["tensor", "array"] = "tensor" if descriptor.torch else "array"
+    return Entry(name, kind, descriptor.dtype_name(), descriptor.shape, found.data_bytes)

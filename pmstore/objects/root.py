@@ -1,0 +1,115 @@
+"""The outermost group of a store, and what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Literal
+
+from pmstore.base.words import counted
+from pmstore.engine import inspection
+from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
+from pmstore.errors import ClosedStoreError, ForkedStoreError
+from pmstore.objects import soundness
+from pmstore.objects.containers import Group
+from pmstore.objects.core import Core
+
+
+class Root(Group):
+    """All that an open store holds. `pmstore.Store` adds to it what happens: transactions, mirrors,
+    tiers, the end."""
+
+    __slots__ = ("_recovery",)
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core, ())
+        info = core.pool.info
+        self._recovery = Recovery(
+            **{field.name: getattr(info, field.name) for field in fields(Recovery)}
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self._core.pool.handle.closed
+
+    @property
+    def path(self) -> str:
+        """The file, as it was given to `open`."""
+        return self._core.path
+
+    @property
+    def domain(self) -> str:
+        """The domain in force: "dax", "file", "process" or "emulated". `SURVIVES` says what each
+        survives."""
+        return self._core.pool.info.domain
+
+    @property
+    def mode(self) -> Literal["r", "r+"]:
+        """Whether it can be written."""
+        return "r" if self._core.pool.info.read_only else "r+"
+
+    @property
+    def epoch(self) -> int:
+        """Number of commits since the store was made."""
+        if self.closed:
+            raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
+        return self._core.pool.epoch()
+
+    @property
+    def recovery(self) -> Recovery:
+        """What the open had to undo or replay."""
+        return self._recovery
+
+    @property
+    def rollbacks(self) -> int:
+        """Changes whenever a roll back did: what was remembered of the store before it may be
+        wrong."""
+        return self._core.pool.rollbacks()
+
+    def stats(self) -> Stats:
+        """Sizes and counts, now."""
+        return inspection.stats(self._core.pool)
+
+    def info(self) -> Info:
+        """What a person asks first."""
+        info, stats = self._core.pool.info, self.stats()
+        return Info(
+            path=self.path,
+            domain=info.domain,
+            survives=SURVIVES[info.domain],
+            flush=info.flush,
+            read_only=info.read_only,
+            epoch=stats.epoch,
+            names=len(self),
+            file_bytes=stats.file_bytes,
+            used_bytes=stats.used_bytes,
+            free_bytes=stats.free_bytes,
+            opens=info.opens,
+            unclean_opens=info.unclean_opens,
+            uuid=info.uuid.hex(),
+            recovery=self._recovery,
+        )
+
+    def usage(self) -> tuple[SegmentUsage, ...]:
+        """What is in use of the file's segments, and where: a map of the heap. Reads the page
+        tables, not the data."""
+        return inspection.usage(self._core.pool)
+
+    def check(self) -> CheckReport:
+        """Examines the whole store: allocator, directories, that every value and description
+        decodes, and that slots are pairs. Reads only."""
+        with self._core.lock:
+            counts, problems = inspection.check(self._core.pool)
+            if not problems:  # else the directories are not to be walked
+                problems = soundness.problems(self._core.pool)
+        return CheckReport(**counts, problems=tuple(problems))
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<pmstore.Store {self.path!r}, closed>"
+        try:
+            return (
+                f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, "
+                f"{counted(len(self), 'name')}>"
+            )
+        except ForkedStoreError:
+            return f"<pmstore.Store {self.path!r}, of the parent process>"

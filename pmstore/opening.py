@@ -1,0 +1,106 @@
+"""`pmstore.open`."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Literal
+
+from pmstore.base.sizes import parse_size
+from pmstore.engine.constants import DOMAINS, MIN_SIZE_BYTES, MODES
+from pmstore.engine.pool import Pool
+from pmstore.errors import CorruptStoreError, FormatVersionError, TierError
+from pmstore.objects import array
+from pmstore.objects.core import Core
+from pmstore.store import Store
+
+Mode = Literal["r", "r+", "a", "w", "x"]
+Domain = Literal["auto", "dax", "file", "process", "emulated"]
+
+
+def open(
+    path: str | os.PathLike[str],
+    mode: Mode = "a",
+    *,
+    size: int | str | None = None,
+    max_size: int | str | None = None,
+    domain: Domain = "auto",
+    lock_timeout: float | None = 0.0,
+    hot: bool = True,
+    force: bool = False,
+) -> Store:
+    """Opens or creates a store.
+
+    mode: "a" opens, or creates if there is none or an empty file; "r+" opens; "w" creates,
+        replacing what is there; "x" creates, and there must be nothing; "r" opens for reading: it
+        excludes writers, and shows a crashed file as of its last commit without changing it. Arrays
+        are then not writeable.
+    size: of a new file, in bytes or as "4GiB" (default 64 MiB, at least 1 MiB). It grows by itself.
+    max_size: the file never grows beyond; it replaces what an existing store was given before.
+        None: that, or no limit but the file system.
+    domain: what a commit survives (see `SURVIVES`); "auto": "dax" where the file system can,
+        "process" on tmpfs, else "file".
+    lock_timeout: seconds to wait for another process that has the store open; 0: none; None: for
+        ever.
+    hot: False protects all pages again at every commit (slower; no assumption about writers being
+        quiet at a commit).
+    force: open a store that UncleanMachineCrashError or UncleanCopyError would refuse. It may be
+        torn.
+
+    Raises:
+        StoreLockedError: it is open elsewhere; names the process.
+        NotAStoreError, CorruptStoreError, FormatVersionError, UncleanMachineCrashError,
+            UncleanCopyError: of an existing file.
+        StoreFullError: no room for the file. DomainError: the domain is not to be had here.
+        FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, OSError; ValueError,
+            TypeError for arguments.
+
+    >>> import tempfile
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     open(f"{folder}/run.pm", size="8MiB") as store,
+    ... ):
+    ...     w = store.zeros("w", (2, 2), "float32")
+    ...     store["config"] = {"lr": 1e-3}
+    ...     with store.transaction():
+    ...         w += 1
+    ...         store["step"] = 1
+    ...     sorted(store), store.check().problems
+    (['config', 'step', 'w'], ())
+    """
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"path is a str or a path of str, not {type(name).__name__}")
+    if "\0" in name:
+        raise ValueError("a path has no NUL character")
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
+    if domain not in DOMAINS:
+        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
+    size_bytes = parse_size(size)
+    if size is not None and size_bytes < MIN_SIZE_BYTES:
+        raise ValueError(
+            f"size={size!r} is too small: a store needs at least {MIN_SIZE_BYTES} bytes (1 MiB)"
+        )
+    pool = Pool(
+        name,
+        mode,
+        size_bytes=size_bytes,
+        max_size_bytes=parse_size(max_size, "max_size"),
+        domain=domain,
+        lock_timeout_seconds=lock_timeout,
+        hot=hot,
+        force=force,
+        ranges=array.span,
+    )
+    store = Store(Core(pool))
+    if mode != "r":
+        try:
+            # told to whoever uses them
+            with suppress(TierError, CorruptStoreError, FormatVersionError):
+                if ".pmstore" in store:
+                    store._open_tiers()  # those that are flushed by themselves begin to be
+        except Warning:  # of a tier that was not added here, where warnings are errors
+            store.close()
+            raise
+    return store
