@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,13 @@ class Source:
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
         self.generators: list[torch.Generator] = []
+
+    def length(self) -> int | None:
+        """Batches of an epoch; None: not known, as of a DataLoader over an IterableDataset."""
+        try:
+            return len(self.loader) if isinstance(self.loader, Sized) else None
+        except TypeError:
+            return None
 
     def open_at(self, position: Position) -> Iterator[Any]:
         """The batches of the position's epoch that are left. Sets its start if it is a new epoch.

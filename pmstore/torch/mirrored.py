@@ -20,7 +20,7 @@ from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
-from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.optimizer import OptimizerBinding, parameters_of
 from pmstore.torch.placed import check_movable
 
 __all__ = ["MirroredModel", "MirroredOptimizer", "Pack", "wants_mirror"]
@@ -31,12 +31,7 @@ _DEVICES = ("cpu", "cuda")
 
 def wants_mirror(model: nn.Module | None, optimizer: Optimizer | None) -> bool:
     """Whether any parameter is on an accelerator."""
-    tensors = list(model.parameters()) if model is not None else []
-    tensors += (
-        [one for group in optimizer.param_groups for one in group["params"]]
-        if optimizer is not None
-        else []
-    )
+    tensors = [*(model.parameters() if model is not None else ()), *parameters_of(optimizer)]
     return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
 
 

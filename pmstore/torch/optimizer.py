@@ -16,7 +16,7 @@ from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.part import Part
 from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
-__all__ = ["OptimizerBinding"]
+__all__ = ["OptimizerBinding", "parameters_of"]
 
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
@@ -37,6 +37,12 @@ class _Synced:
 def _constant(item: object) -> bool:
     """Whether the object is data that cannot change."""
     return type(item) in _IMMUTABLE or (type(item) is tuple and all(map(_constant, item)))
+
+
+def parameters_of(optimizer: Optimizer | None) -> list[torch.Tensor]:
+    """In the order of the groups, as `Optimizer.state_dict` numbers them."""
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 class OptimizerBinding:
@@ -81,9 +87,7 @@ class OptimizerBinding:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return [
-            parameter for group in self._optimizer.param_groups for parameter in group["params"]
-        ]
+        return parameters_of(self._optimizer)
 
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:

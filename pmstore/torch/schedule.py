@@ -1,0 +1,93 @@
+"""When a run's steps are committed, and what is flushed then."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from pmstore import Store
+from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTier, store_tiers
+from pmstore.torch.errors import AttachError
+from pmstore.torch.loader import Source
+from pmstore.torch.progress import Progress
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """Puts a policy in charge of a run's commits. A rule gets a scheduler, which chooses among the
+    tiers if the rule can.
+
+    scheduler: None: every step commits.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        policy: CommitPolicy | CommitScheduler | None,
+        tiers: tuple[str, ...],
+    ) -> None:
+        """Raises: AttachError: a scheduler of the program's own that does not know a tier."""
+        self._store = store
+        # it is told how long the job will be; a scheduler of the program's own is not
+        self._own = policy is not None and not isinstance(policy, CommitScheduler)
+        self._flushed: tuple[str, ...] = ()  # after each commit if they are idle
+        tiers = tuple(tier for tier in tiers if not store.tiers[tier].every)
+        if policy is None or isinstance(policy, OneTier):
+            self._flushed, tiers = tiers, ()
+        if isinstance(policy, CommitScheduler):
+            unknown = set(tiers) - {tier.name for tier in policy.tiers}
+            if unknown:
+                raise AttachError(
+                    f"the scheduler has no tier {min(unknown)!r}: make it with store_tiers(store, "
+                    f"{min(unknown)!r})"
+                )
+        elif policy is not None:
+            policy = CommitScheduler(
+                store_tiers(store, *tiers), policy=policy, store=store, run=name
+            )
+        self.scheduler = policy
+
+    def commit(self, loss: float | torch.Tensor | None, optimizer: Optimizer | None) -> bool:
+        """Commits the store if the policy says so. Returns whether it did."""
+        if self.scheduler is None:
+            self._store.commit()
+            return True
+        before = self._store.epoch
+        if optimizer is not None:
+            self.scheduler.learning_rate(optimizer.param_groups[0]["lr"])
+        self.scheduler.step(loss)
+        return self._store.epoch != before
+
+    def flush(self) -> None:
+        """After a commit: to the tiers that the policy does not choose among."""
+        for tier in self._flushed:
+            self._store.flush_if_idle(tier)
+
+    def start_at(self, step: int) -> None:
+        """The run may have had another policy before."""
+        if self.scheduler is not None:
+            self.scheduler.steps = step
+
+    def rolled_back(self, step: int) -> None:
+        if self.scheduler is not None:
+            self.scheduler.rolled_back()
+            self.scheduler.steps = step
+
+    def expect(self, progress: Progress, epochs: int | None, source: Source) -> None:
+        """Tells the scheduler how many steps the job has: as many for each batch as it had so
+        far."""
+        if self.scheduler is None or not self._own or epochs is None:
+            return
+        length = source.length()
+        if length is None:
+            return
+        taken = progress.position.data_epoch * length + progress.position.batch
+        share = progress.finished / taken if taken and progress.finished else 1.0
+        self.scheduler.expect(max(round(epochs * length * share), 1))
+
+    def expect_no_more(self, progress: Progress) -> None:
+        """The job ends here."""
+        if self.scheduler is not None and self._own:
+            self.scheduler.expect(progress.finished)
