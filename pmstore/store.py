@@ -212,7 +212,7 @@ class Store(Group):
             self._core.pool.handle.commit()
             return None
         self._core.pool.handle.take_in_moved()
-        pending = self._open_mirrors().commit()
+        pending = self.open_mirrors().commit()
         if not wait:
             return pending
         pending.wait()
@@ -310,9 +310,10 @@ class Store(Group):
         with optional:
             from pmstore.mirror.mirror import add
 
-        return add(self, self._core, self._open_mirrors(), name, tensor)
+        return add(self, self._core, self.open_mirrors(), name, tensor)
 
-    def _open_mirrors(self) -> Mirrors:
+    def open_mirrors(self) -> Mirrors:
+        """What this store mirrors, for parts of pmstore that add to it."""
         if self._mirrors is None:
             from pmstore.mirror.mirrors import Mirrors
 
