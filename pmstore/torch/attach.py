@@ -21,6 +21,7 @@ from pmstore.torch.optimizer import parameters_of
 from pmstore.torch.pieces import Pieces, Program
 from pmstore.torch.progress import Progress
 from pmstore.torch.run import Run
+from pmstore.torch.schedule import Schedule
 from pmstore.torch.stateful import Stateful, as_stateful, extra_state
 from pmstore.torch.steps import Steps
 
@@ -136,7 +137,7 @@ def attach(
     resumed = f"{name}/about" in store
     steps = (_resume if resumed else _begin)(store, name, program)
     try:
-        steps.set_policy(policy, tuple(tiers))
+        steps.schedule = Schedule(store, name, steps.progress, policy, tiers)
     except BaseException:
         steps.detach()
         raise

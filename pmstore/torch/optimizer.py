@@ -101,11 +101,7 @@ class OptimizerBinding:
         ]
 
     def _known(self) -> set[int]:
-        return (
-            {id(tensor) for _, tensor in self._model.parameters}
-            if self._model is not None
-            else set()
-        )
+        return {id(one) for _, one in self._model.parameters} if self._model is not None else set()
 
     # ---- attach
 
@@ -376,12 +372,8 @@ class OptimizerBinding:
         parameters = self.parameters
         rest: dict[Any, Any] = {}
         for index, parameter in enumerate(parameters):
-            state = self._optimizer.state.get(parameter)
-            plain = (
-                {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-                if state
-                else None
-            )
+            state = self._optimizer.state.get(parameter, {})
+            plain = {key: one for key, one in state.items() if not isinstance(one, torch.Tensor)}
             if plain:
                 rest[index] = plain
         known = {id(parameter) for parameter in parameters}

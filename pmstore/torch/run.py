@@ -195,7 +195,7 @@ class Run:
         loop = self._loop = object()
         steps, progress = self._steps, self._steps.progress
         while epochs is None or progress.position.data_epoch < epochs:
-            steps.schedule.expect(progress, epochs, source)
+            steps.schedule.expect(epochs, source)
             restored = progress.restored
             batches = source.open_at(progress.position)
             for batch in batches:
@@ -214,4 +214,4 @@ class Run:
                     raise ValueError("the loader gave no batch in a whole epoch")
                 progress.position = Position(progress.position.data_epoch + 1)
             del batches  # worker processes end here, not when the next epoch's have started
-        steps.schedule.expect_no_more(progress)
+        steps.schedule.expect_no_more()

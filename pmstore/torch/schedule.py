@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.optim import Optimizer
 
@@ -25,17 +27,19 @@ class Schedule:
         self,
         store: Store,
         name: str,
-        policy: CommitPolicy | CommitScheduler | None,
-        tiers: tuple[str, ...],
+        progress: Progress,
+        policy: CommitPolicy | CommitScheduler | None = None,
+        tiers: Sequence[str] = (),
     ) -> None:
         """Raises: AttachError: a scheduler of the program's own that does not know a tier."""
         self._store = store
+        self._progress = progress
         # it is told how long the job will be; a scheduler of the program's own is not
         self._own = policy is not None and not isinstance(policy, CommitScheduler)
-        self._flushed: tuple[str, ...] = ()  # after each commit if they are idle
-        tiers = tuple(tier for tier in tiers if not store.tiers[tier].every)
+        self._flushed: list[str] = []  # after each commit if they are idle
+        tiers = [tier for tier in tiers if not store.tiers[tier].every]
         if policy is None or isinstance(policy, OneTier):
-            self._flushed, tiers = tiers, ()
+            self._flushed, tiers = tiers, []
         if isinstance(policy, CommitScheduler):
             unknown = set(tiers) - {tier.name for tier in policy.tiers}
             if unknown:
@@ -48,6 +52,8 @@ class Schedule:
                 store_tiers(store, *tiers), policy=policy, store=store, run=name
             )
         self.scheduler = policy
+        if policy is not None:
+            policy.steps = progress.finished  # the run may have had another policy before
 
     def commit(self, loss: float | torch.Tensor | None, optimizer: Optimizer | None) -> bool:
         """Commits the store if the policy says so. Returns whether it did."""
@@ -65,17 +71,13 @@ class Schedule:
         for tier in self._flushed:
             self._store.flush_if_idle(tier)
 
-    def start_at(self, step: int) -> None:
-        """The run may have had another policy before."""
-        if self.scheduler is not None:
-            self.scheduler.steps = step
-
-    def rolled_back(self, step: int) -> None:
+    def rolled_back(self) -> None:
+        """After the progress has followed."""
         if self.scheduler is not None:
             self.scheduler.rolled_back()
-            self.scheduler.steps = step
+            self.scheduler.steps = self._progress.finished
 
-    def expect(self, progress: Progress, epochs: int | None, source: Source) -> None:
+    def expect(self, epochs: int | None, source: Source) -> None:
         """Tells the scheduler how many steps the job has: as many for each batch as it had so
         far."""
         if self.scheduler is None or not self._own or epochs is None:
@@ -83,11 +85,12 @@ class Schedule:
         length = source.length()
         if length is None:
             return
-        taken = progress.position.data_epoch * length + progress.position.batch
-        share = progress.finished / taken if taken and progress.finished else 1.0
+        finished, position = self._progress.finished, self._progress.position
+        taken = position.data_epoch * length + position.batch
+        share = finished / taken if taken and finished else 1.0
         self.scheduler.expect(max(round(epochs * length * share), 1))
 
-    def expect_no_more(self, progress: Progress) -> None:
+    def expect_no_more(self) -> None:
         """The job ends here."""
         if self.scheduler is not None and self._own:
-            self.scheduler.expect(progress.finished)
+            self.scheduler.expect(self._progress.finished)

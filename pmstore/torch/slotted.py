@@ -108,12 +108,9 @@ class SlottedBinding(OptimizerBinding):
         with torch.no_grad():
             for index, (parameter, _, names) in enumerate(self._kept()):
                 views.parameters[index].copy_(parameter)
-                state = (
-                    self._native.complete(parameter, names)
-                    if parameter in self._native.state
-                    else {}
-                )
-                for name, here in state.items():
+                if parameter not in self._native.state:
+                    continue
+                for name, here in self._native.complete(parameter, names).items():
                     if name in views.state[index]:
                         views.state[index][name].copy_(here)
         self._write_plain()
@@ -148,17 +145,14 @@ class SlottedBinding(OptimizerBinding):
     def bind(self) -> None:
         if self._views is None:
             self._place()
-        self._bind_to(self._turn())
-        self._native.slotted = self
-
-    def _bind_to(self, turn: int) -> None:
         assert self._views is not None
-        views = self._views[turn]
+        views = self._views[self._turn()]
         for parameter, view, state in zip(
             self.parameters, views.parameters, views.state, strict=True
         ):
             parameter.data = view
             self._bind_state(parameter, state)
+        self._native.slotted = self
 
     def _bind_state(self, parameter: torch.Tensor, views: dict[str, torch.Tensor]) -> None:
         """The slot's tensors and no others; what is plain beside them stays."""
@@ -225,11 +219,8 @@ class SlottedBinding(OptimizerBinding):
         ]
 
     def _names(self) -> dict[int, str]:
-        return (
-            {id(one): name for name, one in self._module.named_parameters()}
-            if self._module is not None
-            else {}
-        )
+        named = self._module.named_parameters() if self._module is not None else ()
+        return {id(one): name for name, one in named}
 
     def writes(self) -> list[Any]:
         return []  # nothing that is captured

@@ -9,7 +9,6 @@ import torch
 from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
-from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.torch.errors import AttachError, records
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.progress import Progress
@@ -37,7 +36,7 @@ class Steps:
         self.pending: PendingCommit | None = None
         self.detached = False
         self.counts = {"steps": 0, "commits": 0, "rollbacks": 0}
-        self.schedule = Schedule(store, name, None, ())
+        self.schedule = Schedule(store, name, progress)  # until attach has another
         self._handles: list[Any] = []
 
     @property
@@ -63,13 +62,6 @@ class Steps:
                 # What a scheduler of this process would otherwise take for a call in the wrong
                 # order, and warn.
                 optimizer._opt_called = True
-
-    def set_policy(
-        self, policy: CommitPolicy | CommitScheduler | None, tiers: tuple[str, ...]
-    ) -> None:
-        """Puts a policy in charge of the commits."""
-        self.schedule = Schedule(self.store, self.name, policy, tiers)
-        self.schedule.start_at(self.progress.finished)
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -207,7 +199,7 @@ class Steps:
             progress.restore()
             if pieces.loader is not None:
                 pieces.loader.restore(progress.position)
-            self.schedule.rolled_back(progress.finished)
+            self.schedule.rolled_back()
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()
             progress.stale = False
