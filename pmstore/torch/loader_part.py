@@ -12,8 +12,11 @@ __all__ = ["LoaderPart"]
 
 
 class LoaderPart:
-    """Keeps where a loader is: `<path>/start`, the generators' states at the data epoch's start,
-    and `<path>/generators`, those of the loader's own now. The numbers are in `Progress`."""
+    """Keeps where a loader is. `Progress` has the numbers; here are states of generators:
+
+    `<path>/start`        of all that the order depends on, at the data epoch's start
+    `<path>/generators`   of the loader's own, now
+    """
 
     def __init__(self, store: Store, path: str, source: Source) -> None:
         self.source = source

@@ -40,8 +40,8 @@ class Run:
 
     Use it in one thread.
 
-    Raises (all methods but `stats` and `detach`): AttachError after `detach`; CorruptStoreError if
-    what a roll back reads is not as a run was stored; ClosedStoreError, ForkedStoreError.
+    Raises (commit, rollback, transaction, batches): AttachError after `detach`; CorruptStoreError
+    if what a roll back reads is not as a run was stored; ClosedStoreError, ForkedStoreError.
     """
 
     def __init__(self, steps: Steps, *, resumed: bool) -> None:

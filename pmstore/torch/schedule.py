@@ -20,7 +20,8 @@ class Schedule:
     """Puts a policy in charge of a run's commits. A rule gets a scheduler, which chooses among the
     tiers if the rule can.
 
-    scheduler: None: every step commits.
+    Attributes:
+        scheduler: None: every step commits.
     """
 
     def __init__(
