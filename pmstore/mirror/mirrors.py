@@ -200,7 +200,7 @@ class Mirrors:
             )
         idle = 1 - pair.current
         data = pair.data[idle]
-        if not data:
+        if not data or not mirror.parts:  # the idle slot holds an older version
             return set(pair.data)
         turn.whole = _IN_FLIGHT
         block = None

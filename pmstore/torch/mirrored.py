@@ -72,8 +72,7 @@ class Pack:
             slots = self._store.slots(self._path, max(end, 1), torch.uint8)
             self._store[f"{self._path}_layout"] = layout
             self._layout = layout
-            self._use(slots)
-        assert self._mirror is not None
+            self._mirror = self._use(slots)
         away = any(tensor.device.type != "cpu" for _, tensor, _ in tensors)
         parts = []
         for (_, tensor, live), row in zip(tensors, layout, strict=True):
@@ -110,17 +109,20 @@ class Pack:
             at += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
         return layout, at
 
-    def _use(self, slots: Slots) -> None:
-        self._mirror = _RunMirror(slots, (), False)
-        self._mirrors.add(self._mirror)
+    def _use(self, slots: Slots) -> Mirror:
+        made = _RunMirror(slots, (), False)
+        self._mirrors.add(made)
+        return made
 
     def open(self) -> dict[str, torch.Tensor]:
-        """What the store's last commit holds, by name: tensors over the current slot."""
+        """What the store's last commit holds, by name: tensors over the current slot. A commit
+        before the next `write` leaves it so."""
         slots = self._store[self._path]
         layout = self._store[f"{self._path}_layout"]
         if self._mirror is None or layout != self._layout:
             self._layout = layout
-            self._use(slots)
+            self._mirror = self._use(slots)
+        self._mirror.parts = ()  # some are copies from before a roll back
         whole = flat_bytes(slots.current)
         held = {}
         for name, shape, stride, dtype, _, at in layout:
