@@ -166,7 +166,7 @@ class Store(Root):
             self._core.pool.handle.commit()
             return None
         self._core.pool.handle.take_in_moved()
-        pending = self._open_mirrors().commit()
+        pending = self.open_mirrors().commit()
         if not wait:
             return pending
         pending.wait()
@@ -261,9 +261,10 @@ class Store(Root):
         with optional:
             from pmstore.mirror.adding import add
 
-        return add(self, self._open_mirrors(), name, tensor)
+        return add(self, self.open_mirrors(), name, tensor)
 
-    def _open_mirrors(self) -> Mirrors:
+    def open_mirrors(self) -> Mirrors:
+        """What this store mirrors, for parts of pmstore that add to it."""
         if self._mirrors is None:
             from pmstore.mirror.mirrors import Mirrors
 

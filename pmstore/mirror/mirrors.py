@@ -182,7 +182,7 @@ class Mirrors:
         the store (any more)."""
         from pmstore.mirror.copier import Piece, flat_bytes
 
-        landing = mirror.slots.begin_landing(mirror.settled)
+        landing = mirror.slots.begin_landing(mirror.settled, filled=bool(mirror.parts))
         if landing is None:
             return set()
         if landing.flip is not None:

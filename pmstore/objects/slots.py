@@ -241,10 +241,11 @@ class Slots:
 
     # ---- for mirrors ----
 
-    def begin_landing(self, settled: set[int]) -> LandingPlace | None:
+    def begin_landing(self, settled: set[int], *, filled: bool) -> LandingPlace | None:
         """A commit that is about to begin will fill the idle slot and flip. settled: blocks that
-        may be written in place, as they are known to be committed. None: the slots are not in the
-        store (any more). REQUIRES: the lock.
+        may be written in place, as they are known to be committed. filled: whether there is
+        anything to fill it with; else it keeps an older version, and is not flipped. None: the
+        slots are not in the store (any more). REQUIRES: the lock.
 
         Raises: TransactionError if they were flipped in this transaction already.
         """
@@ -259,7 +260,7 @@ class Slots:
             )
         number, idle = 1 - pair.current, None
         data = pair.data[number]
-        if not data:
+        if not data or not filled:
             return LandingPlace(set(pair.data), None, None)
         turn.whole = _LANDING
         if data in settled:

@@ -1,12 +1,12 @@
-"""Training runs of torch in a store: `attach` and the `Run` it returns. See
-`pmstore.torch.attach`."""
+"""Training runs of torch in a store: `attach` and the `Run` that it returns."""
 
 from pmstore.extras import optional
 
 with optional:
     from pmstore.torch.attach import attach
     from pmstore.torch.errors import AttachError, MismatchError, TornStepError
-    from pmstore.torch.run import Run, RunStats, RunTransaction
+    from pmstore.torch.run import Run, RunStats
+    from pmstore.torch.transaction import RunTransaction
 
 __all__ = [
     "AttachError",

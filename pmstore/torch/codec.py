@@ -9,7 +9,7 @@ beside it. `join` puts it together again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,11 @@ Array = np.ndarray[Any, Any] | torch.Tensor
 
 # A dict with this key is a mark. A user's dict that has it too is wrapped as the pairs of a mark.
 _MARK = "pmstore"
+_MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": Counter,
+}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -114,24 +119,13 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
     name = mark[_MARK]
     if name == "array":
         return arrays[mark["index"]]
-    if name in ("dict", "OrderedDict", "Counter"):
-        pairs = {key: join(part, arrays) for key, part in mark["pairs"]}
-        return (
-            pairs
-            if name == "dict"
-            else OrderedDict(pairs)
-            if name == "OrderedDict"
-            else Counter(pairs)
-        )
+    if name in _MAPPINGS:
+        return _MAPPINGS[name]({key: join(part, arrays) for key, part in mark["pairs"]})
     if name in ("set", "frozenset", "deque"):
         parts = [join(part, arrays) for part in mark["parts"]]
-        return (
-            set(parts)
-            if name == "set"
-            else frozenset(parts)
-            if name == "frozenset"
-            else deque(parts, mark["maxlen"])
-        )
+        if name == "deque":
+            return deque(parts, mark["maxlen"])
+        return set(parts) if name == "set" else frozenset(parts)
     if name == "device":
         return torch.device(mark["name"])
     if name == "dtype" and isinstance(

@@ -13,8 +13,8 @@ __all__ = ["AttachError", "MismatchError", "TornStepError", "records"]
 
 
 class AttachError(PmstoreError, ValueError):
-    """What was given to `attach` cannot be moved into the store, or not twice. Nothing was
-    changed."""
+    """What was given to `attach` cannot be moved into the store, or is attached already; or the run
+    was detached. Nothing was changed."""
 
 
 class MismatchError(AttachError):

@@ -60,16 +60,15 @@ class GradientKeeper:
         self._path = path
         self._which = Part(store, f"{path}_layout")
         self._last: _Names | None = None
+        self.spent = False
+        """The optimizer has used them: their content is not needed."""
 
-    def write(self, parameters: list[tuple[str, torch.Tensor]], *, spent: bool) -> None:
-        """Pending until the next commit. spent: the optimizer has used them, their content is not
-        needed.
-
-        What was kept goes when they are spent twice in a row: a loop that accumulates needs the
-        same blocks again."""
+    def write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Pending until the next commit. What was kept goes when they are spent twice in a row: a
+        loop that accumulates needs the same blocks again."""
         present = [name for name, parameter in parameters if parameter.grad is not None]
         last = self._stored() if self._last is None else self._last
-        if not spent:
+        if not self.spent:
             for name, parameter in parameters:
                 if parameter.grad is not None:
                     self._put(name, parameter.grad)
@@ -119,6 +118,9 @@ class GradientKeeper:
     def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Sets the gradients to what the last commit holds: kept ones, zeros for spent ones, else
         none."""
+        self._which.forget()
+        self._last = None
+        self.spent = False
         which = self._which.read()
         present, kept = set(which["present"]), set(which["kept"])
         for name, parameter in parameters:
@@ -129,8 +131,3 @@ class GradientKeeper:
             if name in kept:
                 gradient.copy_(self._store[f"{self._path}/{encode_name(name)}"])
             parameter.grad = gradient
-
-    def forget(self) -> None:
-        """After a roll back."""
-        self._which.forget()
-        self._last = None

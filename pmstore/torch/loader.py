@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,13 @@ class Source:
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
         self.generators: list[torch.Generator] = []
+
+    def length(self) -> int | None:
+        """Batches of an epoch; None: not known, as of a DataLoader over an IterableDataset."""
+        try:
+            return len(self.loader) if isinstance(self.loader, Sized) else None
+        except TypeError:
+            return None
 
     def open_at(self, position: Position) -> Iterator[Any]:
         """The batches of the position's epoch that are left. Sets its start if it is a new epoch.
@@ -132,10 +139,7 @@ class _Loader(Source):
     """A DataLoader over an IterableDataset: it has no indices to skip."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        clone = copy.copy(loader)
-        clone.__dict__["persistent_workers"] = False
-        clone.__dict__["_iterator"] = None
-        super().__init__(clone)
+        super().__init__(_clone(loader))
         self.generators = _generators(loader)
 
 
@@ -145,12 +149,8 @@ class _MapLoader(Source):
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        # A copy with other samplers: DataLoader refuses to have its own set, and a subclass keeps
-        # what it overrides.
-        clone = copy.copy(loader)
+        clone = _clone(loader)
         table = clone.__dict__
-        table["persistent_workers"] = False
-        table["_iterator"] = None
         self._slot = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._indices = table[self._slot]
         if loader.num_workers:
@@ -174,6 +174,14 @@ class _MapLoader(Source):
             # already: they have asked for their first indices.)
             stream.skip()
         return iterator
+
+
+def _clone(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A copy with new workers each epoch, and other samplers if need be: DataLoader refuses to have
+    its own set, and a subclass keeps what it overrides."""
+    clone = copy.copy(loader)
+    clone.__dict__.update(persistent_workers=False, _iterator=None)
+    return clone
 
 
 class _Indices:

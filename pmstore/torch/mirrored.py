@@ -20,7 +20,7 @@ from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
-from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.optimizer import OptimizerBinding, parameters_of
 from pmstore.torch.placed import check_movable
 
 __all__ = ["MirroredModel", "MirroredOptimizer", "Pack", "wants_mirror"]
@@ -31,12 +31,7 @@ _DEVICES = ("cpu", "cuda")
 
 def wants_mirror(model: nn.Module | None, optimizer: Optimizer | None) -> bool:
     """Whether any parameter is on an accelerator."""
-    tensors = list(model.parameters()) if model is not None else []
-    tensors += (
-        [one for group in optimizer.param_groups for one in group["params"]]
-        if optimizer is not None
-        else []
-    )
+    tensors = [*(model.parameters() if model is not None else ()), *parameters_of(optimizer)]
     return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
 
 
@@ -61,7 +56,7 @@ class Pack:
     def __init__(self, store: Store, path: str) -> None:
         self._store = store
         self._path = path
-        self._mirrors = store._open_mirrors()
+        self._mirrors = store.open_mirrors()
         self._layout: list[list[Any]] | None = None  # as stored, if known
         self._mirror: Mirror | None = None
 
@@ -77,8 +72,7 @@ class Pack:
             slots = self._store.slots(self._path, max(end, 1), torch.uint8)
             self._store[f"{self._path}_layout"] = layout
             self._layout = layout
-            self._use(slots)
-        assert self._mirror is not None
+            self._mirror = self._use(slots)
         away = any(tensor.device.type != "cpu" for _, tensor, _ in tensors)
         parts = []
         for (_, tensor, live), row in zip(tensors, layout, strict=True):
@@ -115,17 +109,20 @@ class Pack:
             at += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
         return layout, at
 
-    def _use(self, slots: Slots) -> None:
-        self._mirror = _RunMirror(slots, (), False)
-        self._mirrors.add(self._mirror)
+    def _use(self, slots: Slots) -> Mirror:
+        made = _RunMirror(slots, (), False)
+        self._mirrors.add(made)
+        return made
 
     def open(self) -> dict[str, torch.Tensor]:
-        """What the store's last commit holds, by name: tensors over the current slot."""
+        """What the store's last commit holds, by name: tensors over the current slot. A commit
+        before the next `write` leaves it so."""
         slots = self._store[self._path]
         layout = self._store[f"{self._path}_layout"]
         if self._mirror is None or layout != self._layout:
             self._layout = layout
-            self._use(slots)
+            self._mirror = self._use(slots)
+        self._mirror.parts = ()  # some are copies from before a roll back
         whole = flat_bytes(slots.current)
         held = {}
         for name, shape, stride, dtype, _, at in layout:

@@ -181,8 +181,8 @@ class ModelBinding:
         self._linked: list[object] = []  # what is in the tables: names and objects
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self._places: Places | None = None  # of the members; None: to be made
-        self._blocks: dict[str, Placed] = {}
-        self._block_of: dict[int, Placed] = {}  # id of a tensor -> its block
+        self._placed: dict[str, Placed] = {}
+        self._placed_of: dict[int, Placed] = {}  # id of a tensor -> its block
         self._scan()
         for member in self._members:
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
@@ -202,13 +202,13 @@ class ModelBinding:
                 path = f"{self._path}/{encode_name(place.tied_to)}"
                 value = member.tensor if place.view is None else _span(tied)
                 bases[place.tied_to] = Placed.create(self._store, path, value)
-            self._blocks[member.name] = self._block(place, bases[place.tied_to])
+            self._placed[member.name] = self._view(place, bases[place.tied_to])
         self._store[f"{self._path}_layout"] = {
             name: encode_place(place) for name, place in places.items()
         }
 
     @staticmethod
-    def _block(place: _Place, base: Placed) -> Placed:
+    def _view(place: _Place, base: Placed) -> Placed:
         return base if place.view is None else base.view(*place.view)
 
     def check(self) -> None:
@@ -228,16 +228,16 @@ class ModelBinding:
             if place.tied_to not in bases:
                 path = f"{self._path}/{encode_name(place.tied_to)}"
                 bases[place.tied_to] = Placed.open(self._store, path)
-            self._blocks[name] = self._block(place, bases[place.tied_to])
+            self._placed[name] = self._view(place, bases[place.tied_to])
 
     def bind(self) -> None:
         """Makes every parameter and buffer the stored tensor. What they held is dropped."""
         self._places = None
         for member in self._members:
-            block = self._blocks[member.name]
-            self._block_of[id(member.tensor)] = block
-            if not block.holds(member.tensor):
-                member.tensor.data = block.heap
+            placed = self._placed[member.name]
+            self._placed_of[id(member.tensor)] = placed
+            if not placed.holds(member.tensor):
+                member.tensor.data = placed.heap
 
     def _layout(self) -> dict[str, _Place]:
         return {name: _decode(raw) for name, raw in self._store[f"{self._path}_layout"].items()}
@@ -249,9 +249,9 @@ class ModelBinding:
         """Each parameter once, with its first name. Not to be changed."""
         return self._parameters
 
-    def block(self, tensor: torch.Tensor) -> Placed | None:
+    def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The block of one of the model's tensors."""
-        return self._block_of.get(id(tensor))
+        return self._placed_of.get(id(tensor))
 
     def leave_out(self, replaced: Mapping[int, torch.Tensor]) -> None:
         """Parameters left out are other objects now: by id of the old."""
@@ -277,13 +277,13 @@ class ModelBinding:
         """
         if self._places is None:
             self._places = Places(
-                (member.tensor, self._blocks[member.name]) for member in self._members
+                (member.tensor, self._placed[member.name]) for member in self._members
             )
         if not self._places.hold():
             take_in(
-                (member.name, member.tensor, self._blocks[member.name])
+                (member.name, member.tensor, self._placed[member.name])
                 for member in self._members
-                if not self._blocks[member.name].holds(member.tensor)
+                if not self._placed[member.name].holds(member.tensor)
             )
 
     def _scan(self) -> None:
@@ -328,16 +328,16 @@ class ModelBinding:
         for member in self._members:
             old = before[member.name]
             if old is not member.tensor:
-                self._block_of[id(member.tensor)] = self._blocks[member.name]
+                self._placed_of[id(member.tensor)] = self._placed[member.name]
                 if member.kind == "parameter":
                     replaced[id(old)] = member.tensor
         alive = {id(member.tensor) for member in self._members}
         for name, old in before.items():
             if id(old) not in alive:
-                self._block_of.pop(id(old), None)
+                self._placed_of.pop(id(old), None)
                 # Whoever still holds the old object sees the stored values, as before.
-                if not self._blocks[name].holds(old):
-                    old.data = self._blocks[name].heap
+                if not self._placed[name].holds(old):
+                    old.data = self._placed[name].heap
         return replaced
 
 

@@ -11,12 +11,13 @@ import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.errors import AttachError
+from pmstore.torch.groups import compare_groups, describe_groups
 from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.part import Part
 from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
-__all__ = ["OptimizerBinding"]
+__all__ = ["OptimizerBinding", "parameters_of"]
 
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
@@ -37,6 +38,12 @@ class _Synced:
 def _constant(item: object) -> bool:
     """Whether the object is data that cannot change."""
     return type(item) in _IMMUTABLE or (type(item) is tuple and all(map(_constant, item)))
+
+
+def parameters_of(optimizer: Optimizer | None) -> list[torch.Tensor]:
+    """In the order of the groups, as `Optimizer.state_dict` numbers them."""
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 class OptimizerBinding:
@@ -68,7 +75,7 @@ class OptimizerBinding:
         self._model = model
         self._rest = Part(store, f"{path}/rest")
         self._groups = Part(store, f"{path}/groups")
-        self._blocks: dict[int, dict[str, Placed]] = {}
+        self._placed: dict[int, dict[str, Placed]] = {}
         self._own: dict[int, Placed] = {}  # of parameters that are in no module
         self._layout: list[Any] | None = None  # as stored, if known
         self._synced: _Synced | None = None
@@ -81,9 +88,7 @@ class OptimizerBinding:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return [
-            parameter for group in self._optimizer.param_groups for parameter in group["params"]
-        ]
+        return parameters_of(self._optimizer)
 
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
@@ -96,11 +101,7 @@ class OptimizerBinding:
         ]
 
     def _known(self) -> set[int]:
-        return (
-            {id(tensor) for _, tensor in self._model.parameters}
-            if self._model is not None
-            else set()
-        )
+        return {id(one) for _, one in self._model.parameters} if self._model is not None else set()
 
     # ---- attach
 
@@ -123,46 +124,21 @@ class OptimizerBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        stored = self._store[f"{self._path}/layout"][0]
-        given = self._describe_groups()
-        if len(stored) != len(given):
-            raise MismatchError(
-                "the optimizer is not the one whose state is stored",
-                mismatched=[f"{len(stored)} parameter groups are stored, {len(given)} given"],
-            )
-        wrong = []
-        for number, (ours, theirs) in enumerate(zip(stored, given, strict=True)):
-            if ours["class"] != theirs["class"]:
-                wrong.append(f"stored is the state of {ours['class']}, given is {theirs['class']}")
-                break
-            if ours["shapes"] != theirs["shapes"]:
-                wrong.append(
-                    f"group {number}: shapes {_short(ours['shapes'])} are stored, "
-                    f"{_short(theirs['shapes'])} given"
-                )
-            elif ours["names"] != theirs["names"]:
-                wrong.append(
-                    f"group {number}: its parameters come in another order: "
-                    f"{_first_change(ours, theirs)}"
-                )
-        if wrong:
-            raise MismatchError(
-                "the optimizer is not the one whose state is stored", mismatched=wrong
-            )
+        compare_groups(self._store[f"{self._path}/layout"][0], self._describe_groups())
 
     def open(self) -> None:
-        """Finds the stored blocks. Reads no tensor's data, and the optimizer is untouched until
+        """Finds the stored placed. Reads no tensor's data, and the optimizer is untouched until
         `bind`."""
         self._rest.forget()
         self._groups.forget()
-        self._blocks.clear()
+        self._placed.clear()
         self._own.clear()
         self._layout = self._store[f"{self._path}/layout"]
         _, tensors, own = self._layout
         for index in own:
             self._own[index] = Placed.open(self._store, f"{self._path}/parameters/{index}")
         for index, key in tensors:
-            self._blocks.setdefault(index, {})[key] = Placed.open(
+            self._placed.setdefault(index, {})[key] = Placed.open(
                 self._store, self._state_path(index, key)
             )
 
@@ -173,20 +149,20 @@ class OptimizerBinding:
             own = self._own.get(index)
             if own is not None and not own.holds(parameter):
                 parameter.data = own.heap
-            blocks = self._blocks.get(index, {})
+            placed = self._placed.get(index, {})
             state = self._optimizer.state.get(parameter, {})
             for key in [
                 key
                 for key, value in state.items()
-                if isinstance(value, torch.Tensor) and key not in blocks
+                if isinstance(value, torch.Tensor) and key not in placed
             ]:
                 del state[key]
-            for key, block in blocks.items():
+            for key, one in placed.items():
                 here = state.get(key)
                 if not isinstance(here, torch.Tensor):
-                    self._optimizer.state[parameter][key] = block.heap
-                elif not block.holds(here):
-                    here.data = block.heap
+                    self._optimizer.state[parameter][key] = one.heap
+                elif not one.holds(here):
+                    here.data = one.heap
 
     def restore(self) -> None:
         """`bind`, and hyperparameters and plain state from the store too: when resuming, and after
@@ -248,17 +224,15 @@ class OptimizerBinding:
     def _written(self) -> list[tuple[torch.Tensor, list[Memory]]]:
         found = []
         for index, parameter in enumerate(self.parameters):
-            block = self._own.get(index) or (self._model.block(parameter) if self._model else None)
-            memory = [block.memory] if block is not None else []
-            found.append(
-                (parameter, memory + [one.memory for one in self._blocks.get(index, {}).values()])
-            )
+            own = self._own.get(index) or (self._model.placed(parameter) if self._model else None)
+            placed = [*((own,) if own is not None else ()), *self._placed.get(index, {}).values()]
+            found.append((parameter, [one.memory for one in placed]))
         return found
 
     @property
     def behind(self) -> bool:
         """Whether parameters have state of which nothing is in the heap yet."""
-        return len(self._optimizer.state) != len(self._blocks)
+        return len(self._optimizer.state) != len(self._placed)
 
     def replace(self, replaced: dict[int, torch.Tensor]) -> None:
         """Puts parameters that are other objects now, by id of the old, into groups and state."""
@@ -280,19 +254,19 @@ class OptimizerBinding:
         for index, parameter in enumerate(self.parameters):
             changed |= self._collect_parameter(index, parameter, displaced)
             state = self._optimizer.state.get(parameter, {})
-            blocks = self._blocks.get(index, {})
+            placed = self._placed.get(index, {})
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     continue
-                block = blocks.get(key)
-                if block is not None and block.holds(value):
+                one = placed.get(key)
+                if one is not None and one.holds(value):
                     continue
-                if block is None or block.shape != value.shape or block.dtype is not value.dtype:
+                if one is None or one.shape != value.shape or one.dtype is not value.dtype:
                     check_movable(f"optimizer state {key!r} of parameter {index}", value)
-                    block = self._create(index, key, value)
+                    one = self._create(index, key, value)
                     changed = True
-                displaced.append((f"optimizer state {key!r} of parameter {index}", value, block))
-            for key in [key for key in blocks if not isinstance(state.get(key), torch.Tensor)]:
+                displaced.append((f"optimizer state {key!r} of parameter {index}", value, one))
+            for key in [key for key in placed if not isinstance(state.get(key), torch.Tensor)]:
                 self._remove(index, key)
                 changed = True
         take_in(displaced)
@@ -333,7 +307,7 @@ class OptimizerBinding:
         return found
 
     def _describe(self) -> _Synced | None:
-        """None if it holds something, beside the tensors that are in blocks, that can change and
+        """None if it holds something, beside the tensors that are in placed, that can change and
         stay the same object."""
         for group in self._optimizer.param_groups:
             if not all(_constant(value) for key, value in group.items() if key != "params"):
@@ -354,23 +328,23 @@ class OptimizerBinding:
             if index in self._own:
                 pairs.append((parameter, self._own[index]))
             state = self._optimizer.state.get(parameter, {})
-            pairs += [(state[key], block) for key, block in self._blocks.get(index, {}).items()]
+            pairs += [(state[key], one) for key, one in self._placed.get(index, {}).items()]
         return pairs
 
     def _collect_parameter(
         self, index: int, parameter: torch.Tensor, displaced: list[tuple[str, torch.Tensor, Placed]]
     ) -> bool:
         """Moves a parameter in that is in no module. True if it is new (`add_param_group`)."""
-        if self._model is not None and self._model.block(parameter) is not None:
+        if self._model is not None and self._model.placed(parameter) is not None:
             return False
-        block = self._own.get(index)
-        created = block is None
-        if block is None:
+        own = self._own.get(index)
+        created = own is None
+        if own is None:
             check_movable(f"parameter {index} of the optimizer", parameter)
             path = f"{self._path}/parameters/{index}"
-            block = self._own[index] = Placed.create(self._store, path, parameter)
-        if not block.holds(parameter):
-            displaced.append((f"parameter {index} of the optimizer", parameter, block))
+            own = self._own[index] = Placed.create(self._store, path, parameter)
+        if not own.holds(parameter):
+            displaced.append((f"parameter {index} of the optimizer", parameter, own))
         return created
 
     def _state_path(self, index: int, key: str) -> str:
@@ -384,26 +358,22 @@ class OptimizerBinding:
                 f"the optimizer keeps state of a parameter under {key!r}: only names that are str "
                 "can be stored"
             )
-        if key in self._blocks.get(index, {}):
+        if key in self._placed.get(index, {}):
             self._remove(index, key)
-        block = Placed.create(self._store, self._state_path(index, key), value)
-        self._blocks.setdefault(index, {})[key] = block
-        return block
+        made = Placed.create(self._store, self._state_path(index, key), value)
+        self._placed.setdefault(index, {})[key] = made
+        return made
 
     def _remove(self, index: int, key: str) -> None:
         self._store.pop(self._state_path(index, key), None)
-        self._blocks[index].pop(key, None)
+        self._placed[index].pop(key, None)
 
     def _write_plain(self) -> None:
         parameters = self.parameters
         rest: dict[Any, Any] = {}
         for index, parameter in enumerate(parameters):
-            state = self._optimizer.state.get(parameter)
-            plain = (
-                {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-                if state
-                else None
-            )
+            state = self._optimizer.state.get(parameter, {})
+            plain = {key: one for key, one in state.items() if not isinstance(one, torch.Tensor)}
             if plain:
                 rest[index] = plain
         known = {id(parameter) for parameter in parameters}
@@ -432,31 +402,13 @@ class OptimizerBinding:
             self._write_layout()
 
     def _write_layout(self) -> None:
-        tensors = [[index, key] for index, blocks in self._blocks.items() for key in blocks]
+        tensors = [[index, key] for index, placed in self._placed.items() for key in placed]
         self._layout = None  # until it is written
         layout = [self._describe_groups(), tensors, list(self._own)]
         self._store[f"{self._path}/layout"] = layout
         self._layout = layout
 
     def _describe_groups(self) -> list[dict[str, Any]]:
-        names = {id(tensor): name for name, tensor in self._model.parameters} if self._model else {}
-        return [
-            {
-                "class": type(self._optimizer).__name__,
-                "shapes": [list(parameter.shape) for parameter in group["params"]],
-                "names": [names.get(id(parameter)) for parameter in group["params"]],
-            }
-            for group in self._optimizer.param_groups
-        ]
-
-
-def _short(shapes: list[list[int]]) -> str:
-    told = ", ".join(str(tuple(shape)) for shape in shapes[:6])
-    return f"[{told}{', ...' if len(shapes) > 6 else ''}] ({len(shapes)})"
-
-
-def _first_change(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    place = next(
-        i for i, (a, b) in enumerate(zip(ours["names"], theirs["names"], strict=True)) if a != b
-    )
-    return f"{ours['names'][place]} is stored where {theirs['names'][place]} is given"
+        named = self._model.parameters if self._model is not None else ()
+        names = {id(tensor): name for name, tensor in named}
+        return describe_groups(self._optimizer, type(self._optimizer).__name__, names)

@@ -12,8 +12,9 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from pmstore import Store
 from pmstore.torch.errors import AttachError, MismatchError
 
-__all__ = ["Placed", "Places", "check_movable", "take_in"]
+__all__ = ["UNFIT", "Placed", "Places", "check_movable", "take_in"]
 
+UNFIT = "tensors were replaced by others that do not fit their place in the store"
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -76,10 +77,10 @@ class Places:
     def __init__(self, pairs: Iterable[tuple[torch.Tensor, Placed]]) -> None:
         pairs = list(pairs)
         self._tensors = [tensor for tensor, _ in pairs]
-        self._pointers = [block.pointer for _, block in pairs]
-        self._shapes = [block.shape for _, block in pairs]
-        self._strides = [block.stride for _, block in pairs]
-        self._dtypes = [block.dtype for _, block in pairs]
+        self._pointers = [placed.pointer for _, placed in pairs]
+        self._shapes = [placed.shape for _, placed in pairs]
+        self._strides = [placed.stride for _, placed in pairs]
+        self._dtypes = [placed.dtype for _, placed in pairs]
 
     def hold(self) -> bool:
         """Whether `Placed.holds` is true of each pair."""
@@ -140,28 +141,25 @@ def take_in(pairs: Iterable[tuple[str, torch.Tensor, Placed]]) -> None:
     """
     pairs = list(pairs)
     wrong = [
-        f"{name}: {_describe(tensor)}, but the store holds {_describe(block.heap)}"
-        for name, tensor, block in pairs
-        if tensor.shape != block.shape
-        or tensor.dtype != block.dtype
+        f"{name}: {_describe(tensor)}, but the store holds {_describe(placed.heap)}"
+        for name, tensor, placed in pairs
+        if tensor.shape != placed.shape
+        or tensor.dtype != placed.dtype
         or tensor.device.type != "cpu"
         or _is_shared(tensor)
     ]
     if wrong:
-        raise MismatchError(
-            "tensors were replaced by others that do not fit their place in the store",
-            mismatched=wrong,
-        )
-    targets = {block.heap.untyped_storage().data_ptr() for _, _, block in pairs}
+        raise MismatchError(UNFIT, mismatched=wrong)
+    targets = {placed.heap.untyped_storage().data_ptr() for _, _, placed in pairs}
     sources = [tensor.detach() for _, tensor, _ in pairs]
     sources = [
         source.clone() if source.untyped_storage().data_ptr() in targets else source
         for source in sources
     ]
     with torch.no_grad():
-        for (_, tensor, block), source in zip(pairs, sources, strict=True):
-            block.heap.copy_(source)
-            tensor.data = block.heap
+        for (_, tensor, placed), source in zip(pairs, sources, strict=True):
+            placed.heap.copy_(source)
+            tensor.data = placed.heap
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

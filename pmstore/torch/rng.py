@@ -50,19 +50,16 @@ class RngParts:
             self._parts["cuda"].write(torch.cuda.get_rng_state_all())
 
     def restore(self) -> None:
-        """Sets the generators to the stored states."""
+        """Sets the generators to the last commit's states."""
+        self._written.clear()
+        for part in self._parts.values():
+            part.forget()
         random.setstate(_raise_python(self._parts["python"].read()))
         np.random.set_state(self._parts["numpy"].read())
         torch.set_rng_state(self._parts["torch"].read())
         if torch.cuda.is_available() and self._parts["cuda"].stored:
             states = self._parts["cuda"].read()
             torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
-
-    def forget(self) -> None:
-        """After a roll back."""
-        self._written.clear()
-        for part in self._parts.values():
-            part.forget()
 
 
 def capture(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """A native optimizer's parameters and state in slots: each step writes the next version of all of
 them into the other slot.
 
-They lie in one `Slots` of bytes: for each parameter its elements and its moments, then the numbers
-of steps. So a commit at every step needs no pre-image and no copy; the flip takes effect with
-everything else the transaction wrote.
+They lie in one `Slots` of bytes. So a commit at every step needs no pre-image and no copy; the flip
+takes effect with everything else the transaction wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -20,24 +18,14 @@ from torch import nn
 from pmstore import Store
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.groups import describe_groups
 from pmstore.torch.model import ModelBinding
-from pmstore.torch.optim.base import TABLE, NativeOptimizer
+from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
-from pmstore.torch.placed import Placed, check_movable
+from pmstore.torch.placed import UNFIT, Placed, check_movable
+from pmstore.torch.slot_views import Kept, SlotViews, make_table, make_views, slot_bytes
 
 __all__ = ["SlottedBinding"]
-
-_ALIGN = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Views:
-    """One slot, as parameters and state."""
-
-    parameters: list[torch.Tensor]
-    state: list[dict[str, torch.Tensor]]
-    # where each parameter and its state are, in that order: a tensor's `.data` can be replaced
-    memory: list[list[int]]
 
 
 class SlottedBinding(OptimizerBinding):
@@ -66,7 +54,7 @@ class SlottedBinding(OptimizerBinding):
         super().__init__(store, path, optimizer, model)
         self._native = optimizer
         self._module = module
-        self._views: tuple[_Views, _Views] | None = None
+        self._views: tuple[SlotViews, SlotViews] | None = None
         self._arrays: list[Any] = []
         self._slots: Slots | None = None
         # which slot was current when `collect` looked, and the parameters' state then
@@ -93,38 +81,11 @@ class SlottedBinding(OptimizerBinding):
 
     # ---- where things lie
 
-    def _make_views(self, array: np.ndarray[Any, Any]) -> _Views:
-        flat = torch.from_numpy(array)
-        at = 0
-
-        def take(like: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            nonlocal at
-            size = like.numel() * dtype.itemsize
-            made = flat[at : at + size].view(dtype).as_strided(like.shape, stride)
-            at += -(-size // _ALIGN) * _ALIGN
-            return made
-
-        parameters, state = [], []
-        for parameter, stride, names in self._each():
-            parameters.append(take(parameter, stride, parameter.dtype))
-            state.append({name: take(parameter, stride, torch.float32) for name in names})
-        steps = flat[at : at + 4 * len(parameters)].view(torch.float32)
-        for index, held in enumerate(state):
-            held["step"] = steps[index]
-        tensors = [(one, *held.values()) for one, held in zip(parameters, state, strict=True)]
-        return _Views(parameters, state, [[one.data_ptr() for one in each] for each in tensors])
-
-    def _each(self) -> list[tuple[torch.Tensor, tuple[int, ...], tuple[str, ...]]]:
+    def _kept(self) -> list[Kept]:
         groups = zip(self._names_of_groups, self._native.param_groups, strict=True)
         names = [of_group for of_group, group in groups for _ in group["params"]]
-        return list(zip(self.parameters, self._strides, names, strict=True))
-
-    def _bytes(self) -> int:
-        total = 4 * len(self.parameters)
-        for parameter, _, names in self._each():
-            for dtype in (parameter.dtype, *(torch.float32 for _ in names)):
-                total += -(-parameter.numel() * dtype.itemsize // _ALIGN) * _ALIGN
-        return total
+        each = zip(self.parameters, self._strides, names, strict=True)
+        return [Kept(*one) for one in each]
 
     def _turn(self) -> int:
         """Which slot is current."""
@@ -134,7 +95,7 @@ class SlottedBinding(OptimizerBinding):
     # ---- attach
 
     def write(self) -> None:
-        for index, (parameter, stride, names) in enumerate(self._each()):
+        for index, (parameter, stride, names) in enumerate(self._kept()):
             dense = torch.empty_like(parameter, memory_format=torch.preserve_format)
             if dense.stride() != stride and parameter.numel():
                 raise AttachError(
@@ -142,17 +103,14 @@ class SlottedBinding(OptimizerBinding):
                     "torch.optim for it"
                 )
             self._refuse_others(index, self._native.state.get(parameter, {}), (*names, "step"))
-        slots = self._store.slots(f"{self._path}/slots", self._bytes(), "uint8")
-        views = self._make_views(slots.current)
+        slots = self._store.slots(f"{self._path}/slots", slot_bytes(self._kept()), "uint8")
+        views = make_views(slots.current, self._kept())
         with torch.no_grad():
-            for index, (parameter, _, names) in enumerate(self._each()):
+            for index, (parameter, _, names) in enumerate(self._kept()):
                 views.parameters[index].copy_(parameter)
-                state = (
-                    self._native.complete(parameter, names)
-                    if parameter in self._native.state
-                    else {}
-                )
-                for name, here in state.items():
+                if parameter not in self._native.state:
+                    continue
+                for name, here in self._native.complete(parameter, names).items():
                     if name in views.state[index]:
                         views.state[index][name].copy_(here)
         self._write_plain()
@@ -160,7 +118,7 @@ class SlottedBinding(OptimizerBinding):
     def check(self) -> None:
         super().check()
         held = self._store[f"{self._path}/slots"]
-        if not isinstance(held, Slots) or held.shape != (self._bytes(),):
+        if not isinstance(held, Slots) or held.shape != (slot_bytes(self._kept()),):
             raise MismatchError(
                 "the optimizer is not the one whose state is stored",
                 mismatched=[
@@ -180,23 +138,21 @@ class SlottedBinding(OptimizerBinding):
     def _place(self) -> None:
         self._slots = self._store[f"{self._path}/slots"]
         self._arrays = [self._store[f"{self._path}/slots/{number}"] for number in (0, 1)]
-        self._views = (self._make_views(self._arrays[0]), self._make_views(self._arrays[1]))
+        kept = self._kept()
+        self._views = (make_views(self._arrays[0], kept), make_views(self._arrays[1], kept))
         self._tables.clear()
 
     def bind(self) -> None:
         if self._views is None:
             self._place()
-        self._bind_to(self._turn())
-        self._native._slotted = self
-
-    def _bind_to(self, turn: int) -> None:
         assert self._views is not None
-        views = self._views[turn]
+        views = self._views[self._turn()]
         for parameter, view, state in zip(
             self.parameters, views.parameters, views.state, strict=True
         ):
             parameter.data = view
             self._bind_state(parameter, state)
+        self._native.slotted = self
 
     def _bind_state(self, parameter: torch.Tensor, views: dict[str, torch.Tensor]) -> None:
         """The slot's tensors and no others; what is plain beside them stays."""
@@ -212,7 +168,7 @@ class SlottedBinding(OptimizerBinding):
 
     def release(self) -> None:
         """The optimizer updates in place from now on: parameters and state stay where they are."""
-        self._native._slotted = None
+        self._native.slotted = None
 
     # ---- a step
 
@@ -248,22 +204,7 @@ class SlottedBinding(OptimizerBinding):
         table = self._tables.get((here, there))
         if table is None:
             assert self._views is not None
-            source, target = self._views[here], self._views[there]
-            table = np.zeros(len(source.parameters), TABLE)
-            for index, (parameter, _, names) in enumerate(self._each()):
-                row = table[index]
-                row["param"], row["param_out"] = (
-                    source.parameters[index].data_ptr(),
-                    target.parameters[index].data_ptr(),
-                )
-                for place, name in enumerate(names):
-                    row["state"][place] = source.state[index][name].data_ptr()
-                    row["state_out"][place] = target.state[index][name].data_ptr()
-                row["step"], row["step_out"] = (
-                    source.state[index]["step"].data_ptr(),
-                    target.state[index]["step"].data_ptr(),
-                )
-                row["count"], row["bfloat16"] = parameter.numel(), parameter.dtype == torch.bfloat16
+            table = make_table(self._views[here], self._views[there], self._kept())
             self._tables[here, there] = table
         return table
 
@@ -278,11 +219,8 @@ class SlottedBinding(OptimizerBinding):
         ]
 
     def _names(self) -> dict[int, str]:
-        return (
-            {id(one): name for name, one in self._module.named_parameters()}
-            if self._module is not None
-            else {}
-        )
+        named = self._module.named_parameters() if self._module is not None else ()
+        return {id(one): name for name, one in named}
 
     def writes(self) -> list[Any]:
         return []  # nothing that is captured
@@ -360,15 +298,9 @@ class SlottedBinding(OptimizerBinding):
                             or parameter.dtype != view.dtype
                             or parameter.device.type != "cpu"
                         ):
+                            given = f"{tuple(parameter.shape)} {parameter.dtype}"
                             raise MismatchError(
-                                "tensors were replaced by others that do not fit their place in "
-                                "the store",
-                                mismatched=[
-                                    (
-                                        f"parameter {index} of the optimizer: "
-                                        f"{tuple(parameter.shape)} {parameter.dtype}"
-                                    )
-                                ],
+                                UNFIT, mismatched=[f"parameter {index} of the optimizer: {given}"]
                             )
                         view.copy_(parameter)
                         parameter.data = view
@@ -382,13 +314,14 @@ class SlottedBinding(OptimizerBinding):
         there."""
         assert self._views is not None
         views = self._views[turn]
-        _, _, names = self._each()[index]
+        _, _, names = self._kept()[index]
         complete = dict(self._native.complete(parameter, names))
         for (name, view), memory in zip(
             list(views.state[index].items()), views.memory[index][1:], strict=True
         ):
             if view.data_ptr() != memory:
-                views.state[index][name] = self._make_views(self._arrays[turn]).state[index][name]
+                made = make_views(self._arrays[turn], self._kept())
+                views.state[index][name] = made.state[index][name]
             if complete[name] is not views.state[index][name]:
                 views.state[index][name].copy_(complete[name])
         self._bind_state(parameter, views.state[index])
@@ -442,12 +375,5 @@ class SlottedBinding(OptimizerBinding):
         ]
 
     def _describe_groups(self) -> list[dict[str, Any]]:
-        names = self._names()
-        return [
-            {
-                "class": f"pmstore.{type(self._native).__name__}",
-                "shapes": [list(one.shape) for one in group["params"]],
-                "names": [names.get(id(one)) for one in group["params"]],
-            }
-            for group in self._native.param_groups
-        ]
+        kind = f"pmstore.{type(self._native).__name__}"
+        return describe_groups(self._native, kind, self._names())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from training import Job, assert_same, contents, make_job
 import pmstore
 from pmstore.errors import MirrorError, TransactionError
 from pmstore.mirror.copier import HostCopier
+from pmstore.scheduler import EveryN
 from pmstore.testing import ForkServer
 from pmstore.torch import AttachError, MismatchError, Run
 
@@ -86,6 +88,30 @@ def test_the_same_bits(shm: Path, optimizer: str, model: str) -> None:
             assert store.check().problems == ()
     with pmstore.open(shm / "resumed.pm", mode="r") as store:
         assert_same(whole, contents(store))
+
+
+def test_a_commit_before_the_first_step(shm: Path) -> None:
+    """Of a resumed run, and after a roll back: nothing was handed over, so the mirror stays."""
+    with pmstore.open(shm / "left.pm") as store:
+        advance(store, make_job(**KINDS), 3, STEPS)
+        whole = contents(store)
+        shutil.copy(shm / "left.pm", shm / "mirror.pm")  # as after a kill: the other slot is older
+    with pmstore.open(shm / "mirror.pm") as store:
+        run = make_job(**KINDS, seed=1).attach(store, mirror=True)
+        assert run.resumed
+        store.commit()
+        assert_same(whole, contents(store))
+    with pmstore.open(shm / "mirror.pm") as store:
+        assert_same(whole, contents(store))
+        job = make_job(**KINDS, seed=2)
+        run = job.attach(store, mirror=True, policy=EveryN(100))
+        for _, batch in zip(range(2), run.batches(epochs=None), strict=False):
+            job.step(batch)
+            run.commit()
+        run.rollback()
+    with pmstore.open(shm / "mirror.pm", mode="r") as store:
+        held = contents(store)
+        assert {name: held[name] for name in whole} == whole
 
 
 def test_roll_back(store: pmstore.Store) -> None:
@@ -207,7 +233,7 @@ def test_a_copy_that_fails(store: pmstore.Store) -> None:
     batches = run.batches(epochs=None)
     job.step(next(batches))
     run.commit()
-    copiers = store._open_mirrors()._copiers
+    copiers = store.open_mirrors()._copiers
     copiers[torch.device("cpu")] = Failing()
     job.step(next(batches))
     with pytest.raises(MirrorError, match="gone"):

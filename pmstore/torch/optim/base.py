@@ -67,14 +67,14 @@ class NativeOptimizer(Optimizer):
     refused: tuple[str, ...] = ("differentiable",)
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-        self._slotted: Slotted | None = None
+        self.slotted: Slotted | None = None
         self._check_options([defaults])
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises: ValueError for a parameter that is not float32 or bfloat16 on the CPU, an option
         that is refused, or an optimizer that is attached."""
-        if self._slotted is not None:
+        if self.slotted is not None:
             raise ValueError(
                 "the optimizer is attached, and its slots have no room for more parameters: add "
                 "groups before attach"
@@ -142,11 +142,11 @@ class NativeOptimizer(Optimizer):
         return self.state_names
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key != "_slotted"}
+        return {key: value for key, value in super().__getstate__().items() if key != "slotted"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_slotted", None)
+        self.__dict__.setdefault("slotted", None)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -163,14 +163,14 @@ class NativeOptimizer(Optimizer):
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         gradients = [_gradient(parameter) for parameter in parameters]
         elsewhere = False
-        if self._slotted is None:
+        if self.slotted is None:
             table = self.table()
         else:
-            table, elsewhere = self._slotted.begin()
+            table, elsewhere = self.slotted.begin()
         table["grad"] = [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
         self._run(table, elsewhere)
-        if elsewhere and self._slotted is not None:
-            self._slotted.finish()
+        if elsewhere and self.slotted is not None:
+            self.slotted.finish()
         return loss
 
     def _run(self, table: np.ndarray[Any, Any], elsewhere: bool) -> None:

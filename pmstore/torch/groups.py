@@ -1,0 +1,61 @@
+"""An optimizer's parameter groups as plain values, and how two of these differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from pmstore.torch.errors import MismatchError
+
+__all__ = ["compare_groups", "describe_groups"]
+
+
+def describe_groups(
+    optimizer: Optimizer, kind: str, names: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """For each group the optimizer's kind, and the shapes and names of its parameters. names: by id
+    of those that have one."""
+    return [
+        {
+            "class": kind,
+            "shapes": [list(parameter.shape) for parameter in group["params"]],
+            "names": [names.get(id(parameter)) for parameter in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def compare_groups(stored: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:
+    """Raises: MismatchError: they differ; it lists how."""
+    wrong = []
+    if len(stored) != len(given):
+        wrong.append(f"{len(stored)} parameter groups are stored, {len(given)} given")
+        stored = []
+    for number, (ours, theirs) in enumerate(zip(stored, given, strict=False)):
+        if ours["class"] != theirs["class"]:
+            wrong.append(f"stored is the state of {ours['class']}, given is {theirs['class']}")
+            break
+        if ours["shapes"] != theirs["shapes"]:
+            wrong.append(
+                f"group {number}: shapes {_short(ours['shapes'])} are stored, "
+                f"{_short(theirs['shapes'])} given"
+            )
+        elif ours["names"] != theirs["names"]:
+            wrong.append(
+                f"group {number}: its parameters come in another order: "
+                f"{_first_change(ours['names'], theirs['names'])}"
+            )
+    if wrong:
+        raise MismatchError("the optimizer is not the one whose state is stored", mismatched=wrong)
+
+
+def _short(shapes: list[list[int]]) -> str:
+    told = ", ".join(str(tuple(shape)) for shape in shapes[:6])
+    return f"[{told}{', ...' if len(shapes) > 6 else ''}] ({len(shapes)})"
+
+
+def _first_change(stored: list[str | None], given: list[str | None]) -> str:
+    ours, theirs = next(pair for pair in zip(stored, given, strict=True) if pair[0] != pair[1])
+    return f"{ours} is stored where {theirs} is given"

@@ -1,0 +1,95 @@
+"""When a run's steps are committed, and what is flushed then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from pmstore import Store
+from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTarget
+from pmstore.torch.errors import AttachError
+from pmstore.torch.loader import Source
+from pmstore.torch.progress import Progress
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """Puts a policy in charge of a run's commits. A rule gets a scheduler, which chooses among the
+    tiers if the rule can.
+
+    Attributes:
+        scheduler: None: every step commits.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        progress: Progress,
+        policy: CommitPolicy | CommitScheduler | None = None,
+        tiers: Sequence[str] = (),
+    ) -> None:
+        """Raises: AttachError: a scheduler of the program's own that does not know a tier."""
+        self._store = store
+        self._progress = progress
+        # it is told how long the job will be; a scheduler of the program's own is not
+        self._own = policy is not None and not isinstance(policy, CommitScheduler)
+        self._flushed: list[str] = []  # after each commit if they are idle
+        tiers = [tier for tier in tiers if not store.tiers[tier].every]
+        if policy is None or isinstance(policy, OneTarget):
+            self._flushed, tiers = tiers, []
+        if isinstance(policy, CommitScheduler):
+            unknown = set(tiers) - {target.name for target in policy.targets}
+            if unknown:
+                raise AttachError(
+                    f"the scheduler has no tier {min(unknown)!r}: make it with "
+                    f"CommitScheduler(policy, store=store, tiers=[{min(unknown)!r}])"
+                )
+        elif policy is not None:
+            policy = CommitScheduler(policy, store=store, tiers=tiers, run=name)
+        self.scheduler = policy
+        if policy is not None:
+            policy.steps = progress.finished  # the run may have had another policy before
+
+    def commit(self, loss: float | torch.Tensor | None, optimizer: Optimizer | None) -> bool:
+        """Commits the store if the policy says so. Returns whether it did."""
+        if self.scheduler is None:
+            self._store.commit()
+            return True
+        before = self._store.epoch
+        if optimizer is not None:
+            self.scheduler.learning_rate(optimizer.param_groups[0]["lr"])
+        self.scheduler.step(loss)
+        return self._store.epoch != before
+
+    def flush(self) -> None:
+        """After a commit: to the tiers that the policy does not choose among."""
+        for tier in self._flushed:
+            self._store.flush_if_idle(tier)
+
+    def rolled_back(self) -> None:
+        """After the progress has followed."""
+        if self.scheduler is not None:
+            self.scheduler.rolled_back()
+            self.scheduler.steps = self._progress.finished
+
+    def expect(self, epochs: int | None, source: Source) -> None:
+        """Tells the scheduler how many steps the job has: as many for each batch as it had so
+        far."""
+        if self.scheduler is None or not self._own or epochs is None:
+            return
+        length = source.length()
+        if length is None:
+            return
+        finished, position = self._progress.finished, self._progress.position
+        taken = position.data_epoch * length + position.batch
+        share = finished / taken if taken and finished else 1.0
+        self.scheduler.expect(max(round(epochs * length * share), 1))
+
+    def expect_no_more(self) -> None:
+        """The job ends here."""
+        if self.scheduler is not None and self._own:
+            self.scheduler.expect(self._progress.finished)

@@ -1,0 +1,54 @@
+"""A transaction block that ends a training step."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from pmstore.torch.steps import Steps
+
+__all__ = ["RunTransaction"]
+
+
+class RunTransaction:
+    """A transaction block that ends a step; `Run.transaction` makes it.
+
+    Attributes:
+        loss: of the step, for the policy; may be set inside.
+    """
+
+    __slots__ = ("_steps", "loss")
+
+    def __init__(self, steps: Steps, loss: float | torch.Tensor | None) -> None:
+        self._steps = steps
+        self.loss = loss
+
+    def __enter__(self) -> RunTransaction:
+        self._steps.require()
+        self._steps.transactions += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> Literal[False]:
+        steps = self._steps
+        steps.transactions -= 1
+        if steps.transactions:
+            return False
+        if kind is not None:
+            if steps.attached:
+                steps.roll_back()
+            return False
+        try:
+            steps.end(self.loss)
+        except BaseException:
+            # Not committed, or committed and interrupted after it: both ways the last commit is
+            # what holds.
+            steps.roll_back()
+            raise
+        return False
