@@ -329,7 +329,7 @@ def _address(name: str) -> int:
 # the functions of struct binding_engine, in its order
 _FUNCTIONS = (
     *("pms_pool_open", "pms_pool_close", "pms_pool_release", "pms_txblock_enter"),
-    *("pms_txblock_commit_pending", "pms_block_leave", "pms_block_wait", "pms_block_depth"),
+    *("pms_txblock_commit_pending", "pms_txblock_leave", "pms_txblock_wait", "pms_txblock_depth"),
     *("pms_txblock_set_tasks", "pms_will_write", "pms_object_get", "pms_unpin", "pms_rollbacks"),
     *("pms_object_find", "pms_object_next", "pms_sequence_get", "pms_object_put_value"),
     *("pms_slot_flip", "pms_epoch", "pms_sequence_splice", "pms_put_backs", "pms_slot_get"),
