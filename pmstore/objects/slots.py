@@ -284,6 +284,7 @@ class Slots:
             # both are of one description
             found = self._core.pool.find(ROOT, self._path + b"\0" + _NAMES[0])
             if found is None or found.kind != ARRAY:
+                self._core.pool.slot_find(ROOT, self._path)  # a pair that lacks it is damaged
                 raise self._gone()
             return self._core.describe(found)
 

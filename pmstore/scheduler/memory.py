@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from pmstore.scheduler.hazard import COUNTS
 from pmstore.scheduler.loss_fit import LossFit
+from pmstore.scheduler.target import Target
+from pmstore.scheduler.timer import IterationTimer
 
 if TYPE_CHECKING:
     from pmstore import Store
-    from pmstore.scheduler.scheduler import CommitScheduler
 
 __all__ = ["HUGE", "Memory", "pack", "unpack"]
 
@@ -104,7 +105,18 @@ class Memory:
         ]
 
 
-def pack(scheduler: CommitScheduler) -> list[float]:
+class Remembered(Protocol):
+    """What of a scheduler survives."""
+
+    steps: int
+    work_seconds: float
+    losses_seen: int
+    targets: list[Target]
+    timer: IterationTimer
+    fit: LossFit
+
+
+def pack(scheduler: Remembered) -> list[float]:
     """What a commit of the user's state has to hold for the scheduler to go on from it."""
     head = [_FORMAT, float(scheduler.steps), scheduler.work_seconds, float(scheduler.losses_seen)]
     targets = [
@@ -115,7 +127,7 @@ def pack(scheduler: CommitScheduler) -> list[float]:
     return [*head, *targets, *scheduler.timer.state(), *scheduler.fit.state()]
 
 
-def unpack(scheduler: CommitScheduler, state: list[float]) -> bool:
+def unpack(scheduler: Remembered, state: list[float]) -> bool:
     """False, and nothing done: it is of another version.
 
     Raises: ValueError, OverflowError, IndexError: numbers that `pack` never gives.
