@@ -6,7 +6,7 @@ import numpy
 from setuptools import Extension, setup
 
 ENGINE = "pmstore/engine"
-PARTS = ("binding", "handle", "look", "memory", "objects", "ranges", "transaction")
+PARTS = ("binding", "calls", "handle", "look", "memory", "objects", "ranges", "transaction")
 
 setup(
     cffi_modules=[f"{ENGINE}/_build_ffi.py:ffibuilder"],

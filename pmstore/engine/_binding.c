@@ -5,6 +5,7 @@
  * So these steps are C functions, after which the engine's state and an object's state always
  * agree:
  *
+ *   _calls.c        what every call of the engine needs
  *   _handle.c       Handle opens a pool and owns it: the last reference closes it (roll back) and
  *                   releases it
  *   _transaction.c  Transaction: the with statement's two halves
@@ -21,43 +22,6 @@
  * it. Supported: the main interpreter of a build with a GIL. A subinterpreter gets an
  * ImportError; a free-threaded build takes its GIL back. */
 #include "_binding.h"
-
-#include <math.h>
-#include <pthread.h>
-#include <time.h>
-#include <unistd.h>
-
-struct binding_engine binding_engine;
-
-pid_t binding_process;
-static void after_fork_in_child(void) { binding_process = getpid(); }
-
-bool binding_is_here(const Handle *h) { return h->process == binding_process; }
-
-int64_t binding_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-int64_t binding_timeout_ns(PyObject *seconds)
-{
-    if (seconds == Py_None)
-        return -1;
-    double value = PyFloat_AsDouble(seconds);
-    if (value == -1.0 && PyErr_Occurred())
-        return -2;
-    if (isnan(value)) {
-        PyErr_SetString(PyExc_ValueError, "a timeout is a number of seconds or None, not nan");
-        return -2;
-    }
-    if (value < 0 || value > 9e9)
-        return -1;
-    return (int64_t)(value * 1e9);
-}
-
-/* ---- module ---- */
 
 /* bind(addresses of the functions of struct binding_engine, in its order) */
 static PyObject *bind(PyObject *module, PyObject *args)
@@ -96,10 +60,7 @@ static int module_exec(PyObject *module)
             "pmstore works in the main interpreter only: its types and the engine are one for the process");
         return -1;
     }
-    if (!binding_process) { /* once in a process */
-        binding_process = getpid();
-        pthread_atfork(NULL, NULL, after_fork_in_child);
-    }
+    binding_know_process();
     if (binding_add_handle(module) < 0 || binding_add_memory(module) < 0 ||
         binding_add_transaction(module) < 0 || binding_add_found(module) < 0)
         return -1;

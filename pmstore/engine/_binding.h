@@ -76,6 +76,7 @@ PyObject *binding_raise(Handle *h, const struct pms_error *error);
 /* In a fork child the store is the parent's: destructors there must not touch it, not even its
  * locks. This process: */
 extern pid_t binding_process;
+void binding_know_process(void);
 
 /* Python runs its signal handlers between two of these waits. */
 #define SLICE_NS 50000000ll

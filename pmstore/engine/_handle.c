@@ -6,16 +6,6 @@
 
 static PyTypeObject *HandleType;
 
-PyObject *binding_raise(Handle *h, const struct pms_error *error)
-{
-    PyObject *result = PyObject_CallFunction(h->fail, "K", (unsigned long long)(uintptr_t)error);
-    if (result) { /* it always raises */
-        Py_DECREF(result);
-        PyErr_SetString(PyExc_SystemError, "pmstore: a failed call raised nothing");
-    }
-    return NULL;
-}
-
 /* Handle(path, options, lock_timeout, fail, ranges): path as bytes, options = address of a
  * struct pms_options. */
 static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -75,28 +65,6 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     Py_DECREF(h);
     return NULL;
-}
-
-PyObject *binding_take_lock(Handle *h)
-{
-    if (!h->lock)
-        return NULL;
-    PyObject *lock = Py_NewRef(h->lock), *taken = PyObject_CallMethod(lock, "acquire", NULL);
-    if (!taken)
-        Py_CLEAR(lock);
-    Py_XDECREF(taken);
-    return lock;
-}
-
-void binding_let_go(PyObject *lock)
-{
-    if (!lock)
-        return;
-    PyObject *done = PyObject_CallMethod(lock, "release", NULL);
-    if (!done)
-        PyErr_WriteUnraisable(lock);
-    Py_XDECREF(done);
-    Py_DECREF(lock);
 }
 
 static int handle_traverse(Handle *h, visitproc visit, void *arg)
