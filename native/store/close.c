@@ -11,9 +11,6 @@
  * Crash in 1 to 4 => the next open recovers the last commit. In 5 => the same, or a closed store:
  * the file is whole either way. In 6 => a closed store. */
 #include "store/close.h"
-#include "commit/refs.h"
-#include "commit/tx.h"
-#include "commit/txblock.h"
 
 #include <errno.h>
 #include <string.h>

@@ -28,10 +28,11 @@
  *    8 => the old superblock holds, or the new one
  *    9 => the file may be a page longer than its superblock says
  *   12 => the footer names the last transaction, which is over: it is no part of the state
+ *   13 => a page of the ring is written as it was, to try how it can be written
  *   16 => one copy of the record, or both, say that the store was left open: the next open finds
  *         logs that hold nothing
  *   17 => entries of what is there anyway: the next open puts them back, and nothing changes
- * In 3 to 5, 10, 11 and 13 to 15 nothing is stored. A reader stores nothing at all. */
+ * In 3 to 5, 10, 11, 14 and 15 nothing is stored. A reader stores nothing at all. */
 #include "store/open.h"
 
 #include <errno.h>

@@ -181,8 +181,7 @@ static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *
     pool->opened.info.replayed_records = r.records;
     pool->opened.info.replayed_bytes = r.bytes;
     pool->opened.info.torn = r.torn;
-    struct pms_error torn;
-    /* that is why */
+    struct pms_error torn; /* if that is why it is damaged */
     if (status == PMS_E_CORRUPT &&
         pms_session_check_copy(pool, r.tx, PMS_FOOTER_ALL, &torn) != PMS_OK) {
         if (error)

@@ -260,6 +260,8 @@ class Slots:
             )
         number, idle = 1 - pair.current, None
         data = pair.data[number]
+        if turn.whole == _LANDING:
+            turn.whole = None  # a commit that failed had begun to fill them
         if not data or not filled:
             return LandingPlace(set(pair.data), None, None)
         turn.whole = _LANDING

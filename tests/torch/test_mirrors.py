@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import pmstore
-from pmstore.engine.landing import LandCopy
+from pmstore.engine.landing import LandCopy, Landing
 from pmstore.errors import MirrorError, NameExistsError, TransactionError
 from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for, staging
 from pmstore.mirror.pending import PendingCommit
@@ -389,6 +389,59 @@ def test_a_snapshot_reads_its_own_version(store: pmstore.Store, shm: Path) -> No
         with pmstore.open(shm / f"back{step}", "r") as back:
             assert back["step"] == step
             assert (back.slots("w").current == step).all()
+
+
+def test_noise_of_a_failed_commit_is_no_version(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even after a commit that has nothing for the mirror, as after a roll back of a run."""
+    tensor = torch.full((1000,), 1.0)
+    mirror = store.mirror("w", tensor)
+    for value in (2.0, 3.0):
+        store.commit()
+        tensor.fill_(value)
+    store.commit()
+    slots = store["w"]
+    previous = slots.previous
+    assert previous is not None
+    assert previous[0] == 2.0
+    never = np.zeros(1, np.uint64)
+
+    def late(pool: Any, copies: Sequence[LandCopy], flips: Any, timeout: float) -> Landing:
+        last = copies[0]._replace(word=never.ctypes.data)
+        return Landing(pool, [*copies, last], flips, 0.05)
+
+    tensor.fill_(99.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("pmstore.mirror.mirrors.Landing", late)
+        with pytest.raises(MirrorError, match="in time"):
+            store.commit()
+    store.rollback()
+    mirror.parts = ()
+    store["x"] = 1
+    store.commit()
+    assert slots.current[0] == 3.0
+    assert slots.previous is None
+
+
+def test_slots_that_go_while_a_commit_is_prepared(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.ones(1000)
+    store.mirror("w", tensor)
+    store.commit()
+
+    def removed(*arguments: Any) -> Landing:
+        landing = Landing(*arguments)
+        del store["w"]
+        return landing
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pmstore.mirror.mirrors.Landing", removed)
+        with pytest.raises(MirrorError, match=r"have gone from the store .* commit again"):
+            store.commit()
+    store.commit()
+    assert "w" not in store
 
 
 def test_without_mirrors_too(opened: Callable[[], pmstore.Store]) -> None:
