@@ -23,8 +23,6 @@ from pmstore.testing.outcomes import CrashTestResult, Outcome, Trial
 from pmstore.testing.runner import Program
 from pmstore.testing.trials import crash_test
 
-__all__ = ["crashtest"]
-
 _STYLES = {
     Outcome.CLEAN: "green",
     Outcome.MANUAL: "yellow",

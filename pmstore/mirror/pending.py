@@ -10,8 +10,6 @@ from pmstore.base.workers import Worker
 from pmstore.engine.landing import COPIED, DONE, SEALED, Landing
 from pmstore.errors import MirrorError, TransactionError
 
-__all__ = ["Batch", "PendingCommit"]
-
 _SLICE_SECONDS = 0.05  # between two looks at signals, and at what the copier says
 
 

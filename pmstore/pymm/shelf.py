@@ -20,8 +20,6 @@ from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import shelved_linked_list
 from pmstore.pymm.scalars import member_type, plain
 
-__all__ = ["shelf"]
-
 _MIB = 1 << 20
 _FIRST_SIZE_BYTES = 64 * _MIB
 

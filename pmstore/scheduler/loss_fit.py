@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["W_MAX", "W_MIN", "LossFit"]
-
 W_MIN, W_MAX = 0.2, 10.0
 _BUCKETS = 160
 _GROWTH = 1.12  # of a bucket's end over the one before

@@ -25,8 +25,6 @@ from typing import Any
 
 from pmstore.engine.pool_info import PoolInfo
 
-__all__ = ["key_path", "seal", "sealed"]
-
 SEAL = "seal"
 """In what a store remembers of a tier."""
 KEY_BYTES = 32

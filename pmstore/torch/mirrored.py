@@ -23,8 +23,6 @@ from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, parameters_of
 from pmstore.torch.placed import check_movable
 
-__all__ = ["MirroredModel", "MirroredOptimizer", "Pack", "wants_mirror"]
-
 _ALIGN = 64
 _DEVICES = ("cpu", "cuda")
 

@@ -17,9 +17,6 @@ from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.part import Part
 from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
-__all__ = ["OptimizerBinding", "parameters_of"]
-
-
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 

@@ -13,8 +13,6 @@ from pmstore.scheduler import CommitScheduler
 from pmstore_lab.simulation.cells import Cell
 from pmstore_lab.simulation.curves import noisy
 
-__all__ = ["Clock", "Disk", "Job", "Make", "Outcome"]
-
 Make = Callable[..., CommitScheduler]
 """Called with targets=, clock= and total_steps=."""
 

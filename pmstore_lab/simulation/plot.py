@@ -10,8 +10,6 @@ import numpy as np
 from pmstore_lab.simulation.cells import HOUR, Cell
 from pmstore_lab.simulation.compare import OPTIMA, Row
 
-__all__ = ["plot"]
-
 _LIMIT = 4.0  # longer bars are cut off; their figure stands in them
 
 
