@@ -79,13 +79,8 @@ def _table(trials: Sequence[Trial]) -> Table:
 
 
 def _markdown(result: CrashTestResult) -> str:
-    lines = [
-        (
-            f"### Crash test: {result.count(Outcome.CLEAN)} of {len(result.trials)} trials resumed "
-            "cleanly"
-        ),
-        "",
-    ]
+    clean, count = result.count(Outcome.CLEAN), len(result.trials)
+    lines = [f"### Crash test: {clean} of {count} trials resumed cleanly", ""]
     lines += ["| trial | killed at | outcome | detail |", "|---|---|---|---|"]
     for trial in result.trials:
         detail = trial.detail.replace("|", "/").replace("\n", " ")

@@ -53,15 +53,8 @@ class PendingCommit:
     """
 
     __slots__ = (
-        "_abandoned",
-        "_batches",
-        "_cause",
-        "_error",
-        "_finished",
-        "_landing",
-        "_over",
-        "_told",
-        "started",
+        *("_abandoned", "_batches", "_cause", "_error", "_finished", "_landing", "_over"),
+        *("_told", "started"),
     )
 
     def __init__(

@@ -189,13 +189,8 @@ class shelf:
     def supported_types(self) -> list[str]:
         """What can be assigned, beside the plain types that these are of."""
         kinds = (
-            "ndarray",
-            "torch_tensor",
-            "string",
-            "float_number",
-            "integer_number",
-            "bytes",
-            "linked_list",
+            *("ndarray", "torch_tensor", "string", "float_number", "integer_number"),
+            *("bytes", "linked_list"),
         )
         return [f"pymm.{kind}" for kind in kinds]
 

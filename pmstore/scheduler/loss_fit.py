@@ -66,17 +66,8 @@ class LossFit:
     """
 
     __slots__ = (
-        "_count",
-        "_end",
-        "_fit",
-        "_origin",
-        "_rows",
-        "_segment",
-        "_sum",
-        "_sum2",
-        "_sum_step",
-        "closed",
-        "total_steps",
+        *("_count", "_end", "_fit", "_origin", "_rows", "_segment", "_sum", "_sum2", "_sum_step"),
+        *("closed", "total_steps"),
     )
 
     def __init__(self, total_steps: int | None = None) -> None:

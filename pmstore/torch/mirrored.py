@@ -94,16 +94,8 @@ class Pack:
             ):
                 raise AttachError(f"{name} is not dense in memory: make it so, with .contiguous()")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            layout.append(
-                [
-                    name,
-                    list(tensor.shape),
-                    list(tensor.stride()),
-                    dtype,
-                    tensor.device.type == "cpu",
-                    at,
-                ]
-            )
+            on_cpu = tensor.device.type == "cpu"
+            layout.append([name, list(tensor.shape), list(tensor.stride()), dtype, on_cpu, at])
             at += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
         return layout, at
 

@@ -80,18 +80,9 @@ def simulate(
     """
     from pmstore_lab.simulation.compare import compare
 
-    cell = _cell(
-        cost,
-        curve,
-        mtbf,
-        {
-            "iteration": iteration,
-            "blocking": blocking,
-            "background": background,
-            "slowdown": slowdown,
-        },
-        hours,
-    )
+    own = {"iteration": iteration, "blocking": blocking}
+    own |= {"background": background, "slowdown": slowdown}
+    cell = _cell(cost, curve, mtbf, own, hours)
     times = _failures(failures)
     out = console(stderr=as_json)
     with out.status("computing the optimum") as status:
@@ -194,13 +185,8 @@ def _table(cell: Cell, rows: list[Row], failures: str, seeds: int) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("policy")
     for name in (
-        "commits",
-        "expected overhead",
-        "/ optimum",
-        "value lost",
-        "/ optimum",
-        "simulated overhead",
-        "failures",
+        *("commits", "expected overhead", "/ optimum", "value lost", "/ optimum"),
+        *("simulated overhead", "failures"),
     ):
         table.add_column(name, justify="right")
     for row in rows:
