@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +14,6 @@ from rich.table import Table
 from pmstore.commands.app import Json, app, console, fail
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pmstore_lab.simulation.cells import Cell
     from pmstore_lab.simulation.compare import Failures, Row
 
@@ -154,15 +151,7 @@ def _failures(kind: str) -> Failures:
         raise fail(f"--failures {kind!r} is neither {', '.join(known)} nor a file", 2) from None
     except (OSError, ValueError) as error:
         raise fail(str(error), 2) from None
-    return partial(_replay, recorded)
-
-
-def _replay(
-    recorded: list[float], rng: np.random.Generator, mtbf_seconds: float, until_seconds: float
-) -> list[float]:
-    from pmstore_lab.simulation.failures import trace
-
-    return trace(recorded, rng, until_seconds)
+    return lambda rng, _, until_seconds: failures.trace(recorded, rng, until_seconds)
 
 
 def _plot(cell: Cell, rows: list[Row], path: Path) -> None:
