@@ -109,11 +109,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in (
-        "TierConfig",
-        "restore",
-        "epochs",
-    ):  # nor fsspec's and tiers' modules before they are used
+    # nor fsspec's and tiers' modules before they are used
+    if name in ("TierConfig", "restore", "epochs"):
         return getattr(importlib.import_module("pmstore.tiers"), name)
     if name in ("torch", "scheduler"):  # import pmstore must not import torch
         return importlib.import_module(f"pmstore.{name}")

@@ -11,26 +11,6 @@ operating system stays Python's own class: `FileNotFoundError`, `FileExistsError
 
 from __future__ import annotations
 
-__all__ = [
-    "ClosedStoreError",
-    "CorruptStoreError",
-    "DomainError",
-    "ForkedStoreError",
-    "FormatVersionError",
-    "MirrorError",
-    "MovedError",
-    "NameExistsError",
-    "NotAStoreError",
-    "PmstoreError",
-    "ReadOnlyStoreError",
-    "StoreFullError",
-    "StoreLockedError",
-    "TierError",
-    "TransactionError",
-    "UncleanCopyError",
-    "UncleanMachineCrashError",
-]
-
 
 class PmstoreError(Exception):
     """Base of all errors that are pmstore's own.

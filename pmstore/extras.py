@@ -3,10 +3,6 @@ install."""
 
 from __future__ import annotations
 
-from types import TracebackType
-
-__all__ = ["missing", "optional"]
-
 _EXTRAS = {"torch": "torch", "safetensors": "export"}
 
 
@@ -26,12 +22,7 @@ class _Optional:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ModuleNotFoundError):
             raise missing(error) from None
 

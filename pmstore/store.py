@@ -6,7 +6,6 @@ import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from weakref import WeakMethod, WeakValueDictionary, ref
 
@@ -231,12 +230,7 @@ class Store(Root):
             raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
         self._close(kind is None or (isinstance(error, SystemExit) and error.code in (None, 0)))
 

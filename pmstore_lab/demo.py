@@ -30,8 +30,6 @@ import numpy as np
 import pmstore
 from pmstore.objects import values
 
-__all__ = ["DemoError", "JobReport", "Kill", "Report", "Settings", "differences", "run_demo"]
-
 Progress = Callable[[str, int], None]
 """Called with a job's name and its finished steps."""
 

@@ -6,8 +6,6 @@ from collections.abc import Hashable
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-__all__ = ["alive"]
-
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 

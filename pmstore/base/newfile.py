@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["PRIVATE", "absent", "new_file", "part_of", "publish"]
-
 PRIVATE = 0o600
 """What the files have that hold a store's content, as the store itself: only their owner reads
 them."""

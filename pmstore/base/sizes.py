@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse_size"]
-
 _UNITS: dict[str, int] = {
     "": 1,
     "b": 1,

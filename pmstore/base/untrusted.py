@@ -9,8 +9,6 @@ from typing import NoReturn
 
 from pmstore.errors import CorruptStoreError, PmstoreError
 
-__all__ = ["refuse", "sound"]
-
 
 def refuse(place: str, error: Exception) -> NoReturn:
     """Makes what a library raised about a file's bytes our own error. place: the file, and where in

@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-__all__ = ["counted", "is_own_name", "warn_of_own_names"]
-
 OWN_NAMES = (".pmstore", "pmstore.scheduler")
 """Groups at a store's top in which the library remembers what it is to do with this store on this
 machine."""

@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable
 from weakref import ref
 
-__all__ = ["LOOK_SECONDS", "Worker", "wait_for"]
-
 LOOK_SECONDS = 0.05
 """So often one who waits looks whether the worker is alive."""
 

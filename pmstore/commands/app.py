@@ -36,28 +36,6 @@ from pmstore.errors import (
 )
 from pmstore.extras import missing
 
-__all__ = [
-    "Json",
-    "Mode",
-    "Name",
-    "Names",
-    "StorePath",
-    "app",
-    "console",
-    "ending",
-    "existing",
-    "fail",
-    "find",
-    "milliseconds",
-    "one_line",
-    "opened",
-    "printable",
-    "progress",
-    "reading",
-    "size",
-    "writing",
-]
-
 app = typer.Typer(
     name="pmstore",
     no_args_is_help=True,

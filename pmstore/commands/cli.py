@@ -8,8 +8,6 @@ import sys
 import warnings
 from typing import TextIO
 
-__all__ = ["main"]
-
 
 def _show_warning(
     message: Warning | str,

@@ -23,8 +23,6 @@ from pmstore.testing.outcomes import CrashTestResult, Outcome, Trial
 from pmstore.testing.runner import Program
 from pmstore.testing.trials import crash_test
 
-__all__ = ["crashtest"]
-
 _STYLES = {
     Outcome.CLEAN: "green",
     Outcome.MANUAL: "yellow",
@@ -81,13 +79,8 @@ def _table(trials: Sequence[Trial]) -> Table:
 
 
 def _markdown(result: CrashTestResult) -> str:
-    lines = [
-        (
-            f"### Crash test: {result.count(Outcome.CLEAN)} of {len(result.trials)} trials resumed "
-            "cleanly"
-        ),
-        "",
-    ]
+    clean, count = result.count(Outcome.CLEAN), len(result.trials)
+    lines = [f"### Crash test: {clean} of {count} trials resumed cleanly", ""]
     lines += ["| trial | killed at | outcome | detail |", "|---|---|---|---|"]
     for trial in result.trials:
         detail = trial.detail.replace("|", "/").replace("\n", " ")

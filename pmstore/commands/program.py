@@ -10,20 +10,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 # Importing a module of commands registers them.
-from pmstore.commands import change, crashtest, exchange, inspect, portable, repair, show, tiers
-from pmstore.commands.app import app
-
-__all__ = [
-    "app",
-    "change",
-    "crashtest",
-    "exchange",
-    "inspect",
-    "portable",
-    "repair",
-    "show",
-    "tiers",
-]
+from pmstore.commands import change, crashtest, exchange, inspect, portable, repair, show, tiers  # noqa: F401
+from pmstore.commands.app import app as app
 
 for _other in entry_points(group="pmstore.commands"):  # of other packages: pmstore_lab's
     _other.load()

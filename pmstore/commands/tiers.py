@@ -40,8 +40,6 @@ from pmstore.commands.app import (
 )
 from pmstore.errors import PmstoreError
 
-__all__ = ["epochs", "export_tier", "flush", "restore", "trust"]
-
 Url = Annotated[
     str,
     typer.Argument(

@@ -15,13 +15,8 @@ SOURCES = [
     path for path in sorted(NATIVE.glob("*/*.[ch]")) if path.parent.name not in ("tests", "build")
 ]
 INTERFACE = (
-    "store/store.h",
-    "heap/super.h",
-    "flush/chunks.h",
-    "flush/filling.h",
-    "optim/optim.h",
-    "commit/landing.h",
-    "crash/debug.h",
+    *("store/store.h", "heap/super.h", "flush/chunks.h", "flush/filling.h", "optim/optim.h"),
+    *("commit/landing.h", "crash/debug.h"),
 )
 
 # Without the first two the compiler leaves square roots, and with them the optimizers' loops,
@@ -39,17 +34,8 @@ ffibuilder.set_source(
     # Only the module's init function is seen from outside: two extensions of one process never
     # share the engine by accident.
     extra_compile_args=[
-        *(
-            "-std=gnu11",
-            "-D_GNU_SOURCE=",
-            "-O2",
-            "-g",
-            "-Wall",
-            "-Wextra",
-            "-fvisibility=hidden",
-            "-pthread",
-        ),
-        *VECTORS,
+        *("-std=gnu11", "-D_GNU_SOURCE=", "-O2", "-g", "-Wall", "-Wextra"),
+        *("-fvisibility=hidden", "-pthread", *VECTORS),
     ],
     extra_link_args=["-pthread", "-lm"],
 )

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pmstore.engine.constants import HISTORY_BYTES
 from pmstore.engine.pool import Pool
 
-__all__ = ["LEVELS_MAX", "History", "Past"]
-
 LEVELS_MAX = 8
 _MAGIC = b"PMSHAZ1\0"
 _RECORD = struct.Struct(f"<8sQQIIdd{LEVELS_MAX}d")

@@ -29,17 +29,7 @@ def check(pool: Pool) -> tuple[dict[str, int], list[str]]:
     problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
     if raw.problem_count > told:
         problems.append(f"and {raw.problem_count - told} more")
-    names = [
-        "blocks",
-        "names",
-        "groups",
-        "lists",
-        "extents",
-        "leaks",
-        "leaked_bytes",
-        "sound_copies",
-    ]
-    return {name: getattr(raw, name) for name in names}, problems
+    return {name: getattr(raw, name) for name in _COUNTS}, problems
 
 
 def usage(pool: Pool) -> tuple[SegmentUsage, ...]:

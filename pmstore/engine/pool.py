@@ -50,19 +50,8 @@ class Pool:
     """
 
     __slots__ = (
-        "_errors",
-        "find",
-        "get",
-        "handle",
-        "info",
-        "item",
-        "path",
-        "put_value",
-        "raw",
-        "rollbacks",
-        "slot",
-        "splice",
-        "will_write",
+        *("_errors", "find", "get", "handle", "info", "item", "path", "put_value", "raw"),
+        *("rollbacks", "slot", "splice", "will_write"),
     )
 
     def __init__(

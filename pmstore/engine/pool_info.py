@@ -8,10 +8,11 @@ from typing import Any
 from pmstore.engine._native import ffi as _ffi
 from pmstore.engine._native import lib as _lib
 from pmstore.engine.constants import DOMAINS, FLUSHES
+from pmstore.engine.reports import Recovery
 
 
 @dataclass(frozen=True)
-class PoolInfo:
+class PoolInfo(Recovery):
     """struct pms_info: what is fixed from open on."""
 
     base: int
@@ -20,17 +21,8 @@ class PoolInfo:
     flush: str
     sync_mapping: bool
     read_only: bool
-    created: bool
-    clean: bool
-    undone_entries: int
-    undone_bytes: int
-    replayed_records: int
-    replayed_bytes: int
-    torn: bool
     asked_domain: str
     """At creation; "auto" decides at every open."""
-    opens: int
-    unclean_opens: int
     max_bytes: int
     """Of the file ever; 0: until the file system is full."""
     uuid: bytes

@@ -93,15 +93,8 @@ class Snapshot:
     of the store."""
 
     __slots__ = (
-        "_calls",
-        "_closed",
-        "_holder",
-        "_lock",
-        "_pool",
-        "epoch",
-        "file_bytes",
-        "super",
-        "tag",
+        *("_calls", "_closed", "_holder", "_lock", "_pool"),
+        *("epoch", "file_bytes", "super", "tag"),
     )
 
     def __init__(

@@ -9,8 +9,6 @@ from types import TracebackType
 
 from pmstore.engine._binding import Transaction
 
-__all__ = ["enter", "leave"]
-
 _LONGEST_PAUSE_SECONDS = 0.01
 
 

@@ -13,7 +13,6 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -21,8 +20,6 @@ import numpy as np
 from pmstore.base.untrusted import sound
 from pmstore.errors import CorruptStoreError
 from pmstore.objects.array import Array, bytes_of
-
-__all__ = ["Header", "NpzFile", "read_header"]
 
 _HEADER_MOST = 10_000  # numpy's own limit for files that are not trusted
 _MAGIC = b"\x93NUMPY"
@@ -121,12 +118,7 @@ class NpzFile:
     def __enter__(self) -> NpzFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _checked(self, file_bytes: int, inflated_most: int | None) -> dict[str, zipfile.ZipInfo]:

@@ -11,8 +11,6 @@ from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.mirror.mirrors import Mirrors
 from pmstore.objects.containers import Group
 
-__all__ = ["add"]
-
 
 def add(store: Group, mirrors: Mirrors, name: str, tensor: Any) -> Mirror:
     """See `Store.mirror`."""

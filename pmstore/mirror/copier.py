@@ -19,8 +19,6 @@ from pmstore.engine.landing import LandCopy
 from pmstore.errors import MirrorError
 from pmstore.mirror.pending import Batch
 
-__all__ = ["Copier", "CudaCopier", "HostCopier", "Piece", "copier_for"]
-
 # smaller blocks share pages with others, and are never written by a device
 _DIRECT_BYTES = 64 << 10
 

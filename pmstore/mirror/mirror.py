@@ -11,8 +11,6 @@ from pmstore.base import notebook
 from pmstore.mirror.copier import flat, flat_bytes
 from pmstore.objects.slots import Slots
 
-__all__ = ["Mirror", "MirrorPart"]
-
 
 class MirrorPart(NamedTuple):
     """A tensor, and where its bytes are in the slots."""

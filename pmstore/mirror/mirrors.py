@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pmstore.mirror.copier import Copier, Piece
     from pmstore.mirror.mirror import Mirror
 
-__all__ = ["Mirrors"]
-
 _under_way: set[PendingCommit] = set()
 """Commits that threads of the engine are at: what they read is kept, whatever becomes of their
 stores."""

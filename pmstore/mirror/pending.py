@@ -10,8 +10,6 @@ from pmstore.base.workers import Worker
 from pmstore.engine.landing import COPIED, DONE, SEALED, Landing
 from pmstore.errors import MirrorError, TransactionError
 
-__all__ = ["Batch", "PendingCommit"]
-
 _SLICE_SECONDS = 0.05  # between two looks at signals, and at what the copier says
 
 
@@ -55,15 +53,8 @@ class PendingCommit:
     """
 
     __slots__ = (
-        "_abandoned",
-        "_batches",
-        "_cause",
-        "_error",
-        "_finished",
-        "_landing",
-        "_over",
-        "_told",
-        "started",
+        *("_abandoned", "_batches", "_cause", "_error", "_finished", "_landing", "_over"),
+        *("_told", "started"),
     )
 
     def __init__(

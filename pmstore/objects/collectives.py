@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["install"]
-
 _PAGE = 4096
 _KEY = "AutogradCPU"
 _once = threading.Lock()  # taken by the first `install`, for good

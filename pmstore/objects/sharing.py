@@ -19,8 +19,6 @@ import torch
 
 from pmstore.errors import MovedError
 
-__all__ = ["install"]
-
 _once = threading.Lock()  # taken by the first `install`, for good
 
 

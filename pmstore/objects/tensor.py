@@ -80,15 +80,8 @@ def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
             else data.contiguous()
         )
         data, order = dense, None
-    descriptor = Descriptor(
-        True,
-        dtype,
-        tuple(data.shape),
-        order,
-        value.requires_grad,
-        isinstance(value, torch.nn.Parameter),
-    )
-    return data, descriptor
+    parameter = isinstance(value, torch.nn.Parameter)
+    return data, Descriptor(True, dtype, tuple(data.shape), order, value.requires_grad, parameter)
 
 
 def dtype_of(descriptor: Descriptor) -> torch.dtype:

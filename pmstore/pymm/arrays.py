@@ -12,8 +12,6 @@ from pmstore.objects import array
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.store import Store
 
-__all__ = ["ndarray", "shelved_ndarray"]
-
 _METHODS_THAT_WRITE = frozenset(
     ("byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "sort")
 )

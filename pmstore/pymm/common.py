@@ -8,8 +8,6 @@ from typing import Any
 
 from pmstore.store import Store
 
-__all__ = ["Core", "Shadow", "ShelvedCommon"]
-
 
 class Shadow:
     """A value that becomes a member when it is assigned to an attribute of a shelf."""

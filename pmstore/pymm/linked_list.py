@@ -13,8 +13,6 @@ from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.scalars import plain
 from pmstore.store import Store
 
-__all__ = ["linked_list", "shelved_linked_list"]
-
 
 class ShelfIndexError(IndexError, RuntimeError):
     """IndexError is Python's, RuntimeError PyMM's."""

@@ -13,8 +13,6 @@ import numpy as np
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.store import Store
 
-__all__ = ["bytes", "float_number", "integer_number", "shelved_value", "string"]
-
 
 class _ValueShadow(Shadow):
     def __init__(self, value: Any) -> None:

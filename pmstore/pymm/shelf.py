@@ -20,8 +20,6 @@ from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import shelved_linked_list
 from pmstore.pymm.scalars import member_type, plain
 
-__all__ = ["shelf"]
-
 _MIB = 1 << 20
 _FIRST_SIZE_BYTES = 64 * _MIB
 
@@ -191,13 +189,8 @@ class shelf:
     def supported_types(self) -> list[str]:
         """What can be assigned, beside the plain types that these are of."""
         kinds = (
-            "ndarray",
-            "torch_tensor",
-            "string",
-            "float_number",
-            "integer_number",
-            "bytes",
-            "linked_list",
+            *("ndarray", "torch_tensor", "string", "float_number", "integer_number"),
+            *("bytes", "linked_list"),
         )
         return [f"pymm.{kind}" for kind in kinds]
 

@@ -12,8 +12,6 @@ import torch
 from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.store import Store
 
-__all__ = ["shelved_torch_tensor", "torch_tensor"]
-
 _TORCH_TYPES: dict[Any, torch.dtype] = {
     float: torch.float64,
     int: torch.int64,

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from pmstore.scheduler.timer import Recent
 
-__all__ = ["CostModel"]
-
 
 class CostModel:
     """Seconds that a commit to one target takes from the training: C_eff = blocking + slowdown x

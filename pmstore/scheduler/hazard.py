@@ -12,8 +12,6 @@ from pmstore.engine.history import LEVELS_MAX, Past
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["COUNTS", "TARGETS_MAX", "HazardModel", "default_shares"]
-
 TARGETS_MAX = LEVELS_MAX
 COUNTS = 2 + TARGETS_MAX
 _SHARE = 0.15

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pmstore.scheduler.hazard import HazardModel, default_shares
 from pmstore.scheduler.termination import TerminationModel
 
-__all__ = ["Known", "sane_total"]
-
 
 @dataclass(frozen=True, slots=True)
 class Known:

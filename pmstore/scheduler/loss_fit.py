@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["W_MAX", "W_MIN", "LossFit"]
-
 W_MIN, W_MAX = 0.2, 10.0
 _BUCKETS = 160
 _GROWTH = 1.12  # of a bucket's end over the one before
@@ -68,17 +66,8 @@ class LossFit:
     """
 
     __slots__ = (
-        "_count",
-        "_end",
-        "_fit",
-        "_origin",
-        "_rows",
-        "_segment",
-        "_sum",
-        "_sum2",
-        "_sum_step",
-        "closed",
-        "total_steps",
+        *("_count", "_end", "_fit", "_origin", "_rows", "_segment", "_sum", "_sum2", "_sum_step"),
+        *("closed", "total_steps"),
     )
 
     def __init__(self, total_steps: int | None = None) -> None:

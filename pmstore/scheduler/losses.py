@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Losses"]
-
 
 class Losses:
     """Numbers of what users give as losses."""

@@ -15,8 +15,6 @@ from pmstore.scheduler.timer import IterationTimer
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["HUGE", "Memory", "pack", "unpack"]
-
 HUGE = 1e50
 """No loss; its square would overflow."""
 _GROUP = "pmstore.scheduler"

@@ -10,20 +10,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it
 
-__all__ = [
-    "COCI",
-    "CheckFreq",
-    "CommitPolicy",
-    "ConvergenceAware",
-    "Daly",
-    "EveryN",
-    "EverySeconds",
-    "EveryStep",
-    "Objective",
-    "OneTarget",
-    "Young",
-]
-
 Objective = Literal["time", "balanced", "progress", "explore"]
 NEVER = -1
 

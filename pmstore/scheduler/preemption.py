@@ -8,15 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pmstore.scheduler.cost import CostModel
     from pmstore.scheduler.target import Target
     from pmstore.scheduler.timer import IterationTimer
-
-__all__ = ["PreemptionGuard"]
 
 
 class PreemptionGuard:
@@ -139,12 +137,7 @@ class PreemptionGuard:
             self._old[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, old in self._old.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)
         self._old.clear()

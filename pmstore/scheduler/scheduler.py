@@ -25,8 +25,6 @@ from pmstore.scheduler.timer import IterationTimer
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["CommitScheduler"]
-
 _NOTHING_KNOWN = Known()
 _LONG_SECONDS = 3600.0  # an interval of more than this and of a thousand iterations is no iteration
 

@@ -14,8 +14,6 @@ from pmstore.scheduler.hazard import TARGETS_MAX
 if TYPE_CHECKING:
     from pmstore import Store
 
-__all__ = ["NOTHING", "Decision", "Target", "commits_of", "error_of", "is_done", "store_targets"]
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:

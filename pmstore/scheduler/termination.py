@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = ["TerminationModel"]
-
 
 class TerminationModel:
     """Early ends per second of work, from the lengths of earlier runs: ends before time / seconds

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["BOARD_BYTES", "Seen", "environment", "read"]
-
 BOARD_BYTES = 4096
 _MAGIC = b"PMSBOARD"
 _HEAD = struct.Struct("=8s32s")

@@ -11,8 +11,6 @@ from pmstore.testing.outcomes import CrashTestResult
 from pmstore.testing.runner import Program
 from pmstore.testing.trials import crash_test
 
-__all__ = ["crashtest"]
-
 
 @pytest.fixture
 def crashtest(request: pytest.FixtureRequest) -> Callable[..., CrashTestResult]:

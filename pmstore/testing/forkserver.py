@@ -18,8 +18,6 @@ from typing import Any
 
 from pmstore.engine.crash_points import kill_at_primitive
 
-__all__ = ["ForkServer", "KilledRun", "shared_words"]
-
 
 def shared_words(count: int) -> memoryview:
     """`count` signed integers of 64 bits, zero, that forked children share with their parent.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["CrashTestResult", "Finding", "Kill", "Outcome", "Trial"]
-
 
 class Outcome(Enum):
     """What became of a program that was killed, from best to worst."""

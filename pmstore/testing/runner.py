@@ -15,8 +15,6 @@ from pathlib import Path
 from pmstore.testing import crashboard
 from pmstore.testing.outcomes import Finding, Kill, Outcome
 
-__all__ = ["Program", "Run", "Runner"]
-
 _NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache"
 )

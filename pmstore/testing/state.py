@@ -18,8 +18,6 @@ from pmstore.opening import open as open_store
 from pmstore.store import Store
 from pmstore.testing.outcomes import Finding, Outcome
 
-__all__ = ["Verify", "differing", "digest_files", "examine"]
-
 Verify = Callable[[Store], object]
 
 

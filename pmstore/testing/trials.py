@@ -34,8 +34,6 @@ from pmstore.testing.outcomes import CrashTestResult, Finding, Kill, Outcome, Tr
 from pmstore.testing.runner import Program, Runner
 from pmstore.testing.state import Verify, differing, digest_files, examine
 
-__all__ = ["crash_test"]
-
 _POWER_DOMAINS = ("dax", "file", "emulated")
 
 Model = Literal["kill", "power", "term"]

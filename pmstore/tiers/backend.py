@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Backend", "Lock"]
-
 
 class Lock(Protocol):
     """Held while its owner writes."""

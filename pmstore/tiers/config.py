@@ -12,8 +12,6 @@ from pmstore.engine.snapshot import PAGE_BYTES
 from pmstore.tiers.manifest import RUN, WORLD_MOST
 from pmstore.tiers.places import normal_url
 
-__all__ = ["TierConfig"]
-
 _SIZES = {"max_rate": "max_bytes_per_second", "memory": "memory_bytes"}
 """Fields that the store remembers as bytes, 0 for None, under another name."""
 

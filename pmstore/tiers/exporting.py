@@ -23,8 +23,6 @@ from pmstore.tiers.places import open_places
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, list_epochs
 from pmstore.tiers.restoring import choose
 
-__all__ = ["export_safetensors"]
-
 
 def export_safetensors(
     path: str | os.PathLike[str],

@@ -20,8 +20,6 @@ from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.remote import FsspecBackend
 from pmstore.tiers.writer import Writer, Written
 
-__all__ = ["Flusher", "start_thread"]
-
 FLUSHING, CALLING = "pmstore flush", "pmstore callbacks"
 """Threads of a tier."""
 PENDING_MOST = 8

@@ -8,8 +8,6 @@ from pmstore.tiers.config import TierConfig
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
 from pmstore.tiers.places import RANK, open_places
 
-__all__ = ["Retention"]
-
 
 class Retention:
     """Of one run and rank. Everything that deletes is given the lock, and looks whether it still

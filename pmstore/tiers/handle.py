@@ -16,8 +16,6 @@ from pmstore.base.workers import Worker, wait_for
 from pmstore.engine.snapshot import Transfer
 from pmstore.errors import ForkedStoreError, TierError
 
-__all__ = ["Flush", "FlushStats"]
-
 
 @dataclass(frozen=True, slots=True)
 class FlushStats:

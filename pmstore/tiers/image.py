@@ -12,8 +12,6 @@ from pmstore.errors import CorruptStoreError
 from pmstore.objects import values
 from pmstore.objects.array import Descriptor
 
-__all__ = ["Image", "Stored"]
-
 ROOT_OFFSET = 7 * 4096
 _ROOT = struct.Struct("<QQ")
 _HEADER = struct.Struct("<QQQQQQ")

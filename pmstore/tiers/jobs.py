@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 from pmstore.base.workers import Worker, wait_for
 from pmstore.errors import TierError
 
-__all__ = ["Job", "Jobs"]
-
 _Result = TypeVar("_Result")
 
 

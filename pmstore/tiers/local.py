@@ -18,8 +18,6 @@ from pmstore.engine import snapshot
 from pmstore.errors import TierError
 from pmstore.tiers.backend import Lock
 
-__all__ = ["Access", "LocalBackend", "open_file"]
-
 
 @dataclass(frozen=True, slots=True)
 class Access:

@@ -29,8 +29,6 @@ from pmstore.tiers.handle import Flush, time_left
 if TYPE_CHECKING:
     from pmstore.objects.root import Root
 
-__all__ = ["GROUP", "Tiers", "drain_all", "hand_over"]
-
 GROUP = ".pmstore/tiers"
 """Where a store remembers its tiers."""
 POLL_SECONDS = 0.02

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from pmstore.base.workers import LOOK_SECONDS, Worker
 from pmstore.errors import TierError
 
-__all__ = ["STALL_SECONDS", "Patience"]
-
 STALL_SECONDS = 300.0
 """So long a remote place may take for one answer, unless it is said otherwise."""
 

@@ -15,8 +15,6 @@ from pmstore.tiers.local import Access, LocalBackend
 from pmstore.tiers.patience import Patience
 from pmstore.tiers.remote import FsspecBackend
 
-__all__ = ["RANK", "Places", "normal_url", "open_backend", "open_places"]
-
 RANK = "{rank}"
 """In a URL: each rank has a place of its own, such as a disk of its node."""
 

@@ -15,8 +15,6 @@ from pmstore.tiers.config import TierConfig
 from pmstore.tiers.image import Image
 from pmstore.tiers.manifest import CHUNK, Manifest, Shared
 
-__all__ = ["Base", "plan"]
-
 SPACE = 2.0
 """Files may hold so many times the state before chunks of the emptiest ones are written anew."""
 

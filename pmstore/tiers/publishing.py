@@ -10,8 +10,6 @@ from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import Manifest, ManifestName
 
-__all__ = ["Publisher"]
-
 
 class Publisher:
     """Of one run and rank at one place. Holds the lock that keeps other writers out."""

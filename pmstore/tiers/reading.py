@@ -18,8 +18,6 @@ from pmstore.tiers.backend import Backend
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
 from pmstore.tiers.places import Places
 
-__all__ = ["BrokenEpochError", "EpochInfo", "list_epochs"]
-
 FIRST_BYTES = 1 << 20
 """Of a manifest, read at once: a state of 10 GB in one request."""
 LISTINGS = 5

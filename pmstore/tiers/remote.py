@@ -12,8 +12,6 @@ from pmstore.errors import TierError
 from pmstore.tiers.backend import Lock
 from pmstore.tiers.patience import Patience
 
-__all__ = ["FsspecBackend"]
-
 
 class _OwnerMark:
     """A mark with the writer's session: who finds another one there has been replaced. Object

@@ -30,8 +30,6 @@ from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.tiers.places import open_places
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
 
-__all__ = ["RestoreReport", "choose", "epochs", "restore"]
-
 REMOTE_THREADS = 8
 MAP_MEMORY = True
 """A store in memory is filled through a mapping. Tests that record what is done to a disk, in

@@ -25,8 +25,6 @@ from typing import Any
 
 from pmstore.engine.pool_info import PoolInfo
 
-__all__ = ["key_path", "seal", "sealed"]
-
 SEAL = "seal"
 """In what a store remembers of a tier."""
 KEY_BYTES = 32
@@ -89,13 +87,8 @@ def _key(make: bool) -> bytes | None:
 
 
 def _hash(key: bytes, info: PoolInfo, name: str, value: dict[str, Any]) -> str:
-    what = [
-        1,
-        name,
-        info.uuid.hex(),
-        info.inode,
-        {key: one for key, one in value.items() if key != SEAL},
-    ]
+    rest = {key: one for key, one in value.items() if key != SEAL}
+    what = [1, name, info.uuid.hex(), info.inode, rest]
     return hashlib.blake2b(
         json.dumps(what, sort_keys=True).encode(), key=key, digest_size=32
     ).hexdigest()

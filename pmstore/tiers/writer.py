@@ -22,8 +22,6 @@ from pmstore.tiers.plan import Base, plan
 from pmstore.tiers.publishing import Publisher
 from pmstore.tiers.remote import FsspecBackend
 
-__all__ = ["Writer", "Written"]
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

@@ -25,8 +25,6 @@ from pmstore.torch.schedule import Schedule
 from pmstore.torch.stateful import Stateful, as_stateful, extra_state
 from pmstore.torch.steps import Steps
 
-__all__ = ["attach"]
-
 _FORMAT = 1
 _runs: weakref.WeakValueDictionary[int, Steps] = weakref.WeakValueDictionary()
 # model or optimizer -> the run that trains it

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Array", "join", "split"]
-
 Array = np.ndarray[Any, Any] | torch.Tensor
 
 # A dict with this key is a mark. A user's dict that has it too is wrapped as the pairs of a mark.

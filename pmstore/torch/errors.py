@@ -9,8 +9,6 @@ from pmstore.engine.failures import damaged
 from pmstore.errors import PmstoreError
 from pmstore.objects import dtypes
 
-__all__ = ["AttachError", "MismatchError", "TornStepError", "records"]
-
 
 class AttachError(PmstoreError, ValueError):
     """What was given to `attach` cannot be moved into the store, or is attached already; or the run

@@ -20,9 +20,6 @@ from pmstore.torch.errors import AttachError
 from pmstore.torch.model import encode_name
 from pmstore.torch.part import Part
 
-__all__ = ["GradientKeeper"]
-
-
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64  # of torch's own memory
 

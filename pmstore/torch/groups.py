@@ -9,8 +9,6 @@ from torch.optim import Optimizer
 
 from pmstore.torch.errors import MismatchError
 
-__all__ = ["compare_groups", "describe_groups"]
-
 
 def describe_groups(
     optimizer: Optimizer, kind: str, names: Mapping[int, str]

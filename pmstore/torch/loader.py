@@ -42,8 +42,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pmstore.torch import rng
 
-__all__ = ["Position", "Source", "open_source"]
-
 _DRAW_ONCE = (
     SequentialSampler,
     RandomSampler,

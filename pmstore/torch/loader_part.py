@@ -8,8 +8,6 @@ from pmstore.torch.errors import MismatchError
 from pmstore.torch.loader import Position, Source
 from pmstore.torch.part import Part
 
-__all__ = ["LoaderPart"]
-
 
 class LoaderPart:
     """Keeps where a loader is. `Progress` has the numbers; here are states of generators:

@@ -20,10 +20,8 @@ from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
-from pmstore.torch.optimizer import OptimizerBinding, parameters_of
+from pmstore.torch.optimizer import OptimizerBinding, drop_tensors, parameters_of
 from pmstore.torch.placed import check_movable
-
-__all__ = ["MirroredModel", "MirroredOptimizer", "Pack", "wants_mirror"]
 
 _ALIGN = 64
 _DEVICES = ("cpu", "cuda")
@@ -96,16 +94,8 @@ class Pack:
             ):
                 raise AttachError(f"{name} is not dense in memory: make it so, with .contiguous()")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            layout.append(
-                [
-                    name,
-                    list(tensor.shape),
-                    list(tensor.stride()),
-                    dtype,
-                    tensor.device.type == "cpu",
-                    at,
-                ]
-            )
+            on_cpu = tensor.device.type == "cpu"
+            layout.append([name, list(tensor.shape), list(tensor.stride()), dtype, on_cpu, at])
             at += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
         return layout, at
 
@@ -262,12 +252,7 @@ class MirroredOptimizer(OptimizerBinding):
                     parameter.copy_(held[f"parameter/{index}"])
                 state = self._optimizer.state.get(parameter, {})
                 mine = stored.get(index, {})
-                for key in [
-                    key
-                    for key, value in state.items()
-                    if isinstance(value, torch.Tensor) and key not in mine
-                ]:
-                    del state[key]
+                drop_tensors(state, mine)
                 for key, value in mine.items():
                     device = "cpu" if on_cpu[f"state/{index}/{key}"] else parameter.device
                     here = state.get(key)

@@ -14,8 +14,6 @@ from pmstore import Store
 from pmstore.torch.errors import MismatchError
 from pmstore.torch.placed import Placed, Places, check_movable, take_in
 
-__all__ = ["ModelBinding", "compare", "encode_name", "encode_place", "plan", "root_tensors"]
-
 
 def encode_name(name: str) -> str:
     """A module's name for a tensor as one component of a store path: the separator "/" and "%" are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, cast
@@ -16,9 +16,6 @@ from pmstore.torch.groups import compare_groups, describe_groups
 from pmstore.torch.model import ModelBinding, encode_name
 from pmstore.torch.part import Part
 from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
-
-__all__ = ["OptimizerBinding", "parameters_of"]
-
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -44,6 +41,13 @@ def parameters_of(optimizer: Optimizer | None) -> list[torch.Tensor]:
     """In the order of the groups, as `Optimizer.state_dict` numbers them."""
     groups = optimizer.param_groups if optimizer is not None else ()
     return [parameter for group in groups for parameter in group["params"]]
+
+
+def drop_tensors(state: dict[str, Any], kept: Container[str]) -> None:
+    """Of one parameter: those that are not among the kept ones vanish."""
+    for key in [key for key, value in state.items() if isinstance(value, torch.Tensor)]:
+        if key not in kept:
+            del state[key]
 
 
 class OptimizerBinding:
@@ -151,12 +155,7 @@ class OptimizerBinding:
                 parameter.data = own.heap
             placed = self._placed.get(index, {})
             state = self._optimizer.state.get(parameter, {})
-            for key in [
-                key
-                for key, value in state.items()
-                if isinstance(value, torch.Tensor) and key not in placed
-            ]:
-                del state[key]
+            drop_tensors(state, placed)
             for key, one in placed.items():
                 here = state.get(key)
                 if not isinstance(here, torch.Tensor):

@@ -11,8 +11,6 @@ from pmstore import Store
 from pmstore.objects import values
 from pmstore.torch.codec import Array, join, split
 
-__all__ = ["Part", "raw_bytes"]
-
 
 def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The array's bytes in C order, as uint8: over its own memory where it is contiguous, else over

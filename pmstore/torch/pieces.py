@@ -23,8 +23,6 @@ from pmstore.torch.rng import RngParts
 from pmstore.torch.slotted import SlottedBinding
 from pmstore.torch.stateful import Stateful, StatefulPart
 
-__all__ = ["Pieces", "Program"]
-
 
 @dataclass(frozen=True, slots=True)
 class Program:

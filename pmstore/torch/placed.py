@@ -12,8 +12,6 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from pmstore import Store
 from pmstore.torch.errors import AttachError, MismatchError
 
-__all__ = ["UNFIT", "Placed", "Places", "check_movable", "take_in"]
-
 UNFIT = "tensors were replaced by others that do not fit their place in the store"
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 

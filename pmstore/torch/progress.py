@@ -9,8 +9,6 @@ import numpy as np
 from pmstore import Store
 from pmstore.torch.loader import Position
 
-__all__ = ["Progress"]
-
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
 

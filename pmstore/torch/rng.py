@@ -14,8 +14,6 @@ from pmstore import Store
 from pmstore.torch.part import Part
 from pmstore.torch.rng_memory import numpy_state, python_state
 
-__all__ = ["RngParts", "capture", "check", "isolated", "restore"]
-
 
 def torch_state() -> bytes:
     """The bits of `torch.get_rng_state()`."""

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["numpy_state", "python_state"]
-
 _WORDS = 624  # of a Mersenne twister: both keep these and an index
 _STATE_BYTES = 4 * _WORDS + 4
 

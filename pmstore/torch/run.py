@@ -17,8 +17,6 @@ from pmstore.torch.loader import Position, Source
 from pmstore.torch.steps import Steps
 from pmstore.torch.transaction import RunTransaction
 
-__all__ = ["Run", "RunStats"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunStats:

@@ -13,8 +13,6 @@ from pmstore.torch.errors import AttachError
 from pmstore.torch.loader import Source
 from pmstore.torch.progress import Progress
 
-__all__ = ["Schedule"]
-
 
 class Schedule:
     """Puts a policy in charge of a run's commits. A rule gets a scheduler, which chooses among the

@@ -15,8 +15,6 @@ import torch
 
 from pmstore.torch.optim.base import TABLE
 
-__all__ = ["Kept", "SlotViews", "make_table", "make_views", "slot_bytes"]
-
 _ALIGN = 64
 
 

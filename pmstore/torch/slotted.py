@@ -25,8 +25,6 @@ from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.placed import UNFIT, Placed, check_movable
 from pmstore.torch.slot_views import Kept, SlotViews, make_table, make_views, slot_bytes
 
-__all__ = ["SlottedBinding"]
-
 
 class SlottedBinding(OptimizerBinding):
     """As `OptimizerBinding`, for the optimizers of `pmstore.torch.optim`. The model's binding

@@ -12,8 +12,6 @@ from pmstore import Store
 from pmstore.torch.errors import AttachError
 from pmstore.torch.part import Part
 
-__all__ = ["Stateful", "StatefulPart", "as_stateful", "extra_state"]
-
 
 class Stateful(Protocol):
     """An object whose state is data: learning rate schedulers, gradient scalers."""

@@ -14,8 +14,6 @@ from pmstore.torch.pieces import Pieces
 from pmstore.torch.progress import Progress
 from pmstore.torch.schedule import Schedule
 
-__all__ = ["Steps"]
-
 
 class Steps:
     """Ends the steps of a run and takes them back, so that the store and what Python holds agree.

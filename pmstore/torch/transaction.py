@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Literal
 
 import torch
 
 from pmstore.torch.steps import Steps
-
-__all__ = ["RunTransaction"]
 
 
 class RunTransaction:
@@ -30,12 +27,7 @@ class RunTransaction:
         self._steps.transactions += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> Literal[False]:
+    def __exit__(self, kind: object, *_: object) -> Literal[False]:
         steps = self._steps
         steps.transactions -= 1
         if steps.transactions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +14,6 @@ from rich.table import Table
 from pmstore.commands.app import Json, app, console, fail
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pmstore_lab.simulation.cells import Cell
     from pmstore_lab.simulation.compare import Failures, Row
 
@@ -80,18 +77,9 @@ def simulate(
     """
     from pmstore_lab.simulation.compare import compare
 
-    cell = _cell(
-        cost,
-        curve,
-        mtbf,
-        {
-            "iteration": iteration,
-            "blocking": blocking,
-            "background": background,
-            "slowdown": slowdown,
-        },
-        hours,
-    )
+    own = {"iteration": iteration, "blocking": blocking}
+    own |= {"background": background, "slowdown": slowdown}
+    cell = _cell(cost, curve, mtbf, own, hours)
     times = _failures(failures)
     out = console(stderr=as_json)
     with out.status("computing the optimum") as status:
@@ -163,15 +151,7 @@ def _failures(kind: str) -> Failures:
         raise fail(f"--failures {kind!r} is neither {', '.join(known)} nor a file", 2) from None
     except (OSError, ValueError) as error:
         raise fail(str(error), 2) from None
-    return partial(_replay, recorded)
-
-
-def _replay(
-    recorded: list[float], rng: np.random.Generator, mtbf_seconds: float, until_seconds: float
-) -> list[float]:
-    from pmstore_lab.simulation.failures import trace
-
-    return trace(recorded, rng, until_seconds)
+    return lambda rng, _, until_seconds: failures.trace(recorded, rng, until_seconds)
 
 
 def _plot(cell: Cell, rows: list[Row], path: Path) -> None:
@@ -194,13 +174,8 @@ def _table(cell: Cell, rows: list[Row], failures: str, seeds: int) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("policy")
     for name in (
-        "commits",
-        "expected overhead",
-        "/ optimum",
-        "value lost",
-        "/ optimum",
-        "simulated overhead",
-        "failures",
+        *("commits", "expected overhead", "/ optimum", "value lost", "/ optimum"),
+        *("simulated overhead", "failures"),
     ):
         table.add_column(name, justify="right")
     for row in rows:

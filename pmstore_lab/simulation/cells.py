@@ -10,8 +10,6 @@ import numpy as np
 
 from pmstore_lab.simulation.curves import CURVES, Curve, Floats
 
-__all__ = ["COSTS", "HOUR", "MTBF_HOURS", "Cell", "CostClass", "cells"]
-
 HOUR = 3600.0
 
 

@@ -14,8 +14,6 @@ from pmstore_lab.simulation.failures import poisson
 from pmstore_lab.simulation.optimum import Segments, optimum
 from pmstore_lab.simulation.study import policies
 
-__all__ = ["OPTIMA", "Failures", "Row", "compare"]
-
 Failures = Callable[[np.random.Generator, float, float], list[float]]
 """Times of failures, from a generator, the MTBF, and until when; in seconds."""
 OPTIMA = {"optimum, time": "time", "optimum, value": "value"}

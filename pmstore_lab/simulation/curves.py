@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CURVES", "Curve", "noisy"]
-
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 

@@ -13,8 +13,6 @@ from pmstore.scheduler import CommitScheduler
 from pmstore_lab.simulation.cells import Cell
 from pmstore_lab.simulation.curves import noisy
 
-__all__ = ["Clock", "Disk", "Job", "Make", "Outcome"]
-
 Make = Callable[..., CommitScheduler]
 """Called with targets=, clock= and total_steps=."""
 
@@ -128,13 +126,8 @@ class Job:
         """
         clock = Clock()
         cost = self.cell.cost
-        disk = Disk(
-            clock,
-            cost.blocking,
-            cost.background,
-            np.random.default_rng(self._seed + 1),
-            self._noise,
-        )
+        chance = np.random.default_rng(self._seed + 1)
+        disk = Disk(clock, cost.blocking, cost.background, chance, self._noise)
         outcome = Outcome()
         n, at = self.cell.iterations, 0
         saved: tuple[int, list[float] | None] = (0, None)
@@ -181,13 +174,8 @@ class Job:
     ) -> int:
         """To the next commit or the job's end; the number of iterations done, or -1 at a failure
         before it."""
-        step, times, losses, factor, lr = (
-            scheduler.step,
-            self.times,
-            self.losses,
-            self._factor,
-            self._lr,
-        )
+        step, times, losses = scheduler.step, self.times, self.losses
+        factor, lr = self._factor, self._lr
         slow = 1.0 / (1.0 - self.cell.cost.slowdown)
         while at < n:
             seconds = times[at]

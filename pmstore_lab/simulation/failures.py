@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["PUBLIC_MTBF_HOURS", "poisson", "read_trace", "spot", "trace", "weibull"]
-
 PUBLIC_MTBF_HOURS = {"llama3": 54 * 24 / 419, "opt-175b": 7.5, "rsc-1024": 7.9}
 """llama3: 419 unexpected interruptions in 54 days on 16,384 GPUs (Grattafiori et al. 2024, section
     3.3.4); opt-175b: Zhang et al. 2022, the training logbook; rsc-1024: Meta's research clusters,

@@ -10,8 +10,6 @@ import numpy as np
 from pmstore.scheduler import CommitScheduler, EveryN, Known, PreemptionGuard
 from pmstore_lab.simulation.driver import Clock
 
-__all__ = ["NoticeTrials", "notice_trials"]
-
 
 @dataclass(frozen=True, slots=True)
 class NoticeTrials:

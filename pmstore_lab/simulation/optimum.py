@@ -28,8 +28,6 @@ import numpy as np
 from pmstore_lab.simulation.cells import Cell
 from pmstore_lab.simulation.curves import Floats
 
-__all__ = ["EARLY", "Metric", "Segments", "best_integer", "optimum"]
-
 Metric = Literal["time", "value", "progress", "termination"]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 EARLY = 0.6

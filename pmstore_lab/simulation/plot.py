@@ -10,8 +10,6 @@ import numpy as np
 from pmstore_lab.simulation.cells import HOUR, Cell
 from pmstore_lab.simulation.compare import OPTIMA, Row
 
-__all__ = ["plot"]
-
 _LIMIT = 4.0  # longer bars are cut off; their figure stands in them
 
 
@@ -56,14 +54,8 @@ def plot(cell: Cell, rows: Sequence[Row], path: Path) -> None:
             continue
         dashed = row.policy in OPTIMA
         label, style = row.policy, "--" if dashed else "-"
-        intervals.step(
-            at[1:] * hours,
-            np.diff(at) * cell.cost.iteration,
-            style,
-            where="pre",
-            label=label,
-            linewidth=1.2,
-        )
+        seconds = np.diff(at) * cell.cost.iteration
+        intervals.step(at[1:] * hours, seconds, style, where="pre", label=label, linewidth=1.2)
     intervals.set_yscale("log")
     intervals.set_xlabel("work done, hours")
     intervals.set_ylabel("seconds of work between commits")

@@ -33,8 +33,6 @@ from pmstore_lab.simulation.failures import poisson
 from pmstore_lab.simulation.notices import notice_trials
 from pmstore_lab.simulation.optimum import EARLY, Metric, Segments, best_integer, optimum
 
-__all__ = ["FIGURES", "Figure", "Size", "geometric_mean", "policies"]
-
 
 @dataclass(frozen=True, slots=True)
 class Size:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import pmstore
 from pmstore import exchange, portable
 from pmstore.commands.program import app
+from pmstore.formats import described
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust
 from pmstore.tiers.manager import GROUP
@@ -345,7 +346,7 @@ def test_no_file_plants_a_tier(
         evil(store, url)
         with monkeypatch.context() as patch:
             if planted:
-                patch.setattr(exchange, "is_own_name", lambda path: False)
+                patch.setattr(described, "is_own_name", lambda path: False)
             read = carry(store, shm)
     with pmstore.open(shm / "mine.pm", size="32MiB") as store:
         if planted:

@@ -8,8 +8,6 @@ from typing import Any
 from pmstore.engine.optim import OPTIM_ADAM, OPTIM_ADAMW
 from pmstore.torch.optim.base import NativeOptimizer
 
-__all__ = ["Adam", "AdamW"]
-
 
 class Adam(NativeOptimizer):
     """`torch.optim.Adam` with its names and defaults; `weight_decay` is an L2 penalty.

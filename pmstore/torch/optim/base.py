@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 
 from pmstore.engine.optim import optim_step
 
-__all__ = ["TABLE", "NativeOptimizer", "Slotted", "refuse"]
-
 # struct pms_optim_tensor of native/optim/optim.h
 TABLE = np.dtype(
     [

@@ -8,8 +8,6 @@ from typing import Any
 from pmstore.engine.optim import OPTIM_SGD
 from pmstore.torch.optim.base import NativeOptimizer
 
-__all__ = ["SGD"]
-
 
 class SGD(NativeOptimizer):
     """`torch.optim.SGD` with its names and defaults.
