@@ -303,7 +303,8 @@ class Store(Root):
         copied, restored or came from elsewhere names its tiers in a warning, and does not flush to
         them by itself: add them again, or `pmstore trust` it.
 
-        tier: a URL or path alone is a `TierConfig` of it, with defaults for all else.
+        tier: a URL or path alone is a `TierConfig` of it, with defaults for all else. Given again,
+            it replaces all that was said of the tier before.
 
         Raises: TierError, ValueError, TypeError.
         """

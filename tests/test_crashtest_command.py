@@ -341,3 +341,11 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*needs manual work*"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model": "powr"}, {"trials": 0}, {"jobs": 0}, {"at": "150,160"}, {"at": [0]}]
+)
+def test_what_tests_nothing_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        crash_test(["true"], **wrong)  # type: ignore[arg-type]

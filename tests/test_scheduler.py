@@ -733,3 +733,10 @@ def test_compaction_keeps_the_history(shm: Path) -> None:
     with pmstore.open(path) as store:
         hazard = HazardModel(store)
         assert (sum(hazard.failures), hazard.exposure_seconds) == (1, 500.0)
+
+
+def test_tiers_are_names_of_tiers(store: pmstore.Store) -> None:
+    with pytest.raises(TypeError, match=r"tiers='disk': a list of names"):
+        CommitScheduler(EveryN(1), store=store, tiers="disk")
+    with pytest.raises(ValueError, match=r"has no tier 'disk': store.add_tier"):
+        CommitScheduler(EveryN(1), store=store, tiers=["disk"])

@@ -1,5 +1,5 @@
-"""Types of the cffi module pmstore.engine._native: what is in native/pms.cdef. Only _ffi.py looks
-in here."""
+"""Types of the cffi module pmstore.engine._native: what is in native/pms.cdef. Only
+pmstore/engine/ looks in here."""
 
 from typing import Any
 

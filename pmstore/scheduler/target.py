@@ -152,11 +152,18 @@ def commits_of(
 ) -> Mapping[str, Callable[[], object]]:
     """What a scheduler was told to commit to.
 
-    Raises: ValueError.
+    Raises: ValueError, TypeError.
     """
+    if isinstance(tiers, str) or not all(isinstance(tier, str) for tier in tiers):
+        raise TypeError(f"tiers={tiers!r}: a list of names of tiers, such as ['disk']")
     if tiers and (store is None or targets is not None):
         raise ValueError(
             f"tiers={tiers!r} are of store=, beside its own commit: give store=, and no targets="
+        )
+    unknown = [tier for tier in tiers if store is not None and tier not in store.tiers]
+    if unknown:
+        raise ValueError(
+            f"the store has no tier {unknown[0]!r}: store.add_tier({unknown[0]!r}, url) adds one"
         )
     if targets is None:
         targets = {} if store is None else store_targets(store, *tiers)

@@ -63,7 +63,7 @@ class CrashTestResult:
 
     @property
     def ok(self) -> bool:
-        return all(trial.outcome is Outcome.CLEAN for trial in self.trials)
+        return bool(self.trials) and all(t.outcome is Outcome.CLEAN for t in self.trials)
 
     def count(self, outcome: Outcome) -> int:
         return sum(trial.outcome is outcome for trial in self.trials)

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pmstore.testing.outcomes import CrashTestResult, Finding, Kill, Outcome, Trial
 from pmstore.testing.runner import Program, Runner
@@ -241,6 +241,12 @@ def crash_test(
             does not claim to survive what the model does; points are given though SIGTERM comes at
             times.
     """
+    if model not in get_args(Model):
+        raise ValueError(f"model={model!r}: one of {', '.join(get_args(Model))}")
+    if trials < 1 or jobs < 1:
+        raise ValueError(f"trials={trials!r} and jobs={jobs!r}: at least one")
+    if not all(type(point) is int and point >= 1 for point in at):
+        raise ValueError(f"at={at!r}: a list of points, numbers from 1 on, such as [150, 160]")
     start = time.monotonic()
     if not isinstance(program, Program):
         program = Program(program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
 from pmstore.base.sizes import parse_size
@@ -68,7 +68,7 @@ class TierConfig:
     """Permissions of files in a local directory, such as 0o640, for those who share it, whatever
     the umask; directories that are made let in whoever may read. None: files as private as the
     store, directories 0o700."""
-    storage_options: dict[str, Any] | None = None
+    storage_options: dict[str, Any] | None = field(default=None, repr=False)
     """For fsspec. Not remembered by the store: it may hold credentials."""
 
     def __post_init__(self) -> None:

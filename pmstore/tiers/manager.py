@@ -130,6 +130,11 @@ class Tiers:
             self._strange.discard(name)
 
     def add(self, store: Root, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
+        if not isinstance(name, str) or not isinstance(tier, (str, os.PathLike, TierConfig)):
+            raise TypeError(
+                "add_tier(name, tier): a str, and a URL, a path or a pmstore.TierConfig, not "
+                f"{type(name).__name__} and {type(tier).__name__}"
+            )
         config = tier if isinstance(tier, TierConfig) else TierConfig(tier)
         if not name or "/" in name:
             raise ValueError(f"{name!r} is no name of a tier: it is not empty and has no '/'")

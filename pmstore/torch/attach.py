@@ -107,6 +107,8 @@ def attach(
             f"not {policy!r}"
         )
     _refuse_twice(store, name, model, optimizer)
+    if isinstance(tiers, str) or not all(isinstance(tier, str) for tier in tiers):
+        raise TypeError(f"tiers={tiers!r}: a list of names of tiers, such as ['disk']")
     unknown = [tier for tier in tiers if tier not in store.tiers]
     if unknown:
         raise AttachError(

@@ -119,9 +119,7 @@ class Run:
             StoreFullError: no room for new optimizer state. Nothing was committed; roll back.
         """
         if self._steps.transactions:
-            raise TransactionError(
-                "commit() inside `with run.transaction()`: leaving the block commits"
-            )
+            raise TransactionError("commit() inside `with run.transaction()`: leaving it commits")
         return self._steps.end(loss, wait)
 
     @property
@@ -209,7 +207,7 @@ class Run:
                     break  # rolled back: go on after the last committed batch
             else:
                 if progress.position.batch == 0:
-                    raise ValueError("the loader gave no batch in a whole epoch")
+                    raise ValueError("the loader gave no batch in a whole data epoch")
                 progress.position = Position(progress.position.data_epoch + 1)
             del batches  # worker processes end here, not when the next epoch's have started
         steps.schedule.expect_no_more()

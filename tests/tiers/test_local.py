@@ -941,3 +941,11 @@ def test_what_is_no_tier(filled: pmstore.Store, url: str) -> None:
     assert list(filled.tiers) == []
     with pytest.raises(KeyError):
         filled.remove_tier("t")
+
+
+def test_a_tier_has_a_name_and_a_place(store: pmstore.Store) -> None:
+    for wrong in (("d", None), ("d", 7), (pmstore.TierConfig("/tmp/x"), "d")):
+        with pytest.raises(TypeError, match=r"add_tier\(name, tier\): a str, and a URL"):
+            store.add_tier(*wrong)  # type: ignore[arg-type]
+    secret = pmstore.TierConfig("s3://bucket/run", storage_options={"secret": "hush"})
+    assert "hush" not in repr(secret)

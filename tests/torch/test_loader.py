@@ -242,7 +242,7 @@ def test_bad_use(store: pmstore.Store) -> None:
     with pytest.raises(AttachError, match=r"attach\(\.\.\., loader=\.\.\.\)"):
         run.batches()
     run = attach(store, name="empty", loader=[])
-    with pytest.raises(ValueError, match="no batch in a whole epoch"):
+    with pytest.raises(ValueError, match="no batch in a whole data epoch"):
         next(run.batches())
     run = attach(store, name="two", loader=[1, 2, 3])
     first = run.batches()
