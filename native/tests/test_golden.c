@@ -169,12 +169,12 @@ static void do_flip(void)
 {
     struct pms_error e;
     struct pms_info info;
-    struct pms_slot_pair pair;
+    struct pms_object next;
     pms_pool_info(pool, &info);
     begin();
-    CHECK(ok(pms_slot_find(pool, 0, "pair", 4, &pair, &e)));
-    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
-    memset((unsigned char *)(uintptr_t)(info.base + pair.data[1 - pair.current]), 5, SLOT);
+    CHECK(ok(pms_slot_get(pool, 0, "pair", 4, PMS_SLOT_NEXT, &next, &e)));
+    memset((unsigned char *)(uintptr_t)(info.base + next.data), 5, SLOT);
+    pms_unpin(pool, next.data);
     CHECK(ok(pms_slot_flip(pool, 0, "pair", 4, NULL, &e)));
     end(1);
 }
