@@ -396,14 +396,15 @@ static void modes_and_locks(void)
 static void views(void)
 {
     struct pms_error e;
+    struct pms_object o;
     uint64_t off, off2;
     struct pms_pool *pool = fresh(8 << 20);
     uint32_t *a = array(pool, "a", 5000, &off);
-    CHECK(pms_pin(pool, off, &e) == PMS_OK);
+    CHECK(pms_object_get(pool, 0, "a", 1, &o, &e) == PMS_OK && o.data == off);
     a[7] = 7;
     CHECK(pms_commit(pool, &e) == PMS_OK);
     uint32_t *b = array(pool, "b", 20000, &off2);
-    CHECK(pms_pin(pool, off2, &e) == PMS_OK);
+    CHECK(pms_object_get(pool, 0, "b", 1, &o, &e) == PMS_OK && o.data == off2);
     b[1] = 1;
     CHECK(pms_rollback(pool, &e) == PMS_OK);
     b[2] = 2; /* its block is dead, and nobody else's */
