@@ -21,9 +21,8 @@ from benchmarks.native import CompileError, compile_program
 
 YARDSTICK = "libpmemobj"
 PAGES = (
-    "pms_write is the engine's own store, which knows its bytes; declared memory may be written "
-    "anywhere in its pages, so a page is captured whole: in emulated, below 4 KiB, that is dearer "
-    "than libpmemobj's exact range"
+    "fences and lines: declared memory may be written anywhere in its pages, so a page is captured "
+    "whole: in emulated, below 4 KiB, that is dearer than libpmemobj's exact range"
 )
 TURNS = (
     "2 threads: a store has one writer at a time, so two threads take turns, and a turn moves the "
@@ -51,7 +50,6 @@ def _targets(rows: Sequence[Row]) -> list[Target]:
     ratio = {(r.case, r.method): r.ratio for r in rows if r.ratio is not None}
     found = []
     for case, method, bound in (
-        ("8 B snapshot, overwrite, commit", "pmstore emulated, pms_write", 0.75),
         ("256 MiB overwrite", "pmstore emulated, declared", 0.55),
     ):
         found.append(Target(f"{case}: {method} / libpmemobj", ratio[case, method], bound))

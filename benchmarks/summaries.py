@@ -309,12 +309,11 @@ SUMMARIES = {
             {
                 "libpmemobj": ("libpmemobj",),
                 "pmstore emulated": ("pmstore emulated", "pmstore emulated, declared"),
-                "pmstore emulated, pms_write": ("pmstore emulated, pms_write",),
                 "pmstore process": ("pmstore process", "pmstore process, declared"),
             },
             cases_down=True,
         ),
-        "fences and lines|pms_write|2 threads",
+        "fences and lines|.*a page is captured whole|2 threads",
     ),
     "training": Summary(
         "A training step with a checkpoint (and over one without).",

@@ -49,7 +49,7 @@ _UNDO = [
     Mutant("scan_first_extent", "log/entries.c", "    for (uint32_t i = 0; i < u->log.extent_count; i++) {\n        struct pms_log_extent x",
            "    for (uint32_t i = 0; i < 1; i++) {\n        struct pms_log_extent x", "only the fast log is read at recovery"),
     Mutant("apply_oldest_first", "log/apply.c", "for (uint64_t i = a->count; i-- > 0;)", "for (uint64_t i = 0; i < a->count; i++)",
-           "pre-images go back oldest first: of a page captured after the engine had stored into it, the later one stays", first=("scattered",)),
+           "pre-images go back oldest first: of bytes that two entries hold, the later one stays", native=("test_undo",)),
     Mutant("apply_skips_newest", "log/apply.c", "for (uint64_t i = a->count; i-- > 0;)", "for (uint64_t i = a->count - 1; i-- > 0;)",
            "the newest pre-image is not put back"),
     Mutant("apply_skips_oldest", "log/apply.c", "for (uint64_t i = a->count; i-- > 0;)", "for (uint64_t i = a->count; i-- > 1;)",

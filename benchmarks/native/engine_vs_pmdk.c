@@ -142,18 +142,6 @@ static void mine_snapshot(struct side *s, uint64_t bytes, uint64_t n)
     }
 }
 
-/* The engine's own store: captured by granule, no page protection in it. */
-static void mine_write(struct side *s, uint64_t bytes, uint64_t n)
-{
-    struct pms_error e;
-    for (uint64_t i = 0; i < n; i++) {
-        pms_begin(s->mine, -1, &e);
-        pms_write(s->mine, s->arena + ARENA / 2,
-                  bytes == 8 ? (const char *)&i : s->source + (i & 1), bytes, &e);
-        pms_end(s->mine, 1, &e);
-    }
-}
-
 static void pmdk_snapshot(struct side *s, uint64_t bytes, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
@@ -234,9 +222,12 @@ static void *mine_worker(void *arg)
 {
     struct worker *w = arg;
     struct pms_error e;
+    char *own = w->side->arena + 4096 * w->number;
+    struct pms_range r = {(uint64_t)(uintptr_t)own, 8};
     for (uint64_t i = 0; i < w->n; i++) {
         pms_begin(w->side->mine, -1, &e);
-        pms_write(w->side->mine, w->side->arena + 4096 * w->number, &i, 8, &e);
+        pms_will_write(w->side->mine, &r, 1, &e);
+        memcpy(own, &i, 8);
         pms_end(w->side->mine, 1, &e);
     }
     return NULL;
@@ -373,32 +364,27 @@ static void close_side(struct side *s)
 #define PM "kill-safe"
 #define KILL "kill-safe"
 
-static void transactions(const char *dir, const char *source, int rounds)
+static void transactions(const char *dir, int rounds)
 {
     struct side theirs = open_theirs(dir, 64ull << 20, false),
                 emulated = open_mine(dir, PMS_DOMAIN_EMULATED, 64ull << 20, false),
-                process = open_mine(dir, PMS_DOMAIN_PROCESS, 64ull << 20, false),
-                engine = open_mine(dir, PMS_DOMAIN_EMULATED, 64ull << 20, false);
-    theirs.source = emulated.source = process.source = engine.source = source;
+                process = open_mine(dir, PMS_DOMAIN_PROCESS, 64ull << 20, false);
     const struct way empty[] = {{"libpmemobj", PM, &theirs, pmdk_empty},
                                 {"pmstore emulated", PM, &emulated, mine_empty}};
     compare("empty transaction", empty, 2, 0, SMALL_TX, rounds);
     const struct way snapshot[] = {{"libpmemobj", PM, &theirs, pmdk_snapshot},
-                                   {"pmstore emulated, pms_write", PM, &engine, mine_write},
                                    {"pmstore emulated, declared", PM, &emulated, mine_snapshot},
                                    {"pmstore process, declared", KILL, &process, mine_snapshot}};
-    compare("8 B snapshot, overwrite, commit", snapshot, 4, 8, SMALL_TX, rounds);
-    compare("64 B snapshot, overwrite, commit", snapshot, 4, 64, SMALL_TX, rounds);
-    compare("4 KiB snapshot, overwrite, commit", snapshot, 4, 4096, SMALL_TX / 4, rounds);
-    const struct way page[] = {snapshot[0], snapshot[2], snapshot[3]};
-    compare("1 MiB snapshot, overwrite, commit", page, 3, ARENA, 4, rounds);
+    compare("8 B snapshot, overwrite, commit", snapshot, 3, 8, SMALL_TX, rounds);
+    compare("64 B snapshot, overwrite, commit", snapshot, 3, 64, SMALL_TX, rounds);
+    compare("4 KiB snapshot, overwrite, commit", snapshot, 3, 4096, SMALL_TX / 4, rounds);
+    compare("1 MiB snapshot, overwrite, commit", snapshot, 3, ARENA, 4, rounds);
     const struct way threads[] = {{"libpmemobj", PM, &theirs, pmdk_threads},
-                                  {"pmstore emulated, pms_write", PM, &engine, mine_threads}};
+                                  {"pmstore emulated, declared", PM, &emulated, mine_threads}};
     compare("8 B, 2 threads, time a transaction", threads, 2, 8, SMALL_TX, rounds);
     close_side(&theirs);
     close_side(&emulated);
     close_side(&process);
-    close_side(&engine);
 }
 
 static void blocks(const char *dir, int rounds, bool quick)
@@ -462,7 +448,7 @@ int main(int argc, char **argv)
     memset(source, 1, LARGE);
     for (uint64_t i = 0; i < ARENA; i++)
         source[i] = (char)(i * 31);
-    transactions(argv[1], source, rounds);
+    transactions(argv[1], rounds);
     blocks(argv[1], rounds, quick);
     if (!pmem_counts)
         large(argv[1], source, rounds / 8 > 5 ? rounds / 8 : 5);

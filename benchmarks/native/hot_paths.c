@@ -37,11 +37,13 @@ PATH path_empty_transaction(uint64_t n)
 }
 
 PATH path_write_8_bytes(uint64_t n);
-PATH path_write_8_bytes(uint64_t n) /* captured by granule */
+PATH path_write_8_bytes(uint64_t n)
 {
+    struct pms_range range = {(uint64_t)(uintptr_t)array, sizeof n};
     while (n--) {
         pms_begin(pool, -1, &error);
-        pms_write(pool, array, &n, sizeof n, &error);
+        pms_will_write(pool, &range, 1, &error);
+        memcpy(array, &n, sizeof n);
         pms_end(pool, 1, &error);
     }
 }
@@ -117,9 +119,11 @@ PATH path_allocate_and_free_64_bytes(uint64_t n)
 PATH path_roll_back_8_bytes(uint64_t n);
 PATH path_roll_back_8_bytes(uint64_t n)
 {
+    struct pms_range range = {(uint64_t)(uintptr_t)array, sizeof n};
     while (n--) {
         pms_begin(pool, -1, &error);
-        pms_write(pool, array, &n, sizeof n, &error);
+        pms_will_write(pool, &range, 1, &error);
+        memcpy(array, &n, sizeof n);
         pms_end(pool, 0, &error);
     }
 }

@@ -52,9 +52,7 @@ static uint64_t pin(struct wl *w, const char *name)
 {
     struct pms_object o = {0};
     if (!w->failed)
-        wl_done(w, pms_object_find(w->pool, 0, name, (uint32_t)strlen(name), &o, &w->error));
-    if (!w->failed)
-        wl_done(w, pms_pin(w->pool, o.data, &w->error));
+        wl_done(w, pms_object_get(w->pool, 0, name, (uint32_t)strlen(name), &o, &w->error));
     return o.data;
 }
 

@@ -158,9 +158,12 @@ void wl_declare(struct wl *w, const char *const *names, unsigned count)
 
 void wl_write(struct wl *w, const char *name, uint32_t at, uint32_t value)
 {
-    uint32_t *p = wl_data(w, name, NULL);
+    uint32_t *p = wl_data(w, name, NULL) + at;
+    struct pms_range r = {(uint64_t)(uintptr_t)p, sizeof value};
     if (!w->failed)
-        wl_done(w, pms_write(w->pool, p + at, &value, sizeof value, &w->error));
+        wl_done(w, pms_will_write(w->pool, &r, 1, &w->error));
+    if (!w->failed)
+        *p = value;
 }
 
 /* ---- transactions: their marks are what the oracle goes by ---- */

@@ -87,13 +87,15 @@ void wl_make_pair(struct wl *w, const char *name, uint32_t words)
 uint32_t *wl_fill_next(struct wl *w, const char *name, uint32_t words, uint32_t value)
 {
     static uint32_t nowhere[PAIR_WORDS];
-    struct pms_slot_pair pair = {0};
+    struct pms_object next = {0};
     if (!w->failed)
-        wl_done(w, pms_slot_find(w->pool, 0, name, (uint32_t)strlen(name), &pair, &w->error));
-    if (!w->failed)
-        wl_done(w, pms_slot_open(w->pool, pair.data[!pair.current], &w->error));
-    uint32_t *at = w->failed ? nowhere
-                             : (uint32_t *)(void *)(w->pool->map.user + pair.data[!pair.current]);
+        wl_done(w, pms_slot_get(w->pool, 0, name, (uint32_t)strlen(name), PMS_SLOT_NEXT, &next,
+                                &w->error));
+    uint32_t *at = nowhere;
+    if (!w->failed) {
+        at = (uint32_t *)(void *)(w->pool->map.user + next.data);
+        pms_unpin(w->pool, next.data);
+    }
     for (uint32_t i = 0; i < words; i++)
         at[i] = value + i;
     return at;

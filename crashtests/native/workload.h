@@ -70,7 +70,7 @@ void wl_value(struct wl *w, uint64_t dir, const char *name, const char *value, u
 void wl_remove(struct wl *w, uint64_t dir, const char *name);
 uint64_t wl_group(struct wl *w, uint64_t dir, const char *name);
 void wl_declare(struct wl *w, const char *const *names, unsigned count);
-void wl_write(struct wl *w, const char *name, uint32_t at, uint32_t value); /* pms_write */
+void wl_write(struct wl *w, const char *name, uint32_t at, uint32_t value); /* declared */
 void wl_begin(struct wl *w);            /* enters a block; commits what is pending */
 void wl_end(struct wl *w, bool commit); /* leaves it; an outermost one with commit is a commit */
 void wl_commit(struct wl *w);

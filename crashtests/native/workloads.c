@@ -87,7 +87,7 @@ static void declared(struct wl *w)
     wl_commit(w);
 }
 
-static void scattered(struct wl *w) /* small writes that the engine does */
+static void scattered(struct wl *w) /* small writes, each declared */
 {
     for (uint32_t i = 0; i < 12; i++)
         wl_write(w, "large", i * 1537, i);
@@ -96,8 +96,7 @@ static void scattered(struct wl *w) /* small writes that the engine does */
     wl_write(w, "keep", 3, 9);
     wl_rollback(w);
     wl_write(w, "keep", 4, 9);
-    /* the page is captured with what the engine has just stored there: the granule's older
-     * pre-image is the true one */
+    /* beside what was declared */
     wl_data(w, "keep", NULL)[5] = 10;
     wl_rollback(w);
     wl_write(w, "keep", 4, 11);

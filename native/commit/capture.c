@@ -224,7 +224,8 @@ static bool on_fault(struct pms_watched *w, uint64_t off)
     return ours;
 }
 
-bool pms_capture_is_users(const struct pms_capture *c, struct pms_span span)
+/* inside one block where users write */
+static bool is_users(const struct pms_capture *c, struct pms_span span)
 {
     struct pms_block b;
     if (!span.bytes || span.off >= c->map->bytes || span.bytes > c->map->bytes - span.off)
@@ -238,7 +239,7 @@ bool pms_capture_is_users(const struct pms_capture *c, struct pms_span span)
 static bool span_of_pages(const struct pms_capture *c, struct pms_span *span,
                           struct pms_error *error)
 {
-    if (pms_capture_is_users(c, *span)) {
+    if (is_users(c, *span)) {
         uint64_t from = page_down(span->off), to = page_up(span->off + span->bytes);
         *span = (struct pms_span){from, to - from};
         return true;

@@ -53,8 +53,6 @@ void pms_capture_close(struct pms_capture *c); /* no handler is inside afterward
 struct pms_span {
     uint64_t off, bytes;
 };
-/* inside one block where users write */
-bool pms_capture_is_users(const struct pms_capture *c, struct pms_span span);
 int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count,
                       struct pms_error *error);
 

@@ -34,7 +34,10 @@ bool pms_pair_is_meta(const void *meta, uint32_t meta_bytes, uint32_t current);
 int pms_pair_block(struct pms_pool *pool, uint64_t data, struct pms_pair_block *block,
                    struct pms_error *error);
 
-/* The block may be written from now on: pms_slot_open. */
+/* The block may be written without capture from now on, over commits and roll backs, until it is
+ * published or freed; one that is not alone is captured for this transaction instead.
+ * REQUIRES: the last commit does not need what it holds.
+ * ERRORS: PMS_E_STATE: its pair was flipped away from it in this transaction. */
 int pms_pair_open(struct pms_pool *pool, const struct pms_pair_block *block,
                   struct pms_error *error);
 

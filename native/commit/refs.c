@@ -22,18 +22,6 @@ void pms_pool_unref(struct pms_pool *pool)
     free(pool);
 }
 
-int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error)
-{
-    int status = pms_pool_enter(pool, error);
-    if (status != PMS_OK)
-        return status;
-    status = pms_heap_pin(pool->heap, data, error);
-    if (status == PMS_OK)
-        pool->refs++;
-    pms_pool_leave(pool);
-    return status;
-}
-
 int pms_is_live(struct pms_pool *pool, uint64_t data, struct pms_error *error)
 {
     if (pms_pool_enter(pool, error) != PMS_OK)

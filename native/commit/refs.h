@@ -4,7 +4,6 @@
 
 #include "commit/pool.h"
 
-int pms_pin(struct pms_pool *pool, uint64_t data, struct pms_error *error);
 void pms_unpin(struct pms_pool *pool, uint64_t data);
 /* 1: a name or a list has the block; 0 */
 int pms_is_live(struct pms_pool *pool, uint64_t data, struct pms_error *error);

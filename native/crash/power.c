@@ -63,7 +63,7 @@ bool pms_power_start(int store_fd, uint64_t seed)
     return true;
 }
 
-bool pms_power_watches(int other)
+static bool watches(int other) /* it is that file */
 {
     struct stat a, b;
     return fstat(fd, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev &&
@@ -141,7 +141,7 @@ static void note(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
         under_way[me - 1].bytes = 0;
     switch (primitive) {
     case PMS_PRIM_MAP:
-        if (pms_power_watches(pms_persist_hook_fd))
+        if (watches(pms_persist_hook_fd))
             note_view(addr, bytes);
         break;
     case PMS_PRIM_FLUSH:
@@ -158,11 +158,11 @@ static void note(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
             marked_is_durable();
         break;
     case PMS_PRIM_PWRITE:
-        if (pms_power_watches(pms_persist_hook_fd))
+        if (watches(pms_persist_hook_fd))
             begin(addr, bytes);
         break;
     case PMS_PRIM_SYNC:
-        if (!pms_power_watches(pms_persist_hook_fd))
+        if (!watches(pms_persist_hook_fd))
             break;
         if (by_lines)
             mark(0, file_bytes());

@@ -11,8 +11,6 @@
  * memory. */
 bool pms_power_start(int fd, uint64_t seed);
 
-bool pms_power_watches(int fd); /* it is that file */
-
 /* Before each primitive. Async-signal-safe. */
 void pms_power_note(enum pms_primitive primitive, uintptr_t addr, size_t bytes);
 

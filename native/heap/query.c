@@ -1,6 +1,6 @@
 #include "heap/state.h"
 
-struct pms_extent *pms_heap_extent_at(const struct pms_heap *h, uint64_t page)
+static struct pms_extent *extent_at(const struct pms_heap *h, uint64_t page)
 {
     uint64_t start = pms_starts_before(&h->starts, page);
     struct pms_extent *e = start == PMS_NO_PAGE ? NULL : pms_index_at(&h->index, start);
@@ -9,7 +9,7 @@ struct pms_extent *pms_heap_extent_at(const struct pms_heap *h, uint64_t page)
 
 struct pms_extent *pms_heap_live_block(const struct pms_heap *h, uint64_t off)
 {
-    struct pms_extent *e = pms_heap_extent_at(h, off / PMS_PAGE);
+    struct pms_extent *e = extent_at(h, off / PMS_PAGE);
     if (!e)
         return NULL;
     if (e->state == PMS_EXTENT_LARGE)
@@ -69,7 +69,7 @@ bool pms_heap_next_used(const struct pms_heap *h, uint64_t page, struct pms_bloc
 
 bool pms_heap_is_fresh(const struct pms_heap *h, uint64_t off)
 {
-    const struct pms_extent *e = pms_heap_extent_at(h, off / PMS_PAGE);
+    const struct pms_extent *e = extent_at(h, off / PMS_PAGE);
     if (!e || e->state != PMS_EXTENT_SLAB)
         return e && pms_heap_born_now(h, e);
     uint32_t slot = pms_heap_slot_at(e, off);

@@ -61,7 +61,6 @@ static inline bool pms_heap_slot_live(const struct pms_heap *h, const struct pms
 }
 
 /* The extent of the index, not FREE, that holds the page; or NULL. */
-struct pms_extent *pms_heap_extent_at(const struct pms_heap *h, uint64_t page);
 
 /* The extent whose live block starts at off, or NULL. */
 struct pms_extent *pms_heap_live_block(const struct pms_heap *h, uint64_t off);

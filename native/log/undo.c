@@ -113,7 +113,6 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag)
     u->tag = tag;
     u->log.seq = 0;
     u->stored = false;
-    u->scattered = 0;
     u->log.extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(tag & 1), PMS_FASTLOG_BYTES};
     u->log.at_extent = 0;
     u->log.at = 0;

@@ -86,7 +86,6 @@ struct pms_undo {
     struct pms_lock lock; /* the log lock: taken by the fault handler */
     uint64_t tag;         /* of the running transaction: anchor.tx + 1 */
     bool stored;          /* the engine stored something in this transaction */
-    uint64_t scattered;   /* log lines that granules of the user's pages took: see pms_write */
     struct pms_log log;
     /* pms_undo_page_tag(p) == tag: every live byte of page p is captured or fresh */
     struct pms_marks prepared;

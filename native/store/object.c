@@ -67,28 +67,29 @@ int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struc
     return status;
 }
 
-int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
-                    struct pms_object *object, struct pms_error *error)
+static int find_and(bool pin, struct pms_pool *pool, uint64_t dir, const char *path,
+                    uint32_t path_bytes, struct pms_object *object, struct pms_error *error)
 {
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
     status = find(pool, dir, path, path_bytes, object, error);
+    if (status == PMS_OK && pin)
+        status = pms_object_pin(pool, object, error);
     pms_pool_leave(pool);
     return status;
+}
+
+int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
+                    struct pms_object *object, struct pms_error *error)
+{
+    return find_and(false, pool, dir, path, path_bytes, object, error);
 }
 
 int pms_object_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                    struct pms_object *object, struct pms_error *error)
 {
-    int status = pms_pool_enter(pool, error);
-    if (status != PMS_OK)
-        return status;
-    status = find(pool, dir, path, path_bytes, object, error);
-    if (status == PMS_OK)
-        status = pms_object_pin(pool, object, error);
-    pms_pool_leave(pool);
-    return status;
+    return find_and(true, pool, dir, path, path_bytes, object, error);
 }
 
 int pms_object_next(struct pms_pool *pool, uint64_t dir, uint64_t *node, struct pms_object *object,

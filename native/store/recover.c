@@ -156,12 +156,14 @@ static int undo_file(struct pms_pool *pool, struct pms_error *error)
 
 /* ---- both ---- */
 
+static bool in_place(enum pms_domain d) { return d != PMS_DOMAIN_FILE; }
+
 /* The log that was not in force learns the last transaction. Not in force until the session
  * record says so. */
 static int hand_over(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_persist *p = &pool->persist;
-    if (!pms_domain_in_place(pool->opened.domain))
+    if (!in_place(pool->opened.domain))
         return pms_journal_format(pool->opened.fd, p, &pool->super, pool->tx.last, error);
     uint64_t word = pms_anchor_pack(pool->tx.last);
     errno = pms_persist_pwrite(p, pool->opened.fd, &word, sizeof word, PMS_OFF_ANCHOR);
@@ -195,19 +197,18 @@ static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *
 
 int pms_recover_file(struct pms_pool *pool, struct pms_error *error)
 {
-    bool was_in_place = pms_domain_in_place((enum pms_domain)pool->session.domain);
-    int status;
-    status = was_in_place ? undo_file(pool, error) : replay(pool, NULL, error);
-    if (status != PMS_OK || was_in_place == pms_domain_in_place(pool->opened.domain))
+    bool was_in_place = in_place((enum pms_domain)pool->session.domain);
+    int status = was_in_place ? undo_file(pool, error) : replay(pool, NULL, error);
+    if (status != PMS_OK || was_in_place == in_place(pool->opened.domain))
         return status;
-    errno = pms_persist_sync(&pool->persist,
-                             pool->opened.fd); /* data, before the other log takes over */
+    /* data, before the other log takes over */
+    errno = pms_persist_sync(&pool->persist, pool->opened.fd);
     return errno ? pms_fail_errno(error, "syncing the store") : hand_over(pool, error);
 }
 
 int pms_recover_view(struct pms_pool *pool, struct pms_error *error)
 {
-    if (pms_domain_in_place((enum pms_domain)pool->session.domain)) {
+    if (in_place((enum pms_domain)pool->session.domain)) {
         uint64_t entries;
         return undo_in(pool, &pool->map, &entries, error);
     }

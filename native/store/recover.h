@@ -7,8 +7,6 @@
 /* Which domain AUTO means for this file here. */
 enum pms_domain pms_domain_choose(int fd, enum pms_domain asked, enum pms_domain made_with);
 
-static inline bool pms_domain_in_place(enum pms_domain d) { return d != PMS_DOMAIN_FILE; }
-
 /* How stores of a domain reach its medium. */
 static inline enum pms_flush pms_domain_flush(enum pms_domain d)
 {

@@ -14,16 +14,6 @@ static int open_block(struct pms_pool *pool, uint64_t data, struct pms_error *er
     return status == PMS_OK ? pms_pair_open(pool, &b, error) : status;
 }
 
-int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error)
-{
-    int status = pms_pool_enter_write(pool, error);
-    if (status != PMS_OK)
-        return status;
-    status = open_block(pool, data, error);
-    pms_pool_leave(pool);
-    return status;
-}
-
 static int find_pair(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                      struct pms_pair *pair, struct pms_error *error)
 {

@@ -16,17 +16,11 @@ struct pms_slot_turn {
 int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                   struct pms_slot_pair *pair, struct pms_error *error);
 
-/* The block at data may be written without capture from now on, over commits and roll backs,
- * until it is published or freed; a small one is captured for this transaction instead.
- * REQUIRES: the last commit does not need what it holds.
- * ERRORS: PMS_E_INVALID: no array's block; PMS_E_STATE: its pair was flipped away from it in
- * this transaction; PMS_E_READONLY.  CRASH: undefined content, as before. */
-int pms_slot_open(struct pms_pool *pool, uint64_t data, struct pms_error *error);
-
-/* Finds one of the pair, opens the idle one where it is to be NEXT, and pins it as
- * pms_object_get does, in one step: between two steps a landing in another thread's commit may
- * flip, and the block that was idle is what the last commit needs.
- * ERRORS: as pms_slot_find and pms_slot_open. */
+/* Finds one of the pair, opens the idle one where it is to be NEXT (pms_pair_open), and pins it
+ * as pms_object_get does, in one step: between two steps a landing in another thread's commit
+ * may flip, and the block that was idle is what the last commit needs.
+ * ERRORS: as pms_slot_find; NEXT: PMS_E_STATE, PMS_E_READONLY.  CRASH: the idle one's content is
+ * undefined, as before. */
 int pms_slot_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                  enum pms_slot_which which, struct pms_object *object, struct pms_error *error);
 

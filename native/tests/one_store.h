@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "commit/pool_state.h"
 #include "store/store.h"
@@ -40,6 +41,16 @@ static unsigned char *memory(uint64_t off)
     struct pms_info info;
     pms_pool_info(pool, &info);
     return (unsigned char *)(uintptr_t)(info.base + off);
+}
+
+/* The idle one of these slots may be written from now on. */
+static inline int open_next(const char *name)
+{
+    struct pms_object o;
+    int status = pms_slot_get(pool, 0, name, (uint32_t)strlen(name), PMS_SLOT_NEXT, &o, &e);
+    if (status == PMS_OK)
+        pms_unpin(pool, o.data);
+    return status;
 }
 
 #endif

@@ -37,7 +37,7 @@ static void make_pair(void)
 
 static void flip(struct pair *p, int value, bool write)
 {
-    CHECK(ok(pms_slot_open(pool, p->slot[!p->current], &e)));
+    CHECK(ok(open_next("w")));
     if (write)
         memset(memory(p->slot[!p->current]), value, BYTES);
     CHECK(ok(pms_slot_flip(pool, 0, "w", 1, NULL, &e)));

@@ -11,6 +11,7 @@
 
 #include "commit/pool_state.h"
 #include "store/store.h"
+#include "declared.h"
 #include "test.h"
 
 #define MIB (1u << 20)
@@ -134,7 +135,7 @@ static void store_8(unsigned char *addr)
 {
     struct pms_error e;
     uint64_t x = random_state;
-    CHECK(pms_write(pool, addr, &x, sizeof x, &e) == PMS_OK);
+    CHECK(declared_write(pool, addr, &x, sizeof x, &e) == PMS_OK);
 }
 
 static void one_operation(void)

@@ -271,6 +271,7 @@ static void use_up_mappings(uint32_t spare)
 static int close_with_views(void)
 {
     static unsigned char *view[VIEWS];
+    struct pms_object o; /* pinned, as it is got */
     struct pms_error e;
     test_checks_failed = 0;
     open_store(64 * MIB, 0);
@@ -278,7 +279,7 @@ static int close_with_views(void)
         char name[16];
         snprintf(name, sizeof name, "a%u", i);
         CHECK(put(name, PMS_PAGE, &view[i]) == PMS_OK);
-        CHECK(pms_pin(pool, pms_map_offset(&pool->map, view[i]), &e) == PMS_OK);
+        CHECK(pms_object_get(pool, 0, name, (uint32_t)strlen(name), &o, &e) == PMS_OK);
         memcpy(view[i], &i, sizeof i);
     }
     CHECK(pms_commit(pool, &e) == PMS_OK);

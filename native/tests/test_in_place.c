@@ -115,7 +115,7 @@ static void scribble(void) /* opened before or now */
 {
     struct pair p;
     CHECK(find(&p));
-    CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
+    CHECK(ok(open_next("w")));
     memset(memory(p.slot[!p.current]), 0x55, BYTES);
 }
 

@@ -326,7 +326,7 @@ static void a_slow_flush_breaks_no_seal(void)
     CHECK(ok(pms_commit(pool, &e)));
     struct pms_slot_pair pair = pair_of(0);
     /* idle already: the landing itself need not wait */
-    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
+    CHECK(ok(open_next(names[0])));
     CHECK(ok(pms_snapshot_begin(pool, 32 * PMS_PAGE, SECOND / 2, &s, &e)));
     memset(memory(big), 1, 1u << 19); /* more pages than may be kept */
     memset(beside(), 1, 5000);
@@ -381,7 +381,7 @@ static void what_was_written_while_a_landing_that_fails_waited(void)
     struct pms_land_copy copy = {pair.data[!pair.current], 0, LARGE, source, &never};
     struct pms_land_flip flip = {0, pair.data[!pair.current], names[0], flipped, 1, 8};
     /* idle already: opening it need not wait */
-    CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
+    CHECK(ok(open_next(names[0])));
     /* the root's page, and no room for the description's */
     CHECK(ok(pms_snapshot_begin(pool, PMS_PAGE, -1, &s, &e)));
     struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, SECOND / 100, &e);

@@ -14,6 +14,7 @@
 
 #include "commit/pool_state.h"
 #include "store/store.h"
+#include "declared.h"
 #include "test.h"
 
 static char path[256];
@@ -396,14 +397,15 @@ static void modes_and_locks(void)
 static void views(void)
 {
     struct pms_error e;
+    struct pms_object o;
     uint64_t off, off2;
     struct pms_pool *pool = fresh(8 << 20);
     uint32_t *a = array(pool, "a", 5000, &off);
-    CHECK(pms_pin(pool, off, &e) == PMS_OK);
+    CHECK(pms_object_get(pool, 0, "a", 1, &o, &e) == PMS_OK && o.data == off);
     a[7] = 7;
     CHECK(pms_commit(pool, &e) == PMS_OK);
     uint32_t *b = array(pool, "b", 20000, &off2);
-    CHECK(pms_pin(pool, off2, &e) == PMS_OK);
+    CHECK(pms_object_get(pool, 0, "b", 1, &o, &e) == PMS_OK && o.data == off2);
     b[1] = 1;
     CHECK(pms_rollback(pool, &e) == PMS_OK);
     b[2] = 2; /* its block is dead, and nobody else's */
@@ -622,7 +624,7 @@ static void change_domain(void)
     domain = mine;
 }
 
-static void the_engine_stores_where_it_is_told(void)
+static void a_declared_write_is_where_it_belongs(void)
 {
     struct pms_error e;
     uint64_t data;
@@ -631,8 +633,8 @@ static void the_engine_stores_where_it_is_told(void)
                                &e) == PMS_OK);
     CHECK(pms_commit(pool, &e) == PMS_OK);
     unsigned char *a = pool->map.user + data;
-    CHECK(pms_write(pool, a + 1000, "engine's", 8, &e) == PMS_OK);
-    CHECK(memcmp(a + 1000, "engine's", 8) == 0 && a[0] == 0);
+    CHECK(declared_write(pool, a + 1000, "declared", 8, &e) == PMS_OK);
+    CHECK(memcmp(a + 1000, "declared", 8) == 0 && a[0] == 0);
     CHECK(pms_commit(pool, &e) == PMS_OK);
     shut(pool, 0);
 }
@@ -792,7 +794,7 @@ int main(void)
         TEST(an_orphan_is_rolled_back);
         TEST(others_are_refused_and_a_block_is_never_halved);
         TEST(threads_write);
-        TEST(the_engine_stores_where_it_is_told);
+        TEST(a_declared_write_is_where_it_belongs);
         TEST(a_waiter_that_fails_wakes_the_next);
         TEST(a_roll_back_says_so_before_it_stores);
         TEST(a_directory_with_two_owners_is_checked_once);

@@ -13,6 +13,7 @@
 #include "log/idle.h"
 #include "one_store.h"
 #include "commit/pool_state.h"
+#include "commit/pair.h"
 #include "store/store.h"
 #include "slot_pair.h"
 #include "log/snapshot.h"
@@ -34,7 +35,7 @@ static void step(int value)
     CHECK(ok(pms_object_find(pool, 0, "beside", 6, &o, &e)));
     memset(memory(o.data), value, 5000);
     CHECK(ok(pms_commit(pool, &e)));
-    CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
+    CHECK(ok(open_next("w")));
     memset(memory(p.slot[!p.current]), 0xdd, BYTES); /* scratch: must never be seen */
 }
 
@@ -175,6 +176,7 @@ static void nothing_is_logged_for_the_idle_slot(void)
 
 static void freed_slots_are_ordinary_room(void)
 {
+    struct pms_pair_block b;
     struct pair p;
     uint64_t data;
     CHECK(open_store(PMS_MODE_TRUNCATE));
@@ -190,7 +192,7 @@ static void freed_slots_are_ordinary_room(void)
     memset(memory(data), 9, 2 * BYTES);
     CHECK(ok(pms_rollback(pool, &e)));
     CHECK(all(memory(data), 2 * BYTES, 0));
-    CHECK(pms_slot_open(pool, data + 64, &e) == PMS_E_INVALID &&
+    CHECK(pms_pair_block(pool, data + 64, &b, &e) == PMS_E_INVALID &&
           pms_slot_flip(pool, 0, "w", 1, NULL, &e) == PMS_E_NOT_FOUND);
     close_store();
 }
@@ -232,7 +234,7 @@ static void captured_pages_leave_the_mark(void)
             CHECK(pms_undo_page_changed(u, (p.slot[i] + at) / PMS_PAGE) ==
                   u->tag - (i == p.current ? 1 : 2));
     CHECK(all(memory(p.slot[p.current]), BYTES, 7) && all(memory(p.slot[!p.current]), BYTES, 6));
-    CHECK(ok(pms_slot_open(pool, p.slot[!p.current], &e)));
+    CHECK(ok(open_next("w")));
     CHECK(ok(pms_object_remove(pool, 0, "w", 1, &e)));
     for (int i = 0; i < 2; i++)
         for (uint64_t at = 0; at < BYTES; at += PMS_PAGE)
@@ -266,7 +268,7 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
     for (int i = 1; i < 4; i++) {
         CHECK(ok(pms_slot_find(pool, 0, "big", 3, &pair, &e)));
         CHECK(pair.bytes == bytes);
-        CHECK(ok(pms_slot_open(pool, pair.data[!pair.current], &e)));
+        CHECK(ok(open_next("big")));
         memset(memory(pair.data[!pair.current]), i, bytes);
         CHECK(ok(pms_pool_stats(pool, &before, &e)));
         CHECK(ok(pms_slot_flip(pool, 0, "big", 3, NULL, &e)));
@@ -294,26 +296,26 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
 struct turned {
     uint64_t data[2];
     int now;
-    char name;
+    const char *name; /* a letter */
 };
 
-static struct turned neighbour(char name)
+static struct turned neighbour(const char *name)
 {
     struct turned t = {.name = name};
     uint64_t group;
-    CHECK(ok(pms_object_group(pool, 0, &t.name, 1, 1, &group, &e)));
+    CHECK(ok(pms_object_group(pool, 0, name, 1, 1, &group, &e)));
     for (int k = 0; k < 2; k++)
         CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, EDGE, PMS_FILL_ZERO,
                                       NULL, 0, 0, &t.data[k], &e)));
-    CHECK(ok(pms_object_describe_group(pool, 0, &t.name, 1, "\x81\xa5slots", 8, &e)));
+    CHECK(ok(pms_object_describe_group(pool, 0, name, 1, "\x81\xa5slots", 8, &e)));
     return t;
 }
 
 static void turn(struct turned *t, int content)
 {
-    CHECK(ok(pms_slot_open(pool, t->data[!t->now], &e)));
+    CHECK(ok(open_next(t->name)));
     memset(memory(t->data[!t->now]), content, EDGE);
-    CHECK(ok(pms_slot_flip(pool, 0, &t->name, 1, NULL, &e)));
+    CHECK(ok(pms_slot_flip(pool, 0, t->name, 1, NULL, &e)));
     t->now = !t->now;
 }
 
@@ -324,7 +326,7 @@ static void a_hot_range_over_two_slots(void)
     static uint8_t changed[1 << 16];
     struct pms_snapshot *s;
     CHECK(open_store(PMS_MODE_TRUNCATE));
-    struct turned p = neighbour('p'), q = neighbour('q');
+    struct turned p = neighbour("p"), q = neighbour("q");
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(p.data[1] + EDGE == q.data[0]);
     turn(&p, 1), turn(&q, 1);
@@ -362,9 +364,8 @@ static void a_hot_range_over_two_slots(void)
         missed += !changed[q.data[q.now] / PMS_PAGE + i];
     CHECK(missed == 0);
     pms_snapshot_end(pool, s);
-    uint64_t idle = q.data[!q.now];
-    CHECK(ok(pms_slot_open(pool, idle, &e)));
-    struct pms_range all_of_it = {(uint64_t)(uintptr_t)memory(idle), EDGE};
+    CHECK(ok(open_next("q")));
+    struct pms_range all_of_it = {(uint64_t)(uintptr_t)memory(q.data[!q.now]), EDGE};
     /* nothing to capture: found prepared, every page */
     CHECK(ok(pms_will_write(pool, &all_of_it, 1, &e)));
     close_store();
@@ -375,21 +376,21 @@ static void a_flipped_pair_is_not_opened_again(void)
 {
     struct pms_slot_turn when = {UINT64_MAX, 0};
     CHECK(open_store(PMS_MODE_TRUNCATE));
-    struct turned p = neighbour('p');
+    struct turned p = neighbour("p");
     CHECK(ok(pms_commit(pool, &e)));
     turn(&p, 1);
-    CHECK(pms_slot_open(pool, p.data[!p.now], &e) == PMS_E_STATE);
+    CHECK(open_next("p") == PMS_E_STATE);
     CHECK(pms_slot_flip(pool, 0, "p", 1, NULL, &e) == PMS_E_STATE);
     CHECK(ok(pms_commit(pool, &e)));
-    CHECK(ok(pms_slot_open(pool, p.data[!p.now], &e)));
+    CHECK(ok(open_next("p")));
     CHECK(ok(pms_slot_flip(pool, 0, "p", 1, &when, &e)));
     CHECK(when.epoch == pms_epoch(pool) && when.rollbacks == pms_rollbacks(pool));
     struct pms_slot_turn again = when;
     CHECK(pms_slot_flip(pool, 0, "p", 1, &again, &e) == PMS_E_STATE);
     CHECK(again.epoch == when.epoch && again.rollbacks == when.rollbacks); /* nothing was done */
-    CHECK(pms_slot_open(pool, p.data[p.now], &e) == PMS_E_STATE);
+    CHECK(open_next("p") == PMS_E_STATE);
     CHECK(ok(pms_rollback(pool, &e)));
-    CHECK(ok(pms_slot_open(pool, p.data[!p.now], &e)));
+    CHECK(ok(open_next("p")));
     CHECK(memory(p.data[p.now])[0] == 1);
     close_store();
 }

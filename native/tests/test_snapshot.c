@@ -16,6 +16,7 @@
 #include "store/store.h"
 #include "store/grow.h"
 #include "log/snapshot_state.h"
+#include "declared.h"
 #include "test.h"
 #include "flush/chunks.h"
 
@@ -267,12 +268,12 @@ static void change(uint64_t *seed)
         char name[8];
         int n = snprintf(name, sizeof name, "a%d", i);
         CHECK(pms_object_remove(pool, 0, name, (uint32_t)n, &e) == PMS_OK);
-    } else if (what == 2) { /* through the engine */
+    } else if (what == 2) { /* declared */
         unsigned char bytes[40];
         memset(bytes, (int)draw(seed, 256), sizeof bytes);
         uint64_t n = o.data_bytes < sizeof bytes ? o.data_bytes : sizeof bytes;
         uint64_t at = draw(seed, (uint32_t)(o.data_bytes - n + 1));
-        CHECK(pms_write(pool, memory(o.data) + at, bytes, n, &e) == PMS_OK);
+        CHECK(declared_write(pool, memory(o.data) + at, bytes, n, &e) == PMS_OK);
     } else if (what < 6) { /* all of it */
         memset(memory(o.data), (int)draw(seed, 256), o.data_bytes);
     } else { /* here and there */
@@ -805,8 +806,8 @@ static void growth_is_a_change(void)
     }
 }
 
-/* The log has the whole page, but not as of the snapshot: its first entry is of a part. */
-static void a_page_is_captured_after_a_part_of_it(void)
+/* A part of a page is declared, then it is stored to anywhere; and its neighbour. */
+static void a_page_is_stored_to_after_a_part_was_declared(void)
 {
     for (int d = 0; d < 3; d++) {
         static unsigned char got[4 * PMS_PAGE];
@@ -820,11 +821,12 @@ static void a_page_is_captured_after_a_part_of_it(void)
         CHECK(pms_commit(pool, &e) == PMS_OK && pms_snapshot_begin(pool, 0, -1, &s, &e) == PMS_OK);
         uint64_t first = (data + PMS_PAGE - 1) & ~(uint64_t)(PMS_PAGE - 1);
         for (int step = 0; step < 4; step++) {
-            CHECK(step != 0 || pms_write(pool, memory(first + 100), "12345678", 8, &e) == PMS_OK);
+            CHECK(step != 0 ||
+                  declared_write(pool, memory(first + 100), "12345678", 8, &e) == PMS_OK);
             if (step == 1)
                 memory(first)[3000] = 'y'; /* this page, whole, and its neighbours */
             CHECK(step != 2 ||
-                  pms_write(pool, memory(first + PMS_PAGE + 50), "12345678", 8, &e) == PMS_OK);
+                  declared_write(pool, memory(first + PMS_PAGE + 50), "12345678", 8, &e) == PMS_OK);
             CHECK(step != 3 || pms_commit(pool, &e) == PMS_OK);
             CHECK(pms_snapshot_read(s, first, sizeof got, got, &e) == PMS_OK);
             for (size_t i = 0; i < sizeof got; i++)
@@ -969,7 +971,7 @@ int main(void)
     TEST(a_snapshot_becomes_a_store_again);
     TEST(changed_chunks_are_known);
     TEST(growth_is_a_change);
-    TEST(a_page_is_captured_after_a_part_of_it);
+    TEST(a_page_is_stored_to_after_a_part_was_declared);
     TEST(many_new_blocks_while_a_snapshot_is_open);
     TEST(a_transfer_is_cancelled_and_limited);
     TEST(memory_for_kept_pages_is_used_again);

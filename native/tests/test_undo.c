@@ -12,6 +12,7 @@
 #include "base/checksum.h"
 #include "commit/pool_state.h"
 #include "store/store.h"
+#include "declared.h"
 #include "test.h"
 
 #define MIB (1ull << 20)
@@ -932,21 +933,20 @@ static void a_fault_opens_its_page_after_the_entry(void)
     }
 }
 
-/* The page is captured by a fault after one of its granules was captured, and changed, by
- * pms_write. */
-static void roll_back_after_both_kinds_of_capture(void)
+/* Stored to without a word after a part of it was declared, and the other way round. */
+static void roll_back_after_both_kinds_of_write(void)
 {
     struct pms_error e;
     struct pms_pool *pool = store(PMS_DOMAIN_EMULATED, 4 * MIB, 0);
     unsigned char *a = array(pool, "a", 8192), before[8192];
     scramble(before, sizeof before);
-    CHECK(pms_write(pool, a, before, sizeof before, &e) == PMS_OK &&
+    CHECK(declared_write(pool, a, before, sizeof before, &e) == PMS_OK &&
           pms_commit(pool, &e) == PMS_OK);
     for (int round = 0; round < 3; round++) {
-        CHECK(pms_write(pool, a + 64, "engine's", 8, &e) == PMS_OK);
+        CHECK(declared_write(pool, a + 64, "declared", 8, &e) == PMS_OK);
         memset(a, 1, 100); /* over it */
-        CHECK(pms_write(pool, a + 64, "engine's", 8, &e) == PMS_OK);
-        CHECK(memcmp(a + 64, "engine's", 8) == 0 && a[0] == 1);
+        CHECK(declared_write(pool, a + 64, "declared", 8, &e) == PMS_OK);
+        CHECK(memcmp(a + 64, "declared", 8) == 0 && a[0] == 1);
         CHECK(pms_rollback(pool, &e) == PMS_OK);
         CHECK(memcmp(a, before, sizeof before) == 0);
     }
@@ -997,8 +997,7 @@ static void a_full_directory_fits(void)
     shut(pool);
 }
 
-/* I5 for small declared writes: a granule of 32 bytes takes a line of 64 in the log, so these
- * take twice what they cover. */
+/* I5 for small declared writes: the log takes each page once. */
 static void write_every_granule(struct bench *unused)
 {
     (void)unused;
@@ -1015,11 +1014,11 @@ static void write_every_granule(struct bench *unused)
         _exit(3);
     for (int i = 0; i < n; i++)
         for (uint64_t off = 0; off + 8 <= 200000; off += PMS_GRANULE) {
-            int status = pms_write(pool, a[i] + off, "12345678", 8, &e);
+            int status = declared_write(pool, a[i] + off, "12345678", 8, &e);
             if (status != PMS_OK && status != PMS_E_FULL)
                 _exit(4);
         }
-    /* and every page by a fault, on top of its granules: that cannot be refused */
+    /* and every page without a word: that cannot be refused */
     for (int i = 0; i < n; i++)
         memset(a[i], 9, 200000);
     if (pms_rollback(pool, &e) != PMS_OK || a[0][0] != 0 || a[n - 1][199968] != 0)
@@ -1054,7 +1053,7 @@ int main(void)
     TEST(a_granule_is_captured_once);
     TEST(worst_case_fits);
     TEST(a_fault_opens_its_page_after_the_entry);
-    TEST(roll_back_after_both_kinds_of_capture);
+    TEST(roll_back_after_both_kinds_of_write);
     TEST(a_full_directory_fits);
     TEST(scattered_declared_writes_fit);
     unlink(path);
