@@ -49,9 +49,7 @@ def _run(program: Path, rounds: int, quick: bool, preload: Path | None = None) -
 def _targets(rows: Sequence[Row]) -> list[Target]:
     ratio = {(r.case, r.method): r.ratio for r in rows if r.ratio is not None}
     found = []
-    for case, method, bound in (
-        ("256 MiB overwrite", "pmstore emulated, declared", 0.55),
-    ):
+    for case, method, bound in (("256 MiB overwrite", "pmstore emulated, declared", 0.55),):
         found.append(Target(f"{case}: {method} / libpmemobj", ratio[case, method], bound))
     for case, method in ratio:
         if case.startswith("allocate") and method == "pmstore emulated":

@@ -148,10 +148,6 @@ static int find(struct pms_pool *pool, struct flip *f, struct pms_error *error)
     const struct pms_slot_pair *slots = &f->pair.slots;
     int status = pms_pair_find(pool, ask->dir ? ask->dir : pms_pool_root(pool)->directory,
                                ask->name, ask->name_bytes, &f->pair, error);
-    if (status == PMS_E_NOT_FOUND)
-        return pms_fail(
-            error, PMS_E_STATE,
-            "the slots have gone from the store since this commit was prepared: commit again");
     if (status == PMS_OK)
         status = pms_pair_block(pool, ask->data, &f->block, error);
     if (status != PMS_OK)

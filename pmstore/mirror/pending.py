@@ -170,6 +170,10 @@ class PendingCommit:
         except TransactionError as error:
             self._error = MirrorError(str(error))
             self._error.__cause__ = self._cause
+        except KeyError as error:
+            self._error = MirrorError(
+                f"a mirror's slots have gone since this commit was prepared: commit again ({error})"
+            )
         except Exception as error:
             self._error = error
         for batch in self._batches:

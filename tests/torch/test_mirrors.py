@@ -438,7 +438,7 @@ def test_slots_that_go_while_a_commit_is_prepared(
 
     with monkeypatch.context() as patch:
         patch.setattr("pmstore.mirror.mirrors.Landing", removed)
-        with pytest.raises(MirrorError, match=r"have gone from the store .* commit again"):
+        with pytest.raises(MirrorError, match=r"have gone since .* commit again"):
             store.commit()
     store.commit()
     assert "w" not in store
