@@ -1,4 +1,4 @@
-/* Between snapshots and the files of a storage tier: which chunks of a store there are, copied
+/* Between snapshots and the files of a tier: which chunks of a store there are, copied
  * out with their checksums, and back into a new store. A chunk is a stretch of the file of a
  * fixed size, a multiple of the page. Formats of a tier are Python's business (pmstore/tiers/);
  * bytes pass through here, on threads of the caller's, without the interpreter. */

@@ -410,14 +410,15 @@ static void transaction_dealloc(Transaction *t)
 
 static PyMethodDef transaction_methods[] = {
     {"__enter__", (PyCFunction)transaction_enter, METH_NOARGS,
-     "Commits what is pending, starts the block and captures the declared writes."},
+     "Commits what is pending, begins and captures the declared writes."},
     {"__exit__", (PyCFunction)(void (*)(void))transaction_exit, METH_FASTCALL,
-     "Commits the block, or rolls it back if it raised."},
+     "Commits, or rolls back if the body raised."},
     {"__aenter__", (PyCFunction)transaction_aenter, METH_NOARGS,
      "As __enter__; waits without stopping the event loop."},
     {"__aexit__", (PyCFunction)(void (*)(void))transaction_aexit, METH_FASTCALL, "As __exit__."},
     {"enter_if_free", (PyCFunction)transaction_enter_if_free, METH_O,
-     "enter_if_free(last): as __enter__, but does not wait: False if another is in a block, or if it is the last time the error."},
+     "enter_if_free(last): as __enter__, but does not wait: False if another is inside, or if it is "
+     "the last time the error."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,9 +1,10 @@
 """Where a run is in its data, and how it gets there again.
 
-The order of an epoch is a function of the generators' states at its start. So that state is stored
-once an epoch, with the number of batches taken, and resuming is: set the generators back, open the
-loader, skip, set the generators to where the run is. What is skipped is not loaded, where the
-loader draws indices first (a map-style `DataLoader`) or is a sequence.
+The order of a data epoch (in this file: of an epoch) is a function of the generators' states at
+its start. So that state is stored once an epoch, with the number of batches taken, and resuming is:
+set the generators back, open the loader, skip, set the generators to where the run is. What is
+skipped is not loaded, where the loader draws indices first (a map-style `DataLoader`) or is a
+sequence.
 
 Three things of `torch.utils.data` would make the same order come out differently after a resume,
 and are done otherwise here:
