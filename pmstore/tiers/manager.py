@@ -130,7 +130,8 @@ class Tiers:
             self._strange.discard(name)
 
     def add(self, store: Root, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
-        if not isinstance(name, str) or not isinstance(tier, (str, os.PathLike, TierConfig)):
+        places = (str, bytes, os.PathLike, TierConfig)  # bytes: TierConfig says why not
+        if not isinstance(name, str) or not isinstance(tier, places):
             raise TypeError(
                 "add_tier(name, tier): a str, and a URL, a path or a pmstore.TierConfig, not "
                 f"{type(name).__name__} and {type(tier).__name__}"
