@@ -113,11 +113,11 @@ static void report(struct explorer *x, const struct verdict *v, uint64_t bytes, 
         if (fd >= 0)
             close(fd);
     }
-    printf(
-        "{\"failure\": {\"model\": %d, \"workload\": \"%s\", \"domain\": %d, \"depth\": %d, \"event\": %lu, \"acked\": %u, "
-        "\"begun\": %u, \"how\": \"%s\", \"message\": \"",
-        (int)c->model, c->workload, c->domain, c->depth - x->depth, (unsigned long)x->event,
-        x->acked, x->begun, how);
+    printf("{\"failure\": {\"model\": %d, \"workload\": \"%s\", \"domain\": %d, \"depth\": %d, "
+           "\"event\": %lu, \"acked\": %u, "
+           "\"begun\": %u, \"how\": \"%s\", \"message\": \"",
+           (int)c->model, c->workload, c->domain, c->depth - x->depth, (unsigned long)x->event,
+           x->acked, x->begun, how);
     for (const char *p = v->message; *p; p++)
         putchar(*p == '"' || *p == '\\' || *p < ' ' ? '\'' : *p);
     printf("\", \"image\": \"%s\", \"sites\": [", kept);

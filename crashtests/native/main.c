@@ -27,9 +27,9 @@ static void run_detector(struct options *o)
     const struct trace *t = s.trace;
     if (scene_record(c, &s) && t->rogue) {
         c->tally.failures++;
-        printf(
-            "{\"failure\": {\"workload\": \"%s\", \"how\": \"detector\", \"message\": \"%lu stores past the seam\", \"sites\": [\"%p\"]}}\n",
-            c->workload, (unsigned long)t->rogue, t->rogue_site);
+        printf("{\"failure\": {\"workload\": \"%s\", \"how\": \"detector\", \"message\": \"%lu "
+               "stores past the seam\", \"sites\": [\"%p\"]}}\n",
+               c->workload, (unsigned long)t->rogue, t->rogue_site);
     }
     scene_end(&s);
     printf("{\"result\": {\"stores\": %lu, \"failures\": %lu}}\n", (unsigned long)t->engine_stores,
@@ -51,14 +51,14 @@ static void run_images(struct options *o)
         oracle_free(c->oracle);
     }
     scene_end(&s);
-    printf(
-        "{\"result\": {\"images\": %lu, \"distinct\": %lu, \"skipped\": %lu, \"failures\": %lu, \"windows\": %lu, \"exhaustive\": "
-        "%lu, \"nested\": %lu, \"nested_images\": %lu, \"events\": %lu, \"commits\": %u}}\n",
-        (unsigned long)c->tally.images, (unsigned long)c->tally.distinct,
-        (unsigned long)c->tally.skipped, (unsigned long)c->tally.failures,
-        (unsigned long)c->tally.windows, (unsigned long)c->tally.exhaustive,
-        (unsigned long)c->tally.nested, (unsigned long)c->tally.nested_images,
-        (unsigned long)s.trace->events, board->acked);
+    printf("{\"result\": {\"images\": %lu, \"distinct\": %lu, \"skipped\": %lu, \"failures\": "
+           "%lu, \"windows\": %lu, \"exhaustive\": "
+           "%lu, \"nested\": %lu, \"nested_images\": %lu, \"events\": %lu, \"commits\": %u}}\n",
+           (unsigned long)c->tally.images, (unsigned long)c->tally.distinct,
+           (unsigned long)c->tally.skipped, (unsigned long)c->tally.failures,
+           (unsigned long)c->tally.windows, (unsigned long)c->tally.exhaustive,
+           (unsigned long)c->tally.nested, (unsigned long)c->tally.nested_images,
+           (unsigned long)s.trace->events, board->acked);
 }
 
 /* ---- the command line ---- */

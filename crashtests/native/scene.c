@@ -12,9 +12,9 @@ static void failure(struct campaign *c, const char *how, uint64_t n, const char 
                     const char *image)
 {
     c->tally.failures++;
-    printf(
-        "{\"failure\": {\"workload\": \"%s\", \"domain\": %d, \"how\": \"%s\", \"n\": %lu, \"message\": \"%s\", \"image\": \"%s\"}}\n",
-        c->workload, c->domain, how, (unsigned long)n, message, image);
+    printf("{\"failure\": {\"workload\": \"%s\", \"domain\": %d, \"how\": \"%s\", \"n\": %lu, "
+           "\"message\": \"%s\", \"image\": \"%s\"}}\n",
+           c->workload, c->domain, how, (unsigned long)n, message, image);
     fflush(stdout);
 }
 
@@ -61,9 +61,9 @@ static unsigned char *make_base(const char *path, int domain, uint64_t *bytes)
     }
     int status = child_wait(child);
     if (status != 0) {
-        printf(
-            "{\"failure\": {\"how\": \"base\", \"message\": \"making the base store failed (%d)\"}}\n",
-            status);
+        printf("{\"failure\": {\"how\": \"base\", \"message\": \"making the base store failed "
+               "(%d)\"}}\n",
+               status);
         exit(1);
     }
     return file_read(path, bytes);

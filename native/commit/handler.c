@@ -90,8 +90,9 @@ static bool offer(struct pms_watched *w, const siginfo_t *info, const void *cont
     if (addr < w->map->user || addr >= w->map->user + w->map->reserve)
         return false;
     if (atomic_load(&w->unreadable) && aloud) {
-        say("pmstore: use of an array of a store (domain file) that another process opened: only its own fork children may read it, where the "
-            "system lets them (/proc/self/mem); open it here with mode=\"r\" after it is closed there, or pass copies\n");
+        say("pmstore: use of an array of a store (domain file) that another process opened: only "
+            "its own fork children may read it, where the system lets them (/proc/self/mem); open "
+            "it here with mode=\"r\" after it is closed there, or pass copies\n");
         return false;
     }
     if (!is_write(info, context))

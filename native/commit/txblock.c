@@ -14,8 +14,9 @@
 #include "commit/handler.h"
 
 #define LOOK_AT_HANDLER 16u /* transaction blocks: a look is a system call */
-#define ORPHAN \
-    "a transaction block was open whose thread or task had ended: it was rolled back, with all that was written since it was entered"
+#define ORPHAN                                                                                   \
+    "a transaction block was open whose thread or task had ended: it was rolled back, with all " \
+    "that was written since it was entered"
 /* a thread that Python has joined may not have ended for the kernel yet */
 #define GRACE_NS 20000000
 
@@ -229,7 +230,8 @@ static int leave(struct pms_pool *pool, const struct pms_entered *entry, struct 
     if (!pool->gate.owner.number || pool->gate.number != entry->number)
         return pms_fail(
             error, PMS_E_STATE,
-            "the transaction block was over before it was left: its outermost part was left, or nobody "
+            "the transaction block was over before it was left: its outermost part was left, "
+            "or nobody "
             "could leave it any more, which rolls it back");
     if (!mine && how == PMS_COMMIT) {
         if (undo_orphan(pool, v))
@@ -327,7 +329,8 @@ int pms_pool_enter_alone(struct pms_pool *pool, const char *what, struct pms_err
     if (!undone)
         status = pms_fail(
             error, PMS_E_STATE,
-            "%s inside a transaction block: leaving the block commits it, an exception that leaves it rolls back",
+            "%s inside a transaction block: leaving the block commits it, an exception that "
+            "leaves it rolls back",
             what);
     else /* what the caller stored into arrays meanwhile went with it, and he is told */
         status = pms_fail(error, PMS_E_STATE, ORPHAN);

@@ -198,7 +198,8 @@ static int check_nothing_after(struct recovery *r, struct pms_error *error)
         if (whole && record.tx > r->tx + 1)
             return pms_fail(
                 error, PMS_E_CORRUPT,
-                "journal record of transaction %llu is damaged: that of %llu, committed later, is there",
+                "journal record of transaction %llu is damaged: that of %llu, committed later, "
+                "is there",
                 (unsigned long long)r->tx + 1, (unsigned long long)record.tx);
     }
     return PMS_OK;

@@ -85,7 +85,8 @@ int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t en
         return PMS_OK;
     return pms_fail(
         error, PMS_E_COPIED,
-        "a copy that was made while a process wrote to the store: parts of it are of different moments");
+        "a copy that was made while a process wrote to the store: parts of it are of different "
+        "moments");
 }
 
 static int64_t realtime_ns(void)

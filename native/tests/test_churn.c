@@ -160,10 +160,10 @@ static void churn(void)
     while (put(name, 64 << 10) && objects < BLOCKS_MAX)
         name++;
     double unusable = 1 - (double)live / room;
-    printf(
-        "  %llu operations: %.2f %% of requests refused at %.0f %% occupancy, %.2f %% lost to rounding, %.2f %% of the room cannot be had in "
-        "64 KiB pieces\n",
-        (unsigned long long)ops, 100 * refused, 100 * OCCUPANCY, 100 * lost, 100 * unusable);
+    printf("  %llu operations: %.2f %% of requests refused at %.0f %% occupancy, %.2f %% lost to "
+           "rounding, %.2f %% of the room cannot be had in "
+           "64 KiB pieces\n",
+           (unsigned long long)ops, 100 * refused, 100 * OCCUPANCY, 100 * lost, 100 * unusable);
     /* refused: 64 MiB asked of so small a store; test_heap.c has the figure for 4 GiB */
     CHECK(lost <= 0.1 && unusable <= 0.1);
     finish_transaction(true);
@@ -202,12 +202,12 @@ static void growth(void)
     finish_transaction(true);
     sound();
     struct pms_stats s = stats();
-    printf(
-        "  %llu operations, blocks below 2^%u bytes: live %.0f MiB, file %.0f (%u segments), its data %.0f, free of that %.0f, largest piece "
-        "%.0f\n",
-        (unsigned long long)ops, largest, (double)live / 0x1p20, (double)s.file_bytes / 0x1p20,
-        pool->super.segment_count, (double)s.data_bytes / 0x1p20, (double)s.free_bytes / 0x1p20,
-        (double)s.largest_free_bytes / 0x1p20);
+    printf("  %llu operations, blocks below 2^%u bytes: live %.0f MiB, file %.0f (%u segments), "
+           "its data %.0f, free of that %.0f, largest piece "
+           "%.0f\n",
+           (unsigned long long)ops, largest, (double)live / 0x1p20, (double)s.file_bytes / 0x1p20,
+           pool->super.segment_count, (double)s.data_bytes / 0x1p20, (double)s.free_bytes / 0x1p20,
+           (double)s.largest_free_bytes / 0x1p20);
     CHECK(pms_pool_close(pool, 1, &e) == PMS_OK);
     pms_pool_release(pool);
 }

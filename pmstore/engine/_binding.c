@@ -57,7 +57,8 @@ static int module_exec(PyObject *module)
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(
             PyExc_ImportError,
-            "pmstore works in the main interpreter only: its types and the engine are one for the process");
+            "pmstore works in the main interpreter only: its types and the engine are one for "
+            "the process");
         return -1;
     }
     binding_know_process();

@@ -278,7 +278,8 @@ static PyMethodDef handle_methods[] = {
     {"find", (PyCFunction)(void (*)(void))binding_find, METH_FASTCALL,
      "find(directory, path) -> Found or None: a description, which holds until the next change"},
     {"get", (PyCFunction)(void (*)(void))binding_get, METH_FASTCALL,
-     "get(directory, path, describe) -> the array or tensor that lives over the object's block, or (describe: always) a Found with its memory; None"},
+     "get(directory, path, describe) -> the array or tensor that lives over the object's block, or "
+     "(describe: always) a Found with its memory; None"},
     {"next", (PyCFunction)(void (*)(void))binding_next, METH_FASTCALL,
      "next(directory, node) -> (name, Found) or None. node 0: the first"},
     {"item", (PyCFunction)(void (*)(void))binding_item, METH_FASTCALL,

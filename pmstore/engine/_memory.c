@@ -312,7 +312,8 @@ static PyMemberDef memory_members[] = {
 
 static PyMethodDef memory_methods[] = {
     {"give", (PyCFunction)(void (*)(void))memory_give, METH_FASTCALL,
-     "give(object, meta, name, dtype) -> object: what is given out over it from now on, or what was in between. dtype None: a tensor."},
+     "give(object, meta, name, dtype) -> object: what is given out over it from now on, or what was "
+     "in between. dtype None: a tensor."},
     {"moved", (PyCFunction)memory_moved, METH_NOARGS,
      "moved() -> the object that was given out, if its memory is elsewhere now."},
     {"settle", (PyCFunction)memory_settle, METH_O,
