@@ -445,11 +445,21 @@ def test_other_keys_than_stored(path: Path) -> None:
 def test_what_is_no_piece_is_refused(store: pmstore.Store) -> None:
     net, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters())
+
+    class Average:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    average = Average()
     kinds: list[tuple[dict[str, Any], str]] = [
         ({"model": 5}, r"model is a int: it must be an nn\.Module, or a dict or a list of such"),
         ({"model": optimizer}, "model is a SGD: it must be an nn.Module"),
         ({"model": {"a": net, "b": 3}}, r"model\['b'\] is a int: it must be an nn\.Module"),
         ({"model": [net, None]}, r"model\['1'\] is a NoneType.* Leave it out if there is none"),
+        ({"model": {"a": net, "b": average}}, r"model\['b'\] is a .*Average: .* into stateful="),
+        ({"model": average}, r"model is a .*Average: .* go into stateful=\{\.\.\.\}"),
         ({"model": {}}, "model={} is empty: leave it out"),
         ({"optimizer": []}, r"optimizer=\[\] is empty: leave it out"),
         ({"model": {"": net}}, "model has the key ''"),
