@@ -247,6 +247,15 @@ class ModelBinding:
         """Each parameter once, with its first name. Not to be changed."""
         return self._parameters
 
+    @property
+    def tensors_of_program(self) -> list[torch.Tensor]:
+        """Parameters and buffers, tied ones more than once."""
+        return [member.tensor for member in self._members]
+
+    def memory(self) -> list[Memory]:
+        """What the tensors lie in."""
+        return [placed.memory for placed in self._placed.values()]
+
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The block of one of the model's tensors."""
         return self._placed_of.get(id(tensor))

@@ -60,6 +60,7 @@ class Pieces:
             source = open_source(program.loader) if program.loader is not None else None
         except TypeError as error:
             raise AttachError(str(error)) from None
+        self.modules = [] if program.model is None else [program.model]
         self.model: ModelBinding | None = None
         self.optimizer: OptimizerBinding | None = None
         self.pack = Pack(store, f"{name}/mirror") if program.mirrored else None
@@ -111,6 +112,15 @@ class Pieces:
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         named = self.model.parameters if self.model is not None else []
         return named + (self.optimizer.extra_parameters if self.optimizer is not None else [])
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers."""
+        named = [] if self.model is None else self.model.tensors_of_program
+        return named + ([] if self.optimizer is None else self.optimizer.parameters)
+
+    def memory(self) -> list[Any]:
+        """Arrays of the store over all that a training step writes in place."""
+        return [memory for binding in self.bindings for memory in binding.memory()]
 
     # ---- into the store; pending until the next commit
 

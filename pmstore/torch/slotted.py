@@ -220,6 +220,9 @@ class SlottedBinding(OptimizerBinding):
         named = self._module.named_parameters() if self._module is not None else ()
         return {id(one): name for name, one in named}
 
+    def memory(self) -> list[Any]:
+        return [] if self._slots is None else [self._slots.current]
+
     def writes(self) -> list[Any]:
         return []  # nothing that is captured
 
