@@ -25,11 +25,7 @@ class _BeforeForward:
     def __call__(self, module: nn.Module, args: Any) -> None:
         begun = self.begun
         if begun is not None and module.training and torch.is_grad_enabled():
-            if (
-                begun.before is not None
-                and not torch.compiler.is_compiling()
-                and not begun.forward
-            ):
+            if begun.before is not None and not torch.compiler.is_compiling() and not begun.forward:
                 begun.before()
             begun.forward = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.torch.begun import Begun
 from pmstore.torch.errors import AttachError, records
+from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.progress import Progress
 from pmstore.torch.schedule import Schedule
@@ -57,10 +59,13 @@ class Steps:
             self.begun.end(committed=True)
         self.store.guard_commits(self)
         self._handles += self.begun.watch(self.pieces.modules)
-        if self.pieces.optimizer is not None:
-            optimizer: Any = self.pieces.optimizer.optimizer
-            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
-            self._handles.append(optimizer.register_step_post_hook(self._after_update))
+        for binding in self.pieces.optimizers.values():
+            optimizer: Any = binding.optimizer
+            before, after = self._before_update, self._after_update
+            self._handles += (
+                optimizer.register_step_pre_hook(partial(before, binding)),
+                optimizer.register_step_post_hook(partial(after, binding)),
+            )
             if self.progress.committed:
                 # What a scheduler of this process would otherwise take for a call in the wrong
                 # order, and warn.
@@ -78,8 +83,8 @@ class Steps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self.pieces.optimizer is not None:
-            self.pieces.optimizer.release()
+        for binding in self.pieces.optimizers.values():
+            binding.release()
         if self.pieces.pack is not None and not self.store.closed:
             self.pieces.pack.release()
         self.detached = True
@@ -107,10 +112,8 @@ class Steps:
                     self.pending = self.store.commit(wait=False)
                     self.counts["commits"] += 1
                 return True
-            optimizer = self.pieces.optimizer
-            committed = self.schedule.commit(
-                loss, optimizer.optimizer if optimizer is not None else None
-            )
+            first = next(iter(self.pieces.optimizers.values()), None)
+            committed = self.schedule.commit(loss, first.optimizer if first is not None else None)
         finally:
             self.begun.end(committed=committed)
         if committed:
@@ -147,12 +150,10 @@ class Steps:
 
     def _write(self) -> None:
         """Brings the store up to date with what Python holds; pending."""
-        progress, gradients = self.progress, self.pieces.gradients
+        progress = self.progress
         finished = progress.finished + 1
         self.pieces.write(progress.position)
         progress.write(finished)
-        if gradients is not None:
-            gradients.spent = False
         progress.finished = finished
         self.begun.ended = True
         self.counts["steps"] += 1
@@ -169,7 +170,9 @@ class Steps:
 
     # ---- around optimizer.step
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_update(
+        self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
         if not self.attached:
             return
         self.require()
@@ -181,22 +184,22 @@ class Steps:
                 f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would "
                 "commit the step without what Python holds of it: use `with run.transaction()`"
             )
-        assert self.pieces.optimizer is not None
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
         if pack is None:  # else the store holds nothing of a step before its commit
-            self.progress.begin_update(self.pieces.optimizer.writes())
+            self.progress.begin_update(binding.writes())
         self.begun.updating = True
 
-    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_update(
+        self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
         if not self.attached:
             return
-        assert self.pieces.optimizer is not None
         assert self.pieces.gradients is not None
-        self.pieces.gradients.spent = True
-        if self.pieces.optimizer.behind:
-            self.pieces.optimizer.collect()
+        self.pieces.gradients.spend(binding.parameters)
+        if binding.behind:
+            binding.collect()
 
     # ---- the store asks (see `pmstore.objects.guards.Guard`)
 
@@ -241,8 +244,10 @@ class Steps:
 
     def _torn(self) -> bool:
         """Whether a step is under way that has written."""
-        return bool(self._why()) and (self.begun.forward or self.begun.updating) and (
-            self.begun.written()
+        return (
+            bool(self._why())
+            and (self.begun.forward or self.begun.updating)
+            and (self.begun.written())
         )
 
     # ---- two sides that agree
