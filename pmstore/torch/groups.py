@@ -46,7 +46,15 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
                 f"{_first_change(ours['names'], theirs['names'])}"
             )
     if wrong:
-        raise MismatchError(f"{called} is not the one whose state is stored", mismatched=wrong)
+        raise MismatchError(
+            f"{called} is not the one whose state is stored",
+            mismatched=wrong,
+            ways=(
+                'resume=Resume(optimizer="settings") takes the stored state by the parameters\' '
+                "names, and the groups from the program",
+                'resume=Resume(optimizer="program") begins with the program\'s, without state',
+            ),
+        )
 
 
 def _short(shapes: list[list[int]]) -> str:
