@@ -94,8 +94,7 @@ def _other_pieces(
             missing=_among(missing, left),
             unexpected=_among(unexpected, left),
             ways=(
-                'resume=Resume(pieces="program") drops what is not given, and begins what is not '
-                "stored as the program gives it",
+                'Resume(pieces="program") drops what is not given; what is not stored begins anew',
             ),
         )
     return missing, unexpected

@@ -19,9 +19,7 @@ class Choices:
         self._resume = resume
         self._chosen = resume.chosen()
         self._differences = list(differences)
-        self.first = {
-            field for field, value in self._chosen.items() if noted.get(field) != value
-        }
+        self.first = {field for field, value in self._chosen.items() if noted.get(field) != value}
 
     @property
     def partial(self) -> bool:
@@ -58,9 +56,7 @@ class Choices:
         mine = [one for one in self._differences if self.answer(one) == (field, value)]
         if not mine:
             return field in self.first
-        return any(
-            one.piece == piece and (group is None or one.group == group) for one in mine
-        )
+        return any(one.piece == piece and (group is None or one.group == group) for one in mine)
 
     def takes_rate(self, piece: str, group: int) -> bool:
         """Whether the group's learning rate is the program's."""

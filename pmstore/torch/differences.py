@@ -88,6 +88,8 @@ def _changed(ours: Settings, theirs: Settings) -> list[str]:
 
 def _of_loader(ours: Settings, theirs: Settings) -> list[Difference]:
     changed = _changed(ours, theirs)
+    if "length of the data set" in changed and "samples of a data epoch" in changed:
+        changed.remove("samples of a data epoch")
     sizes = ("batch_size", "drop_last")
     # the place can be kept in samples only if their order is the same
     same_order = all(key in sizes for key in changed)
@@ -108,7 +110,11 @@ def _of_scheduler(piece: str, ours: Settings, theirs: Settings) -> list[Differen
     if ours["class"] != theirs["class"]:
         fresh: Answers = (("lr_scheduler", "program"),)
         return [Difference(piece, "class", None, ours["class"], theirs["class"], fresh)]
-    answers = (("lr_scheduler", "settings"), ("lr_scheduler", "program"), ("lr_scheduler", "store"))
+    answers: Answers = (
+        ("lr_scheduler", "settings"),
+        ("lr_scheduler", "program"),
+        ("lr_scheduler", "store"),
+    )
     if any(
         ours[key] != theirs.get(key)
         for key in ours
@@ -143,9 +149,7 @@ def _of_optimizer(
 ) -> list[Difference]:
     """scheduled: the schedulers are the same, so that a rate that is different was set by hand."""
     if ours["class"] != theirs["class"]:
-        return [
-            Difference(piece, "class", None, ours["class"], theirs["class"], _FRESH_OR_NOT[:1])
-        ]
+        return [Difference(piece, "class", None, ours["class"], theirs["class"], _FRESH_OR_NOT[:1])]
     found = []
     held: list[Settings] = now.get("groups", [])
     for number, (old, new) in enumerate(zip(ours["groups"], theirs["groups"], strict=False)):
@@ -159,9 +163,10 @@ def _of_optimizer(
             found.append(
                 Difference(piece, key, number, old[key], new[key], _answers(key, old, new))
             )
-        if not same(*base) and not any(one.group == number and one.key == "lr" for one in found):
-            if not ("lr" in here and same(here["lr"], new["lr"])):
-                found.append(Difference(piece, "lr", number, *base, _answers("lr", old, new)))
+        told = any((one.group, one.key) == (number, "lr") for one in found)
+        as_now = "lr" in here and same(here["lr"], new["lr"])
+        if not (same(*base) or told or as_now):
+            found.append(Difference(piece, "lr", number, *base, _answers("lr", old, new)))
     return found
 
 

@@ -41,7 +41,9 @@ class MismatchError(AttachError):
         lines += _some("stored, but not given", self.missing)
         lines += _some("given, but not stored", self.unexpected)
         lines += _some("different", self.mismatched)
-        lines += _some("what to write, with pmstore.torch.Resume", tuple(ways))
+        lines += _some(
+            "what can be written: attach(..., resume=pmstore.torch.Resume(...))", tuple(ways)
+        )
         super().__init__("\n".join(lines))
 
 

@@ -58,7 +58,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)
     if isinstance(value, Mapping):
-        return sorted(([str(key), plain(one)] for key, one in value.items()), key=lambda one: one[0])
+        return sorted(
+            ([str(key), plain(one)] for key, one in value.items()), key=lambda one: one[0]
+        )
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
     if isinstance(value, (set, frozenset)):

@@ -7,6 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from pmstore import Store
+from pmstore.torch.choices import Choices
 from pmstore.torch.differences import SCHEDULED
 from pmstore.torch.fit_optimizer import HeldOptimizer
 from pmstore.torch.fit_schedule import (
@@ -20,7 +21,6 @@ from pmstore.torch.fit_schedule import (
 )
 from pmstore.torch.part import Part
 from pmstore.torch.program import Program
-from pmstore.torch.choices import Choices
 
 _Groups = list[dict[str, Any]]
 
@@ -35,7 +35,7 @@ def _hyperparameters(optimizer: Optimizer) -> _Groups:
 def _drives(scheduler: Any, optimizer: Optimizer) -> bool:
     """Whether it writes the optimizer's groups; it may have been given one around it."""
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
-    return bool(groups) and groups[0] is optimizer.param_groups[0]
+    return groups is not None and groups[0] is optimizer.param_groups[0]
 
 
 class Rates:
@@ -80,9 +80,9 @@ class Rates:
         for key, scheduler in mine.items():
             self._schedule(key, scheduler, groups, given, origins, len(held.groups), by_lr)
         for number in by_lr:
-            by_hand = self._choices.differs_in_rate(piece, number) and base_of(groups[number]) == base_of(
-                given[number]
-            )
+            by_hand = self._choices.differs_in_rate(piece, number) and base_of(
+                groups[number]
+            ) == base_of(given[number])
             if not mine or by_hand:
                 groups[number]["lr"] = given[number]["lr"]
             if "initial_lr" in given[number]:
@@ -109,10 +109,9 @@ class Rates:
             if one.group is None or one.key == "lr" or answer is None or answer[1] == "store":
                 continue
             groups[one.group][one.key] = given[one.group][one.key]
-        for group, own in zip(groups, given, strict=True):
-            if choices.hit("weight_decay", "program", piece) and "weight_decay" in own:
-                if not any(one.key == "weight_decay" for one in choices.answered(piece)):
-                    group["weight_decay"] = own["weight_decay"]
+        for number, (group, own) in enumerate(zip(groups, given, strict=True)):
+            if "weight_decay" in own and choices.hit("weight_decay", "program", piece, number):
+                group["weight_decay"] = own["weight_decay"]
 
     def _schedule(
         self,

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from pmstore import Store
-from pmstore.torch.differences import Difference
+from pmstore.torch.choices import Choices
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.fingerprint import Settings
 from pmstore.torch.fit import copy_common
 from pmstore.torch.fit_optimizer import HeldOptimizer, names_of, stand_in
 from pmstore.torch.fit_rates import Rates
-from pmstore.torch.keys import encode_name, under
+from pmstore.torch.keys import encode_name
 from pmstore.torch.loader import Position
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
@@ -22,7 +22,6 @@ from pmstore.torch.part import Part
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.program import Program
 from pmstore.torch.progress import Progress
-from pmstore.torch.choices import Choices
 from pmstore.torch.samples import keep_samples
 from pmstore.torch.stateful import StatefulPart
 from pmstore.torch.trainable import TrainablePart
@@ -82,7 +81,7 @@ class Fitting:
         other_models = any(piece.partition("/")[0] == "model" for piece in added)
         by_name = other_models or self._choices.partial
         dtypes = self._stored_dtypes()
-        changed = self._fit_model(by_name)
+        self._fit_model(by_name)
         rates = Rates(self._store, self._name, self._program, self._choices)
         for binding in self._pieces.optimizers.values():
             self._fit_optimizer(binding, by_name, rates, dtypes)

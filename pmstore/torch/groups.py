@@ -50,9 +50,8 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
             f"{called} is not the one whose state is stored",
             mismatched=wrong,
             ways=(
-                'resume=Resume(optimizer="settings") takes the stored state by the parameters\' '
-                "names, and the groups from the program",
-                'resume=Resume(optimizer="program") begins with the program\'s, without state',
+                'Resume(optimizer="settings") takes the groups given, and the state by name',
+                'Resume(optimizer="program") begins with the one given, without state',
             ),
         )
 

@@ -37,10 +37,7 @@ class LoaderPart:
             raise MismatchError(
                 "the loader is not the one whose place is stored",
                 mismatched=[f"it has {given} generators of its own, the stored one {stored}"],
-                ways=(
-                    'resume=Resume(data="next epoch") begins a data epoch with the loader that is '
-                    "given",
-                ),
+                ways=('Resume(data="next epoch") begins a data epoch with the loader given',),
             )
 
     def write(self, position: Position) -> None:

@@ -222,10 +222,7 @@ class ModelBinding:
             self._layout(),
             plan(self._members),
             "the model is not the one whose state is stored",
-            (
-                'resume=Resume(model="partial") takes what both have, by name, and the rest from '
-                "the program",
-            ),
+            ('Resume(model="partial") takes what both have, by name, and the rest as given',),
         )
 
     def fit(self) -> bool:

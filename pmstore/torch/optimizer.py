@@ -148,9 +148,7 @@ class OptimizerBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        compare_groups(
-            self._called, self._store[f"{self._path}/layout"][0], self.describe_groups()
-        )
+        compare_groups(self._called, self._store[f"{self._path}/layout"][0], self.describe_groups())
 
     def open(self) -> None:
         """Finds the stored placed. Reads no tensor's data, and the optimizer is untouched until
