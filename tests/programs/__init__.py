@@ -5,9 +5,9 @@
     pytest tests/test_programs.py       a short choice
 
 Each program is run on plain torch, undisturbed, killed by SIGKILL, stopped by SIGTERM with
-`sys.exit(0)` in the handler, by an exception, and by `break`: at places drawn from a seed, each life
-going on where the last one ended. What it returns, and the default generators, must come out bit
-for bit the same each time. `harness.py` does it, `life.py` is one life.
+`sys.exit(0)` in the handler, by an exception, and by `break`: at places drawn from a seed, each
+life going on where the last one ended. What it returns, and the default generators, must come out
+bit for bit the same each time. `harness.py` does it, `life.py` is one life.
 
 To add one, write a function into one of the files here, as a user would write the program:
 

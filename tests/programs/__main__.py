@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import local
 
 from . import harness, registry
@@ -18,6 +19,7 @@ def main() -> int:
     asked.add_argument("--quick", action="store_true", help="the short choice of `make test`")
     asked.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
     asked.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    asked.add_argument("--stops", nargs="*", default=registry.STOPS, help="only these kinds")
     given = asked.parse_args()
     chosen = [
         one
@@ -34,7 +36,8 @@ def main() -> int:
         if not hasattr(mine, "server"):
             mine.server = harness.server()
             servers.append(mine.server)
-        return harness.examine(program, mine.server, given.seed)
+        stops = tuple(one for one in program.stops if one in given.stops)
+        return harness.examine(replace(program, stops=stops), mine.server, given.seed)
 
     try:
         with ThreadPoolExecutor(given.jobs) as pool:

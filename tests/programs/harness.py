@@ -142,7 +142,7 @@ class _Examination:
                 plan = self._plan(deed, wanted) if fired < wanted or not in_step else {}
                 life = self._live(home, deed=deed, **plan)
                 resumed += life.reached > 0
-                if self.program.kind and not self._disturbance_came(life, deed):
+                if not self._disturbance_came(life, deed):
                     break
                 fired += 1
                 in_step += life.in_step
@@ -198,7 +198,7 @@ class _Examination:
         ran = self.forks.run(f"{__package__}.life:live", given, timeout_seconds=_TIMEOUT_SECONDS)
         if time.monotonic() - began > _TIMEOUT_SECONDS:
             raise _Broken("it did not end")
-        said = (home / "stderr").read_text(errors="replace").strip()[-1500:]
+        said = (home / "stderr").read_text(errors="replace").strip().rpartition("\n")[2]
         lines = [line.split() for line in (home / "journal").read_text().splitlines()]
         reached = [list(map(int, line[1:])) for line in lines if line[0] == "reached"]
         fired = [line for line in lines if line[0] == "fired"]

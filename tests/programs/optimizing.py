@@ -319,9 +319,7 @@ def transactions(path: str) -> State:
     optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
-        losses, seen = store.list("losses"), store.zeros("seen", (3,), "int64")
-        if not run.resumed:
-            store.commit()
+        losses, seen = store.list("losses"), store.require("seen", (3,), "int64")
         for x, y in run.batches(epochs=3):
             with run.transaction() as step:
                 loss = mse(model(x), y)
@@ -340,7 +338,7 @@ def policy(path: str, kind: str) -> State:
     """Not every step commits: a resume does some of them again."""
     model, loader = mlp(), batches()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    rule = EveryN(4) if kind == "every-n" else Young(mtbf_seconds=0.5)
+    rule = EveryN(4) if kind == "every-n" else Young()
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(
             store, model=model, optimizer=optimizer, loader=loader, policy=rule

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch as _torch
 
 import pmstore.scheduler as scheduler  # programs name policies by it
-import torch as _torch
 
 __all__ = ["open", "scheduler", "torch"]
 
@@ -60,7 +60,8 @@ class _Run:
 
     def batches(self, epochs: int | None = 1, **_: Any) -> Iterator[Any]:
         while epochs is None or self.data_epoch < epochs:
-            for self.batch, batch in enumerate(self.loader):
+            for number, batch in enumerate(self.loader):
+                self.batch = number
                 yield batch
             self.data_epoch += 1
 

@@ -8,7 +8,7 @@ import inspect
 import pkgutil
 import textwrap
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 State = dict[str, Any]
@@ -76,7 +76,7 @@ def _with_moments(function: Callable[..., State]) -> Callable[..., State]:
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
-    definition.body = _body(definition.body, breaks=False, begun=False)
+    definition.body = _body(definition.body, _Place())
     ast.increment_lineno(tree, first - 1)
     ast.fix_missing_locations(tree)
     space = function.__globals__
@@ -87,36 +87,42 @@ def _with_moments(function: Callable[..., State]) -> Callable[..., State]:
     return made
 
 
-def _body(statements: list[ast.stmt], *, breaks: bool, begun: bool) -> list[ast.stmt]:
-    """breaks: a `break` may stand here. begun: statements of a step were executed before it."""
+@dataclass(frozen=True)
+class _Place:
+    """loop: it is in a loop. breaks: a `break` may stand there. begun: after other statements of
+    the loop, and not after a step's end."""
+
+    loop: bool = False
+    breaks: bool = False
+    begun: bool = False
+
+
+def _body(statements: list[ast.stmt], place: _Place) -> list[ast.stmt]:
     out: list[ast.stmt] = []
     for statement in statements:
-        if isinstance(statement, (ast.Nonlocal, ast.Global, ast.Import, ast.ImportFrom)):
-            out.append(statement)
-            continue
-        out.append(_moment(statement, breaks, begun))
-        _inside(statement, breaks, begun)
+        if not isinstance(statement, (ast.Nonlocal, ast.Global, ast.Import, ast.ImportFrom)):
+            out.append(_moment(statement, place))
+            _inside(statement, place)
         out.append(statement)
-        begun = (begun or breaks) and not _ends_a_step(statement)
-    if breaks and statements and not isinstance(statements[-1], (ast.Break, ast.Continue)):
-        out.append(_moment(statements[-1], breaks, begun))
+        place = replace(place, begun=place.loop and not _ends_a_step(statement))
+    if place.breaks and not isinstance(statements[-1], (ast.Break, ast.Continue, ast.Return)):
+        out.append(_moment(statements[-1], place))
     return out
 
 
-def _inside(statement: ast.stmt, breaks: bool, begun: bool) -> None:
+def _inside(statement: ast.stmt, place: _Place) -> None:
     if isinstance(statement, (ast.For, ast.While)):
-        statement.body = _body(statement.body, breaks=True, begun=begun)
-    elif isinstance(statement, ast.If):
-        statement.body = _body(statement.body, breaks=breaks, begun=begun)
-        statement.orelse = _body(statement.orelse, breaks=breaks, begun=begun)
-    elif isinstance(statement, ast.With):
-        # a `break` out of a transaction block would commit what was done so far: it means it
-        breaks = breaks and "transaction" not in ast.unparse(statement.items[0])
-        statement.body = _body(statement.body, breaks=breaks, begun=begun)
+        place = replace(place, loop=True, breaks=True)
+    elif isinstance(statement, ast.With) and "transaction" in ast.unparse(statement.items[0]):
+        # a `break` out of it commits what was done so far, and means it
+        place = replace(place, breaks=False)
     elif isinstance(statement, ast.FunctionDef):
-        statement.body = _body(statement.body, breaks=False, begun=begun)
-    elif isinstance(statement, ast.Try):
-        statement.body = _body(statement.body, breaks=breaks, begun=begun)
+        place = replace(place, breaks=False)
+    elif isinstance(statement, ast.If) and statement.orelse:
+        statement.orelse = _body(statement.orelse, place)
+    elif not isinstance(statement, (ast.If, ast.With, ast.Try)):
+        return
+    statement.body = _body(statement.body, place)
 
 
 def _ends_a_step(statement: ast.stmt) -> bool:
@@ -124,9 +130,9 @@ def _ends_a_step(statement: ast.stmt) -> bool:
     return ".commit(" in text or (isinstance(statement, ast.With) and "transaction(" in text)
 
 
-def _moment(statement: ast.stmt, breaks: bool, begun: bool) -> ast.stmt:
-    call = f"__moment__({begun})"
-    made = ast.parse(f"if {call}: break" if breaks else call).body[0]
+def _moment(statement: ast.stmt, place: _Place) -> ast.stmt:
+    call = f"__moment__({place.begun})"
+    made = ast.parse(f"if {call}: break" if place.breaks else call).body[0]
     for node in ast.walk(made):
         if isinstance(node, (ast.stmt, ast.expr)):
             node.lineno = node.end_lineno = statement.lineno
