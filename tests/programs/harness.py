@@ -139,7 +139,8 @@ class _Examination:
                 lives += 1
                 if lives > _MOST_LIVES:
                     raise _Broken(f"{fired} in {lives} lives, {in_step} of them within a step")
-                plan = self._plan(deed, wanted) if fired < wanted or not in_step else {}
+                enough = fired >= wanted and in_step and resumed
+                plan = {} if enough else self._plan(deed, 1 if fired >= wanted else wanted)
                 life = self._live(home, deed=deed, **plan)
                 resumed += life.reached > 0
                 if not self._disturbance_came(life, deed):

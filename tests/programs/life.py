@@ -101,6 +101,7 @@ def live(_: Callable[[int], None], name: str, folder: str, plan: dict[str, Any])
     kill_at_primitive(plan["at"] if plan.get("unit") == "primitive" else 0)
     if plan.get("unit") == "call":
         sys.setprofile(life.call)
+    os.register_at_fork(after_in_child=_harmless)
     try:
         result = chosen.function(f"{folder}/run.pm", *chosen.variant)
     except SystemExit as stopped:
@@ -115,6 +116,12 @@ def live(_: Callable[[int], None], name: str, folder: str, plan: dict[str, Any])
         found = bits_of({**result, "generators": generators})
         (here / "result").write_bytes(pickle.dumps(found))
         life.note("ended", *life.counts.values(), primitives_seen())
+
+
+def _harmless() -> None:
+    """In a process of the program's own, such as a loader's worker."""
+    sys.setprofile(None)
+    kill_at_primitive(0)
 
 
 def _watch(life: Life, domain: str) -> None:
