@@ -154,7 +154,7 @@ class _Examination:
 
     def _plan(self, deed: str, times: int) -> dict[str, Any]:
         """Where to disturb: mostly in the steps of the program, sometimes before them."""
-        units = {"kill": ("moment", "call", "primitive"), "term": ("moment", "moment", "call")}
+        units = {"kill": ("moment", "moment", "call", "primitive"), "term": ("moment", "call")}
         unit = self.chance.choice(units.get(deed, ("moment",)))
         setup, all_of_them = self.setup.get(unit, 0), self.counts[unit]
         if self.chance.random() < 0.1 and setup > 1 and deed != "break":

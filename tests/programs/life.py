@@ -40,6 +40,7 @@ class Life:
         self._journal = journal
         self._unit, self._at, self._deed = unit, at, deed
         self._stopped = False
+        self._begun = False
 
     def note(self, *words: object) -> None:
         """A line that outlives a SIGKILL."""
@@ -47,19 +48,20 @@ class Life:
 
     def moment(self, begun: bool) -> bool:
         """Before each statement. Returns whether the loop is to be left."""
+        self._begun = begun
         if not self._stopped:
-            self._count("moment", begun)
+            self._count("moment")
         return self._stopped
 
     def call(self, frame: object, event: str, argument: object) -> None:
         """A function for sys.setprofile."""
         if event == "call":
-            self._count("call", False)
+            self._count("call")
 
-    def _count(self, unit: str, begun: bool) -> None:
+    def _count(self, unit: str) -> None:
         self.counts[unit] += 1
         if unit == self._unit and self.counts[unit] == self._at:
-            self.note("fired", self._deed, int(begun))
+            self.note("fired", self._deed, int(self._begun))
             self._do()
 
     def _do(self) -> None:

@@ -118,6 +118,10 @@ def _inside(statement: ast.stmt, place: _Place) -> None:
         place = replace(place, breaks=False)
     elif isinstance(statement, ast.FunctionDef):
         place = replace(place, breaks=False)
+    elif isinstance(statement, ast.ClassDef):
+        for method in statement.body:
+            _inside(method, place)
+        return
     elif isinstance(statement, ast.If) and statement.orelse:
         statement.orelse = _body(statement.orelse, place)
     elif not isinstance(statement, (ast.If, ast.With, ast.Try)):
