@@ -435,7 +435,7 @@ def test_other_keys_than_stored(path: Path) -> None:
         assert caught.value.missing == ("model/average", "model/d", "model/g")
         assert caught.value.unexpected == ("model",)
         gan.of_g, gan.of_d = gan.of_d, gan.of_g
-        with pytest.raises(MismatchError, match="the optimizer 'g' is not the one whose state is"):
+        with pytest.raises(MismatchError, match="the optimizer 'g'"):
             gan.attach(store)
         assert [*map(id, gan.g.parameters())] == [
             id(one) for one in gan.of_d.param_groups[0]["params"]
