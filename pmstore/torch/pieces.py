@@ -115,6 +115,17 @@ class Pieces:
         """Arrays of the store over all that a training step writes in place."""
         return [memory for binding in self.bindings for memory in binding.memory()]
 
+    def spend(self, binding: OptimizerBinding) -> None:
+        """After its step. What another optimizer has parameters of too, that one may still use."""
+        assert self.gradients is not None
+        others = {
+            id(one)
+            for other in self.optimizers.values()
+            if other is not binding
+            for one in other.parameters
+        }
+        self.gradients.spend([one for one in binding.parameters if id(one) not in others])
+
     # ---- into the store; pending until the next commit
 
     def create(self, position: Position) -> None:

@@ -187,6 +187,9 @@ class Steps:
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
+        assert self.pieces.gradients is not None
+        if len(args) < 2 and not kwargs.get("closure"):  # else that computes them
+            self.pieces.gradients.refuse_unknown(binding.called, binding.parameters)
         if pack is None:  # else the store holds nothing of a step before its commit
             self.progress.begin_update(binding.writes())
         self.begun.updating = True
@@ -196,8 +199,7 @@ class Steps:
     ) -> None:
         if not self.attached:
             return
-        assert self.pieces.gradients is not None
-        self.pieces.gradients.spend(binding.parameters)
+        self.pieces.spend(binding)
         if binding.behind:
             binding.collect()
 
