@@ -254,7 +254,7 @@ class ModelBinding:
         return [(f"{member.kind} {member.name}", member.tensor) for member in self._members]
 
     @property
-    def tensors_of_program(self) -> list[torch.Tensor]:
+    def kept(self) -> list[torch.Tensor]:
         """All that it keeps, tied ones more than once."""
         return [member.tensor for member in self._members]
 
