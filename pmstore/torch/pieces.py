@@ -106,10 +106,7 @@ class Pieces:
 
     def tensors(self) -> list[torch.Tensor]:
         """Parameters and buffers, some of them twice."""
-        found = [] if self.model is None else [one for _, one in self.model.named_tensors]
-        for optimizer in self.optimizers.values():
-            found += optimizer.parameters
-        return found
+        return [tensor for binding in self.bindings for tensor in binding.kept]
 
     def memory(self) -> list[Memory]:
         """Arrays of the store over all that a training step writes in place."""

@@ -215,6 +215,10 @@ class SlottedBinding(OptimizerBinding):
                 names.setdefault(id(one), full_name(key, name))
         return names
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        return self.parameters
+
     def memory(self) -> list[Any]:
         return [] if self._slots is None else [self._slots.current]
 
