@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.base.alive import alive
 from pmstore.errors import TransactionError
-from pmstore.scheduler import CommitPolicy, CommitScheduler
+from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch.adapt import adapt, note
 from pmstore.torch.errors import AttachError, TornStepError, records
 from pmstore.torch.keys import called
@@ -49,6 +49,7 @@ def attach(
     name: str = "run",
     rng: bool = True,
     mirror: bool | None = None,
+    guard: PreemptionGuard | None = None,
     resume: Resume | None = None,
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
@@ -97,6 +98,10 @@ def attach(
         name: of the run's group in the store; several runs can share a store.
         rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is
             not bit for bit the same where anything is random.
+        guard: notices that the process is told to stop. Then the step is finished and committed,
+            whatever the policy says, and `run.batches` ends the program with status 0 in place of
+            giving another batch (`run.stopping`, for loops of your own). It is entered, as by
+            `with guard:`, until the store is closed.
         mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap.
             None: if any parameter is on an accelerator.
         resume: what to do where the program differs from the one that the stored run was made by:
@@ -124,6 +129,8 @@ def attach(
             'ConvergenceAware("time"), or a CommitScheduler, '
             f"not {policy!r}"
         )
+    if guard is not None and not isinstance(guard, PreemptionGuard):
+        raise TypeError(f"guard is a PreemptionGuard of pmstore.scheduler, not {guard!r}")
     program = Program.gather(
         model=model,
         optimizer=optimizer,
@@ -154,7 +161,7 @@ def attach(
     resumed = f"{name}/about" in store
     steps = (_resume if resumed else _begin)(store, name, program, resume or Resume())
     try:
-        steps.schedule = Schedule(store, name, steps.progress, policy, tiers)
+        steps.use(Schedule(store, name, steps.progress, policy, tiers, guard))
     except BaseException:
         steps.detach()
         raise

@@ -14,7 +14,7 @@ from pmstore import Store
 from pmstore.torch.errors import MismatchError
 from pmstore.torch.fit import check_fit, copy_common
 from pmstore.torch.keys import encode_name, full_name
-from pmstore.torch.placed import Placed, Places, check_movable, take_in
+from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
 
 @dataclass(slots=True)
@@ -285,6 +285,15 @@ class ModelBinding:
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """All that it keeps, under each of their names: "parameter 0.weight"."""
         return [(f"{member.kind} {member.name}", member.tensor) for member in self._members]
+
+    @property
+    def tensors_of_program(self) -> list[torch.Tensor]:
+        """All that it keeps, tied ones more than once."""
+        return [member.tensor for member in self._members]
+
+    def memory(self) -> list[Memory]:
+        """What the tensors lie in."""
+        return [placed.memory for placed in self._placed.values()]
 
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The block of one of the model's tensors."""

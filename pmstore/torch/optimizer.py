@@ -240,6 +240,11 @@ class OptimizerBinding:
             for memory in written
         ]
 
+    def memory(self) -> list[Memory]:
+        """What its state lies in, and parameters that are in no module."""
+        state = [one.memory for placed in self._placed.values() for one in placed.values()]
+        return [*(one.memory for one in self._own.values()), *state]
+
     def _written(self) -> list[tuple[torch.Tensor, list[Memory]]]:
         found = []
         for index, parameter in enumerate(self.parameters):

@@ -13,6 +13,7 @@ from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, parameters_of
+from pmstore.torch.placed import Memory
 from pmstore.torch.program import Program
 from pmstore.torch.rng import RngParts
 from pmstore.torch.sharing import check_apart
@@ -33,6 +34,7 @@ class Pieces:
             source = open_source(program.loader) if program.loader is not None else None
         except TypeError as error:
             raise AttachError(str(error)) from None
+        self.modules = list(program.models.values())
         self.model: ModelBinding | None = None
         self.optimizers: dict[str, OptimizerBinding] = {}
         self.pack = Pack(store, f"{name}/mirror") if program.mirrored else None
@@ -87,6 +89,17 @@ class Pieces:
         for optimizer in self.optimizers.values():
             named += optimizer.extra_parameters
         return named
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers, some of them twice."""
+        found = [] if self.model is None else self.model.tensors_of_program
+        for optimizer in self.optimizers.values():
+            found += optimizer.parameters
+        return found
+
+    def memory(self) -> list[Memory]:
+        """Arrays of the store over all that a training step writes in place."""
+        return [memory for binding in self.bindings for memory in binding.memory()]
 
     # ---- into the store; pending until the next commit
 

@@ -225,6 +225,9 @@ class SlottedBinding(OptimizerBinding):
                 names.setdefault(id(one), full_name(key, name))
         return names
 
+    def memory(self) -> list[Any]:
+        return [] if self._slots is None else [self._slots.current]
+
     def writes(self) -> list[Any]:
         return []  # nothing that is captured
 
