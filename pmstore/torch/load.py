@@ -15,7 +15,7 @@ from pmstore.torch.errors import AttachError, MismatchError, records
 from pmstore.torch.keys import encode_name, full_name, under
 from pmstore.torch.mirrored import packed
 from pmstore.torch.part import Part
-from pmstore.torch.slot_views import described_kept, make_views
+from pmstore.torch.slot_views import Kept, described_kept, make_views
 from pmstore.torch.stateful import extra_state
 
 
@@ -77,14 +77,10 @@ def _check_keys(store: Store, name: str, models: Mapping[str, nn.Module]) -> Non
     missing = [key for key in models if encode_name(key) not in stored]
     if missing:
         keys = ", ".join(map(repr, stored))
+        one = "one model: give it as it is"
+        what = one if stored == [""] else f"the models {keys}: give a dict"
         raise MismatchError(
-            f"the stored run {name!r} has "
-            + (
-                "one model: give it as it is"
-                if stored == [""]
-                else f"the models {keys}: give a dict"
-            ),
-            unexpected=[repr(key) for key in missing if key],
+            f"the stored run {name!r} has {what}", unexpected=[repr(key) for key in missing if key]
         )
 
 
@@ -112,7 +108,8 @@ def _held(store: Store, name: str) -> dict[str, torch.Tensor]:
 
 def _of_slots(store: Store, path: str) -> dict[str, torch.Tensor]:
     """Parameters that an optimizer of pmstore keeps."""
-    names, kept = [], []
+    names: list[str | None] = []
+    kept: list[Kept] = []
     for group in store[f"{path}/layout"][0]:
         if "kept" not in group:
             raise AttachError(
@@ -121,7 +118,9 @@ def _of_slots(store: Store, path: str) -> dict[str, torch.Tensor]:
             )
         names += group["names"]
         kept += map(described_kept, group["shapes"], group["kept"])
-    views = make_views(store[f"{path}/slots"].current, kept)
+    current = store[f"{path}/slots"].current
+    # torch takes no memory that cannot be written
+    views = make_views(current if current.flags.writeable else current.copy(), kept)
     return {
         key: tensor for key, tensor in zip(names, views.parameters, strict=True) if key is not None
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import MODELS, OPTIMIZERS, data, make_job, train
+from training import MODELS, OPTIMIZERS, make_job, train
 
 import pmstore
 import pmstore.torch
@@ -105,7 +105,7 @@ def test_ties_and_several_models(path: Path) -> None:
         optimizer = OPTIMIZERS["adamw"](first.parameters())
         models = {"a/b": first, "g": second}
         pmstore.torch.attach(store, model=models, optimizer=optimizer).commit()
-        pmstore.torch.attach(store, loader=data(), name="no model")
+        pmstore.torch.attach(store, loader=[1, 2], name="no model")
     ours, theirs = tied(1), nn.Linear(8, 3)
     load(path, {"a/b": ours, "g": theirs})
     assert same(ours, first)
