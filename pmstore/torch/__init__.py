@@ -5,6 +5,7 @@ from pmstore.extras import optional
 with optional:
     from pmstore.torch.attach import attach
     from pmstore.torch.errors import AttachError, ChangedError, MismatchError, TornStepError
+    from pmstore.torch.load import load
     from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run, RunStats
     from pmstore.torch.transaction import RunTransaction
@@ -19,4 +20,5 @@ __all__ = [
     "RunTransaction",
     "TornStepError",
     "attach",
+    "load",
 ]
