@@ -137,8 +137,8 @@ class Flusher:
             job.snapshot.close()
             job.flush.finish(error, stats)
             try:
-                if written is not None and written.replaced is not None:
-                    self._writer.publisher.forget(written.replaced)
+                if written is not None and written.name is not None:
+                    self._writer.publisher.forget(written.name)
             except Exception as raised:
                 self._leavings = (
                     raised  # an epoch too many does no harm; the next flush tries again

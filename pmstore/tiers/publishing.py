@@ -84,10 +84,10 @@ class Publisher:
                 "is read back"
             )
 
-    def forget(self, replaced: list[ManifestName]) -> None:
-        """Lets old epochs go. replaced: manifests of the same commit as the newest one."""
+    def forget(self, newest: ManifestName) -> None:
+        """Lets old epochs go. newest: that `publish` made."""
         if self._lock is not None:
-            self._retention.forget(self._lock, replaced)
+            self._retention.forget(self._lock, newest)
 
     def release(self) -> None:
         """Other writers may come."""

@@ -31,8 +31,8 @@ class Written:
     nbytes: int
     state_bytes: int
     full: bool
-    replaced: list[ManifestName] | None
-    """Manifests of the same commit, now that the new one is there; None: this one was there."""
+    name: ManifestName | None
+    """Of its manifest; None: the epoch was there."""
 
 
 class Writer:
@@ -74,8 +74,7 @@ class Writer:
         self._refuse_cancelled(flush, transfer)
         nbytes = self.publisher.publish(name, manifest)
         self._base = Base(snapshot.tag, str(name), nbytes, manifest)
-        replaced = [found for found in taken if found[1:] == name[1:]]
-        return Written(info, flush.total_bytes, manifest.state_bytes, base is None, replaced)
+        return Written(info, flush.total_bytes, manifest.state_bytes, base is None, name)
 
     def _refuse_cancelled(self, flush: Flush, transfer: Transfer) -> None:
         if transfer.cancelled:
