@@ -25,6 +25,8 @@ class Wanted(NamedTuple):
     epoch: int | None = None
     run: str | None = None
     """Its beginning will do."""
+    kept: str | int | None = None
+    """The newest that was kept under this name, or of this step."""
 
 
 def epochs(
@@ -81,22 +83,33 @@ def _choose(found: list[EpochInfo], url: str, wanted: Wanted) -> list[EpochInfo]
 
     Raises: TierError.
     """
-    epoch, run = wanted
     if not found:
         raise TierError(f"{url}: there is no epoch here")
-    candidates = [
-        one
-        for one in found
-        if (run is None or one.run.startswith(run)) and (epoch is None or one.epoch == epoch)
-    ]
+    candidates = [one for one in found if _fits(one, wanted)]
+    if any(one.run == wanted.run for one in candidates):
+        candidates = [one for one in candidates if one.run == wanted.run]
     if not candidates:
-        there = ", ".join(f"{one.epoch} of run {one.run}" for one in found[:20])
+        there = ", ".join(f"{one.epoch} of run {one.run}{_why(one)}" for one in found[:20])
         raise TierError(
             f"{url}: no such epoch. There are {there}{' and more' if len(found) > 20 else ''}"
         )
     runs = sorted({one.run for one in candidates})
-    if epoch is not None and len(runs) > 1:
+    if wanted[::2] != (None, None) and len(runs) > 1:
+        which = f"epoch {wanted.epoch}" if wanted.kept is None else f"{wanted.kept!r}"
         raise TierError(
-            f"{url}: epoch {epoch} is there of several runs: say run= one of {', '.join(runs)}"
+            f"{url}: {which} is there of several runs: say run= one of {', '.join(runs)}"
         )
-    return candidates
+    return candidates[:1] if wanted.kept is not None else candidates
+
+
+def _fits(info: EpochInfo, wanted: Wanted) -> bool:
+    epoch, run, kept = wanted
+    return (
+        (run is None or info.run.startswith(run))
+        and (epoch is None or info.epoch == epoch)
+        and (kept is None or any(mark.is_called(kept) for mark in info.kept))
+    )
+
+
+def _why(info: EpochInfo) -> str:
+    return f" (kept: {', '.join(map(str, info.kept))})" if info.kept else ""

@@ -9,6 +9,7 @@ from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.leases import Leases
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
+from pmstore.tiers.pins import Pins
 from pmstore.tiers.places import RANK, open_places
 
 
@@ -22,6 +23,7 @@ class Retention:
         # of manifests that were read, or written: they do not change
         self._files: dict[str, frozenset[str]] = {}
         self._leases = Leases(backend, own)
+        self.pins = Pins(backend, own)
 
     def clean(self, lock: Lock) -> None:
         """Deletes files of this run and rank that no epoch names: left by a writer that was
@@ -53,8 +55,8 @@ class Retention:
 
     def forget(self, lock: Lock, newest: ManifestName) -> None:
         """Lets epochs beyond `keep` go, the oldest first, each manifest before its files, and those
-        that were published again. What a reader holds stays. An epoch of several ranks counts when
-        all of their manifests are there. newest: was just published, and counts.
+        that were published again. What is pinned, or held by a reader, stays. An epoch of several
+        ranks counts when all of their manifests are there. newest: was just published, and counts.
         """
         everywhere = RANK in self._config.place
         places = (
@@ -85,12 +87,16 @@ class Retention:
             ranks.setdefault(parsed.epoch, set()).add(parsed.rank)
             if parsed.rank == own.rank:
                 mine.append(parsed)
+        pinned = self.pins.epochs(names)
         last = {one.epoch: one for one in sorted(mine)}  # of an epoch that was published again
         whole = [one for one in last.values() if len(ranks[one.epoch]) == own.world_size]
         whole.sort(reverse=True)
         oldest = whole[keep - 1] if keep is not None and len(whole) >= keep else None
         return sorted(
-            one for one in mine if one != last[one.epoch] or (oldest is not None and one < oldest)
+            one
+            for one in mine
+            if one != last[one.epoch]
+            or (oldest is not None and one < oldest and one.epoch not in pinned)
         )
 
     def _drop_files(self, lock: Lock, temporary: bool) -> None:
@@ -102,6 +108,7 @@ class Retention:
             return
         written = [name for name in names if name not in named and self._own.is_written(name)]
         gone = [name for name in written if temporary or name.endswith(CHUNKS_SUFFIX)]
+        gone += self.pins.leavings(names) if temporary else []
         if gone:
             lock.check()
         for name in gone:

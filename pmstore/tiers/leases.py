@@ -1,8 +1,8 @@
-"""Leases: a reader says in the tier which epoch it reads, and the writer's `keep` leaves that one for
-a while.
+"""Leases: a reader says in the tier which epoch it reads, and the writer's `keep` leaves that epoch
+for a while.
 
-A lease is an empty file, `EPOCH.RUN.WORLD.TOKEN.lease`. Its reader renews it by its time alone. Ages
-are told by the place's own clock: the lease's time against that of the manifest that was just
+A lease is an empty file, `EPOCH.RUN.WORLD.TOKEN.lease`. Its reader renews it by its time alone.
+Ages are told by the place's own clock: the lease's time against that of the manifest that was just
 published there. So no two clocks are compared. It delays forgetting, and nothing else, for so many
 epochs and so long: anybody may have written it.
 """
@@ -31,6 +31,7 @@ LEASES_MOST = 64
 """That a writer looks at, of a run."""
 EPOCHS_MOST = 16
 """That a writer leaves for leases."""
+_END_SECONDS = 5.0
 
 _NAME = re.compile(
     r"(\d{12,20})\.([A-Za-z0-9_-]{1,64})\.(\d{1,20})\.([0-9a-f]{16})\.lease", re.ASCII
@@ -83,7 +84,7 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._worker is not None:
-            self._worker.join()
+            self._worker.join(_END_SECONDS)  # a place that hangs is not waited for
             with suppress(OSError, RuntimeError):
                 self._place.delete(self._name)
 

@@ -9,6 +9,7 @@ from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import Manifest, ManifestName
+from pmstore.tiers.pins import Pin, Pins
 
 
 class Publisher:
@@ -49,6 +50,22 @@ class Publisher:
             )
         self._generation = generation
         return name
+
+    @property
+    def pins(self) -> Pins:
+        """Which epochs stay."""
+        return self._retention.pins
+
+    def pin(self, epoch: int, pin: Pin) -> None:
+        """After `begin`, before `publish`. Raises: TierError, OSError."""
+        assert self._lock is not None, "begin comes first"
+        self.pins.add(self._lock, epoch, pin)
+
+    def push_out(self, pin: Pin) -> None:
+        """Marks that this one's replace: after `publish`; their epochs go with those that are
+        forgotten."""
+        if self._lock is not None:
+            self.pins.push_out(self._lock, pin)
 
     def publish(self, name: ManifestName, manifest: Manifest) -> int:
         """The epoch counts on return. Bytes of the manifest.

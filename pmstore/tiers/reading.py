@@ -17,6 +17,7 @@ from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend
 from pmstore.tiers.leases import Lease
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
+from pmstore.tiers.pins import Mark, PinName, read_marks
 from pmstore.tiers.places import Places
 
 FIRST_BYTES = 1 << 20
@@ -60,6 +61,8 @@ class EpochInfo:
      reads everything)."""
     manifests: dict[int, str] = field(repr=False)
     """Name of each rank's manifest."""
+    kept: tuple[Mark, ...] = ()
+    """Why it stays whatever `keep` says, as its first rank has it."""
 
 
 def list_epochs(backend: Backend | Places) -> list[EpochInfo]:
@@ -92,7 +95,7 @@ def _list(backend: Backend | Places, strict: bool) -> list[EpochInfo]:
 def _look(
     backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName], strict: bool
 ) -> EpochInfo:
-    first = next(iter(ranks.values()))
+    first = ranks[min(ranks)]
     problem: str | None = None
     if len(ranks) < first.world_size:  # which may be any number that fits into a name
         missing = list(islice((rank for rank in range(first.world_size) if rank not in ranks), 8))
@@ -129,6 +132,7 @@ def _look(
         time=when,
         problem=problem,
         manifests={rank: str(one) for rank, one in ranks.items()},
+        kept=read_marks(backend, pin) if (pin := str(PinName.of(first))) in names else (),
     )
 
 

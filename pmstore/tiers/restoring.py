@@ -62,6 +62,7 @@ def restore(
     epoch: int | None = None,
     *,
     run: str | None = None,
+    kept: str | int | None = None,
     rank: int = 0,
     domain: str = "auto",
     storage_options: dict[str, Any] | None = None,
@@ -78,7 +79,8 @@ def restore(
     flushed does not mix with the run it came from.
 
     path: where nothing is. run: of those in the tier (its beginning will do); needed where several
-        have that epoch. rank: whose store. domain: what `pmstore.open` will use by default.
+        have that epoch. kept: the newest that a training run kept under this name, or at this step
+        (`run.keep`). rank: whose store. domain: what `pmstore.open` will use by default.
         stall_seconds: a remote place that leaves a request (of 8 MiB or a chunk) unanswered for so
         long is an error, and no reason to take an older epoch; None: waits for ever. progress:
         called with (bytes done, bytes of all), on some thread.
@@ -108,7 +110,7 @@ def restore(
     def read(info: EpochInfo) -> int:
         return _restore_one(EpochBytes(backend, info, rank), target, domain, progress, patience)
 
-    size, info, skipped = read_first(backend, Wanted(epoch, run), "restored", read)
+    size, info, skipped = read_first(backend, Wanted(epoch, run, kept), "restored", read)
     return RestoreReport(str(target), info.epoch, info.run, size, tuple(skipped))
 
 

@@ -1,4 +1,5 @@
-"""Readers beside a writer that lets epochs go: they hold what they read, or take the next newest."""
+"""Readers beside a writer that lets epochs go: they hold what they read, or take the next newest
+one."""
 
 from __future__ import annotations
 
