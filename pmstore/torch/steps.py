@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.torch.errors import AttachError, records
+from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.progress import Progress
 from pmstore.torch.schedule import Schedule
@@ -52,10 +54,13 @@ class Steps:
                 binding.bind()
             self.progress.settle()
         self.store.guard_commits(self._refuse_half_a_step)
-        if self.pieces.optimizer is not None:
-            optimizer: Any = self.pieces.optimizer.optimizer
-            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
-            self._handles.append(optimizer.register_step_post_hook(self._after_update))
+        for binding in self.pieces.optimizers.values():
+            optimizer: Any = binding.optimizer
+            before, after = self._before_update, self._after_update
+            self._handles += (
+                optimizer.register_step_pre_hook(partial(before, binding)),
+                optimizer.register_step_post_hook(partial(after, binding)),
+            )
             if self.progress.committed:
                 # What a scheduler of this process would otherwise take for a call in the wrong
                 # order, and warn.
@@ -65,8 +70,8 @@ class Steps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self.pieces.optimizer is not None:
-            self.pieces.optimizer.release()
+        for binding in self.pieces.optimizers.values():
+            binding.release()
         if self.pieces.pack is not None and not self.store.closed:
             self.pieces.pack.release()
         self.detached = True
@@ -91,8 +96,8 @@ class Steps:
                 self.pending = self.store.commit(wait=False)
                 self.counts["commits"] += 1
             return True
-        optimizer = self.pieces.optimizer
-        if not self.schedule.commit(loss, optimizer.optimizer if optimizer is not None else None):
+        first = next(iter(self.pieces.optimizers.values()), None)
+        if not self.schedule.commit(loss, first.optimizer if first is not None else None):
             return False
         self.progress.settle()
         self.counts["commits"] += 1
@@ -101,12 +106,10 @@ class Steps:
 
     def _write(self) -> None:
         """Brings the store up to date with what Python holds; pending."""
-        progress, gradients = self.progress, self.pieces.gradients
+        progress = self.progress
         finished = progress.finished + 1
         self.pieces.write(progress.position)
         progress.write(finished)
-        if gradients is not None:
-            gradients.spent = False
         progress.finished = finished
         progress.updating = False
         self.counts["steps"] += 1
@@ -123,7 +126,9 @@ class Steps:
 
     # ---- around optimizer.step
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_update(
+        self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
         if not self.attached:
             return
         self.require()
@@ -135,22 +140,22 @@ class Steps:
                 f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would "
                 "commit the step without what Python holds of it: use `with run.transaction()`"
             )
-        assert self.pieces.optimizer is not None
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
         if pack is None:  # else the store holds nothing of a step before its commit
-            self.progress.begin_update(self.pieces.optimizer.writes())
+            self.progress.begin_update(binding.writes())
         self.progress.updating = True
 
-    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_update(
+        self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
         if not self.attached:
             return
-        assert self.pieces.optimizer is not None
         assert self.pieces.gradients is not None
-        self.pieces.gradients.spent = True
-        if self.pieces.optimizer.behind:
-            self.pieces.optimizer.collect()
+        self.pieces.gradients.spend(binding.parameters)
+        if binding.behind:
+            binding.collect()
 
     def _refuse_half_a_step(self) -> None:
         """Asked by the store before it commits."""
