@@ -146,8 +146,8 @@ class Flusher:
             try:
                 if written is not None and job.pin is not None:
                     self._writer.publisher.push_out(job.pin)
-                if written is not None and written.name is not None:
-                    self._writer.publisher.forget(written.name)
+                if written is not None and written.fresh is not None:
+                    self._writer.publisher.forget(written.fresh)
             except Exception as raised:
                 self._leavings = (
                     raised  # an epoch too many does no harm; the next flush tries again

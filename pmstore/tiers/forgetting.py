@@ -53,10 +53,11 @@ class Retention:
                 )
             return
 
-    def forget(self, lock: Lock, newest: ManifestName) -> None:
+    def forget(self, lock: Lock, fresh: str) -> None:
         """Lets epochs beyond `keep` go, the oldest first, each manifest before its files, and those
         that were published again. What is pinned, or held by a reader, stays. An epoch of several
-        ranks counts when all of their manifests are there. newest: was just published, and counts.
+        ranks counts when all of their manifests are there. fresh: a file that has just been
+        written, when the newest epoch counts.
         """
         everywhere = RANK in self._config.place
         places = (
@@ -65,7 +66,7 @@ class Retention:
             else self._backend
         )
         names = places.names()
-        held, over = self._leases.look(names, newest)
+        held, over = self._leases.look(names, fresh)
         gone = [one for one in self._superfluous(names) if one.epoch not in held]
         if gone or over:
             lock.check()

@@ -2,8 +2,8 @@
 for a while.
 
 A lease is an empty file, `EPOCH.RUN.WORLD.TOKEN.lease`. Its reader renews it by its time alone.
-Ages are told by the place's own clock: the lease's time against that of the manifest that was just
-published there. So no two clocks are compared. It delays forgetting, and nothing else, for so many
+Ages are told by the place's own clock: the lease's time against that of the file that was written
+there last. So no two clocks are compared. It delays forgetting, and nothing else, for so many
 epochs and so long: anybody may have written it.
 """
 
@@ -96,9 +96,9 @@ class Leases:
         self._backend, self._own = backend, own
         self._seen: dict[str, float] = {}  # when it was, by this process's clock
 
-    def look(self, names: Iterable[str], newest: ManifestName) -> tuple[set[int], list[str]]:
-        """Epochs that are held, and names of leases that are over. newest: the manifest that was
-        just published."""
+    def look(self, names: Iterable[str], fresh: str) -> tuple[set[int], list[str]]:
+        """Epochs that are held, and names of leases that are over. fresh: a file that has just been
+        written, whose time is now."""
         found = [
             lease
             for lease in map(LeaseName.parse, names)
@@ -107,7 +107,7 @@ class Leases:
         ]
         found = sorted(found, reverse=True)[:LEASES_MOST]
         self._seen = {str(one): self._seen.get(str(one), time.monotonic()) for one in found}
-        now = self._backend.modified(str(newest)) if found else None
+        now = self._backend.modified(fresh) if found else None
         held: set[int] = set()
         over: list[str] = []
         for one in found:

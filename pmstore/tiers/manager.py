@@ -25,6 +25,7 @@ from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.flusher import Flusher, start_thread
 from pmstore.tiers.handle import Flush, time_left
+from pmstore.tiers.pins import Pin
 
 if TYPE_CHECKING:
     from pmstore.objects.root import Root
@@ -242,6 +243,12 @@ class Tiers:
         watched = self._watcher is not None and self._watcher.alive
         if wanted and not watched and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
+
+    def keep(self, flusher: Flusher, pin: Pin) -> Flush:
+        """Flushes the last commit, to stay. Raises: as `flush`."""
+        self._require()
+        with self._lock:
+            return flusher.flush(False, None, pin)
 
     def take_up(self, name: str) -> Flusher:
         """A tier that the program names."""

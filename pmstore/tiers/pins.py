@@ -200,12 +200,13 @@ class Pins:
             self._backend.delete(self._name(epoch))
             known.pop(epoch, None)
 
-    def add(self, lock: Lock, epoch: int, pin: Pin) -> None:
-        """Before the epoch counts, so that none is there without."""
+    def add(self, lock: Lock, epoch: int, pin: Pin) -> str:
+        """Before the epoch counts, so that none is there without. Returns the name of its file."""
         with self._reading:
             lock.check()
             held = self._known().get(epoch, ())
             self._write(epoch, (*(one for one in held if one.key != pin.mark.key), pin.mark))
+        return self._name(epoch)
 
     def push_out(self, lock: Lock, pin: Pin) -> None:
         """What it pushes out, when the epoch counts."""

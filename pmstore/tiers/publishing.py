@@ -56,10 +56,11 @@ class Publisher:
         """Which epochs stay."""
         return self._retention.pins
 
-    def pin(self, epoch: int, pin: Pin) -> None:
-        """After `begin`, before `publish`. Raises: TierError, OSError."""
+    def pin(self, epoch: int, pin: Pin) -> str:
+        """After `begin`, before `publish`. Returns the name of its file. Raises: TierError,
+        OSError."""
         assert self._lock is not None, "begin comes first"
-        self.pins.add(self._lock, epoch, pin)
+        return self.pins.add(self._lock, epoch, pin)
 
     def push_out(self, pin: Pin) -> None:
         """Marks that this one's replace: after `publish`; their epochs go with those that are
@@ -101,10 +102,10 @@ class Publisher:
                 "is read back"
             )
 
-    def forget(self, newest: ManifestName) -> None:
-        """Lets old epochs go. newest: that `publish` made."""
+    def forget(self, fresh: str) -> None:
+        """Lets old epochs go. fresh: a file that has just been written."""
         if self._lock is not None:
-            self._retention.forget(self._lock, newest)
+            self._retention.forget(self._lock, fresh)
 
     def release(self) -> None:
         """Other writers may come."""

@@ -32,8 +32,8 @@ class Written:
     nbytes: int
     state_bytes: int
     full: bool
-    name: ManifestName | None
-    """Of its manifest; None: the epoch was there."""
+    fresh: str | None
+    """Name of a file that was written last; None: the epoch was there, and nothing was."""
 
 
 class Writer:
@@ -70,9 +70,8 @@ class Writer:
         if base is not None and not base.intact(names):
             base = None
         if base is not None and base.tag == snapshot.tag:
-            if pin is not None:
-                self.publisher.pin(flush.epoch, pin)
-            return Written(snapshot.info(), 0, base.manifest.state_bytes, False, None)
+            fresh = self.publisher.pin(flush.epoch, pin) if pin is not None else None
+            return Written(snapshot.info(), 0, base.manifest.state_bytes, False, fresh)
         manifest, write = plan(self.config, self.publisher.own.run, snapshot, base)
         taken = list(filter(None, map(ManifestName.parse, names)))
         name = self.publisher.next_name(flush.epoch, taken)
@@ -87,7 +86,7 @@ class Writer:
             self.publisher.pin(flush.epoch, pin)
         nbytes = self.publisher.publish(name, manifest)
         self._base = Base(snapshot.tag, str(name), nbytes, manifest)
-        return Written(info, flush.total_bytes, manifest.state_bytes, base is None, name)
+        return Written(info, flush.total_bytes, manifest.state_bytes, base is None, str(name))
 
     def _refuse_cancelled(self, flush: Flush, transfer: Transfer) -> None:
         if transfer.cancelled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ class Steps:
     Attributes:
         transactions: blocks of `Run.transaction` that are open, one in the other.
         pending: of the last commit that was not waited for.
+        loss: that the last commit was given.
         counts: fields of `RunStats`.
     """
 
@@ -34,6 +36,7 @@ class Steps:
         self.progress = progress
         self.transactions = 0
         self.pending: PendingCommit | None = None
+        self.loss: float | torch.Tensor | None = None
         self.detached = False
         self.counts = {"steps": 0, "commits": 0, "rollbacks": 0}
         self.schedule = Schedule(store, name, progress)  # until attach has another
@@ -53,7 +56,7 @@ class Steps:
             for binding in self.pieces.bindings:
                 binding.bind()
             self.progress.settle()
-        self.store.guard_commits(self._refuse_half_a_step)
+        self.store.guard_commits(self.refuse_half_a_step)
         for binding in self.pieces.optimizers.values():
             optimizer: Any = binding.optimizer
             before, after = self._before_update, self._after_update
@@ -95,14 +98,19 @@ class Steps:
             finally:
                 self.pending = self.store.commit(wait=False)
                 self.counts["commits"] += 1
+            self._remember(loss)
             return True
         first = next(iter(self.pieces.optimizers.values()), None)
         if not self.schedule.commit(loss, first.optimizer if first is not None else None):
             return False
         self.progress.settle()
         self.counts["commits"] += 1
+        self._remember(loss)
         self.schedule.flush()
         return True
+
+    def _remember(self, loss: float | torch.Tensor | None) -> None:
+        self.loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
 
     def _write(self) -> None:
         """Brings the store up to date with what Python holds; pending."""
@@ -123,6 +131,20 @@ class Steps:
         self.store.rollback()
         self.counts["rollbacks"] += 1
         self._restore()
+
+    def go_to(self, change: Callable[[], None]) -> None:
+        """Takes back what is not committed; then change commits another state, which Python
+        follows. If that raises, both are at the last commit."""
+        self.roll_back()
+        self.progress.stale = True
+        try:
+            change()
+        finally:
+            # Other runs of the store see by a roll back that they have to follow, and mirrors do.
+            # One of nothing would not count.
+            self.progress.touch()
+            self.store.rollback()
+            self._restore()
 
     # ---- around optimizer.step
 
@@ -157,7 +179,7 @@ class Steps:
         if binding.behind:
             binding.collect()
 
-    def _refuse_half_a_step(self) -> None:
+    def refuse_half_a_step(self) -> None:
         """Asked by the store before it commits."""
         progress = self.progress
         if progress.updating and not self.detached and not progress.stale and progress.followed:
@@ -197,7 +219,7 @@ class Steps:
         pieces, progress = self.pieces, self.progress
         with records(self.store.path, self.name):
             progress.stale = True
-            self.pending = None
+            self.pending = self.loss = None
             pieces.restore(opened=opened)
             progress.restore()
             if pieces.loader is not None:

@@ -356,8 +356,8 @@ def test_leases_at_remote_places() -> None:
     place.publish(str(newest), b"")
     writer = Leases(place, newest)
     with Lease(place, 2, "run", 1):
-        assert writer.look(place.names(), newest) == ({2}, [])
-    assert writer.look(place.names(), newest) == (set(), [])
+        assert writer.look(place.names(), str(newest)) == ({2}, [])
+    assert writer.look(place.names(), str(newest)) == (set(), [])
 
 
 def test_leases_where_the_place_tells_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,9 +374,9 @@ def test_leases_where_the_place_tells_no_times(monkeypatch: pytest.MonkeyPatch) 
     place.publish(str(newest), b"")
     writer = Leases(place, newest)
     with Lease(place, 2, "run", 1):
-        assert writer.look(place.names(), newest) == ({2}, [])
+        assert writer.look(place.names(), str(newest)) == ({2}, [])
         monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
-        held, over = writer.look(place.names(), newest)
+        held, over = writer.look(place.names(), str(newest))
         assert held == set()
         assert len(over) == 1
 
