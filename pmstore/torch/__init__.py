@@ -4,16 +4,25 @@ from pmstore.extras import optional
 
 with optional:
     from pmstore.torch.attach import attach
-    from pmstore.torch.errors import AttachError, MismatchError, NotKeptError, TornStepError
+    from pmstore.torch.errors import (
+        AttachError,
+        ChangedError,
+        MismatchError,
+        NotKeptError,
+        TornStepError,
+    )
     from pmstore.torch.kept import KeptState
+    from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run, RunStats
     from pmstore.torch.transaction import RunTransaction
 
 __all__ = [
     "AttachError",
+    "ChangedError",
     "KeptState",
     "MismatchError",
     "NotKeptError",
+    "Resume",
     "Run",
     "RunStats",
     "RunTransaction",

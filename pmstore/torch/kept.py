@@ -23,7 +23,8 @@ from pmstore.tiers.pins import Mark, Pin, Series
 from pmstore.tiers.places import open_places
 from pmstore.tiers.reading import list_epochs
 from pmstore.tiers.restoring import restore
-from pmstore.torch.errors import MismatchError, NotKeptError, records
+from pmstore.torch.differences import compare
+from pmstore.torch.errors import ChangedError, MismatchError, NotKeptError, records
 from pmstore.torch.steps import Steps
 
 FOLDER = ".kept"
@@ -88,7 +89,8 @@ class Keeper:
         series, called = self._check(name, n, best, value, mode)
         self._refuse_in_a_block()
         steps = self._steps
-        steps.refuse_half_a_step()
+        if half := steps.half():
+            raise TransactionError(half)
         if steps.pending is not None:
             steps.pending.wait()
         loss = None if steps.loss is None else float(steps.loss)
@@ -247,14 +249,22 @@ class Keeper:
 
     def _make_alike(self, wanted: Store, state: KeptState) -> None:
         """One transaction: the kept state, or nothing."""
-        store, name, pieces = self._store, self._steps.name, self._steps.pieces
-        about = store[f"{name}/about"]
+        store, name = self._store, self._steps.name
+        pieces, given = store[f"{name}/about"]["pieces"], store.get(f"{name}/given")
         with store.open_mirrors().aside(), store.transaction():
             make_alike(store._core, wanted._core, LEFT_ALONE)
             with records(store.path, name):
-                if store[f"{name}/about"]["pieces"] != about["pieces"]:
+                way = "Restore it into a store of its own (pmstore restore --kept)"
+                if store[f"{name}/about"]["pieces"] != pieces:
                     raise MismatchError(
                         f"the kept state ({state}) is of a run with other pieces than were given "
-                        "to attach: restore it into a store of its own (pmstore restore --kept)"
+                        f"to attach. {way}"
                     )
-                pieces.check()
+                self._steps.pieces.check()
+                then = store.get(f"{name}/given")
+                if given and then and (told := compare(then["settings"], given["settings"], {})):
+                    raise ChangedError(
+                        f"the kept state ({state}) is of a time when the program gave other "
+                        f"settings. {way}, and attach it there",
+                        mismatched=map(str, told),
+                    )

@@ -13,11 +13,13 @@ from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, parameters_of
+from pmstore.torch.placed import Memory
 from pmstore.torch.program import Program
 from pmstore.torch.rng import RngParts
 from pmstore.torch.sharing import check_apart
 from pmstore.torch.slotted import SlottedBinding
 from pmstore.torch.stateful import StatefulPart
+from pmstore.torch.trainable import TrainablePart
 
 
 class Pieces:
@@ -32,6 +34,7 @@ class Pieces:
             source = open_source(program.loader) if program.loader is not None else None
         except TypeError as error:
             raise AttachError(str(error)) from None
+        self.modules = list(program.models.values())
         self.model: ModelBinding | None = None
         self.optimizers: dict[str, OptimizerBinding] = {}
         self.pack = Pack(store, f"{name}/mirror") if program.mirrored else None
@@ -46,6 +49,7 @@ class Pieces:
             for key, one in program.statefuls.items()
             if one is not None
         ]
+        self.trainable = TrainablePart(store, f"{name}/trainable")
         self.rng = RngParts(store, f"{name}/rng") if program.rng else None
         self.loader = LoaderPart(store, f"{name}/loader", source) if source is not None else None
 
@@ -86,6 +90,17 @@ class Pieces:
             named += optimizer.extra_parameters
         return named
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers, some of them twice."""
+        found = [] if self.model is None else self.model.tensors_of_program
+        for optimizer in self.optimizers.values():
+            found += optimizer.parameters
+        return found
+
+    def memory(self) -> list[Memory]:
+        """Arrays of the store over all that a training step writes in place."""
+        return [memory for binding in self.bindings for memory in binding.memory()]
+
     # ---- into the store; pending until the next commit
 
     def create(self, position: Position) -> None:
@@ -107,8 +122,10 @@ class Pieces:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         if self.pack is not None:
             self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
+        parameters = self.parameters()
+        self.trainable.write(parameters)
         if self.gradients is not None:
-            self.gradients.write(self.parameters())
+            self.gradients.write(parameters)
         for stateful in self.statefuls:
             stateful.write()
         if self.rng is not None:
@@ -150,7 +167,9 @@ class Pieces:
             if not opened:
                 optimizer.open()
             optimizer.restore()
+        parameters = self.parameters()
+        self.trainable.restore(parameters)
         if self.gradients is not None:
-            self.gradients.restore(self.parameters())
+            self.gradients.restore(parameters)
         for stateful in self.statefuls:
             stateful.restore()

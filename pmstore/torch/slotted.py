@@ -225,6 +225,9 @@ class SlottedBinding(OptimizerBinding):
                 names.setdefault(id(one), full_name(key, name))
         return names
 
+    def memory(self) -> list[Any]:
+        return [] if self._slots is None else [self._slots.current]
+
     def writes(self) -> list[Any]:
         return []  # nothing that is captured
 
@@ -377,6 +380,6 @@ class SlottedBinding(OptimizerBinding):
             if one is not None and id(one) in mine
         ]
 
-    def _describe_groups(self) -> list[dict[str, Any]]:
+    def describe_groups(self) -> list[dict[str, Any]]:
         kind = f"pmstore.{type(self._native).__name__}"
         return describe_groups(self._native, kind, self._names())
