@@ -132,6 +132,7 @@ class _Likening:
         _bytes(self._ours.get(ROOT, path + b"\0" + idle, True))[:] = wanted
         del held
         slots.flip()
+        slots.forget_previous()
 
     # ---- lists
 

@@ -40,7 +40,7 @@ class Steps:
         self.transactions = 0
         self.pending: PendingCommit | None = None
         self.loss: float | torch.Tensor | None = None
-        self._given = self.loss  # of the last finished step
+        self._given: float | torch.Tensor | None = None  # of the last finished step
         self.detached = False
         self.counts = {"steps": 0, "commits": 0, "rollbacks": 0}
         self.schedule = Schedule(store, name, progress)  # until attach has another
@@ -177,16 +177,22 @@ class Steps:
 
     def go_to(self, change: Callable[[], None]) -> None:
         """Takes back what is not committed; then change commits another state, which Python
-        follows. If that raises, both are at the last commit."""
+        follows. If that raises, both are at the last commit.
+
+        Raises: TransactionError: another run of the store is in the middle of a step; what change
+            raises.
+        """
+        self.require()
+        self.store.refuse_half(but=self)
+        # Other runs of the store see by a roll back that they have to follow. One of nothing would
+        # not count.
+        self.progress.touch()
         self.roll_back()
         self.progress.stale = True
         try:
             change()
         finally:
-            # Other runs of the store see by a roll back that they have to follow, and mirrors do.
-            # One of nothing would not count.
-            self.progress.touch()
-            self.store.rollback()
+            self.store.rollback()  # of nothing, but mirrors follow
             self._restore()
 
     # ---- around optimizer.step
