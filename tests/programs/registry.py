@@ -26,6 +26,8 @@ class Program:
     """Why plain torch gives another result; empty: it gives the same."""
     stops: tuple[str, ...]
     quick: bool
+    needs: str
+    """Modules that it imports itself, since not everybody has them; spaces between them."""
 
     @property
     def kind(self) -> str:
@@ -41,6 +43,7 @@ def program(
     plain: str = "",
     stops: tuple[str, ...] = STOPS,
     quick: bool | Collection[str] = False,
+    needs: str = "",
 ) -> Callable[[Callable[..., State]], Callable[..., State]]:
     """See the package's docstring. quick: True, or the variants that are in the short choice."""
 
@@ -52,7 +55,7 @@ def program(
             assert name not in PROGRAMS, name
             short = quick if isinstance(quick, bool) else variant in quick
             given = () if variant is None else (variant,)
-            PROGRAMS[name] = Program(name, made, given, plain, stops, short)
+            PROGRAMS[name] = Program(name, made, given, plain, stops, short, needs)
         return made
 
     return register
