@@ -176,10 +176,11 @@ def boosting(path: str, kind: str) -> State:
 
             data = xgboost.DMatrix(points, kinds > 1)
             given = {"seed_per_iteration": True, "subsample": 0.7, "nthread": 1, "max_depth": 2}
-            model = xgboost.Booster(given)
+            model, left = None, 20
             if "model" in store:
+                model = xgboost.Booster(given)
                 model.load_model(bytearray(store["model"]))
-            left = 20 - model.num_boosted_rounds()
+                left -= model.num_boosted_rounds()
             xgboost.train(given, data, left, xgb_model=model, callbacks=[Keep()])
             return {"model": store["model"]}
         from sklearn.ensemble import GradientBoostingClassifier

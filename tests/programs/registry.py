@@ -92,10 +92,12 @@ def _with_moments(function: Callable[..., State]) -> Callable[..., State]:
 
 @dataclass(frozen=True)
 class _Place:
-    """loop: it is in a loop. breaks: a `break` may stand there. begun: after other statements of
-    the loop, and not after a step's end."""
+    """loop: it is in a loop. block: in a transaction block; a `break` out of it would commit what
+    was done so far, and mean it. breaks: a `break` may stand there. begun: after other statements
+    of the loop, and not after a step's end."""
 
     loop: bool = False
+    block: bool = False
     breaks: bool = False
     begun: bool = False
 
@@ -115,10 +117,9 @@ def _body(statements: list[ast.stmt], place: _Place) -> list[ast.stmt]:
 
 def _inside(statement: ast.stmt, place: _Place) -> None:
     if isinstance(statement, (ast.For, ast.While)):
-        place = replace(place, loop=True, breaks=True)
+        place = replace(place, loop=True, breaks=not place.block)
     elif isinstance(statement, ast.With) and "transaction" in ast.unparse(statement.items[0]):
-        # a `break` out of it commits what was done so far, and means it
-        place = replace(place, breaks=False)
+        place = replace(place, block=True, breaks=False)
     elif isinstance(statement, ast.FunctionDef):
         place = replace(place, breaks=False)
     elif isinstance(statement, ast.ClassDef):
