@@ -14,12 +14,14 @@ from pmstore import Store
 from pmstore.base.alive import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
-from pmstore.torch.errors import AttachError, MismatchError, TornStepError, records
+from pmstore.torch.adapt import adapt, note
+from pmstore.torch.errors import AttachError, TornStepError, records
 from pmstore.torch.keys import called
 from pmstore.torch.optimizer import parameters_of
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.program import Program
 from pmstore.torch.progress import Progress
+from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
 from pmstore.torch.schedule import Schedule
 from pmstore.torch.stateful import Stateful
@@ -48,6 +50,7 @@ def attach(
     rng: bool = True,
     mirror: bool | None = None,
     guard: PreemptionGuard | None = None,
+    resume: Resume | None = None,
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
@@ -101,12 +104,17 @@ def attach(
             `with guard:`, until the store is closed.
         mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap.
             None: if any parameter is on an accelerator.
+        resume: what to do where the program differs from the one that the stored run was made by:
+            other settings (learning rate, batch size, scheduler, data), pieces, layers. None:
+            differences are refused. On return it is done, and durable.
 
     Raises:
         AttachError: something cannot be moved (another device, no data yet), is attached already,
             given twice, or of the wrong kind.
         MismatchError: the stored run is one of another model, optimizer or other pieces; it lists
-            the differences.
+            the differences, and what to write.
+        ChangedError: the same, for settings: what the program gives is not what it gave when the
+            run was last attached.
         CorruptStoreError: what is stored is not as a run was stored: the store is damaged, or its
             names were changed.
         TornStepError: the last commit was made in the middle of a step.
@@ -151,7 +159,7 @@ def attach(
             f"stored model, use store['{name}/model'], which maps names to tensors"
         )
     resumed = f"{name}/about" in store
-    steps = (_resume if resumed else _begin)(store, name, program)
+    steps = (_resume if resumed else _begin)(store, name, program, resume or Resume())
     try:
         steps.use(Schedule(store, name, steps.progress, policy, tiers, guard))
     except BaseException:
@@ -163,7 +171,7 @@ def attach(
     return Run(steps, resumed=resumed)
 
 
-def _begin(store: Store, name: str, program: Program) -> Steps:
+def _begin(store: Store, name: str, program: Program, resume: Resume) -> Steps:
     """A new run. The program is bound after the commit: if that fails, it has not been touched."""
     pieces = Pieces(store, name, program)
     with store.transaction():
@@ -175,16 +183,16 @@ def _begin(store: Store, name: str, program: Program) -> Steps:
             "torch": str(torch.__version__),
             "pieces": program.given(),
         }
+        note(store, name, program, resume)
     steps = Steps(store, name, pieces, progress)
     steps.bind(resumed=False)
     return steps
 
 
-def _resume(store: Store, name: str, program: Program) -> Steps:
+def _resume(store: Store, name: str, program: Program, resume: Resume) -> Steps:
     """The stored run. Everything is compared before the program is touched."""
-    pieces = Pieces(store, name, program)
     with records(store.path, name):
-        _check_about(store, name, program.given())
+        _check_format(store, name)
         progress = Progress.open(store, name)
         if progress.torn:
             raise TornStepError(
@@ -193,6 +201,8 @@ def _resume(store: Store, name: str, program: Program) -> Steps:
                 "run.commit()), so that what the step had not yet written is lost. The tensors "
                 f"under {name}/model are whole: load them into a new run, or restore an older state"
             )
+        adapt(store, name, program, resume)
+        pieces = Pieces(store, name, program)
         pieces.check()
         for binding in pieces.bindings:
             binding.open()
@@ -237,19 +247,10 @@ def _refuse_twice(store: Store, name: str, program: Program) -> None:
             )
 
 
-def _check_about(store: Store, name: str, given: dict[str, bool]) -> None:
+def _check_format(store: Store, name: str) -> None:
     about = store[f"{name}/about"]
     if about["format"] != _FORMAT:
         raise AttachError(
             f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
             f"{_FORMAT}: use the version that wrote it"
-        )
-    stored = about["pieces"]
-    missing = [piece for piece, there in stored.items() if there and not given.get(piece)]
-    unexpected = [piece for piece, there in given.items() if there and not stored.get(piece)]
-    if missing or unexpected:
-        raise MismatchError(
-            f"the stored run {name!r} has other pieces than were given to attach",
-            missing=missing,
-            unexpected=unexpected,
         )

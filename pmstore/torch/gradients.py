@@ -124,6 +124,24 @@ class GradientKeeper:
         else:
             self._store[path] = gradient.detach()
 
+    def fit(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Drops what is stored of others than these; pending until the next commit."""
+        stored = self._stored()
+        shapes = {name: one.shape for name, one in parameters}
+        wrong = [
+            name
+            for name in stored.kept + stored.idle
+            if self._store[f"{self._path}/{encode_name(name)}"].shape != shapes.get(name)
+        ]
+        self._drop(wrong)
+        left = _Names(
+            [name for name in stored.present if name in shapes],
+            [name for name in stored.kept if name not in wrong],
+            [name for name in stored.idle if name not in wrong],
+        )
+        if left != stored or not self._which.stored:
+            self._which.write(left._asdict())
+
     def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Sets the gradients to what the last commit holds: kept ones, zeros for spent ones, else
         none."""

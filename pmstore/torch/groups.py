@@ -46,7 +46,14 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
                 f"{_first_change(ours['names'], theirs['names'])}"
             )
     if wrong:
-        raise MismatchError(f"{called} is not the one whose state is stored", mismatched=wrong)
+        raise MismatchError(
+            f"{called} is not the one whose state is stored",
+            mismatched=wrong,
+            ways=(
+                'Resume(optimizer="settings") takes the groups given, and the state by name',
+                'Resume(optimizer="program") begins with the one given, without state',
+            ),
+        )
 
 
 def _short(shapes: list[list[int]]) -> str:

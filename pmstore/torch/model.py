@@ -12,6 +12,7 @@ from torch import nn
 
 from pmstore import Store
 from pmstore.torch.errors import MismatchError
+from pmstore.torch.fit import check_fit, copy_common
 from pmstore.torch.keys import encode_name, full_name
 from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
@@ -218,8 +219,40 @@ class ModelBinding:
             MismatchError: they differ; it lists how.
         """
         compare(
-            self._layout(), plan(self._members), "the model is not the one whose state is stored"
+            self._layout(),
+            plan(self._members),
+            "the model is not the one whose state is stored",
+            ('Resume(model="partial") takes what both have, by name, and the rest as given',),
         )
+
+    def fit(self) -> bool:
+        """Makes the stored model one that `check` accepts: what both have is taken over, by name.
+        Pending until the next commit; the model is untouched until `bind`.
+
+        Returns: whether anything had to be done.
+
+        Raises:
+            MismatchError: a tensor has another shape, in more than its first dimension.
+            AttachError: nothing that is stored has a name of the given model.
+        """
+        stored, given = self._layout(), plan(self._members)
+        if stored == given:
+            return False
+        check_fit(
+            {name: place.shape for name, place in stored.items()},
+            {name: place.shape for name, place in given.items()},
+        )
+        self._refit(stored, given)
+        return True
+
+    def _refit(self, stored: Mapping[str, _Place], given: Mapping[str, _Place]) -> None:
+        self.open()
+        held = {name: self._placed[name].heap.clone() for name in given if name in stored}
+        self._store.pop(self._path, None)
+        self._placed.clear()
+        self.write()
+        for name in reversed(held):  # of tied ones the first counts
+            copy_common(self._placed[name].heap, held[name])
 
     def open(self) -> None:
         """Finds the stored blocks. Reads no data, and the model is untouched until `bind`."""
@@ -363,7 +396,10 @@ def _decode(raw: list[Any]) -> _Place:
     return _Place(*raw)
 
 
-def compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> None:
+def compare(
+    stored: dict[str, _Place], given: dict[str, _Place], what: str, ways: Iterable[str] = ()
+) -> None:
+    """Raises: MismatchError: they differ; it lists how, and the ways out."""
     missing = [
         f"{stored[name].kind} {name} {_describe(stored[name])}"
         for name in stored
@@ -387,7 +423,9 @@ def compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> N
         elif ours.tied_to != theirs.tied_to:
             mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
     if missing or unexpected or mismatched:
-        raise MismatchError(what, missing=missing, unexpected=unexpected, mismatched=mismatched)
+        raise MismatchError(
+            what, missing=missing, unexpected=unexpected, mismatched=mismatched, ways=ways
+        )
 
 
 def _describe(place: _Place) -> str:

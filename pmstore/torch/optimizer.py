@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from pmstore import Store
 from pmstore.torch.errors import AttachError
-from pmstore.torch.groups import compare_groups, describe_groups
+from pmstore.torch.groups import compare_groups
+from pmstore.torch.groups import describe_groups as _describe
 from pmstore.torch.keys import called, encode_name, under
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.part import Part
@@ -74,6 +75,7 @@ class OptimizerBinding:
             AttachError: a parameter is of a kind that cannot be moved.
         """
         self._store = store
+        self._parent = path
         self._path = path = under(path, key)
         self._key = key
         self._called = called("optimizer", key)
@@ -91,6 +93,15 @@ class OptimizerBinding:
     @property
     def optimizer(self) -> Optimizer:
         return self._optimizer
+
+    @property
+    def piece(self) -> str:
+        """Its path under the run's name."""
+        return under("optimizer", self._key)
+
+    def beside(self, optimizer: Optimizer) -> OptimizerBinding:
+        """Keeps another optimizer over the same parameters in the same place."""
+        return OptimizerBinding(self._store, self._parent, self._key, optimizer, self._model)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -137,9 +148,7 @@ class OptimizerBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        compare_groups(
-            self._called, self._store[f"{self._path}/layout"][0], self._describe_groups()
-        )
+        compare_groups(self._called, self._store[f"{self._path}/layout"][0], self.describe_groups())
 
     def open(self) -> None:
         """Finds the stored placed. Reads no tensor's data, and the optimizer is untouched until
@@ -419,11 +428,11 @@ class OptimizerBinding:
     def _write_layout(self) -> None:
         tensors = [[index, key] for index, placed in self._placed.items() for key in placed]
         self._layout = None  # until it is written
-        layout = [self._describe_groups(), tensors, list(self._own)]
+        layout = [self.describe_groups(), tensors, list(self._own)]
         self._store[f"{self._path}/layout"] = layout
         self._layout = layout
 
-    def _describe_groups(self) -> list[dict[str, Any]]:
+    def describe_groups(self) -> list[dict[str, Any]]:
         named = self._model.parameters if self._model is not None else ()
         names = {id(tensor): name for name, tensor in named}
-        return describe_groups(self._optimizer, type(self._optimizer).__name__, names)
+        return _describe(self._optimizer, type(self._optimizer).__name__, names)

@@ -19,6 +19,7 @@ from pmstore.torch.rng import RngParts
 from pmstore.torch.sharing import check_apart
 from pmstore.torch.slotted import SlottedBinding
 from pmstore.torch.stateful import StatefulPart
+from pmstore.torch.trainable import TrainablePart
 
 
 class Pieces:
@@ -48,6 +49,7 @@ class Pieces:
             for key, one in program.statefuls.items()
             if one is not None
         ]
+        self.trainable = TrainablePart(store, f"{name}/trainable")
         self.rng = RngParts(store, f"{name}/rng") if program.rng else None
         self.loader = LoaderPart(store, f"{name}/loader", source) if source is not None else None
 
@@ -120,8 +122,10 @@ class Pieces:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         if self.pack is not None:
             self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
+        parameters = self.parameters()
+        self.trainable.write(parameters)
         if self.gradients is not None:
-            self.gradients.write(self.parameters())
+            self.gradients.write(parameters)
         for stateful in self.statefuls:
             stateful.write()
         if self.rng is not None:
@@ -161,7 +165,9 @@ class Pieces:
             if not opened:
                 optimizer.open()
             optimizer.restore()
+        parameters = self.parameters()
+        self.trainable.restore(parameters)
         if self.gradients is not None:
-            self.gradients.restore(self.parameters())
+            self.gradients.restore(parameters)
         for stateful in self.statefuls:
             stateful.restore()

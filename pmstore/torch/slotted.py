@@ -380,6 +380,6 @@ class SlottedBinding(OptimizerBinding):
             if one is not None and id(one) in mine
         ]
 
-    def _describe_groups(self) -> list[dict[str, Any]]:
+    def describe_groups(self) -> list[dict[str, Any]]:
         kind = f"pmstore.{type(self._native).__name__}"
         return describe_groups(self._native, kind, self._names())
