@@ -46,6 +46,8 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
                 f"group {number}: its parameters come in another order: "
                 f"{_first_change(ours['names'], theirs['names'])}"
             )
+        elif ours.get("kept", theirs.get("kept")) != theirs.get("kept"):
+            wrong.append(f"group {number}: its parameters have other strides, dtypes or moments")
     if wrong:
         raise MismatchError(
             f"{called} is not the one whose state is stored",

@@ -288,6 +288,11 @@ class ModelBinding:
         """All that it keeps, under each of their names: "parameter 0.weight"."""
         return [(f"{member.kind} {member.name}", member.tensor) for member in self._members]
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """All that it keeps, tied ones more than once."""
+        return [member.tensor for member in self._members]
+
     def memory(self) -> list[Memory]:
         """What the tensors lie in."""
         return [placed.memory for placed in self._placed.values()]

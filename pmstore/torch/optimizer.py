@@ -227,6 +227,12 @@ class OptimizerBinding:
             for memory in written
         ]
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """Parameters that it keeps, and not the model's binding."""
+        parameters = self.parameters if self._own else []
+        return [parameters[index] for index in self._own]
+
     def memory(self) -> list[Memory]:
         """What its state lies in, and parameters that are in no module."""
         state = [one.memory for placed in self._placed.values() for one in placed.values()]

@@ -106,10 +106,7 @@ class Pieces:
 
     def tensors(self) -> list[torch.Tensor]:
         """Parameters and buffers, some of them twice."""
-        found = [] if self.model is None else [one for _, one in self.model.named_tensors]
-        for optimizer in self.optimizers.values():
-            found += optimizer.parameters
-        return found
+        return [tensor for binding in self.bindings for tensor in binding.kept]
 
     def memory(self) -> list[Memory]:
         """Arrays of the store over all that a training step writes in place."""
@@ -179,8 +176,10 @@ class Pieces:
 
     def restore(self, *, opened: bool) -> None:
         """Sets all but the place in the data and the default generators to what the last commit
-        holds. opened: the optimizers' bindings are."""
+        holds. opened: the bindings are."""
         if self.model is not None:
+            if not opened:
+                self.model.open()
             self.model.bind()
         if self.pack is not None:
             held = self.pack.open()

@@ -11,9 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pmstore.torch.errors import AttachError
-from pmstore.torch.keys import encode_name, under
+from pmstore.torch.keys import called, encode_name, under
 from pmstore.torch.optimizer import parameters_of
 from pmstore.torch.stateful import Stateful, as_stateful, extra_state, is_stateful
+from pmstore.torch.whole import refuse_empty, refuse_wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class Program:
             f"stateful/{encode_name(key)}": as_stateful(key, one)
             for key, one in (stateful or {}).items()
         }
+        for key, optimizer in optimizers.items():
+            refuse_wrapped(called("optimizer", key), optimizer)
+        for key, one in statefuls.items():
+            if one is not None:
+                refuse_empty(key, one)
         mirrored = _on_an_accelerator(models, optimizers) if mirror is None else mirror
         return cls(models, optimizers, statefuls, loader, rng, mirrored)
 

@@ -24,7 +24,14 @@ from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.placed import UNFIT, Placed, check_movable
-from pmstore.torch.slot_views import Kept, SlotViews, make_table, make_views, slot_bytes
+from pmstore.torch.slot_views import (
+    Kept,
+    SlotViews,
+    describe_kept,
+    make_table,
+    make_views,
+    slot_bytes,
+)
 
 
 class SlottedBinding(OptimizerBinding):
@@ -215,6 +222,10 @@ class SlottedBinding(OptimizerBinding):
                 names.setdefault(id(one), full_name(key, name))
         return names
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        return self.parameters
+
     def memory(self) -> list[Any]:
         return [] if self._slots is None else [self._slots.current]
 
@@ -389,4 +400,8 @@ class SlottedBinding(OptimizerBinding):
 
     def describe_groups(self) -> list[dict[str, Any]]:
         kind = f"pmstore.{type(self._native).__name__}"
-        return describe_groups(self._native, kind, self._names())
+        described = describe_groups(self._native, kind, self._names())
+        kept = iter(self._kept())
+        for group, own in zip(described, self._native.param_groups, strict=True):
+            group["kept"] = [describe_kept(next(kept)) for _ in own["params"]]
+        return described
