@@ -70,7 +70,7 @@ def test_a_gan_in_a_store_is_the_one_of_plain_torch(tmp_path: Path, how: str) ->
             run = gan.attach(store)
             gan.step(until)
             run.rollback()
-            gan.step(until + 1)
+            gan.step(until)
             run.rollback()
             run.detach()
             pieces = contents(store)
@@ -135,6 +135,8 @@ def test_a_step_of_any_optimizer_is_half_a_step(path: Path, which: str) -> None:
             store.commit()
         run.rollback()
         store.commit()
+        for parameter in (*gan.g.parameters(), *gan.d.parameters()):
+            parameter.grad = torch.ones_like(parameter)
         with (
             store.transaction(),
             pytest.raises(pmstore.TransactionError, match=r"use `with run\.transaction"),
@@ -312,6 +314,7 @@ def test_one_optimizer_for_two_models(path: Path) -> None:
             first, second = nn.Linear(2, 2), nn.Linear(2, 1)
             optimizer = torch.optim.Adam(itertools.chain(first.parameters(), second.parameters()))
             run = attach(store, model=[first, second], optimizer=optimizer)
+            optimizer.zero_grad()
             second(first(torch.ones(1, 2))).sum().backward()
             optimizer.step()
             run.commit()
