@@ -86,8 +86,7 @@ class Run:
     def stopping(self) -> bool:
         """Whether the guard given to attach was told to stop and the last commit has been made:
         leave the loop. `batches` does so by itself."""
-        guard = self._steps.schedule.guard
-        return guard is not None and guard.finished
+        return self._steps.schedule.finished
 
     def stats(self) -> RunStats:
         return RunStats(**self._steps.counts)
