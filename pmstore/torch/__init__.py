@@ -4,12 +4,13 @@ from pmstore.extras import optional
 
 with optional:
     from pmstore.torch.attach import attach
-    from pmstore.torch.errors import AttachError, MismatchError, TornStepError
+    from pmstore.torch.errors import AttachError, LookaheadError, MismatchError, TornStepError
     from pmstore.torch.run import Run, RunStats
     from pmstore.torch.transaction import RunTransaction
 
 __all__ = [
     "AttachError",
+    "LookaheadError",
     "MismatchError",
     "Run",
     "RunStats",

@@ -47,6 +47,11 @@ class TornStepError(AttachError):
     run's own commit."""
 
 
+class LookaheadError(PmstoreError, RuntimeError):
+    """The program takes batches from `run.batches` otherwise than it says: which of them the step
+    was of is not known. Nothing was committed."""
+
+
 @contextmanager
 def records(path: str, name: str) -> Iterator[None]:
     """Where a stored run becomes Python's. What is not as a run writes it (a name that is gone, a

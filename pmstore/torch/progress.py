@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pmstore import Store
-from pmstore.torch.loader import Position
+from pmstore.torch.lookahead import Lookahead
+from pmstore.torch.place import Place, Position
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
@@ -19,7 +20,8 @@ class Progress:
 
     Attributes:
         finished: steps that are finished, committed or not.
-        position: in the data.
+        place: in the data.
+        lookahead: watches the loop over the data that goes on, if any.
         updating: the optimizer has begun to write, and the step is not ended.
         stale: the store was rolled back, and what Python holds is not yet.
         restored: how often Python followed the store; a loop over the data sees by it.
@@ -27,7 +29,8 @@ class Progress:
 
     def __init__(self, store: Store, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         self.finished = 0
-        self.position = Position()
+        self.place = Place()
+        self.lookahead: Lookahead | None = None
         self.updating = False
         self.stale = False
         self.restored = 0
@@ -88,14 +91,23 @@ class Progress:
         self._store.will_write(self._numbers, *writes)
         self._numbers[_MIDSTEP] = 1
 
+    def end_of_step(self, finished: int) -> None:
+        """The place counts the step's batches as trained on. Raises: LookaheadError."""
+        if self.lookahead is not None:
+            self.lookahead.finish()
+        self.place.finish(finished)
+
     def write(self, finished: int) -> None:
         """Pending until the next commit."""
-        self._numbers[:] = (finished, self.position.data_epoch, self.position.batch, 0)
+        done = self.place.done
+        self._numbers[:] = (finished, done.data_epoch, done.batch, 0)
 
     def restore(self) -> None:
         """Is where the store's last commit was."""
         step, data_epoch, batch, _ = (int(number) for number in self._numbers)
-        self.position = Position(data_epoch, batch)
+        self.place.restore(Position(data_epoch, batch))
+        if self.lookahead is not None:
+            self.lookahead.roll_back()
         self.finished = self._committed = step
         self._seen_epoch = self._store.epoch
         self.updating = False

@@ -103,7 +103,8 @@ class Steps:
         """Brings the store up to date with what Python holds; pending."""
         progress, gradients = self.progress, self.pieces.gradients
         finished = progress.finished + 1
-        self.pieces.write(progress.position)
+        progress.end_of_step(finished)
+        self.pieces.write(progress.place)
         progress.write(finished)
         if gradients is not None:
             gradients.spent = False
@@ -196,7 +197,7 @@ class Steps:
             pieces.restore(opened=opened)
             progress.restore()
             if pieces.loader is not None:
-                pieces.loader.restore(progress.position)
+                pieces.loader.restore(progress.place)
             self.schedule.rolled_back()
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()
