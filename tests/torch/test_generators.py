@@ -1,0 +1,250 @@
+"""Generators that a loader's objects hold: killed at each step, everything is drawn as it would have
+been; and as plain torch draws it, where that does not depend on workers."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from forks import Steps, in_child, killed_at_each_step
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
+
+import pmstore
+from pmstore.torch import MismatchError, attach
+from pmstore.torch.generators import find
+
+SIZE = 14
+KINDS: dict[str, Callable[[], Any]] = {
+    "numpy": lambda: np.random.default_rng(3),
+    "mt": lambda: np.random.Generator(np.random.MT19937(3)),
+    "state": lambda: np.random.RandomState(3),
+    "python": lambda: random.Random(3),
+    "torch": lambda: torch.Generator().manual_seed(3),
+}
+MODULE_RNG = np.random.default_rng(8)
+
+
+def draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return torch.rand(1, generator=generator).item()
+    if isinstance(generator, random.Random):
+        return generator.gauss(0, 1)
+    return float(generator.normal())
+
+
+class Augmented(Dataset[torch.Tensor]):
+    def __init__(self, kind: str = "numpy") -> None:
+        self.rng = KINDS[kind]()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, draw(self.rng)], dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class Late(Augmented):
+    """Makes its generator when it is read from."""
+
+    def __init__(self, made: Callable[[], Any] | None = None) -> None:
+        self.rng = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.rng is None:
+            info = get_worker_info()
+            self.rng = np.random.default_rng(info.seed if info else 5)
+        return super().__getitem__(index)
+
+
+class Global(Augmented):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, draw(MODULE_RNG)], dtype=torch.float64)
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.rng = random.Random(9)
+
+    def __call__(self, batch: list[Any]) -> Any:
+        return default_collate(batch) + self.rng.random()
+
+    def method(self, batch: list[Any]) -> Any:
+        return self(batch)
+
+
+def jitter(rng: Any, batch: list[Any]) -> Any:
+    return default_collate(batch) + draw(rng)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(4)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(SIZE):
+            yield torch.tensor([draw(self.rng)], dtype=torch.float64)
+
+
+class Curriculum(Sampler[int]):
+    """Counts its epochs, and has a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(5)
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        yield from self.rng.permutation(SIZE)[: 5 + 3 * self.epoch].tolist()
+
+    def __len__(self) -> int:
+        return 5
+
+
+class Told(Curriculum):
+    """With a state_dict."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": self.rng.bit_generator.state, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        self.epoch = state["epoch"]
+
+
+class Restless(Curriculum):
+    """Draws while it goes."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(SIZE):
+            yield int(self.rng.integers(SIZE))
+
+
+def numbers() -> TensorDataset:
+    return TensorDataset(torch.arange(SIZE, dtype=torch.float64))
+
+
+def worker_init(number: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.rng = np.random.default_rng(info.seed)  # type: ignore[attr-defined]
+
+
+def closed_over() -> Callable[[list[Any]], Any]:
+    rng = np.random.default_rng(6)
+    return lambda batch: default_collate(batch) + draw(rng)
+
+
+ALONE: dict[str, Callable[[], Any]] = {
+    **{
+        kind: functools.partial(lambda kind: DataLoader(Augmented(kind), 3, True), kind)
+        for kind in KINDS
+    },
+    "subset": lambda: DataLoader(Subset(Augmented(), range(2, 12)), 3, True),
+    "concat": lambda: DataLoader(ConcatDataset([Augmented(), Augmented("python")]), 4, True),
+    "late": lambda: DataLoader(Late(), 3, True),
+    "global": lambda: DataLoader(Global(), 3, True),
+    "collate": lambda: DataLoader(Augmented(), 3, True, collate_fn=Jitter()),
+    "method": lambda: DataLoader(Augmented(), 3, True, collate_fn=Jitter().method),
+    "partial": lambda: DataLoader(
+        Augmented(), 3, collate_fn=functools.partial(jitter, np.random.default_rng(6))
+    ),
+    "closure": lambda: DataLoader(Augmented(), 3, collate_fn=closed_over()),
+    "stream": lambda: DataLoader(Stream(), 3),
+    "curriculum": lambda: DataLoader(numbers(), 3, sampler=Curriculum()),
+    "told": lambda: DataLoader(numbers(), 3, sampler=Told()),
+    "restless": lambda: DataLoader(Augmented(), 3, sampler=Restless()),
+    "iterable": lambda: Stream(),
+    "shuffled": lambda: DataLoader(
+        numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(2)
+    ),
+    "stream, workers": lambda: DataLoader(Stream(), 3, num_workers=2),
+    "restless, workers": lambda: DataLoader(numbers(), 3, sampler=Restless(), num_workers=2),
+}
+"""As plain torch draws them."""
+WORKERS: dict[str, Callable[[], Any]] = {
+    "dataset, workers": lambda: DataLoader(Augmented(), 3, True, num_workers=2),
+    "torch, workers": lambda: DataLoader(Augmented("torch"), 3, True, num_workers=2),
+    "init": lambda: DataLoader(Augmented(), 3, True, num_workers=2, worker_init_fn=worker_init),
+    "late, workers": lambda: DataLoader(Late(), 3, True, num_workers=2),
+    "collate, workers": lambda: DataLoader(
+        Augmented(), 3, True, num_workers=2, collate_fn=Jitter()
+    ),
+    "workers live on": lambda: DataLoader(Augmented(), 3, num_workers=2, persistent_workers=True),
+}
+EPOCHS = 3
+
+
+def start() -> None:
+    torch.manual_seed(1)
+    random.seed(2)
+    np.random.seed(3)
+
+
+def train(path: Path, make: Callable[[], Any], steps: Steps, ahead: int) -> None:
+    start()
+    with pmstore.open(path) as store:
+        run = attach(store, loader=make())
+        seen = store.list("seen")
+        batches = run.batches(epochs=EPOCHS, ahead=ahead)
+        held = [batch for _, batch in zip(range(ahead), batches, strict=False)]
+
+        def step(batch: Any) -> None:
+            given = batch[0] if isinstance(batch, list) else batch
+            seen.append([given.tolist(), torch.rand(1).item(), random.random()])
+            steps.before_commit()
+            run.commit()
+
+        for batch in batches:
+            held.append(batch)
+            step(held.pop(0))
+        for batch in held:
+            step(batch)
+
+
+def seen_in(path: Path) -> list[Any]:
+    with pmstore.open(path, mode="r") as store:
+        return list(store["seen"])
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("kind", {**ALONE, **WORKERS})
+def test_killed(shm: Path, kind: str, ahead: int) -> None:
+    make = {**ALONE, **WORKERS}[kind]
+    workers = "workers" in kind or kind == "init"
+    assert in_child(functools.partial(_child, shm / "whole.pm", make, ahead), None)
+    program = functools.partial(_child, shm / "killed.pm", make, ahead)
+    assert killed_at_each_step(program, 3 if workers else 1) > 2
+    whole = seen_in(shm / "whole.pm")
+    assert seen_in(shm / "killed.pm") == whole
+    if kind in ALONE and not ahead:
+        start()
+        loader = make()
+        plain = []
+        for _ in range(EPOCHS):
+            for batch in loader:
+                given = batch[0] if isinstance(batch, list) else batch
+                plain.append([given.tolist(), torch.rand(1).item(), random.random()])
+        if "restless" in kind or kind == "late":
+            assert [one[0] for one in whole] == [one[0] for one in plain]
+        else:
+            assert whole == plain
+
+
+def _child(path: Path, make: Callable[[], Any], ahead: int, steps: Steps) -> None:
+    train(path, make, steps, ahead)
