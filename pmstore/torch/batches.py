@@ -38,6 +38,7 @@ class DataLoops:
         place = progress.place
         place.begin(ahead or 0)
         watch = progress.lookahead = Lookahead(place, ahead)
+        steps.begun.over = False
         restored = progress.restored
         reader = _Reader(source, place.done, lambda: steps.schedule.expect(epochs, source))
         while True:
@@ -45,6 +46,7 @@ class DataLoops:
             loaded = reader.load(epochs, place.again, careful=place.ahead > 0)
             if loaded is None:
                 break
+            steps.leave()
             given, before = loaded
             place.hand_out(reader.behind, before)
             watch.hand_out(given[0])
@@ -64,6 +66,7 @@ class DataLoops:
                 reader.go_to(place.done)
         place.end(reader.behind)
         watch.end()
+        steps.begun.over = not steps.begun.forward
         steps.schedule.expect_no_more()
 
 
@@ -103,7 +106,7 @@ class _Reader:
             before = None
             if self._batches is None:
                 self._opens()
-            if self._batches is None and here.batch == 0:
+            if self._batches is None and here.start is None:
                 batch = self._load_first(held)
                 if batch is _END:
                     raise ValueError("the loader gave no batch in a whole data epoch")

@@ -10,6 +10,7 @@ from pmstore.torch.errors import MismatchError
 from pmstore.torch.generators import Found
 from pmstore.torch.part import Part
 from pmstore.torch.place import Held, Place, Position
+from pmstore.torch.samples import cut_source, read_cut
 from pmstore.torch.source import Source
 
 _VERSION = 2
@@ -28,6 +29,8 @@ class LoaderPart:
 
     def __init__(self, store: Store, path: str, source: Source) -> None:
         self.source = source
+        self._store = store
+        self._path = path
         self._found = Part(store, f"{path}/found")
         self._start = Part(store, f"{path}/start")
         self._generators = Part(store, f"{path}/generators")
@@ -36,38 +39,46 @@ class LoaderPart:
         self._drawn: bytes | None = None  # the generators' states that are stored, if known
         self._kept = False  # whether batches held are stored
 
+    def fits(self) -> bool:
+        """Whether the stored place is of a loader with the same generators."""
+        return not any(self._differences())
+
     def check(self) -> None:
         """Raises: MismatchError: the stored place is of a loader with other generators."""
-        given = {one.place: one.kind for one in self.source.generators}
-        if self._found.stored:
-            stored = self._found.read()["kinds"]
-        else:
-            count = len(self._generators.read())
-            stored = {one.place: one.kind for one in _first_found(self.source.generators)[:count]}
-            given = {one.place: one.kind for one in _first_found(self.source.generators)}
-            if len(stored) != count:
-                raise MismatchError(
-                    "the loader is not the one whose place is stored",
-                    mismatched=[
-                        f"it has {len(given)} generators of its own, the stored one {count}"
-                    ],
-                )
-        missing = {f"{place}: {kind}" for place, kind in stored.items() if place not in given}
-        unexpected = {f"{place}: {kind}" for place, kind in given.items() if place not in stored}
-        differ = [
-            f"{place} is a {given[place]}, was a {kind}"
-            for place, kind in stored.items()
-            if given.get(place, kind) != kind
-        ]
-        at_once = any(one.partition(":")[0].partition(".")[0] in _OF_ITSELF for one in missing)
-        # A dataset may make its generator when it is read from.
-        if differ or at_once or (missing and unexpected):
+        missing, unexpected, mismatched = self._differences()
+        if missing or unexpected or mismatched:
             raise MismatchError(
                 "the loader is not the one whose place is stored: its random generators differ",
-                missing=sorted(missing),
-                unexpected=sorted(unexpected),
-                mismatched=differ,
+                missing=missing,
+                unexpected=unexpected,
+                mismatched=mismatched,
+                ways=('Resume(data="next epoch") begins a data epoch with the loader given',),
             )
+
+    def _differences(self) -> tuple[list[str], list[str], list[str]]:
+        """Generators that are missing, unexpected, and of another kind."""
+        found = self.source.generators
+        if not self._found.stored:
+            count, first = len(self._generators.read()), _first_found(found)
+            if count == len(first):
+                return [], [], []
+            return [], [], [f"it has {len(first)} generators of its own, the stored one {count}"]
+        stored = self._found.read()["kinds"]
+        given = {one.place: one.kind for one in found}
+        missing = [place for place in stored if place not in given]
+        unexpected = [place for place in given if place not in stored]
+        at_once = any(one.startswith(_OF_ITSELF) for one in [*missing, *unexpected])
+        if not at_once and not (missing and unexpected):
+            missing, unexpected = [], []  # a dataset may make its generator when it is read from
+        return (
+            [f"{place}: {stored[place]}" for place in missing],
+            [f"{place}: {given[place]}" for place in unexpected],
+            [
+                f"{place}: a {given[place]}, was a {kind}"
+                for place, kind in stored.items()
+                if given.get(place, kind) != kind
+            ],
+        )
 
     def write(self, place: Place) -> None:
         """Pending until the next commit. What is written changes once a data epoch, and where
@@ -115,6 +126,7 @@ class LoaderPart:
             part.forget()
         self._drawn = None
         source = self.source
+        cut_source(source, read_cut(self._store, self._path))
         source.earlier = not self._found.stored
         start = self._state(self._start.read())
         place.done = Position(place.done.data_epoch, place.done.batch, start)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -60,13 +61,13 @@ class MapLoader(Source):
             )
         super().__init__(clone, holders_of(loader), _samplers_of(loader))
 
-    def open(self, skip: int, start: dict[str, Any], data_epoch: int) -> Iterator[Any]:
+    def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
         seed = None
         if self.loader.num_workers:
             # With workers that live on, a sampler that draws nothing leaves every start the same.
             told = self._persistent and not self.earlier
-            seed = _digest(start, data_epoch if told else None)
-        self._indices.begin(skip, seed, self._before_first(data_epoch))
+            seed = _digest(start, self.data_epoch if told else None)
+        self._indices.begin(skip, seed, self._before_first())
         iterator = iter(self.loader)
         if skip:
             # Now, while the generators are those of the epoch's start. (With workers it is done
@@ -74,12 +75,18 @@ class MapLoader(Source):
             self._indices.skip()
         return iterator
 
-    def _before_first(self, data_epoch: int) -> Callable[[], None] | None:
+    def draw_first(self) -> None:
+        self._indices.draw_first()
+
+    def replace_batches(self, wrap: Callable[[Any], Any]) -> None:
+        self._indices.sampler = wrap(self._indices.sampler)
+
+    def _before_first(self) -> Callable[[], None] | None:
         """Iterators draw one number for their workers' seed; those that live on draw it in their
         first epoch. Here they do in the run's first, in whichever they were started."""
         if not self._persistent:
             return None
-        draws = data_epoch == 0 or self.earlier
+        draws = self.data_epoch == 0 or self.earlier
         fresh = self.loader._iterator is None
         if draws and not fresh:
             torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
@@ -130,7 +137,7 @@ class _Indices:
     epoch after the other."""
 
     def __init__(self, sampler: Iterable[Any], draws_once: bool) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._draws_once = draws_once
         self.begin(0, None, None)
 
@@ -142,18 +149,25 @@ class _Indices:
         self._number = 0
         self._stream: dict[str, Any] | None = None
         self._iterator: Iterator[Any] | None = None
+        self._drawn: list[Any] = []  # before it was asked for
 
     def __len__(self) -> int:
-        return len(self._sampler)  # type: ignore[arg-type]  # as the sampler's own: TypeError if it has none
+        return len(self.sampler)  # type: ignore[arg-type]  # as the sampler's own: TypeError if it has none
 
     def __iter__(self) -> Iterator[Any]:
         return self  # DataLoader's iterators ask twice, before the first index
 
     def __next__(self) -> Any:
+        if self._drawn:
+            return self._drawn.pop()
         self.skip()
         number = self._number
         item = self._draw()
         return item if self._seed is None else (self._seed_of(number), item)
+
+    def draw_first(self) -> None:
+        if not self._number:
+            self._drawn = list(itertools.islice(self, 1))
 
     def skip(self) -> None:
         while self._to_skip:
@@ -167,7 +181,7 @@ class _Indices:
         if self._iterator is None:
             if self._before is not None:
                 self._before()
-            self._iterator = iter(self._sampler)
+            self._iterator = iter(self.sampler)
         if self._draws_once or self._number == 0:
             item = next(self._iterator)
         else:

@@ -22,7 +22,6 @@ class Progress:
         finished: steps that are finished, committed or not.
         place: in the data.
         lookahead: watches the loop over the data that goes on, if any.
-        updating: the optimizer has begun to write, and the step is not ended.
         stale: the store was rolled back, and what Python holds is not yet.
         restored: how often Python followed the store; a loop over the data sees by it.
     """
@@ -31,7 +30,6 @@ class Progress:
         self.finished = 0
         self.place = Place()
         self.lookahead: Lookahead | None = None
-        self.updating = False
         self.stale = False
         self.restored = 0
         self._store = store
@@ -110,6 +108,5 @@ class Progress:
             self.lookahead.roll_back()
         self.finished = self._committed = step
         self._seen_epoch = self._store.epoch
-        self.updating = False
         self._rollbacks = self._store.rollbacks
         self.restored += 1

@@ -79,6 +79,13 @@ class Run:
         """What decides about commits; None: every step commits."""
         return self._steps.schedule.scheduler
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the guard given to attach was told to stop and the last commit has been made:
+        leave the loop. `batches` does so by itself."""
+        guard = self._steps.schedule.guard
+        return guard is not None and guard.finished
+
     def stats(self) -> RunStats:
         return RunStats(**self._steps.counts)
 
@@ -183,6 +190,8 @@ class Run:
                 none, however it looks.
 
         Raises:
+            SystemExit: with status 0: the guard given to attach was told to stop, and the last
+                step is committed.
             AttachError: no loader was given to attach.
             RuntimeError: in a loop, once another loop has begun or the run was detached.
             ValueError: the loader gave no batch in a whole data epoch; ahead is negative.

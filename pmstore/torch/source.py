@@ -8,7 +8,7 @@ set the generators back, open the loader, skip, set the generators to where the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from pmstore.torch import rng
@@ -35,6 +35,7 @@ class Source:
         """holders: objects to look for generators in, by names; samplers: that may have a state."""
         self.loader = loader
         self.late: dict[str, Any] = {}
+        self.data_epoch = 0  # that was opened last
         self.earlier = False  # the run was stored by a pmstore that drew otherwise
         self._samplers = [one for one in samplers if _has_state(one)]
         self._holders = holders
@@ -62,24 +63,35 @@ class Source:
     def begin(self, data_epoch: int) -> tuple[Iterator[Any], dict[str, Any]]:
         """The batches of a new epoch, and its start."""
         start = rng.capture(self.generators)
+        self.data_epoch = data_epoch
         start["samplers"] = [copy.deepcopy(one.state_dict()) for one in self._samplers]
-        return self.open(0, start, data_epoch), start
+        return self.open(0, start), start
 
     def resume(self, position: Position) -> Iterator[Any]:
         """The batches that are left of an epoch that has begun. The generators come out as they
         went in."""
         with rng.unchanged(self.generators):
-            return self.reopen(position)
+            batches = self.reopen(position)
+            if position.batch == 0:
+                self.draw_first()  # now, while the generators are those of the epoch's start
+            return batches
+
+    def draw_first(self) -> None:
+        """Draws the first index of the epoch that was opened, if it draws any."""
+
+    def replace_batches(self, wrap: Callable[[Any], Any]) -> None:
+        """Its batch sampler is wrapped from now on, where it has one that indices come from."""
 
     def reopen(self, position: Position) -> Iterator[Any]:
         """The same; the generators come out as the epoch's beginning left them."""
         assert position.start is not None
+        self.data_epoch = position.data_epoch
         rng.restore(position.start, self.generators)
         for one, state in zip(self._samplers, position.start.get("samplers", ()), strict=False):
             one.load_state_dict(copy.deepcopy(state))
-        return self.open(position.batch, position.start, position.data_epoch)
+        return self.open(position.batch, position.start)
 
-    def open(self, skip: int, start: dict[str, Any], data_epoch: int) -> Iterator[Any]:
+    def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
         """The batches of one epoch after the first `skip`. The generators are in the state `start`
         now."""
         iterator = iter(self.loader)
@@ -120,7 +132,7 @@ class SequenceSource(Source):
     loader: Sequence[Any]
     replays = False
 
-    def open(self, skip: int, start: dict[str, Any], data_epoch: int) -> Iterator[Any]:
+    def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
         return (self.loader[index] for index in range(skip, len(self.loader)))
 
 
