@@ -115,14 +115,15 @@ def clone_of(loader: DataLoader[Any], persistent: bool) -> DataLoader[Any]:
 
 
 def holders_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The objects that a loader draws with, by the names of its arguments."""
+    """The objects that a loader draws with, by the names of its arguments. Samplers hold datasets:
+    what both hold is the dataset's."""
     return {
         "generator": loader.generator,
-        "sampler": loader.sampler,
-        "batch_sampler": loader.batch_sampler,
         "dataset": loader.dataset,
         "collate_fn": loader.collate_fn,
         "worker_init_fn": loader.worker_init_fn,
+        "sampler": loader.sampler,
+        "batch_sampler": loader.batch_sampler,
     }
 
 

@@ -236,6 +236,8 @@ class Steps:
 
     def ended(self) -> None:
         self.schedule.close()
+        if self.pieces.loader is not None:
+            self.pieces.loader.source.close()
 
     def _why(self) -> str:
         """What has begun the step that is under way; "": none is, or it was rolled back."""
