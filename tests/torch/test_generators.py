@@ -1,9 +1,10 @@
-"""Generators that a loader's objects hold: killed at each step, everything is drawn as it would have
-been; and as plain torch draws it, where that does not depend on workers."""
+"""Generators that a loader's objects hold: killed at each step, everything is drawn as it would
+have been; and as plain torch draws it, where that does not depend on workers."""
 
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch.utils.data import (
 import pmstore
 from pmstore.torch import MismatchError, attach
 from pmstore.torch.generators import find
+from pmstore.torch.part import Part
 
 SIZE = 14
 KINDS: dict[str, Callable[[], Any]] = {
@@ -248,3 +250,155 @@ def test_killed(shm: Path, kind: str, ahead: int) -> None:
 
 def _child(path: Path, make: Callable[[], Any], ahead: int, steps: Steps) -> None:
     train(path, make, steps, ahead)
+
+
+class WhoLoads(Dataset[torch.Tensor]):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, os.getpid()])
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("end", ["detach", "close"])
+def test_workers_live_on(path: Path, end: str) -> None:
+    start()
+    with pmstore.open(path) as store:
+        loader = DataLoader(WhoLoads(), 7, shuffle=True, num_workers=2, persistent_workers=True)
+        run = attach(store, loader=loader)
+        seen = []
+        for epoch in range(2):  # from one loop to the next
+            for batch in run.batches(epochs=2 * epoch + 2):
+                seen.append(batch)
+                run.commit()
+        pids = {int(pid) for batch in seen for pid in batch[:, 1]}
+        assert len(pids) == 2
+        assert os.getpid() not in pids
+        if end == "detach":
+            run.detach()
+            assert all(map(gone, pids))
+    assert all(map(gone, pids))
+    start()
+    plain = [batch for _ in range(4) for batch in loader]
+    loader._iterator = None
+    assert [batch[:, 0].tolist() for batch in seen] == [batch[:, 0].tolist() for batch in plain]
+
+
+def test_epochs_differ_where_workers_live_on(store: pmstore.Store) -> None:
+    """Nothing is drawn in between, and yet each epoch has noise of its own."""
+    run = attach(store, loader=WORKERS["workers live on"]())
+    epochs: list[list[Any]] = [[], []]
+    for batch in run.batches(epochs=2):
+        epochs[run.data_epoch].append(batch.tolist())
+    assert epochs[0] != epochs[1]
+    run.detach()
+
+
+def test_a_roll_back_with_workers_that_live_on(store: pmstore.Store) -> None:
+    run = attach(store, loader=WORKERS["workers live on"]())
+    batches = run.batches(epochs=2)
+    first = next(batches).tolist()
+    run.rollback()
+    assert next(batches).tolist() == first
+    run.commit()
+    second = next(batches).tolist()
+    batches = run.batches(epochs=2)
+    following = next(batches).tolist()  # left, and begun again
+    run.rollback()
+    assert [next(batches).tolist(), next(batches).tolist()] == [second, following]
+    run.detach()
+
+
+def test_what_is_found() -> None:
+    class Slotted:
+        __slots__ = ("rng",)
+
+    slotted = Slotted()
+    slotted.rng = random.Random(1)  # type: ignore[attr-defined]
+    shared = np.random.default_rng(1)
+    deep = np.random.default_rng(2)
+    for _ in range(4):
+        deep = [deep]  # type: ignore[assignment]
+    roots = {
+        "a": {"b": [shared, np.random.Generator(shared.bit_generator)], "c": slotted},
+        "d": functools.partial(jitter, shared, batch=[torch.Generator()]),
+        "deep": deep,
+        "default": [torch.default_generator, np.random.mtrand._rand, random.SystemRandom()],
+        "module": Global(),
+    }
+    found = find(roots)
+    assert {one.place: one.kind for one in found} == {
+        "a['b'][0]": "numpy Generator (PCG64)",
+        "a['c'].rng": "random Random",
+        "d.keywords['batch'][0]": "torch Generator",
+        "deep[0][0][0][0]": "numpy Generator (PCG64)",
+        "module.rng": "numpy Generator (PCG64)",
+        f"{__name__}.MODULE_RNG": "numpy Generator (PCG64)",
+    }
+    assert find({"far": [[[[[[[[np.random.default_rng()]]]]]]]]}) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_as_stateful(path: Path, kind: str) -> None:
+    with pmstore.open(path) as store:
+        rng = KINDS[kind]()
+        run = attach(store, stateful={"noise": rng})
+        draw(rng)
+        run.commit()
+        following = [draw(rng) for _ in range(3)]
+        run.rollback()
+        assert [draw(rng) for _ in range(3)] == following
+    with pmstore.open(path) as store:
+        rng = KINDS[kind]()
+        attach(store, stateful={"noise": rng})
+        assert [draw(rng) for _ in range(3)] == following
+
+
+def test_other_generators(path: Path) -> None:
+    with pmstore.open(path) as store:
+        run = attach(store, loader=DataLoader(Augmented("python"), 3))
+        next(run.batches())
+        run.commit()
+    with (
+        pmstore.open(path) as store,
+        pytest.raises(MismatchError, match=r"dataset\.rng: a numpy Generator \(PCG64\), was a ran"),
+    ):
+        attach(store, loader=DataLoader(Augmented(), 3))
+
+
+def test_a_run_stored_before_generators_had_places(path: Path) -> None:
+    """Version 1: a list of states, of the loader's own generators."""
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(2))
+
+    with pmstore.open(path) as store:
+        run = attach(store, loader=loader())
+        batches = run.batches(epochs=2)
+        for _ in range(2):
+            next(batches)
+            run.commit()
+        rest = [batch[0].tolist() for batch in batches]
+    with pmstore.open(path) as store:
+        for name in ("start", "generators"):
+            part = Part(store, f"run/loader/{name}")
+            state = part.read()
+            if name == "start":
+                state["generators"] = list(state["generators"].values())
+                del state["samplers"]
+            else:
+                state = list(state.values())
+            part.write(state)
+        del store["run/loader/found"]
+        store.commit()
+    with pmstore.open(path) as store:
+        run = attach(store, loader=loader())
+        assert [batch[0].tolist() for batch in run.batches(epochs=2)] == rest
