@@ -9,8 +9,10 @@ with optional:
         ChangedError,
         LookaheadError,
         MismatchError,
+        NotKeptError,
         TornStepError,
     )
+    from pmstore.torch.kept import KeptState
     from pmstore.torch.load import load
     from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run, RunStats
@@ -19,8 +21,10 @@ with optional:
 __all__ = [
     "AttachError",
     "ChangedError",
+    "KeptState",
     "LookaheadError",
     "MismatchError",
+    "NotKeptError",
     "Resume",
     "Run",
     "RunStats",

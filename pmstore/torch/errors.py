@@ -66,6 +66,10 @@ class LookaheadError(PmstoreError, RuntimeError):
     was of is not known. Nothing was committed."""
 
 
+class NotKeptError(PmstoreError, LookupError):
+    """There is no such earlier state of the run. Nothing was changed."""
+
+
 @contextmanager
 def records(path: str, name: str) -> Iterator[None]:
     """Where a stored run becomes Python's. What is not as a run writes it (a name that is gone, a

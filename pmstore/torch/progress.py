@@ -100,6 +100,10 @@ class Progress:
         done = self.place.done
         self._numbers[:] = (finished, done.data_epoch, done.batch, 0)
 
+    def touch(self) -> None:
+        """Something is pending, whatever was: for a roll back that counts."""
+        self._numbers[_MIDSTEP] ^= 1
+
     def restore(self) -> None:
         """Is where the store's last commit was."""
         step, data_epoch, batch, _ = (int(number) for number in self._numbers)
