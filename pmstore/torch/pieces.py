@@ -7,12 +7,13 @@ import torch
 from pmstore import Store
 from pmstore.torch.errors import AttachError
 from pmstore.torch.gradients import GradientKeeper
-from pmstore.torch.loader import Position, open_source
+from pmstore.torch.loader import open_source
 from pmstore.torch.loader_part import LoaderPart
 from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, parameters_of
+from pmstore.torch.place import Place
 from pmstore.torch.placed import Memory
 from pmstore.torch.program import Program
 from pmstore.torch.rng import RngParts
@@ -125,22 +126,22 @@ class Pieces:
 
     # ---- into the store; pending until the next commit
 
-    def create(self, position: Position) -> None:
+    def create(self, place: Place) -> None:
         """Everything of a new run. The program is untouched until it is bound."""
         for binding in self.bindings:
             binding.write()
-        self._write_rest(position)
+        self._write_rest(place)
 
-    def write(self, position: Position) -> None:
+    def write(self, place: Place) -> None:
         """Everything that Python holds and the store does not yet."""
         self.follow()
         if self.model is not None:
             self.model.take_in()
         for optimizer in self.optimizers.values():
             optimizer.sync()
-        self._write_rest(position)
+        self._write_rest(place)
 
-    def _write_rest(self, position: Position) -> None:
+    def _write_rest(self, place: Place) -> None:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         if self.pack is not None:
             self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
@@ -153,7 +154,7 @@ class Pieces:
         if self.rng is not None:
             self.rng.write()
         if self.loader is not None:
-            self.loader.write(position)
+            self.loader.write(place)
 
     def follow(self) -> None:
         """Notices parameters that are other objects now."""

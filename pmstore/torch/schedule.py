@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTarget, PreemptionGuard
 from pmstore.torch.errors import AttachError
-from pmstore.torch.loader import Source
 from pmstore.torch.progress import Progress
+from pmstore.torch.source import Source
 
 
 class Schedule:
@@ -132,7 +132,7 @@ class Schedule:
         length = source.length()
         if length is None:
             return
-        finished, position = self._progress.finished, self._progress.position
+        finished, position = self._progress.finished, self._progress.place.done
         taken = position.data_epoch * length + position.batch
         share = finished / taken if taken and finished else 1.0
         self.scheduler.expect(max(round(epochs * length * share), 1))

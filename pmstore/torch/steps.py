@@ -159,7 +159,8 @@ class Steps:
         """Brings the store up to date with what Python holds; pending."""
         progress = self.progress
         finished = progress.finished + 1
-        self.pieces.write(progress.position)
+        progress.end_of_step(finished)
+        self.pieces.write(progress.place)
         progress.write(finished)
         progress.finished = finished
         self.begun.ended = True
@@ -271,6 +272,8 @@ class Steps:
 
     def ended(self) -> None:
         self.schedule.close()
+        if self.pieces.loader is not None:
+            self.pieces.loader.source.close()
 
     def _why(self) -> str:
         """What has begun the step that is under way; "": none is, or it was rolled back."""
@@ -325,7 +328,7 @@ class Steps:
             pieces.restore(opened=opened)
             progress.restore()
             if pieces.loader is not None:
-                pieces.loader.restore(progress.position)
+                pieces.loader.restore(progress.place)
             self.schedule.rolled_back()
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()
