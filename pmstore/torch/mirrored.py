@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,6 +51,15 @@ def packed(slots: Slots, layout: list[list[Any]]) -> dict[str, torch.Tensor]:
             else torch.empty(shape, dtype=kind, device="cpu")
         )
     return held
+
+
+def packed_whole() -> AttachError:
+    """Why a mirrored run is not taken in part."""
+    return AttachError(
+        "the tensors of a mirrored run lie in one piece, which cannot be taken in part. Begin a "
+        "run with another name from the stored model: pmstore.torch.load(store, model), then "
+        "attach(..., name=...)"
+    )
 
 
 class Pack:
@@ -159,6 +169,9 @@ class MirroredModel(ModelBinding):
     def open(self) -> None:
         pass
 
+    def _refit(self, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        raise packed_whole()
+
     def bind(self) -> None:
         pass
 
@@ -218,6 +231,9 @@ class MirroredOptimizer(OptimizerBinding):
 
     def write(self) -> None:
         self._write_plain()
+
+    def beside(self, optimizer: Optimizer) -> OptimizerBinding:
+        raise packed_whole()
 
     def open(self) -> None:
         self._rest.forget()
