@@ -290,6 +290,10 @@ class MirroredOptimizer(OptimizerBinding):
     def bind(self) -> None:
         pass
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        return [parameter for _, parameter in self.extra_parameters]
+
     def writes(self) -> list[Any]:
         return []
 

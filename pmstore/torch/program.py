@@ -103,7 +103,7 @@ def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) ->
     else:
         raise AttachError(
             f"{what} is a {type(given).__qualname__}: it must be {wanted}, or a dict or a list of "
-            "such"
+            f"such{_way_out(given)}"
         )
     if not pieces:
         raise AttachError(f"{what}={given!r} is empty: leave it out if there is none")
@@ -113,8 +113,7 @@ def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) ->
             raise AttachError(f"{what} has the key {key!r}: keys are names, which are stored")
         if not fits(one):
             raise AttachError(
-                f"{what}[{key!r}] is a {type(one).__qualname__}: it must be {wanted}"
-                + (". Leave it out if there is none" if one is None else "")
+                f"{what}[{key!r}] is a {type(one).__qualname__}: it must be {wanted}{_way_out(one)}"
             )
         if id(one) in seen:
             raise AttachError(
@@ -122,6 +121,14 @@ def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) ->
             )
         seen[id(one)] = key
     return pieces
+
+
+def _way_out(one: Any) -> str:
+    if one is None:
+        return ". Leave it out if there is none"
+    if is_stateful(one) and not isinstance(one, (nn.Module, Optimizer)):
+        return ". What has state_dict() and load_state_dict() can go into stateful={...}"
+    return ""
 
 
 def _on_an_accelerator(models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> bool:
