@@ -19,7 +19,8 @@ from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import under
-from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
+from pmstore.torch.layout import Place, compare, encode_place
+from pmstore.torch.model import ModelBinding, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, drop_tensors
 from pmstore.torch.placed import check_movable
@@ -169,7 +170,7 @@ class MirroredModel(ModelBinding):
     def open(self) -> None:
         pass
 
-    def _refit(self, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _refit(self, stored: Mapping[str, Place], given: Mapping[str, Place]) -> None:
         raise packed_whole()
 
     def bind(self) -> None:
