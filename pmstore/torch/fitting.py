@@ -15,6 +15,7 @@ from pmstore.torch.fit import copy_common
 from pmstore.torch.fit_optimizer import HeldOptimizer, names_of, stand_in
 from pmstore.torch.fit_rates import Rates
 from pmstore.torch.keys import encode_name
+from pmstore.torch.mirrored import packed_whole
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
@@ -25,6 +26,10 @@ from pmstore.torch.progress import Progress
 from pmstore.torch.samples import keep_samples
 from pmstore.torch.stateful import StatefulPart
 from pmstore.torch.trainable import TrainablePart
+
+
+def _has_tensors(piece: str) -> bool:
+    return piece.partition("/")[0] in ("model", "optimizer")
 
 
 class Fitting:
@@ -64,8 +69,18 @@ class Fitting:
         """Raises: MismatchError: it still does not fit."""
         Pieces(self._store, self._name, self._program).check()
 
-    def drop(self, pieces: list[str]) -> None:
-        """Those that are no longer given. Tensors of models are dropped by `fit`."""
+    def fit(self, missing: list[str], added: list[str]) -> None:
+        """missing: pieces that are stored and not given; added: the other way round.
+
+        Raises: AttachError, MismatchError: what is stored of one cannot be made to fit.
+        """
+        if self._program.mirrored and any(_has_tensors(one) for one in (*missing, *added)):
+            raise packed_whole()
+        self._drop(missing)
+        self._fit(missing, added)
+
+    def _drop(self, pieces: list[str]) -> None:
+        """Tensors of models are dropped with the others that are gone."""
         for piece in pieces:
             if piece.partition("/")[0] != "model":
                 self._store.pop(f"{self._name}/{piece}", None)
@@ -76,9 +91,8 @@ class Fitting:
             self._store.pop(f"{self._name}/gradients", None)
             self._store.pop(f"{self._name}/gradients_layout", None)
 
-    def fit(self, added: set[str]) -> None:
-        """added: pieces that are given and not stored."""
-        other_models = any(piece.partition("/")[0] == "model" for piece in added)
+    def _fit(self, missing: list[str], added: list[str]) -> None:
+        other_models = any(piece.partition("/")[0] == "model" for piece in (*missing, *added))
         by_name = other_models or self._choices.partial
         dtypes = self._stored_dtypes()
         self._fit_model(by_name)
@@ -114,6 +128,11 @@ class Fitting:
         elif by_name:
             binding.fit()
 
+    def _converted(self, dtypes: Mapping[str, torch.dtype]) -> bool:
+        """Whether a tensor has another dtype than was stored."""
+        now = self._stored_dtypes()
+        return any(now.get(name, dtype) != dtype for name, dtype in dtypes.items())
+
     # ---- optimizers
 
     def _fit_optimizer(
@@ -131,7 +150,7 @@ class Fitting:
         fresh = self._choices.hit("optimizer", "program", piece)
         described = self._store[f"{path}/layout"][0]
         before, names = names_of(described), names_of(binding.describe_groups())
-        other = described != binding.describe_groups()
+        other = described != binding.describe_groups() or (by_name and self._converted(dtypes))
         if other and not (fresh or by_name or self._choices.regrouped):
             return  # `check` says what is different
         held = self._read(path, before, described, dtypes)

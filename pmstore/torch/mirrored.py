@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import under
-from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
+from pmstore.torch.layout import Place, compare, encode_place
+from pmstore.torch.model import ModelBinding, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, drop_tensors
 from pmstore.torch.placed import check_movable
@@ -50,6 +52,15 @@ def packed(slots: Slots, layout: list[list[Any]]) -> dict[str, torch.Tensor]:
             else torch.empty(shape, dtype=kind, device="cpu")
         )
     return held
+
+
+def packed_whole() -> AttachError:
+    """Why a mirrored run is not taken in part."""
+    return AttachError(
+        "the tensors of a mirrored run lie in one piece, which cannot be taken in part. Begin a "
+        "run with another name from the stored model: pmstore.torch.load(store, model), then "
+        "attach(..., name=...)"
+    )
 
 
 class Pack:
@@ -159,6 +170,9 @@ class MirroredModel(ModelBinding):
     def open(self) -> None:
         pass
 
+    def _refit(self, stored: Mapping[str, Place], given: Mapping[str, Place]) -> None:
+        raise packed_whole()
+
     def bind(self) -> None:
         pass
 
@@ -218,6 +232,9 @@ class MirroredOptimizer(OptimizerBinding):
 
     def write(self) -> None:
         self._write_plain()
+
+    def beside(self, optimizer: Optimizer) -> OptimizerBinding:
+        raise packed_whole()
 
     def open(self) -> None:
         self._rest.forget()

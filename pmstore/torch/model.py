@@ -14,6 +14,7 @@ from pmstore import Store
 from pmstore.torch.errors import MismatchError
 from pmstore.torch.fit import check_fit, copy_common
 from pmstore.torch.keys import encode_name, full_name
+from pmstore.torch.layout import Place, compare, decode_place, encode_place
 from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, take_in
 
 
@@ -28,18 +29,6 @@ class _Member:
     tensor: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """How a member lies in the store; the layout stored with the model is a list of these."""
-
-    kind: str
-    shape: list[int]
-    dtype: str
-    tied_to: str  # name of the first member that shares its memory; its own if none does
-    # [shape, stride, offset] in a one-dimensional block, for members that overlap otherwise
-    view: list[Any] | None
-
-
 def _members(models: Mapping[str, nn.Module], left_out: set[int]) -> Iterator[_Member]:
     for model_key, model in models.items():
         for prefix, module in model.named_modules():
@@ -51,10 +40,10 @@ def _members(models: Mapping[str, nn.Module], left_out: set[int]) -> Iterator[_M
                         yield _Member(name, kind, owner, key, tensor)
 
 
-def plan(members: list[_Member]) -> dict[str, _Place]:
+def plan(members: list[_Member]) -> dict[str, Place]:
     """How the members shall lie in the store: tied ones share a block, all others have their
     own."""
-    places: dict[str, _Place] = {}
+    places: dict[str, Place] = {}
     # storage -> members of which each lies apart from the others
     roots: dict[int, list[_Member]] = {}
     for member in members:
@@ -96,7 +85,7 @@ def _overlapping(members: list[_Member]) -> list[list[_Member]]:
     return [sorted(cluster, key=lambda one: names[one.name]) for _, cluster in clusters]
 
 
-def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
+def _plan_cluster(cluster: list[_Member]) -> dict[str, Place]:
     root = cluster[0]
     start = min(extent(member.tensor)[0] for member in cluster)
     seen = {
@@ -117,7 +106,7 @@ def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
             offset = (extent(tensor)[0] - start) // tensor.element_size()
             view = [list(tensor.shape), list(tensor.stride()), offset]
         dtype = str(tensor.dtype).removeprefix("torch.")
-        places[member.name] = _Place(member.kind, list(tensor.shape), dtype, root.name, view)
+        places[member.name] = Place(member.kind, list(tensor.shape), dtype, root.name, view)
     return places
 
 
@@ -211,7 +200,7 @@ class ModelBinding:
         return f"{self._path}/{encode_name(name) if '' in self._models else name}"
 
     @staticmethod
-    def _view(place: _Place, base: Placed) -> Placed:
+    def _view(place: Place, base: Placed) -> Placed:
         return base if place.view is None else base.view(*place.view)
 
     def check(self) -> None:
@@ -247,7 +236,7 @@ class ModelBinding:
         self._refit(stored, given)
         return True
 
-    def _refit(self, stored: Mapping[str, _Place], given: Mapping[str, _Place]) -> None:
+    def _refit(self, stored: Mapping[str, Place], given: Mapping[str, Place]) -> None:
         self.open()
         held = {name: self._placed[name].heap.clone() for name in given if name in stored}
         self._store.pop(self._path, None)
@@ -273,8 +262,10 @@ class ModelBinding:
             if not placed.holds(member.tensor):
                 member.tensor.data = placed.heap
 
-    def _layout(self) -> dict[str, _Place]:
-        return {name: _decode(raw) for name, raw in self._store[f"{self._path}_layout"].items()}
+    def _layout(self) -> dict[str, Place]:
+        return {
+            name: decode_place(raw) for name, raw in self._store[f"{self._path}_layout"].items()
+        }
 
     # ---- while it trains
 
@@ -400,51 +391,3 @@ class ModelBinding:
                 if not self._placed[name].holds(old):
                     old.data = self._placed[name].heap
         return replaced
-
-
-def encode_place(place: _Place) -> list[Any]:
-    return [place.kind, place.shape, place.dtype, place.tied_to, place.view]
-
-
-def _decode(raw: list[Any]) -> _Place:
-    return _Place(*raw)
-
-
-def compare(
-    stored: dict[str, _Place], given: dict[str, _Place], what: str, ways: Iterable[str] = ()
-) -> None:
-    """Raises: MismatchError: they differ; it lists how, and the ways out."""
-    missing = [
-        f"{stored[name].kind} {name} {_describe(stored[name])}"
-        for name in stored
-        if name not in given
-    ]
-    unexpected = [
-        f"{given[name].kind} {name} {_describe(given[name])}"
-        for name in given
-        if name not in stored
-    ]
-    mismatched = []
-    for name, ours in stored.items():
-        theirs = given.get(name)
-        if theirs is None:
-            continue
-        if (ours.kind, ours.shape, ours.dtype) != (theirs.kind, theirs.shape, theirs.dtype):
-            mismatched.append(
-                f"{name}: stored {ours.kind} {_describe(ours)}, given {theirs.kind} "
-                f"{_describe(theirs)}"
-            )
-        elif ours.tied_to != theirs.tied_to:
-            mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
-    if missing or unexpected or mismatched:
-        raise MismatchError(
-            what, missing=missing, unexpected=unexpected, mismatched=mismatched, ways=ways
-        )
-
-
-def _describe(place: _Place) -> str:
-    return f"{tuple(place.shape)} {place.dtype}"
-
-
-def _tie(name: str, place: _Place) -> str:
-    return "as a tensor of its own" if place.tied_to == name else f"tied to {place.tied_to}"
