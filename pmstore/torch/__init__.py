@@ -12,6 +12,7 @@ with optional:
         TornStepError,
     )
     from pmstore.torch.kept import KeptState
+    from pmstore.torch.load import load
     from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run, RunStats
     from pmstore.torch.transaction import RunTransaction
@@ -28,4 +29,5 @@ __all__ = [
     "RunTransaction",
     "TornStepError",
     "attach",
+    "load",
 ]
