@@ -140,6 +140,8 @@ class Flusher:
             stats = _stats(job, written)
         except BaseException as raised:
             error = raised
+            if job.keeping is not None:
+                self.kept.forget_known()
             if isinstance(raised, PmstoreError) and not isinstance(raised, TierError):
                 error = self._explain(job.flush, raised)
         finally:

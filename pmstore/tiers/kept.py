@@ -219,6 +219,11 @@ class KeptEpochs:
                 left = tuple(one for one in self._known()[epoch] if one is not reason)
                 self._write(epoch, left)
 
+    def forget_known(self) -> None:
+        """An epoch may not count after all: what there is is read again."""
+        with self._reading:
+            self._reasons = None
+
     def leavings(self, names: Iterable[str]) -> list[str]:
         """Of a writer that was killed: files that keep epochs that are not there, and what was to
         become such files."""

@@ -111,6 +111,7 @@ class Keeper:
         keeping = Keeping(reason, n or 1, mode == "min")
         tiers = self._store._open_tiers()
         flusher = tiers.keeper(self._own) if tier is None else tiers.take_up(tier)
+        self._under_way = [one for one in self._under_way if not one[0].done]
         if series == "best" and not self._is_among_the_best(flusher, keeping):
             return None
         handle = tiers.keep(flusher, keeping)
@@ -154,7 +155,6 @@ class Keeper:
             )
 
     def _is_among_the_best(self, flusher: Flusher, keeping: Keeping) -> bool:
-        self._under_way = [one for one in self._under_way if not one[0].done]
         reasons = [
             *((epoch, reason) for epoch, reason in flusher.kept.reasons()),
             *(
@@ -178,8 +178,8 @@ class Keeper:
         self._steps.require()
         under_way, self._under_way = self._under_way, []
         for flush, _ in under_way:
-            flush.wait()
             flush.wait_over(None)  # what it pushed out has gone
+            flush.raise_once()
         found = list(self._states(self._own, True)) if os.path.isdir(self._own.place) else []
         tiers = self._store._open_tiers()
         for name, config in tiers.configs.items():

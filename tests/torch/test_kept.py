@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from pmstore.errors import TierError, TransactionError
 from pmstore.testing import ForkServer
 from pmstore.tiers import kept as kept_epochs
 from pmstore.tiers.kept import KeptName, Reason
+from pmstore.tiers.local import LocalBackend
 from pmstore.torch import MismatchError, NotKeptError, Run, attach
 
 STEPS = BATCHES + 6
@@ -254,6 +256,31 @@ def test_the_best_of_another_figure_over_processes(tmp_path: Path) -> None:
     assert kept == [True, True, False, False, True, False]
     assert state.values == (("accuracy", 0.8),)
     assert state.step == 5
+
+
+def test_a_state_that_could_not_be_kept_is_not_the_best(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job()
+    run = job.attach(store)
+    publish = LocalBackend.publish
+
+    def full(self: LocalBackend, name: str, data: bytes) -> None:
+        if name.endswith(".manifest"):
+            raise OSError(errno.ENOSPC, "no room", name)
+        publish(self, name, data)
+
+    go(store, run, job, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, "publish", full)
+        failed = run.keep(best="figure", value=0.1)
+        assert failed is not None
+        with pytest.raises(OSError, match="no room"):
+            failed.wait()
+    assert run.kept() == []
+    go(store, run, job, 2)
+    assert run.keep(best="figure", value=0.2) is not None
+    assert [one.values for one in run.kept()] == [(("figure", 0.2),)]
 
 
 def test_a_state_that_is_kept_for_several_reasons(store: pmstore.Store) -> None:
