@@ -92,7 +92,7 @@ def averaged_in_the_end(path: str) -> State:
         return {"model": model, "average": average, "o": optimizer, "losses": list(losses)}
 
 
-@program(quick=True)
+@program()
 def evaluated(path: str) -> State:
     """Looks at other data between steps, by a loader of its own; keeps the best weights."""
     model, held = mlp(10, 3), batches(classes(40), 20)
@@ -102,6 +102,7 @@ def evaluated(path: str) -> State:
             store, model=model, optimizer=optimizer, loader=batches(classes())
         )
         losses, scores = store.list("losses"), store.list("scores")
+        best = store.require("best", (sum(one.numel() for one in model.parameters()),), "float32")
         for x, y in run.batches(epochs=3):
             loss = cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -114,11 +115,11 @@ def evaluated(path: str) -> State:
                     right = sum(int((model(a).argmax(1) == b).sum()) for a, b in held)
                 model.train()
                 if right >= max(scores, default=0):
-                    store["best"] = nn.utils.parameters_to_vector(model.parameters()).detach()
+                    best[:] = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
                 scores.append(right)
             run.commit(loss)
-        best = store["best"].clone()
-        return {"model": model, "o": optimizer, "best": best, "s": list(scores), "l": list(losses)}
+        told = {"best": best.copy(), "scores": list(scores), "losses": list(losses)}
+        return {"model": model, "optimizer": optimizer, **told}
 
 
 class Patience:
