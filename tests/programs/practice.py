@@ -388,3 +388,31 @@ def two_runs(path: str) -> State:
             losses.append(loss.item())
             runs[turn].commit(loss)
         return {"models": models, "optimizers": optimizers, "losses": list(losses)}
+
+
+@program()
+def stepped_in_backward(path: str) -> State:
+    """An optimizer for each parameter, which steps as soon as the gradient is there."""
+    model = mlp()
+    optimizers = {
+        name: torch.optim.SGD([one], 0.05, momentum=0.9) for name, one in model.named_parameters()
+    }
+
+    def step_now(name: str) -> Any:
+        def step(one: torch.Tensor) -> None:
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+
+        return step
+
+    for name, one in model.named_parameters():
+        one.register_post_accumulate_grad_hook(step_now(name))
+    with pmstore.open(path) as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizers, loader=batches())
+        losses = store.list("losses")
+        for x, y in run.batches(epochs=3):
+            loss = mse(model(x), y)
+            loss.backward()
+            losses.append(loss.item())
+            run.commit(loss)
+        return {"model": model, "optimizers": optimizers, "losses": list(losses)}

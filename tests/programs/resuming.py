@@ -80,3 +80,33 @@ def phases(path: str, kind: str) -> State:
                 run.commit(loss)
             run.detach()
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
+
+
+@program(plain="goes back to an earlier state")
+def kept(path: str) -> State:
+    """States are kept on the way; once the run goes back to one, and on with half the rate."""
+    model, loader = mlp(), batches()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pmstore.open(path) as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
+        losses = store.list("losses")
+        for x, y in run.batches(epochs=3):
+            if run.step % 6 == 0:
+                run.keep(n=2)
+            if run.step == 10 and "again" not in store:
+                run.keep("ten")
+            if run.step == 20 and "again" not in store:
+                run.rewind(to="ten")
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.05
+                store["again"] = losses[-1]
+                continue
+            loss = mse(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            run.commit(loss)
+            run.keep(best="loss")
+        told = {"again": store["again"] if run.step == 36 else 0.0, "losses": list(losses)}
+        return {"model": model, "optimizer": optimizer, **told}
