@@ -284,10 +284,11 @@ def private_gradients(path: str) -> State:
         return {"model": model, "optimizer": optimizer, "norms": list(norms)}
 
 
-@program(quick=True)
+@program(quick=True, stops=("kill", "term", "raise"))
 def experience(path: str) -> State:
     """Q-learning on a line of nine places: a ring of experience in the store's arrays, a target
-    network, and Python's generator for the moves."""
+    network, and Python's generator for the moves. (A `break` in the middle of the moves, before the
+    step begins, is an orderly end, which commits them; a run's transaction block would not.)"""
     online, target = mlp(9, 2), mlp(9, 2)
     target.load_state_dict(online.state_dict())
     optimizer = torch.optim.RMSprop(online.parameters(), 1e-2)
