@@ -141,6 +141,11 @@ class SlottedBinding(OptimizerBinding):
         self._tables.clear()
 
     def bind(self) -> None:
+        if self._links is None:
+            self._links = self._find_links()
+        for owner, key, parameter in self._links:
+            if owner.get(key) is not None:
+                owner[key] = parameter  # a roll back undoes an assignment too
         if self._views is None:
             self._place()
         assert self._views is not None
