@@ -247,16 +247,7 @@ if Path("run.pm").exists():
 """
     marker = disk / "resumed"
     command = write(disk, source.replace("{marker}", str(marker)) + CORRECT)
-    words = [
-        sys.executable,
-        "-m",
-        "pmstore.commands.cli",
-        "crashtest",
-        "--at",
-        "150,160",
-        "--",
-        *command,
-    ]
+    words = [sys.executable, "-m", "pmstore", "crashtest", "--at", "150,160", "--", *command]
     process = subprocess.Popen(
         words, cwd=disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -272,7 +263,7 @@ if Path("run.pm").exists():
 
 def test_the_command(disk: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pmstore.commands.cli", "crashtest", *arguments]
+        command = [sys.executable, "-m", "pmstore", "crashtest", *arguments]
         return subprocess.run(command, cwd=disk, capture_output=True, text=True, timeout=600)
 
     program = write(disk, CORRECT)
@@ -349,3 +340,9 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
 def test_what_tests_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         crash_test(["true"], **wrong)  # type: ignore[arg-type]
+
+
+def test_points_that_no_run_reaches_are_refused(disk: Path) -> None:
+    """Nothing would be killed, and the trial would pass."""
+    with pytest.raises(ValueError, match=r"at=\[150, 9000000\]: an undisturbed run has \d+ points"):
+        crash_test(write(disk, CORRECT), folder=disk, at=[150, 9_000_000])
