@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -340,6 +341,24 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
 def test_what_tests_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         crash_test(["true"], **wrong)  # type: ignore[arg-type]
+
+
+def test_programs_that_are_no_command() -> None:
+    wrong: Any
+    for wrong, told in (
+        (
+            "python a.py",
+            r"command='python a.py': a list of words, such as \['python', 'train.py'\]",
+        ),
+        (3, "command=3: a list of words"),
+        (["sleep", 3], "command: 3 is no str"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            crash_test(wrong)
+    with pytest.raises(TypeError, match=r"results='out': a list of words, such as \['out.txt'\]"):
+        Program(["true"], results="out")
+    with pytest.raises(ValueError, match="nothing to run"):
+        crash_test([])
 
 
 def test_points_that_no_run_reaches_are_refused(disk: Path) -> None:

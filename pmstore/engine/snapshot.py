@@ -65,17 +65,20 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """struct pms_snapshot_info."""
+    """struct pms_snapshot_info.
+
+    Attributes:
+        kept_bytes: of pages kept for the store's open snapshots, now.
+        waits: commits that had to wait for room, and how long.
+    """
 
     epoch: int
     tag: int
     file_bytes: int
     kept_bytes: int
-    """Of pages kept for the store's open snapshots, now."""
     peak_bytes: int
     bound_bytes: int
     waits: int
-    """Commits that had to wait for room, and how long."""
     wait_seconds: float
     super: bytes
 

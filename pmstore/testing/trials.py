@@ -240,6 +240,7 @@ def crash_test(
             working directory, commits nothing, leaves none of the results, or uses a domain that
             does not claim to survive what the model does; points are given though SIGTERM comes at
             times, or that a run which nobody kills does not reach.
+        TypeError: the program is no list of words: one str, for example.
     """
     if model not in get_args(Model):
         raise ValueError(f"model={model!r}: one of {', '.join(get_args(Model))}")

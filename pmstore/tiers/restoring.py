@@ -38,15 +38,18 @@ memory, say no."""
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What was restored. `print` says it in words."""
+    """What was restored. `print` says it in words.
+
+    Attributes:
+        skipped: newer epochs that could not be, and what is wrong with each: "corrupt: ..." or
+            "missing: ...".
+    """
 
     path: str
     epoch: int
     run: str
     nbytes: int
     skipped: tuple[tuple[int, str], ...]
-    """Newer epochs that could not be, and what is wrong with each: "corrupt: ..." or "missing:
-    ..."."""
 
     def __str__(self) -> str:
         lines = [f"epoch {epoch} passed over, {why}" for epoch, why in self.skipped]

@@ -939,7 +939,7 @@ def test_what_is_no_tier(filled: pmstore.Store, url: str) -> None:
     assert list(filled.tiers) == ["t"]
     filled.remove_tier("t")
     assert list(filled.tiers) == []
-    with pytest.raises(KeyError):
+    with pytest.raises(TierError):
         filled.remove_tier("t")
 
 
