@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
 from pmstore.base.sizes import parse_size
-from pmstore.engine.snapshot import PAGE_BYTES
+from pmstore.engine.constants import PAGE_BYTES
 from pmstore.tiers.manifest import RUN, WORLD_MOST
 from pmstore.tiers.places import normal_url
 

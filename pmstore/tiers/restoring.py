@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pmstore.engine import snapshot
-from pmstore.engine.constants import DOMAINS
+from pmstore.engine.constants import DOMAINS, PAGE_BYTES
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
 from pmstore.objects.array import Array
@@ -326,7 +326,7 @@ def _copy_file(
     unit = source.manifest.chunk_bytes
     try:
         opened = source.backend.open(
-            name, direct=not np.any(part["position"] % np.uint64(snapshot.PAGE_BYTES))
+            name, direct=not np.any(part["position"] % np.uint64(PAGE_BYTES))
         )
     except FileNotFoundError:
         raise BrokenEpochError("missing", f"file {name}") from None
