@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pmstore.torch.errors import MismatchError
+from pmstore.torch.keys import full_name
 from pmstore.torch.loose import is_loose
 
 
@@ -39,14 +40,16 @@ class Place:
     first: list[int] | None = None
 
 
-def members_of(model: nn.Module, left_out: set[int]) -> Iterator[Member]:
-    for prefix, module in model.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        for kind, owner in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for key, tensor in owner.items():
-                if tensor is not None and id(tensor) not in left_out:
-                    loose = kind == "buffer" and is_loose(module, tensor)
-                    yield Member(dot + key, kind, owner, key, tensor, loose)
+def members_of(models: Mapping[str, nn.Module], left_out: set[int]) -> Iterator[Member]:
+    for model_key, model in models.items():
+        for prefix, module in model.named_modules():
+            dot = f"{prefix}." if prefix else ""
+            for kind, owner in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, tensor in owner.items():
+                    if tensor is not None and id(tensor) not in left_out:
+                        name = full_name(model_key, dot + key)
+                        loose = kind == "buffer" and is_loose(module, tensor)
+                        yield Member(name, kind, owner, key, tensor, loose)
 
 
 def plan(members: list[Member]) -> dict[str, Place]:
@@ -68,7 +71,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.numel() else -id(tensor)
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and the one after the last, that the tensor touches, in its storage."""
     first = int(tensor.storage_offset()) * tensor.element_size()
     last = sum(
@@ -83,8 +86,8 @@ def _overlapping(members: list[Member]) -> list[list[Member]]:
     if len(members) == 1:
         return [members]
     clusters: list[tuple[int, list[Member]]] = []
-    for member in sorted(members, key=lambda one: _extent(one.tensor)[0]):
-        first, end = _extent(member.tensor)
+    for member in sorted(members, key=lambda one: extent(one.tensor)[0]):
+        first, end = extent(member.tensor)
         if clusters and (first < clusters[-1][0] or member.tensor is clusters[-1][1][-1].tensor):
             clusters[-1][1].append(member)
             clusters[-1] = (max(end, clusters[-1][0]), clusters[-1][1])
@@ -96,9 +99,9 @@ def _overlapping(members: list[Member]) -> list[list[Member]]:
 
 def _plan_cluster(cluster: list[Member]) -> dict[str, Place]:
     root = cluster[0]
-    start = min(_extent(member.tensor)[0] for member in cluster)
+    start = min(extent(member.tensor)[0] for member in cluster)
     seen = {
-        (*_extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster
+        (*extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster
     }
     places = {}
     for member in cluster:
@@ -112,7 +115,7 @@ def _plan_cluster(cluster: list[Member]) -> dict[str, Place]:
             )
         view = None
         if len(seen) > 1:
-            offset = (_extent(tensor)[0] - start) // tensor.element_size()
+            offset = (extent(tensor)[0] - start) // tensor.element_size()
             view = [list(tensor.shape), list(tensor.stride()), offset]
         dtype = str(tensor.dtype).removeprefix("torch.")
         places[member.name] = Place(member.kind, list(tensor.shape), dtype, root.name, view)
@@ -122,8 +125,8 @@ def _plan_cluster(cluster: list[Member]) -> dict[str, Place]:
 def span(tied: list[Member]) -> torch.Tensor:
     """The memory that overlapping members cover, as one dimension."""
     tensor = tied[0].tensor.detach()
-    first = min(_extent(member.tensor)[0] for member in tied) // tensor.element_size()
-    end = max(_extent(member.tensor)[1] for member in tied) // tensor.element_size()
+    first = min(extent(member.tensor)[0] for member in tied) // tensor.element_size()
+    end = max(extent(member.tensor)[1] for member in tied) // tensor.element_size()
     return tensor.as_strided((end - first,), (1,), first)
 
 
@@ -168,7 +171,22 @@ def resized(stored: dict[str, Place], given: dict[str, Place]) -> dict[str, Plac
     return now
 
 
-def compare(stored: dict[str, Place], given: dict[str, Place], what: str) -> None:
+def as_stored(stored: Mapping[str, Place], given: Mapping[str, Place]) -> dict[str, Place]:
+    """The given layout, but for buffers that have the shape of the first attach, and are stored
+    with a later one: those have the stored one."""
+    known = dict(given)
+    for name, place in stored.items():
+        if place.first is None or name not in known:
+            continue
+        if known[name].shape in (place.first, place.shape):
+            known[name] = replace(known[name], shape=place.shape, first=place.first)
+    return known
+
+
+def compare(
+    stored: dict[str, Place], given: dict[str, Place], what: str, ways: Iterable[str] = ()
+) -> None:
+    """Raises: MismatchError: they differ; it lists how, and the ways out."""
     missing = [
         f"{stored[name].kind} {name} {_describe(stored[name])}"
         for name in stored
@@ -192,7 +210,9 @@ def compare(stored: dict[str, Place], given: dict[str, Place], what: str) -> Non
         elif ours.tied_to != theirs.tied_to:
             mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
     if missing or unexpected or mismatched:
-        raise MismatchError(what, missing=missing, unexpected=unexpected, mismatched=mismatched)
+        raise MismatchError(
+            what, missing=missing, unexpected=unexpected, mismatched=mismatched, ways=ways
+        )
 
 
 def _describe(place: Place) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -11,9 +10,12 @@ import torch
 from torch import nn
 
 from pmstore import Store
+from pmstore.torch.fit import check_fit, copy_common
+from pmstore.torch.keys import encode_name
 from pmstore.torch.layout import (
     Member,
     Place,
+    as_stored,
     compare,
     decode_place,
     encode_place,
@@ -24,40 +26,35 @@ from pmstore.torch.layout import (
     storage_of,
 )
 from pmstore.torch.loose import fill, same_bytes
-from pmstore.torch.placed import UNFIT, Placed, Places, check_movable, take_in
-
-
-def encode_name(name: str) -> str:
-    """A module's name for a tensor as one component of a store path: the separator "/" and "%" are
-    escaped.
-
-    >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
-    ('encoder.layers.0.weight', 'a%2Fb')
-    """
-    return name.replace("%", "%25").replace("/", "%2F")
+from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, take_in
 
 
 class ModelBinding:
-    """Keeps a model's parameters and buffers (those that are not persistent too) in
-    `<path>/<name>`.
+    """Keeps the parameters and buffers (those that are not persistent too) of a lone model in
+    `<path>/<name>`, of several in `<path>/<key>/<name>`.
 
     The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay
-    tied.
+    tied, those of different models too: they lie under the first of their names.
     """
 
     devices: Sequence[str] = ("cpu",)
 
     def __init__(
-        self, store: Store, path: str, model: nn.Module, left_out: Iterable[torch.Tensor] = ()
+        self,
+        store: Store,
+        path: str,
+        models: Mapping[str, nn.Module],
+        left_out: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Changes nothing yet. left_out: parameters that something else keeps.
+        """Changes nothing yet. models: by key; a lone one has the key "". left_out: parameters that
+        something else keeps.
 
         Raises:
             AttachError: a tensor is of a kind that cannot be moved.
         """
         self._store = store
         self._path = path
-        self._model = model
+        self._models = models
         self._left_out = {id(parameter) for parameter in left_out}
         self._members: list[Member] = []
         # where modules keep parameters, buffers and modules
@@ -67,6 +64,8 @@ class ModelBinding:
         self._places: Places | None = None  # of the members; None: to be made
         self._placed: dict[str, Placed] = {}
         self._placed_of: dict[int, Placed] = {}  # id of a tensor -> its block
+        self.displaced: Callable[[], None] = lambda: None
+        """Called before tensors that left their places are brought back."""
         self._loose: dict[str, Member] = {}  # buffers that lie outside the heap
         self._resized = False  # whether a buffer was given another block since the last `open`
         self._check_movable()
@@ -84,11 +83,15 @@ class ModelBinding:
                 tied = [
                     other for other in self._members if places[other.name].tied_to == place.tied_to
                 ]
-                path = f"{self._path}/{encode_name(place.tied_to)}"
+                path = self._block(place.tied_to)
                 value = member.tensor if place.view is None else span(tied)
                 bases[place.tied_to] = Placed.create(self._store, path, value)
             self._placed[member.name] = self._view(place, bases[place.tied_to])
         self._write_layout(places)
+
+    def _block(self, name: str) -> str:
+        """The path of a member's block. The names of several models' are paths already."""
+        return f"{self._path}/{encode_name(name) if '' in self._models else name}"
 
     @staticmethod
     def _view(place: Place, base: Placed) -> Placed:
@@ -100,19 +103,53 @@ class ModelBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        stored, given = self._layout(), plan(self._members)
-        for name, place in stored.items():
-            if place.first is not None and name in given and given[name].shape == place.first:
-                given[name] = replace(given[name], shape=place.shape)
-        compare(stored, given, "the model is not the one whose state is stored")
+        stored = self._layout()
+        compare(
+            stored,
+            as_stored(stored, plan(self._members)),
+            "the model is not the one whose state is stored",
+            ('Resume(model="partial") takes what both have, by name, and the rest as given',),
+        )
+
+    def fit(self) -> bool:
+        """Makes the stored model one that `check` accepts: what both have is taken over, by name.
+        Pending until the next commit; the model is untouched until `bind`.
+
+        Returns: whether anything had to be done.
+
+        Raises:
+            MismatchError: a tensor has another shape, in more than its first dimension.
+            AttachError: nothing that is stored has a name of the given model.
+        """
+        stored = self._layout()
+        given = as_stored(stored, plan(self._members))
+        if stored == given:
+            return False
+        check_fit(
+            {name: place.shape for name, place in stored.items()},
+            {name: place.shape for name, place in given.items()},
+        )
+        self._refit(stored, given)
+        return True
+
+    def _refit(self, stored: Mapping[str, Place], given: Mapping[str, Place]) -> None:
+        self.open()
+        held = {name: self._placed[name].heap.clone() for name in given if name in stored}
+        self._store.pop(self._path, None)
+        self._placed.clear()
+        self.write()
+        grown = {name: held.pop(name) for name, place in given.items() if place.first is not None}
+        if grown:
+            self._give_blocks(grown, {name: given[name] for name in plan(self._members)})
+        for name in reversed(held):  # of tied ones the first counts
+            copy_common(self._placed[name].heap, held[name])
 
     def open(self) -> None:
         """Finds the stored blocks. Reads no data, and the model is untouched until `bind`."""
         bases: dict[str, Placed] = {}
         for name, place in self._layout().items():
             if place.tied_to not in bases:
-                path = f"{self._path}/{encode_name(place.tied_to)}"
-                bases[place.tied_to] = Placed.open(self._store, path)
+                bases[place.tied_to] = Placed.open(self._store, self._block(place.tied_to))
             self._placed[name] = self._view(place, bases[place.tied_to])
         self._resized = False
 
@@ -154,6 +191,20 @@ class ModelBinding:
         """Each parameter once, with its first name. Not to be changed."""
         return self._parameters
 
+    @property
+    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """All that it keeps, under each of their names: "parameter 0.weight"."""
+        return [(f"{member.kind} {member.name}", member.tensor) for member in self._members]
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """All that it keeps, tied ones more than once."""
+        return [member.tensor for member in self._members]
+
+    def memory(self) -> list[Memory]:
+        """What the tensors lie in."""
+        return [placed.memory for placed in self._placed.values()]
+
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The block of one of the model's tensors."""
         return self._placed_of.get(id(tensor))
@@ -187,6 +238,7 @@ class ModelBinding:
         if self._places is None:
             self._places = Places((member.tensor, self._placed[member.name]) for member in inside)
         if not self._places.hold():
+            self.displaced()
             self._make_room(inside)
             take_in(
                 (member.name, member.tensor, self._placed[member.name])
@@ -214,23 +266,43 @@ class ModelBinding:
         now = resized(self._layout(), given)
         compare(now, given, UNFIT)
         self._resized = True
+        self._give_blocks(moved, now)
+
+    def _give_blocks(self, moved: Mapping[str, torch.Tensor], layout: dict[str, Place]) -> None:
+        """New blocks with these bytes, of other shapes than the old ones, as the layout says."""
         for name, tensor in moved.items():
-            root = now[name].tied_to
+            root = layout[name].tied_to
             if root == name:
-                path = f"{self._path}/{encode_name(name)}"
-                self._store.pop(path, None)
-                self._placed[name] = Placed.create(self._store, path, tensor)
+                self._store.pop(self._block(name), None)
+                self._placed[name] = Placed.create(self._store, self._block(name), tensor)
             else:
                 self._placed[name] = self._placed[root]
-        self._write_layout(now)
+        self._write_layout(layout)
         self._places = None
 
     def _check_movable(self) -> None:
-        for member in members_of(self._model, self._left_out):
+        for member in members_of(self._models, self._left_out):
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
 
+    def check_ties(self) -> None:
+        """Whoever shared memory still does, and nobody else.
+
+        Raises: MismatchError.
+        """
+        if all(member.tensor.device.type == "cpu" for member in self._members):
+            given = plan(self._members)
+            compare(resized(self._layout(), given), given, UNFIT)
+
+    def set_apart(self) -> None:
+        """Tensors that left their places get memory that is nobody's place."""
+        for member in self._members:
+            if member.name not in self._loose and not self._placed[member.name].holds(
+                member.tensor
+            ):
+                member.tensor.data = member.tensor.data.clone()
+
     def _scan(self) -> None:
-        self._members = list(members_of(self._model, self._left_out))
+        self._members = list(members_of(self._models, self._left_out))
         self._places = None
         self._loose = self._find_loose()
         first: dict[int, tuple[str, torch.Tensor]] = {}
@@ -240,7 +312,8 @@ class ModelBinding:
         self._parameters = list(first.values())
         self._tables = [
             table
-            for module in self._model.modules()
+            for model in self._models.values()
+            for module in model.modules()
             for table in (module._parameters, module._buffers, module._modules)
         ]
         self._linked = self._look()
@@ -280,7 +353,7 @@ class ModelBinding:
         """Looks at the model anew; its names, shapes and dtypes must be those of the store."""
         before = {member.name: member.tensor for member in self._members}
         self._check_movable()
-        now = plan(list(members_of(self._model, self._left_out)))
+        now = plan(list(members_of(self._models, self._left_out)))
         what = "the model was changed after attach, to one that does not fit its place in the store"
         compare(resized(self._layout(), now), now, what)
         self._scan()

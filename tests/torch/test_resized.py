@@ -18,7 +18,7 @@ from training import assert_same, contents
 import pmstore
 import pmstore.torch.optim
 from pmstore.testing import ForkServer
-from pmstore.torch import MismatchError, attach
+from pmstore.torch import MismatchError, Resume, attach
 
 STEPS = 12
 
@@ -261,3 +261,28 @@ def test_what_does_not_fit_is_refused(store: pmstore.Store) -> None:
     assert model.seen is model.twin
     assert store["run/model/seen"].tolist() == [1, 1, 1, 1]
     assert "twin" not in store["run/model"]
+
+
+def test_a_partial_resume_keeps_what_grew(tmp_path: Path) -> None:
+    path = tmp_path / "run.pm"
+
+    class Longer(nn.Module):
+        def __init__(self, size: int, more: bool) -> None:
+            super().__init__()
+            self.first = nn.Linear(2, 2)
+            self.register_buffer("seen", torch.zeros(size))
+            if more:
+                self.second = nn.Linear(2, 2)
+
+    with pmstore.open(path) as store:
+        mine = Longer(2, False)
+        run = attach(store, model=mine)
+        mine.seen = torch.arange(5.0)
+        run.commit()
+    for _ in range(2):
+        with pmstore.open(path) as store:
+            mine = Longer(2, True)
+            attach(store, model=mine, resume=Resume(model="partial"))
+            assert mine.seen.tolist() == [0, 1, 2, 3, 4]
+    with pmstore.open(path) as store:
+        attach(store, model=Longer(2, True))
