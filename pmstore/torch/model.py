@@ -26,7 +26,7 @@ from pmstore.torch.layout import (
     storage_of,
 )
 from pmstore.torch.loose import fill, same_bytes
-from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, take_in
+from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, set_apart, take_in
 
 
 class ModelBinding:
@@ -299,7 +299,7 @@ class ModelBinding:
             if member.name not in self._loose and not self._placed[member.name].holds(
                 member.tensor
             ):
-                member.tensor.data = member.tensor.data.clone()
+                set_apart(member.tensor)
 
     def _scan(self) -> None:
         self._members = list(members_of(self._models, self._left_out))

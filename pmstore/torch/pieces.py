@@ -165,8 +165,10 @@ class Pieces:
 
     def restore(self, *, opened: bool) -> None:
         """Sets all but the place in the data and the default generators to what the last commit
-        holds. opened: the optimizers' bindings are."""
+        holds. opened: the bindings are."""
         if self.model is not None:
+            if not opened:
+                self.model.open()
             self.model.bind()
         if self.pack is not None:
             held = self.pack.open()
