@@ -334,7 +334,7 @@ class Store(Root):
         return self._tiers
 
     def add_tier(
-        self, name: str, tier: TierConfig | str | os.PathLike[str], **fields: NoReturn
+        self, name: str, tier: TierConfig | str | os.PathLike[str] = "", **fields: NoReturn
     ) -> None:
         """Adds a place that committed state is flushed to, or changes one. The store remembers it
         (from the next commit on).
@@ -352,17 +352,15 @@ class Store(Root):
         Raises: TierError, ValueError, TypeError.
         """
         if fields:
-            given = ", ".join(f"{field}=..." for field in fields)
-            raise TypeError(
-                f"fields of a tier go into its TierConfig: store.add_tier({name!r}, "
-                f"pmstore.TierConfig(url, {given}))"
-            )
+            from pmstore.tiers.config import wrong_fields
+
+            raise wrong_fields(name, fields)
         self._open_tiers().add(self, name, tier)
 
     def remove_tier(self, name: str) -> None:
         """Forgets a tier, after its flush under way. What is in it stays.
 
-        Raises: KeyError.
+        Raises: TierError: there is none of that name.
         """
         self._open_tiers().remove(self, name)
 

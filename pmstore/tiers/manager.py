@@ -165,7 +165,7 @@ class Tiers:
         self._require()
         with self._lock:
             if name not in self._configs:
-                raise KeyError(name)
+                raise self._no_tier(name)
             if f"{GROUP}/{name}" in store:
                 del store[f"{GROUP}/{name}"]  # first: it may be open for reading
             del self._configs[name]
@@ -198,14 +198,17 @@ class Tiers:
     def flusher(self, name: str) -> Flusher:
         with self._lock:
             if name not in self._configs:
-                there = ", ".join(map(repr, self._configs)) or "none"
-                raise TierError(
-                    f"{self._pool.path}: there is no tier {name!r} (there are: {there}). "
-                    "store.add_tier adds one"
-                )
+                raise self._no_tier(name)
             if name not in self._flushers:
                 self._flushers[name] = Flusher(name, self._configs[name], self._pool)
             return self._flushers[name]
+
+    def _no_tier(self, name: str) -> TierError:
+        there = ", ".join(map(repr, self._configs)) or "none"
+        return TierError(
+            f"{self._pool.path}: there is no tier {name!r} (there are: {there}). store.add_tier "
+            "adds one"
+        )
 
     def idle(self, name: str) -> bool:
         """While old epochs are deleted a flush would only hold its commit, and wait."""

@@ -19,11 +19,12 @@ from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import under
-from pmstore.torch.layout import Place, compare, encode_place
-from pmstore.torch.model import ModelBinding, plan, root_tensors
+from pmstore.torch.layout import Place, compare, plan, resized, root_tensors
+from pmstore.torch.loose import fill
+from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, drop_tensors
-from pmstore.torch.placed import check_movable
+from pmstore.torch.placed import UNFIT, check_movable
 
 _ALIGN = 64
 _DEVICES = ("cpu", "cuda")
@@ -161,11 +162,10 @@ class MirroredModel(ModelBinding):
     """As `ModelBinding`; the parameters and buffers keep their memory."""
 
     devices = _DEVICES
+    _shapes: list[torch.Size] | None = None  # of the buffers, as in the stored layout, if known
 
     def write(self) -> None:
-        self._store[f"{self._path}_layout"] = {
-            name: encode_place(place) for name, place in plan(self._members).items()
-        }
+        self._write_layout(plan(self._members))
 
     def open(self) -> None:
         pass
@@ -183,26 +183,37 @@ class MirroredModel(ModelBinding):
         return [(f"model/{name}", tensor, kind == "parameter") for name, kind, tensor in found]
 
     def load(self, held: dict[str, torch.Tensor]) -> None:
+        self._put_back()
+        self._shapes = None
         with torch.no_grad():
-            for name, tensor, _ in self.tensors():
-                tensor.copy_(held[name])
+            for name, tensor, live in self.tensors():
+                if live:
+                    tensor.copy_(held[name])
+                else:
+                    fill(tensor, held[name])
 
     def take_in(self) -> None:
-        """They lie where the program put them."""
+        """They lie where the program put them; the layout follows buffers that have another
+        shape."""
+        shapes = [member.tensor.shape for member in self._members if member.kind == "buffer"]
+        if shapes != self._shapes:
+            stored, given = self._layout(), plan(self._members)
+            now = resized(stored, given)
+            compare(now, given, UNFIT)
+            if now != stored:
+                self._write_layout(now)
+            self._shapes = shapes
 
     def _follow(self) -> dict[int, torch.Tensor]:
         before = {
             member.name: member.tensor for member in self._members if member.kind == "parameter"
         }
         stored = self._layout()
+        self._check_movable()
         self._scan()
-        for member in self._members:
-            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
-        compare(
-            stored,
-            plan(self._members),
-            "the model was changed after attach, to one that does not fit its place in the store",
-        )
+        given = plan(self._members)
+        what = "the model was changed after attach, to one that does not fit its place in the store"
+        compare(resized(stored, given), given, what)
         now = {member.name: member.tensor for member in self._members}
         return {id(old): now[name] for name, old in before.items() if now[name] is not old}
 

@@ -17,7 +17,7 @@ from pmstore.torch.groups import describe_groups as _describe
 from pmstore.torch.keys import called, encode_name, under
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.part import Part
-from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
+from pmstore.torch.placed import Memory, Placed, Places, check_movable, set_apart, take_in
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -303,7 +303,7 @@ class OptimizerBinding:
             pairs += [(state[key], one) for key, one in placed.items() if key in state]
         for tensor, one in pairs:
             if isinstance(tensor, torch.Tensor) and not one.holds(tensor):
-                tensor.data = tensor.data.clone()
+                set_apart(tensor)
 
     def sync(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next

@@ -23,7 +23,7 @@ from pmstore.torch.keys import full_name
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
-from pmstore.torch.placed import UNFIT, Placed, check_movable
+from pmstore.torch.placed import UNFIT, Placed, check_movable, set_apart
 from pmstore.torch.slot_views import (
     Kept,
     SlotViews,
@@ -140,6 +140,11 @@ class SlottedBinding(OptimizerBinding):
         self._tables.clear()
 
     def bind(self) -> None:
+        if self._links is None:
+            self._links = self._find_links()
+        for owner, key, parameter in self._links:
+            if owner.get(key) is not None:
+                owner[key] = parameter  # a roll back undoes an assignment too
         if self._views is None:
             self._place()
         assert self._views is not None
@@ -331,7 +336,7 @@ class SlottedBinding(OptimizerBinding):
             tensors = [parameter, *(held.get(name) for name in state)]
             for tensor, place in zip(tensors, memory, strict=True):
                 if isinstance(tensor, torch.Tensor) and tensor.data_ptr() != place:
-                    tensor.data = tensor.data.clone()
+                    set_apart(tensor)
 
     def _take_state(self, turn: int, index: int, parameter: torch.Tensor) -> None:
         """Copies state that is in other tensors, or in other memory, into its place, and binds it
