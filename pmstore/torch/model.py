@@ -377,7 +377,8 @@ class ModelBinding:
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
         stored, now = self._layout(), plan(members)
         what = "the model was changed after attach, to one that does not fit its place in the store"
-        compare(stored, now, what)
+        way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
+        compare(stored, now, what, (way,))
         self._scan()
         replaced = {}
         for member in self._members:
