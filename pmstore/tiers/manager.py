@@ -25,7 +25,7 @@ from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.flusher import Flusher, start_thread
 from pmstore.tiers.handle import Flush, time_left
-from pmstore.tiers.pins import Pin
+from pmstore.tiers.kept import Keeping
 
 if TYPE_CHECKING:
     from pmstore.objects.root import Root
@@ -208,7 +208,7 @@ class Tiers:
             return self._flushers[name]
 
     def idle(self, name: str) -> bool:
-        """While old epochs are deleted a flush would only pin its commit, and wait."""
+        """While old epochs are deleted a flush would only hold its commit, and wait."""
         self._require()
         self._take_up(name)
         last = self.flusher(name).last
@@ -244,11 +244,11 @@ class Tiers:
         if wanted and not watched and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
 
-    def keep(self, flusher: Flusher, pin: Pin) -> Flush:
+    def keep(self, flusher: Flusher, keeping: Keeping) -> Flush:
         """Flushes the last commit, to stay. Raises: as `flush`."""
         self._require()
         with self._lock:
-            return flusher.flush(False, None, pin)
+            return flusher.flush(False, None, keeping)
 
     def take_up(self, name: str) -> Flusher:
         """A tier that the program names."""

@@ -15,9 +15,9 @@ from pmstore.engine import snapshot
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend
+from pmstore.tiers.kept import KeptName, Reason, read_reasons
 from pmstore.tiers.leases import Lease
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
-from pmstore.tiers.pins import Mark, PinName, read_marks
 from pmstore.tiers.places import Places
 
 FIRST_BYTES = 1 << 20
@@ -61,7 +61,7 @@ class EpochInfo:
      reads everything)."""
     manifests: dict[int, str] = field(repr=False)
     """Name of each rank's manifest."""
-    kept: tuple[Mark, ...] = ()
+    kept: tuple[Reason, ...] = ()
     """Why it stays whatever `keep` says, as its first rank has it."""
 
 
@@ -132,7 +132,7 @@ def _look(
         time=when,
         problem=problem,
         manifests={rank: str(one) for rank, one in ranks.items()},
-        kept=read_marks(backend, pin) if (pin := str(PinName.of(first))) in names else (),
+        kept=read_reasons(backend, kept) if (kept := str(KeptName.of(first))) in names else (),
     )
 
 

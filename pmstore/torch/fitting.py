@@ -15,12 +15,12 @@ from pmstore.torch.fit import copy_common
 from pmstore.torch.fit_optimizer import HeldOptimizer, names_of, stand_in
 from pmstore.torch.fit_rates import Rates
 from pmstore.torch.keys import encode_name
-from pmstore.torch.loader import Position
 from pmstore.torch.mirrored import packed_whole
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
 from pmstore.torch.pieces import Pieces
+from pmstore.torch.place import Place, Position
 from pmstore.torch.program import Program
 from pmstore.torch.progress import Progress
 from pmstore.torch.samples import keep_samples
@@ -215,18 +215,22 @@ class Fitting:
         path = f"{self._name}/loader"
         progress = Progress.open(self._store, self._name)
         progress.restore()
-        position = progress.position
+        position = progress.place.done
         if added or self._choices.hit("data", "next epoch", "loader"):
             if position.batch:
                 position = Position(position.data_epoch + 1)
             if added or not loader.fits():
                 self._store.pop(path, None)
-                loader.write(position)
+                loader.write(Place(position))
             else:
                 Part(self._store, f"{path}/start").write(None)
         elif self._choices.hit("batch_size", "samples", "loader"):
             position = keep_samples(
                 self._store, path, position, self._settings["loader"], self._program.loader
             )
-        progress.position = position
+        else:
+            return
+        # what the program held is of batches that do not come as they were
+        self._store.pop(f"{path}/held", None)
+        progress.place.restore(position)
         progress.write(progress.finished)

@@ -252,7 +252,7 @@ class MirroredOptimizer(OptimizerBinding):
                 if isinstance(value, torch.Tensor):
                     if not isinstance(key, str):
                         raise AttachError(
-                            f"{self._called} keeps state under {key!r}: only names that "
+                            f"{self.called} keeps state under {key!r}: only names that "
                             "are str can be stored"
                         )
                     check_movable(f"state {key!r} of {self.describe(index)}", value, self.devices)

@@ -327,10 +327,7 @@ class ModelBinding:
             )
 
     def check_ties(self) -> None:
-        """Whoever shared memory still does, and nobody else.
-
-        Raises: MismatchError.
-        """
+        """Raises MismatchError unless whoever shared memory still does, and nobody else."""
         if all(member.tensor.device.type == "cpu" for member in self._members):
             compare(self._layout(), plan(self._members), UNFIT)
 
