@@ -320,6 +320,7 @@ def test_models_under_keys(path: Path) -> None:
             run = pmstore.torch.attach(store, **given, resume=resume)
             begun = {key: _clone(model) for key, model in given["model"].items()}
             for key, model in given["model"].items():
+                given["optimizer"][key].zero_grad()
                 model(torch.ones(3)).sum().backward()
                 given["optimizer"][key].step()
             run.commit()
