@@ -352,7 +352,8 @@ class ModelBinding:
         self._check_movable()
         now = plan(list(members_of(self._models, self._left_out)))
         what = "the model was changed after attach, to one that does not fit its place in the store"
-        compare(resized(self._layout(), now), now, what)
+        way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
+        compare(resized(self._layout(), now), now, what, (way,))
         self._scan()
         replaced = {}
         for member in self._members:
