@@ -217,8 +217,7 @@ class ModelBinding:
     def check(self) -> None:
         """Compares the model with the stored one. Changes nothing.
 
-        Raises:
-            MismatchError: they differ; it lists how.
+        Raises: MismatchError: they differ; it lists how.
         """
         compare(
             self._layout(),
@@ -312,16 +311,14 @@ class ModelBinding:
 
         Returns: for parameters, the new one by id of the old (for the optimizer's groups).
 
-        Raises:
-            MismatchError: names, shapes, dtypes or ties are no longer those of the store.
+        Raises: MismatchError: names, shapes, dtypes or ties are no longer those of the store.
         """
         return self._follow() if self._restructured() else {}
 
     def take_in(self) -> None:
         """Brings back what left the heap: `param.data = ...`, and what `follow` noticed.
 
-        Raises:
-            MismatchError: a tensor does not fit its place in the store.
+        Raises: MismatchError: a tensor does not fit its place in the store.
         """
         if self._places is None:
             self._places = Places(
