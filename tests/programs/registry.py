@@ -28,6 +28,8 @@ class Program:
     quick: bool
     needs: str
     """Modules that it imports itself, since not everybody has them; spaces between them."""
+    memory: bool
+    """Its store has to lie in memory."""
     faulty: bool
     """It is wrong by itself, and the harness must find it."""
 
@@ -46,6 +48,7 @@ def program(
     stops: tuple[str, ...] = STOPS,
     quick: bool | Collection[str] = False,
     needs: str = "",
+    memory: bool = False,
     faulty: bool = False,
 ) -> Callable[[Callable[..., State]], Callable[..., State]]:
     """See the package's docstring. quick: True, or the variants that are in the short choice."""
@@ -58,7 +61,7 @@ def program(
             assert name not in PROGRAMS, name
             short = quick if isinstance(quick, bool) else variant in quick
             given = () if variant is None else (variant,)
-            PROGRAMS[name] = Program(name, made, given, plain, stops, short, needs, faulty)
+            PROGRAMS[name] = Program(name, made, given, plain, stops, short, needs, memory, faulty)
         return made
 
     return register

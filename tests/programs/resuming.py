@@ -112,7 +112,7 @@ def kept(path: str) -> State:
         return {"model": model, "optimizer": optimizer, **told}
 
 
-@program(plain="goes back one step")
+@program(plain="goes back one step", memory=True)
 def held(path: str) -> State:
     """A step that made the loss too large is taken back after its commit, and the rate halved."""
     model, loader = mlp(), batches()
