@@ -30,6 +30,8 @@ class Source:
 
     replays = True
     """Whether it draws again what was drawn for the batches it skips."""
+    says_where = False
+    """Whether its loader says where it is: `state`."""
 
     def __init__(self, loader: Iterable[Any], holders: dict[str, Any], samplers: list[Any]) -> None:
         """holders: objects to look for generators in, by names; samplers: that may have a state."""
@@ -37,7 +39,7 @@ class Source:
         self.late: dict[str, Any] = {}
         self.data_epoch = 0  # that was opened last
         self.earlier = False  # the run was stored by a pmstore that drew otherwise
-        self._samplers = [one for one in samplers if _has_state(one)]
+        self._samplers = [one for one in samplers if has_state(one)]
         self._holders = holders
         self._attributes = [
             Found(f"{name} attributes", _Attributes(one), "numbers")
@@ -60,10 +62,10 @@ class Source:
         except TypeError:
             return None
 
-    def begin(self, data_epoch: int) -> tuple[Iterator[Any], dict[str, Any]]:
+    def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
         """The batches of a new epoch, and its start."""
         start = rng.capture(self.generators)
-        self.data_epoch = data_epoch
+        self.data_epoch = position.data_epoch
         start["samplers"] = [copy.deepcopy(one.state_dict()) for one in self._samplers]
         return self.open(0, start), start
 
@@ -106,6 +108,9 @@ class Source:
                     break
         return self._stream(iterator, stream)
 
+    def state(self) -> Any:
+        """Of a loader that says where it is; it is nobody else's. None: of another one."""
+
     def close(self) -> None:
         """Ends what lives on between epochs."""
 
@@ -136,7 +141,7 @@ class SequenceSource(Source):
         return (self.loader[index] for index in range(skip, len(self.loader)))
 
 
-def _has_state(sampler: Any) -> bool:
+def has_state(sampler: Any) -> bool:
     return callable(getattr(sampler, "state_dict", None)) and callable(
         getattr(sampler, "load_state_dict", None)
     )
@@ -145,7 +150,7 @@ def _has_state(sampler: Any) -> bool:
 def _may_count(sampler: Any) -> bool:
     """Whether it may change itself; torch's own do not, but for `set_epoch`."""
     own = type(sampler).__module__.partition(".")[0] != "torch"
-    return (own or hasattr(sampler, "set_epoch")) and not _has_state(sampler)
+    return (own or hasattr(sampler, "set_epoch")) and not has_state(sampler)
 
 
 class _Attributes:
