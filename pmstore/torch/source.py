@@ -14,6 +14,7 @@ from typing import Any
 from pmstore.torch import rng
 from pmstore.torch.generators import Found, find
 from pmstore.torch.place import Position
+from pmstore.torch.replay import batches_again
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -100,10 +101,12 @@ class Source:
         end = object()
         if skip == 0:
             return self._stream(iterator, None)
+        again = batches_again(skip)
+        next(again)
         first = next(iterator, end)
         stream = rng.capture()
         with rng.isolated(stream):
-            for _ in range(skip - 1):
+            for _ in again:
                 if first is end or next(iterator, end) is end:
                     break
         return self._stream(iterator, stream)

@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,9 @@ class Own:
 def stateful(data: Any, **given: Any) -> Callable[[], Any]:
     def make() -> Any:
         dataloader = pytest.importorskip("torchdata.stateful_dataloader")
-        return dataloader.StatefulDataLoader(data, batch_size=4, **given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch deprecates what torchdata calls
+            return dataloader.StatefulDataLoader(data, batch_size=4, **given)
 
     return make
 
