@@ -110,3 +110,25 @@ def kept(path: str) -> State:
             run.keep(best="loss")
         told = {"again": store["again"] if run.step == 36 else 0.0, "losses": list(losses)}
         return {"model": model, "optimizer": optimizer, **told}
+
+
+@program(plain="goes back one step", memory=True)
+def held(path: str) -> State:
+    """A step that made the loss too large is taken back after its commit, and the rate halved."""
+    model, loader = mlp(), batches()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    with pmstore.open(path, hold=True) as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
+        losses = store.list("losses")
+        for x, y in run.batches(epochs=3):
+            loss = mse(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            run.commit(loss)
+            rate = optimizer.param_groups[0]["lr"]
+            if loss.item() > 8 and rate > 0.02:
+                run.rewind(steps=1)
+                optimizer.param_groups[0]["lr"] = rate / 2
+        return {"model": model, "optimizer": optimizer, "losses": list(losses)}
