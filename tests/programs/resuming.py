@@ -114,21 +114,23 @@ def kept(path: str) -> State:
 
 @program(plain="goes back one step", memory=True)
 def held(path: str) -> State:
-    """A step that made the loss too large is taken back after its commit, and the rate halved."""
+    """A step that made the loss too large is taken back, after its commit and perhaps by the next
+    process, and the rate halved."""
     model, loader = mlp(), batches()
     optimizer = torch.optim.SGD(model.parameters(), 0.2)
     with pmstore.open(path, hold=True) as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
         losses = store.list("losses")
         for x, y in run.batches(epochs=3):
+            rate = optimizer.param_groups[0]["lr"]
+            if len(losses) and losses[-1] > 8 and rate > 0.02:
+                run.rewind(steps=1)
+                optimizer.param_groups[0]["lr"] = rate / 2
+                continue
             loss = mse(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
             run.commit(loss)
-            rate = optimizer.param_groups[0]["lr"]
-            if loss.item() > 8 and rate > 0.02:
-                run.rewind(steps=1)
-                optimizer.param_groups[0]["lr"] = rate / 2
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
