@@ -100,8 +100,7 @@ class ModelBinding:
     def check(self) -> None:
         """Compares the model with the stored one. Changes nothing.
 
-        Raises:
-            MismatchError: they differ; it lists how.
+        Raises: MismatchError: they differ; it lists how.
         """
         stored = self._layout()
         compare(
@@ -352,7 +351,8 @@ class ModelBinding:
         self._check_movable()
         now = plan(list(members_of(self._models, self._left_out)))
         what = "the model was changed after attach, to one that does not fit its place in the store"
-        compare(resized(self._layout(), now), now, what)
+        way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
+        compare(resized(self._layout(), now), now, what, (way,))
         self._scan()
         replaced = {}
         for member in self._members:

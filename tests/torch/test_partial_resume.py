@@ -245,6 +245,32 @@ def test_a_group_that_is_added_while_it_trains(path: Path, scheduled: bool) -> N
         pmstore.torch.attach(store, **made(False))
 
 
+def test_a_layer_that_is_added_while_it_trains(path: Path) -> None:
+    """The run is ended and attached anew, in the same process."""
+    with pmstore.open(path) as store:
+        given = program()
+        run, _ = train(store, given, 3)
+        before = _clone(given["model"])
+        given["model"].extra = nn.Linear(16, 16)
+        given["optimizer"].add_param_group({"params": list(given["model"].extra.parameters())})
+        fresh = _clone(given["model"].extra)
+        with pytest.raises(MismatchError, match=r"run\.detach\(\) after a commit"):
+            run.commit()
+        run.rollback()
+        run.detach()
+        run = pmstore.torch.attach(store, **given, resume=PARTIAL)
+        assert run.step == 3
+        assert equal(
+            _clone(given["model"]), {**before, **{f"extra.{k}": v for k, v in fresh.items()}}
+        )
+        assert given["optimizer"].state[given["model"].head.weight]["step"] == 3
+        for _, features in run.batches(epochs=9):
+            step(given, run, features)
+            if run.step == 5:
+                break
+        assert store.check().problems == ()
+
+
 class Rates:
     """A scheduler of the program's own."""
 
@@ -294,6 +320,7 @@ def test_models_under_keys(path: Path) -> None:
             run = pmstore.torch.attach(store, **given, resume=resume)
             begun = {key: _clone(model) for key, model in given["model"].items()}
             for key, model in given["model"].items():
+                given["optimizer"][key].zero_grad()
                 model(torch.ones(3)).sum().backward()
                 given["optimizer"][key].step()
             run.commit()
@@ -403,6 +430,6 @@ def test_killed_in_the_middle_it_is_as_before_or_whole(path: Path, server: ForkS
             held = contents(store)
         assert held in (before, whole), at
         seen["before" if held == before else "whole"] += 1
-        at += 1 + at // 12
+        at += 1 + at // 5
     assert seen["before"] > 5
     assert seen["whole"]
