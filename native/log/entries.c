@@ -244,6 +244,8 @@ int pms_undo_scan(const struct pms_undo *u, uint64_t tag,
         struct pms_log_extent x = u->log.extent[i];
         if (i == 0)
             x.off = PMS_OFF_FASTLOG(tag & 1);
+        else if (u->log.halves)
+            x.off = pms_undo_half(&x, u->tag, tag);
         uint64_t at = 0;
         struct pms_entry e;
         for (; entry_valid(u, &x, at, tag, seq, &e); seq++) {

@@ -10,6 +10,7 @@
 #define PMS_STORE_STORE_H
 
 #include "commit/handler.h"
+#include "commit/hold.h"
 #include "commit/refs.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"

@@ -43,7 +43,7 @@ static uint64_t pages_of(uint64_t bytes) { return (bytes + PMS_PAGE - 1) / PMS_P
 
 static void commit(struct store *s)
 {
-    pms_heap_committed(s->heap);
+    pms_heap_committed(s->heap, false);
     pms_undo_begin(&s->undo, ++s->tag);
 }
 

@@ -94,7 +94,7 @@ static void store_close(struct store *s)
 
 static void commit(struct store *s)
 {
-    pms_heap_committed(s->heap);
+    pms_heap_committed(s->heap, false);
     begin(s);
 }
 
