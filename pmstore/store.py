@@ -7,14 +7,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
-from weakref import WeakMethod, WeakValueDictionary, ref
+from weakref import WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
 from pmstore.engine._binding import Transaction
+from pmstore.engine.constants import ROLLED_BACK
 from pmstore.engine.history import History
 from pmstore.errors import ClosedStoreError
 from pmstore.extras import optional
 from pmstore.objects.core import Core
+from pmstore.objects.guards import Guard, Guards, tell
 from pmstore.objects.root import Root
 
 if TYPE_CHECKING:
@@ -51,27 +53,41 @@ class Store(Root):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._guards: list[WeakMethod[Callable[[], None]]] = []
+        self._guards = Guards()
         self._tiers: Tiers | None = None
         self._mirrors: Mirrors | None = None
         _open_stores[id(self)] = self
 
     # ---- transactions ----
 
-    def guard_commits(self, guard: Callable[[], None]) -> None:
-        """Has a bound method called before `commit`, before `transaction` and before leaving the
-        store's `with` commits.
+    def guard_commits(self, guard: Guard) -> None:
+        """Has a guard asked before every commit: `commit`, entering and leaving `transaction`,
+        leaving the store's `with`.
 
-        It raises if what is pending is half of something, as a training step under way: then
-        nothing is committed, and leaving the `with` rolls back and raises. It must not write. It is
-        forgotten with the object it belongs to.
+        While it says that what is pending is half of something, as a training step under way, they
+        raise TransactionError, and leaving the `with` rolls back and says so. It is forgotten when
+        nothing else holds it.
         """
-        self._guards.append(WeakMethod(guard))
+        self._guards.add(guard)
+        self._hook()
 
-    def _ask_guards(self) -> None:
-        for reference in self._guards:
-            if (guard := reference()) is not None:
-                guard()
+    def refuse_half(self, but: Guard) -> None:
+        """Raises: TransactionError: a commit now would raise it, on account of another guard."""
+        self._guards.refuse_half(but)
+
+    def _hook(self) -> None:
+        """Has transaction blocks ask guards and mirrors."""
+        reference = ref(self)
+
+        def hook(when: int) -> None:
+            if (store := reference()) is None:
+                return
+            if when != ROLLED_BACK:
+                store._guards.refuse_half()
+            if store._mirrors is not None:
+                store._mirrors.hook(when)
+
+        self._core.pool.handle.hook = hook
 
     def transaction(self, writes: Sequence[Any] = (), timeout: float | None = 60.0) -> Transaction:
         """`with store.transaction(): ...` is a transaction block: it happens as a whole or not at
@@ -122,8 +138,6 @@ class Store(Root):
         ...     a.tolist()
         [1.0, 0.0, 0.0]
         """
-        if self._guards and not self.in_transaction:
-            self._ask_guards()
         return self._core.pool.handle.transaction(writes, timeout)
 
     def will_write(self, *arrays: Any) -> None:
@@ -136,6 +150,14 @@ class Store(Root):
         Raises: ValueError, TypeError for what is not of this store.
         """
         self._core.pool.will_write(arrays)
+
+    def written(self, arrays: Sequence[Any]) -> bool:
+        """Whether a byte of these arrays and tensors of this store is another than in the last
+        commit. Looks at what was written only, so it costs no more than that.
+
+        Raises: ValueError, TypeError for what is not of this store.
+        """
+        return self._core.pool.handle.written(arrays)
 
     @overload
     def commit(self, wait: Literal[True] = True) -> None: ...
@@ -158,7 +180,7 @@ class Store(Root):
             the store's memory for good (see `Group`).
         """
         if self._guards:
-            self._ask_guards()
+            self._guards.refuse_half()
         if self._mirrors is not None:
             self._mirrors.join()
         if wait and (self._mirrors is None or self._mirrors.empty):
@@ -202,16 +224,40 @@ class Store(Root):
 
         Raises: OSError if the last commits cannot be synced; closed nevertheless.
         """
-        self._close(False)
+        self._close(False, False)
 
-    def _close(self, commit: bool) -> None:
-        self._core.pool.handle.close(commit, _LEAVING_SECONDS, self._ask_before_leaving, self._end)
+    def _close(self, commit: bool, raising: bool) -> None:
+        """raising: something, that goes on afterwards."""
+        if self.closed:
+            return
+        ours = self._core.process == os.getpid()
+        lost: list[str] = []
 
-    def _ask_before_leaving(self) -> None:
-        self._ask_guards()
-        self._core.pool.handle.take_in_moved()
-        if self._mirrors is not None:
-            self._mirrors.arm()
+        def may_commit() -> bool:
+            if self._guards.half():
+                lost.extend(self._guards.lost(True))
+                return False
+            self._core.pool.handle.take_in_moved()
+            if self._mirrors is not None:
+                self._mirrors.arm()
+            return True
+
+        def end() -> None:
+            try:
+                if not commit and ours:
+                    lost.extend(self._guards.lost(False))
+            finally:
+                self._end()
+
+        try:
+            self._core.pool.handle.close(commit, _LEAVING_SECONDS, may_commit, end)
+        except BaseException:
+            raising = True
+            raise
+        finally:
+            if ours:
+                self._guards.ended()
+                tell(lost, raising)
 
     def _end(self) -> None:
         """Flushes under way are finished before the state that they read goes; an interrupt ends
@@ -232,7 +278,8 @@ class Store(Root):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
-        self._close(kind is None or (isinstance(error, SystemExit) and error.code in (None, 0)))
+        orderly = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self._close(orderly, kind is not None)
 
     # ---- mirrors ----
 
@@ -262,14 +309,8 @@ class Store(Root):
         if self._mirrors is None:
             from pmstore.mirror.mirrors import Mirrors
 
-            self._mirrors = made = Mirrors(self._core)
-            reference = ref(made)
-
-            def hook(when: int) -> None:
-                if (mirrors := reference()) is not None:
-                    mirrors.hook(when)
-
-            self._core.pool.handle.mirrors = hook
+            self._mirrors = Mirrors(self._core)
+            self._hook()
         return self._mirrors
 
     # ---- tiers ----

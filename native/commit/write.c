@@ -1,10 +1,12 @@
-/* Declared writes. */
+/* Declared writes, and whether there were any. */
 #include "commit/write.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "commit/gate.h"
 #include "commit/txblock.h"
+#include "log/entries.h"
 
 int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
                    struct pms_error *error)
@@ -27,6 +29,72 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
     if (status == PMS_OK)
         status = pms_capture_spans(&pool->capture, s, count, error);
     free(more);
+    pms_pool_leave(pool);
+    return status;
+}
+
+struct look { /* for changes, at ranges that lie in [from, to) */
+    const struct pms_pool *pool;
+    const struct pms_range *ranges;
+    uint64_t count, from, to;
+};
+
+static bool differs(const struct look *l, uint64_t target, uint64_t len, const unsigned char *image)
+{
+    uint64_t base = l->pool->opened.info.base;
+    if (target >= l->to || target + len <= l->from)
+        return false;
+    for (uint64_t i = 0; i < l->count; i++) {
+        uint64_t at = l->ranges[i].addr - base, end = at + l->ranges[i].bytes;
+        at = at > target ? at : target;
+        end = end < target + len ? end : target + len;
+        if (at < end &&
+            memcmp(l->pool->map.user + at, image + (at - target), (size_t)(end - at)) != 0)
+            return true;
+    }
+    return false;
+}
+
+static int entry_differs(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    return differs(ctx, entry->target, entry->len, image);
+}
+
+/* REQUIRES: the log lock. */
+static bool any_differs(struct look *l)
+{
+    const struct pms_undo *u = &l->pool->undo;
+    uint32_t entries = pms_undo_entries(u);
+    if (entries > u->log.taken_room)
+        return pms_undo_scan(u, u->tag, entry_differs, l) != 0;
+    for (uint32_t e = 0; e < entries; e++) {
+        const struct pms_taken *t = &u->log.taken[e];
+        if (differs(l, atomic_load(&t->target), atomic_load(&t->len),
+                    pms_undo_image(u, atomic_load(&t->image))))
+            return true;
+    }
+    return false;
+}
+
+int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
+                int32_t *written, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct look l = {.pool = pool, .ranges = ranges, .count = count, .from = UINT64_MAX};
+    for (uint64_t i = 0; status == PMS_OK && i < count; i++) {
+        uint64_t at = ranges[i].addr - pool->opened.info.base;
+        if (at > pool->map.bytes || ranges[i].bytes > pool->map.bytes - at)
+            status = pms_fail(error, PMS_E_INVALID, "the range is not inside this store");
+        l.from = at < l.from ? at : l.from;
+        l.to = at + ranges[i].bytes > l.to ? at + ranges[i].bytes : l.to;
+    }
+    if (status == PMS_OK) {
+        pms_undo_lock(&pool->undo);
+        *written = any_differs(&l);
+        pms_undo_unlock(&pool->undo);
+    }
     pms_pool_leave(pool);
     return status;
 }

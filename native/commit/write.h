@@ -12,4 +12,9 @@ struct pms_range {
 int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
                    struct pms_error *error);
 
+/* Whether a byte of the ranges is another than in the last commit: compares what was captured of
+ * them. What is written without capture (idle slots) is not seen. */
+int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
+                int32_t *written, struct pms_error *error);
+
 #endif

@@ -44,6 +44,8 @@ struct binding_engine {
     int (*slot)(struct pms_pool *, uint64_t, const char *, uint32_t, enum pms_slot_which,
                 struct pms_object *, struct pms_error *);
     int (*commit)(struct pms_pool *, struct pms_error *);
+    int (*written)(struct pms_pool *, const struct pms_range *, uint64_t, int32_t *,
+                   struct pms_error *);
 };
 extern struct binding_engine binding_engine;
 
@@ -54,7 +56,7 @@ typedef struct {
     PyObject *fail; /* fail(address of a struct pms_error): raises */
     /* ranges(object) -> [(address, bytes), ...], for what has no buffer: tensors */
     PyObject *ranges;
-    PyObject *mirrors; /* NULL or mirrors(when): see enum when */
+    PyObject *hook; /* NULL or hook(when): see enum when */
     /* NULL or the store's: held while a block is rolled back, so that what another thread found
      * is still there */
     PyObject *lock;
@@ -106,6 +108,7 @@ void binding_ranges_free(struct ranges *r);
 int binding_ranges_add_all(struct ranges *r, Handle *h, PyObject *writes);
 
 PyObject *binding_will_write(Handle *h, PyObject *writes);
+PyObject *binding_written(Handle *h, PyObject *arrays);
 
 /* handle.transaction(writes, timeout_seconds): see _transaction.c. */
 PyObject *binding_transaction(Handle *h, PyObject *const *args, Py_ssize_t count);

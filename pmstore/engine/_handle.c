@@ -69,7 +69,7 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static int handle_traverse(Handle *h, visitproc visit, void *arg)
 {
-    Py_VISIT(h->mirrors);
+    Py_VISIT(h->hook);
     Py_VISIT(h->lock);
     Py_VISIT(h->take_in);
     Py_VISIT(Py_TYPE(h));
@@ -80,7 +80,7 @@ static int handle_traverse(Handle *h, visitproc visit, void *arg)
 
 static int handle_clear(Handle *h)
 {
-    Py_CLEAR(h->mirrors);
+    Py_CLEAR(h->hook);
     Py_CLEAR(h->lock);
     Py_CLEAR(h->take_in);
     Py_CLEAR(h->fail);
@@ -160,8 +160,8 @@ static int wait_for_blocks(Handle *h, int64_t deadline)
 }
 
 /* close(commit, wait_seconds, asking, ending): waits for a block of another thread if it is to
- * commit, calls asking (whatever it raises, nothing is committed) and ending, and closes,
- * whatever was raised: no interrupt leaves half of a store behind. */
+ * commit, calls asking (nothing is committed if it raises, or answers False) and ending, and
+ * closes, whatever was raised: no interrupt leaves half of a store behind. */
 static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 4) {
@@ -185,7 +185,7 @@ static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count
     keep_first(first);
     if (commit) {
         result = PyObject_CallNoArgs(args[2]);
-        commit = result != NULL;
+        commit = result != NULL && result != Py_False;
         Py_XDECREF(result);
         keep_first(first);
     }
@@ -251,7 +251,7 @@ static PyGetSetDef handle_getset[] = {
 };
 
 static PyMemberDef handle_members[] = {
-    {"mirrors", T_OBJECT, offsetof(Handle, mirrors), 0,
+    {"hook", T_OBJECT, offsetof(Handle, hook), 0,
      "None, or called with 0, 1 and 2 before and after what a block commits."},
     {"take_in", T_OBJECT, offsetof(Handle, take_in), 0,
      "None, or called with the Memories whose objects may have left them."},
@@ -271,6 +271,8 @@ static PyMethodDef handle_methods[] = {
      "Before a commit: brings back what left its memory, or raises."},
     {"will_write", (PyCFunction)binding_will_write, METH_O,
      "will_write(arrays): captures them now."},
+    {"written", (PyCFunction)binding_written, METH_O,
+     "written(arrays) -> whether a byte of them is another than in the last commit"},
     {"transaction", (PyCFunction)(void (*)(void))binding_transaction, METH_FASTCALL,
      "transaction(writes, timeout) -> Transaction"},
     {"rollbacks", (PyCFunction)binding_rollbacks, METH_NOARGS,

@@ -116,3 +116,21 @@ PyObject *binding_will_write(Handle *h, PyObject *writes)
     binding_ranges_free(&r);
     return result;
 }
+
+PyObject *binding_written(Handle *h, PyObject *arrays)
+{
+    struct ranges r;
+    binding_ranges_init(&r);
+    PyObject *result = NULL;
+    if (binding_ranges_add_all(&r, h, arrays) == 0) {
+        struct pms_error error = {0};
+        int32_t written = 0;
+        int status;
+        Py_BEGIN_ALLOW_THREADS status =
+            binding_engine.written(h->pool, r.at, r.count, &written, &error);
+        Py_END_ALLOW_THREADS result = status == PMS_OK ? PyBool_FromLong(written)
+                                                       : binding_raise(h, &error);
+    }
+    binding_ranges_free(&r);
+    return result;
+}

@@ -12,8 +12,8 @@
 
 #include <structmember.h>
 
-/* When a block asks the store's mirrors: before it commits what is pending, before it commits,
- * after it was left without. What they raise in the first two is raised instead, and nothing is
+/* When a block calls the store's hook: before it commits what is pending, before it commits,
+ * after it was left without. What it raises in the first two is raised instead, and nothing is
  * begun, or the block rolled back. */
 enum when { ENTERING, COMMITTING, ROLLED_BACK };
 
@@ -136,13 +136,12 @@ PyObject *binding_transaction(Handle *h, PyObject *const *args, Py_ssize_t count
     return (PyObject *)t;
 }
 
-static int ask_mirrors(Handle *h, enum when when)
+static int call_hook(Handle *h, enum when when)
 {
-    if (!h->mirrors)
+    if (!h->hook)
         return 0;
-    PyObject *mirrors = Py_NewRef(h->mirrors),
-             *result = PyObject_CallFunction(mirrors, "i", (int)when);
-    Py_DECREF(mirrors);
+    PyObject *hook = Py_NewRef(h->hook), *result = PyObject_CallFunction(hook, "i", (int)when);
+    Py_DECREF(hook);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
@@ -169,7 +168,7 @@ static int take(Transaction *t, PyObject *task, enum patience patience, struct p
         int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left > least ? left : least;
         int status;
         Py_BEGIN_ALLOW_THREADS status = binding_engine.enter(h->pool, (uint64_t)(uintptr_t)task,
-                                                             !h->mirrors, slice, entry, &error);
+                                                             !h->hook, slice, entry, &error);
         Py_END_ALLOW_THREADS if (status == PMS_OK) return 0;
         bool interrupted = error.sys_errno == EINTR &&
                            (status == PMS_E_STATE || status == PMS_E_BUSY);
@@ -191,19 +190,19 @@ static int take(Transaction *t, PyObject *task, enum patience patience, struct p
     }
 }
 
-/* What is pending is committed, by whoever has just taken the block, with the mirrors; then the
+/* What is pending is committed, by whoever has just taken the block, with the hook; then the
  * ranges are captured. */
 static int begin(Transaction *t, const struct pms_entered *entry, const struct ranges *r)
 {
     Handle *h = t->handle;
     struct pms_error error = {0};
     int status = PMS_OK;
-    bool mirrors = h->mirrors && entry->depth == 1;
-    if (mirrors && ask_mirrors(h, ENTERING) < 0)
+    bool hook = h->hook && entry->depth == 1;
+    if (hook && call_hook(h, ENTERING) < 0)
         return -1;
-    if (!mirrors && !r->count)
+    if (!hook && !r->count)
         return 0;
-    Py_BEGIN_ALLOW_THREADS if (mirrors)
+    Py_BEGIN_ALLOW_THREADS if (hook)
         status = binding_engine.commit_pending(h->pool, entry, &error);
     if (status == PMS_OK && r->count)
         status = binding_engine.will_write(h->pool, r->at, r->count, &error);
@@ -235,7 +234,7 @@ static int enter(Transaction *t, enum patience patience)
         status = binding_take_in(t->handle);
     if (status == 0)
         status = take(t, task, patience, &entry);
-    if (status == 0 && (t->handle->mirrors || r.count) && begin(t, &entry, &r) < 0) {
+    if (status == 0 && (t->handle->hook || r.count) && begin(t, &entry, &r) < 0) {
         give_back(t, &entry);
         status = -1;
     }
@@ -290,8 +289,8 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
     struct pms_error error = {0};
     PyObject *kind = NULL, *value = NULL, *trace = NULL;
     int status;
-    bool mirrors = h->mirrors && entry.depth == 1 && binding_engine.depth(h->pool);
-    if (commit && (binding_take_in(h) < 0 || (mirrors && ask_mirrors(h, COMMITTING) < 0))) {
+    bool hook = h->hook && entry.depth == 1 && binding_engine.depth(h->pool);
+    if (commit && (binding_take_in(h) < 0 || (hook && call_hook(h, COMMITTING) < 0))) {
         PyErr_Fetch(&kind, &value, &trace);
         commit = false;
     }
@@ -320,11 +319,11 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
     Py_XDECREF(task);
     if (!commit || status != PMS_OK) {
         if (kind) {
-            ask_mirrors(h, ROLLED_BACK); /* what they raised first is what the user must see */
+            call_hook(h, ROLLED_BACK); /* what it raised first is what the user must see */
             PyErr_Restore(kind, value, trace);
             return NULL;
         }
-        if (ask_mirrors(h, ROLLED_BACK) < 0)
+        if (call_hook(h, ROLLED_BACK) < 0)
             return NULL;
     }
     /* If the block raised, its exception is what the user must see, not that the block is gone

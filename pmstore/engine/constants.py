@@ -46,3 +46,6 @@ SLOT_NEXT: int = _lib.PMS_SLOT_NEXT
 
 LIST_END = -1
 """The index behind the last item, for `Pool.splice`."""
+
+ROLLED_BACK = 2
+"""When a transaction block calls the store's hook: enum when in _transaction.c."""

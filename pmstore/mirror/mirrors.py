@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
+from pmstore.engine.constants import ROLLED_BACK
 from pmstore.engine.landing import LandCopy, LandFlip, Landing
 from pmstore.errors import MirrorError
 from pmstore.mirror.pending import Batch, PendingCommit
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 _under_way: set[PendingCommit] = set()
 """Commits that threads of the engine are at: what they read is kept, whatever becomes of their
 stores."""
-
-_ENTERING, _COMMITTING, _ROLLED_BACK = range(3)  # as enum when in _transaction.c
 
 
 class Mirrors:
@@ -196,7 +195,7 @@ class Mirrors:
     def hook(self, when: int) -> None:
         """Called by `_binding.Transaction`."""
         # of the outermost block: it is the caller's, so that nobody else commits what is armed
-        if when != _ROLLED_BACK:
+        if when != ROLLED_BACK:
             self.arm()
         elif self._core.pool.block_depth() == 0 and not self._core.pool.handle.closed:
             self.restore()

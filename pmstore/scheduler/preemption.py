@@ -130,6 +130,13 @@ class PreemptionGuard:
 
     # ---- signals
 
+    def enter(self) -> bool:
+        """As the block does, unless it was entered already: then False. `__exit__` ends it."""
+        if self._old:
+            return False
+        self.__enter__()
+        return True
+
     def __enter__(self) -> PreemptionGuard:
         for number in (
             self._signals if threading.current_thread() is threading.main_thread() else ()
@@ -138,6 +145,8 @@ class PreemptionGuard:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # the signals are the main thread's
         for number, old in self._old.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)
         self._old.clear()

@@ -163,7 +163,7 @@ class CommitScheduler:
         if steps >= self._refresh_at:
             self._refresh()
         if self.guard is not None and self.guard.noticed():
-            return self._wind_up(now)
+            return self.wind_up()
         number = self.policy.decide(self)
         if number < 0:
             return NOTHING
@@ -305,9 +305,10 @@ class CommitScheduler:
                 f"a commit to {target.name!r} failed in the background and is tried again: {error}",
             )
 
-    def _wind_up(self, now: float) -> Decision:
-        """After a preemption notice: commit now, go on while there is time, commit a last time."""
-        guard = self.guard
+    def wind_up(self) -> Decision:
+        """After a preemption notice: commit now, go on while there is time, commit a last time.
+        `step` calls it; who has a guard and ends no step now may."""
+        guard, now = self.guard, self._clock()
         assert guard is not None
         if guard.finished:
             return NOTHING

@@ -4,13 +4,16 @@ from pmstore.extras import optional
 
 with optional:
     from pmstore.torch.attach import attach
-    from pmstore.torch.errors import AttachError, MismatchError, TornStepError
+    from pmstore.torch.errors import AttachError, ChangedError, MismatchError, TornStepError
+    from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run, RunStats
     from pmstore.torch.transaction import RunTransaction
 
 __all__ = [
     "AttachError",
+    "ChangedError",
     "MismatchError",
+    "Resume",
     "Run",
     "RunStats",
     "RunTransaction",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -13,19 +13,23 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.base.alive import alive
 from pmstore.errors import TransactionError
-from pmstore.scheduler import CommitPolicy, CommitScheduler
-from pmstore.torch.errors import AttachError, MismatchError, TornStepError, records
-from pmstore.torch.mirrored import wants_mirror
-from pmstore.torch.model import encode_name
+from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
+from pmstore.torch.adapt import adapt, note
+from pmstore.torch.errors import AttachError, TornStepError, records
+from pmstore.torch.keys import called
 from pmstore.torch.optimizer import parameters_of
-from pmstore.torch.pieces import Pieces, Program
+from pmstore.torch.pieces import Pieces
+from pmstore.torch.program import Program
 from pmstore.torch.progress import Progress
+from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
 from pmstore.torch.schedule import Schedule
-from pmstore.torch.stateful import Stateful, as_stateful, extra_state
+from pmstore.torch.stateful import Stateful
 from pmstore.torch.steps import Steps
 
 _FORMAT = 1
+_Piece = TypeVar("_Piece")
+_Many: TypeAlias = _Piece | Mapping[str, _Piece] | Sequence[_Piece] | None
 _runs: weakref.WeakValueDictionary[int, Steps] = weakref.WeakValueDictionary()
 # model or optimizer -> the run that trains it
 _trained: weakref.WeakKeyDictionary[Any, weakref.ref[Steps]] = weakref.WeakKeyDictionary()
@@ -34,10 +38,10 @@ _trained: weakref.WeakKeyDictionary[Any, weakref.ref[Steps]] = weakref.WeakKeyDi
 def attach(
     store: Store,
     *,
-    model: nn.Module | None = None,
-    optimizer: Optimizer | None = None,
-    lr_scheduler: Stateful | None = None,
-    scaler: Stateful | None = None,
+    model: _Many[nn.Module] = None,
+    optimizer: _Many[Optimizer] = None,
+    lr_scheduler: _Many[Stateful] = None,
+    scaler: _Many[Stateful] = None,
     loader: Iterable[Any] | None = None,
     stateful: Mapping[str, Stateful | torch.Generator] | None = None,
     policy: CommitPolicy | CommitScheduler | None = None,
@@ -45,6 +49,8 @@ def attach(
     name: str = "run",
     rng: bool = True,
     mirror: bool | None = None,
+    guard: PreemptionGuard | None = None,
+    resume: Resume | None = None,
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
@@ -62,17 +68,25 @@ def attach(
     parameters, buffers and optimizer state into slots of the store (see `Store.mirror`). With
     `run.commit(wait=False)` the program goes on meanwhile. A resume and a roll back copy them back.
 
+    Where a program has several of a kind, it gives a dict of them, `model={"g": g, "d": d},
+    optimizer={"g": ..., "d": ...}`, or a list, whose keys are "0", "1", ... They lie under
+    `<name>/model/<key>` and `<name>/optimizer/<key>`; the models may share modules and parameters,
+    and an optimizer may train parameters of several. A step ends with `Run.commit`, however many
+    optimizers stepped in it.
+
     Args:
         store: open for writing.
-        model: on the CPU or, mirrored, on cuda. What its modules' `get_extra_state` returns is kept
-            too.
-        optimizer: state that it makes later is moved in as it appears.
-        lr_scheduler, scaler: anything with state_dict and load_state_dict whose state is data.
+        model: on the CPU or, mirrored, on cuda; or several. What its modules' `get_extra_state`
+            returns is kept too. One that no optimizer trains is a model as well: an average of
+            weights (`model={"net": net, "ema": AveragedModel(net)}`), a target network.
+        optimizer: or several. State that it makes later is moved in as it appears. With a policy,
+            the first one's learning rate is the one the policy sees.
+        lr_scheduler, scaler: anything with state_dict and load_state_dict whose state is data; or
+            several.
         loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can
             be iterated again.
-        stateful: what else the run depends on, under names of its own: generators, moving averages
-            of weights, metrics, a second optimizer. Their state is copied at each step; it does not
-            lie in the heap.
+        stateful: what else the run depends on, under names of its own: generators, metrics. Their
+            state is copied at each step; it does not lie in the heap.
         policy: when to commit. A rule of `pmstore.scheduler` (EveryN, Young,
             ConvergenceAware("time"), ...): a scheduler is made for it that keeps its state in this
             store. Or a CommitScheduler of your own, whose targets call `store.commit`. None: at
@@ -84,14 +98,23 @@ def attach(
         name: of the run's group in the store; several runs can share a store.
         rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is
             not bit for bit the same where anything is random.
+        guard: notices that the process is told to stop. Then the step is finished and committed,
+            whatever the policy says, and `run.batches` ends the program with status 0 in place of
+            giving another batch (`run.stopping`, for loops of your own). It is entered, as by
+            `with guard:`, until the store is closed.
         mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap.
             None: if any parameter is on an accelerator.
+        resume: what to do where the program differs from the one that the stored run was made by:
+            other settings (learning rate, batch size, scheduler, data), pieces, layers. None:
+            differences are refused. On return it is done, and durable.
 
     Raises:
-        AttachError: something cannot be moved (another device, no data yet), or is attached
-            already.
+        AttachError: something cannot be moved (another device, no data yet), is attached already,
+            given twice, or of the wrong kind.
         MismatchError: the stored run is one of another model, optimizer or other pieces; it lists
-            the differences.
+            the differences, and what to write.
+        ChangedError: the same, for settings: what the program gives is not what it gave when the
+            run was last attached.
         CorruptStoreError: what is stored is not as a run was stored: the store is damaged, or its
             names were changed.
         TornStepError: the last commit was made in the middle of a step.
@@ -106,7 +129,19 @@ def attach(
             'ConvergenceAware("time"), or a CommitScheduler, '
             f"not {policy!r}"
         )
-    _refuse_twice(store, name, model, optimizer)
+    if guard is not None and not isinstance(guard, PreemptionGuard):
+        raise TypeError(f"guard is a PreemptionGuard of pmstore.scheduler, not {guard!r}")
+    program = Program.gather(
+        model=model,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
+        scaler=scaler,
+        stateful=stateful,
+        loader=loader,
+        rng=rng,
+        mirror=mirror,
+    )
+    _refuse_twice(store, name, program)
     if isinstance(tiers, str) or not all(isinstance(tier, str) for tier in tiers):
         raise TypeError(f"tiers={tiers!r}: a list of names of tiers, such as ['disk']")
     unknown = [tier for tier in tiers if tier not in store.tiers]
@@ -123,32 +158,20 @@ def attach(
             "the store is open for reading, and a run writes: open it with mode='r+'. To read a "
             f"stored model, use store['{name}/model'], which maps names to tensors"
         )
-    statefuls: dict[str, Stateful | None] = {
-        "lr_scheduler": lr_scheduler,
-        "scaler": scaler,
-        "model_extra_state": extra_state(model),
-        **{
-            f"stateful/{encode_name(key)}": as_stateful(key, one)
-            for key, one in (stateful or {}).items()
-        },
-    }
-    mirrored = wants_mirror(model, optimizer) if mirror is None else mirror
-    program = Program(model, optimizer, statefuls, loader, rng, mirrored)
     resumed = f"{name}/about" in store
-    steps = (_resume if resumed else _begin)(store, name, program)
+    steps = (_resume if resumed else _begin)(store, name, program, resume or Resume())
     try:
-        steps.schedule = Schedule(store, name, steps.progress, policy, tiers)
+        steps.use(Schedule(store, name, steps.progress, policy, tiers, guard))
     except BaseException:
         steps.detach()
         raise
     _runs[id(steps)] = steps
-    for piece in (model, optimizer):
-        if piece is not None:
-            _trained[piece] = weakref.ref(steps)
+    for piece in (*program.models.values(), *program.optimizers.values()):
+        _trained[piece] = weakref.ref(steps)
     return Run(steps, resumed=resumed)
 
 
-def _begin(store: Store, name: str, program: Program) -> Steps:
+def _begin(store: Store, name: str, program: Program, resume: Resume) -> Steps:
     """A new run. The program is bound after the commit: if that fails, it has not been touched."""
     pieces = Pieces(store, name, program)
     with store.transaction():
@@ -160,16 +183,16 @@ def _begin(store: Store, name: str, program: Program) -> Steps:
             "torch": str(torch.__version__),
             "pieces": program.given(),
         }
+        note(store, name, program, resume)
     steps = Steps(store, name, pieces, progress)
     steps.bind(resumed=False)
     return steps
 
 
-def _resume(store: Store, name: str, program: Program) -> Steps:
+def _resume(store: Store, name: str, program: Program, resume: Resume) -> Steps:
     """The stored run. Everything is compared before the program is touched."""
-    pieces = Pieces(store, name, program)
     with records(store.path, name):
-        _check_about(store, name, program.given())
+        _check_format(store, name)
         progress = Progress.open(store, name)
         if progress.torn:
             raise TornStepError(
@@ -178,6 +201,8 @@ def _resume(store: Store, name: str, program: Program) -> Steps:
                 "run.commit()), so that what the step had not yet written is lost. The tensors "
                 f"under {name}/model are whole: load them into a new run, or restore an older state"
             )
+        adapt(store, name, program, resume)
+        pieces = Pieces(store, name, program)
         pieces.check()
         for binding in pieces.bindings:
             binding.open()
@@ -186,9 +211,7 @@ def _resume(store: Store, name: str, program: Program) -> Steps:
     return steps
 
 
-def _refuse_twice(
-    store: Store, name: str, model: nn.Module | None, optimizer: Optimizer | None
-) -> None:
+def _refuse_twice(store: Store, name: str, program: Program) -> None:
     if not name or not isinstance(name, str):
         raise AttachError(f"name is the name of the run's group in the store, not {name!r}")
     for run in alive(_runs):
@@ -197,16 +220,19 @@ def _refuse_twice(
                 f"the run {name!r} of this store is attached already: use that Run, or call its "
                 "detach() first"
             )
-    for what, piece in (("model", model), ("optimizer", optimizer)):
-        run_of = _trained.get(piece) if piece is not None else None
+    pieces: dict[str, Any] = {called("model", key): one for key, one in program.models.items()}
+    pieces |= {called("optimizer", key): one for key, one in program.optimizers.items()}
+    for what, piece in pieces.items():
+        run_of = _trained.get(piece)
         other = run_of() if run_of is not None else None
         if other is not None and other.attached:
             raise AttachError(
-                f"the {what} is attached already, as {other.name!r}: its memory can be in one "
+                f"{what} is attached already, as {other.name!r}: its memory can be in one "
                 "place only. Call that Run's detach() first"
             )
-    mine = set(map(id, parameters_of(optimizer)))
-    mine.update(map(id, model.parameters()) if model is not None else ())
+    mine = {id(one) for model in program.models.values() for one in model.parameters()}
+    for optimizer in program.optimizers.values():
+        mine.update(map(id, parameters_of(optimizer)))
     for run in alive(_runs):
         shared = (
             next((key for key, one in run.pieces.parameters() if id(one) in mine), None)
@@ -221,19 +247,10 @@ def _refuse_twice(
             )
 
 
-def _check_about(store: Store, name: str, given: dict[str, bool]) -> None:
+def _check_format(store: Store, name: str) -> None:
     about = store[f"{name}/about"]
     if about["format"] != _FORMAT:
         raise AttachError(
             f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
             f"{_FORMAT}: use the version that wrote it"
-        )
-    stored = about["pieces"]
-    missing = [piece for piece, there in stored.items() if there and not given.get(piece)]
-    unexpected = [piece for piece, there in given.items() if there and not stored.get(piece)]
-    if missing or unexpected:
-        raise MismatchError(
-            f"the stored run {name!r} has other pieces than were given to attach",
-            missing=missing,
-            unexpected=unexpected,
         )

@@ -31,7 +31,9 @@ class MismatchError(AttachError):
         missing: Iterable[str] = (),
         unexpected: Iterable[str] = (),
         mismatched: Iterable[str] = (),
+        ways: Iterable[str] = (),
     ) -> None:
+        """ways: how the program can go on, a sentence each."""
         self.missing = tuple(missing)
         self.unexpected = tuple(unexpected)
         self.mismatched = tuple(mismatched)
@@ -39,7 +41,19 @@ class MismatchError(AttachError):
         lines += _some("stored, but not given", self.missing)
         lines += _some("given, but not stored", self.unexpected)
         lines += _some("different", self.mismatched)
+        lines += _some(
+            "what can be written: attach(..., resume=pmstore.torch.Resume(...))", tuple(ways)
+        )
         super().__init__("\n".join(lines))
+
+
+class ChangedError(MismatchError):
+    """The program gives other settings than it gave when the run was last attached, and does not
+    say which of them count (`Resume`). Nothing was changed.
+
+    Attributes:
+        mismatched: a sentence for each: both values, and what to write.
+    """
 
 
 class TornStepError(AttachError):

@@ -9,6 +9,7 @@ batches and commits in between, they are state like any other.
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from pmstore import Store
 from pmstore.objects import array
 from pmstore.torch.errors import AttachError
-from pmstore.torch.model import encode_name
+from pmstore.torch.keys import encode_name
 from pmstore.torch.part import Part
 
 _LARGE_BYTES = 1 << 20
@@ -57,27 +58,38 @@ class GradientKeeper:
         self._path = path
         self._which = Part(store, f"{path}_layout")
         self._last: _Names | None = None
-        self.spent = False
-        """The optimizer has used them: their content is not needed."""
+        # id of a gradient that an optimizer has used -> itself, and its version then
+        self._spent: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def spend(self, parameters: list[torch.Tensor]) -> None:
+        """An optimizer has just used their gradients: their content is not needed, until they are
+        written again (the generator's loss has gradients for the discriminator too)."""
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                self._spent[id(gradient)] = (weakref.ref(gradient), gradient._version)
+
+    def _is_spent(self, gradient: torch.Tensor) -> bool:
+        known = self._spent.get(id(gradient))
+        return known is not None and known[0]() is gradient and known[1] == gradient._version
 
     def write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
-        """Pending until the next commit. What was kept goes when they are spent twice in a row: a
-        loop that accumulates needs the same blocks again."""
-        present = [name for name, parameter in parameters if parameter.grad is not None]
+        """Pending until the next commit. The block of a kept one goes when it is not needed twice
+        in a row: a loop that accumulates needs the same blocks again."""
+        found = [(name, one.grad) for name, one in parameters if one.grad is not None]
         last = self._stored() if self._last is None else self._last
-        if not self.spent:
-            for name, parameter in parameters:
-                if parameter.grad is not None:
-                    self._put(name, parameter.grad)
-            held = set(present)
-            now = _Names(
-                present, present, [name for name in last.kept + last.idle if name not in held]
-            )
-        elif last.kept:
-            now = _Names(present, [], last.kept + last.idle)
-        else:
-            self._drop(last.idle)
-            now = _Names(present, [], [])
+        kept = [(name, gradient) for name, gradient in found if not self._is_spent(gradient)]
+        for name, gradient in kept:
+            self._put(name, gradient)
+        names = {name for name, _ in kept}
+        self._drop([name for name in last.idle if name not in names])
+        now = _Names(
+            [name for name, _ in found],
+            [name for name, _ in kept],
+            [name for name in last.kept if name not in names],
+        )
+        alive = {id(gradient) for _, gradient in found}
+        self._spent = {key: known for key, known in self._spent.items() if key in alive}
         if now != last or self._last is None:
             self._which.write(now._asdict())
         self._last = now
@@ -112,19 +124,38 @@ class GradientKeeper:
         else:
             self._store[path] = gradient.detach()
 
+    def fit(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Drops what is stored of others than these; pending until the next commit."""
+        stored = self._stored()
+        shapes = {name: one.shape for name, one in parameters}
+        wrong = [
+            name
+            for name in stored.kept + stored.idle
+            if self._store[f"{self._path}/{encode_name(name)}"].shape != shapes.get(name)
+        ]
+        self._drop(wrong)
+        left = _Names(
+            [name for name in stored.present if name in shapes],
+            [name for name in stored.kept if name not in wrong],
+            [name for name in stored.idle if name not in wrong],
+        )
+        if left != stored or not self._which.stored:
+            self._which.write(left._asdict())
+
     def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Sets the gradients to what the last commit holds: kept ones, zeros for spent ones, else
         none."""
         self._which.forget()
         self._last = None
-        self.spent = False
+        self._spent.clear()
         which = self._which.read()
         present, kept = set(which["present"]), set(which["kept"])
         for name, parameter in parameters:
             if name not in present:
                 parameter.grad = None
                 continue
-            gradient = _zeros_like(parameter)
+            parameter.grad = _zeros_like(parameter)
             if name in kept:
-                gradient.copy_(self._store[f"{self._path}/{encode_name(name)}"])
-            parameter.grad = gradient
+                parameter.grad.copy_(self._store[f"{self._path}/{encode_name(name)}"])
+            else:
+                self.spend([parameter])

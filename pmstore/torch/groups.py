@@ -25,8 +25,8 @@ def describe_groups(
     ]
 
 
-def compare_groups(stored: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:
-    """Raises: MismatchError: they differ; it lists how."""
+def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:
+    """Raises: MismatchError: they differ; it lists how. called: the optimizer, in the message."""
     wrong = []
     if len(stored) != len(given):
         wrong.append(f"{len(stored)} parameter groups are stored, {len(given)} given")
@@ -46,7 +46,14 @@ def compare_groups(stored: list[dict[str, Any]], given: list[dict[str, Any]]) ->
                 f"{_first_change(ours['names'], theirs['names'])}"
             )
     if wrong:
-        raise MismatchError("the optimizer is not the one whose state is stored", mismatched=wrong)
+        raise MismatchError(
+            f"{called} is not the one whose state is stored",
+            mismatched=wrong,
+            ways=(
+                'Resume(optimizer="settings") takes the groups given, and the state by name',
+                'Resume(optimizer="program") begins with the one given, without state',
+            ),
+        )
 
 
 def _short(shapes: list[list[int]]) -> str:

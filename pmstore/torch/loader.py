@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,10 @@ class Source:
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
         self.generators: list[torch.Generator] = []
+        self.data_epoch = 0  # that was opened last
+
+    def replace_batches(self, wrap: Callable[[Any], Any]) -> None:
+        """Its batch sampler is wrapped from now on, where it has one that indices come from."""
 
     def length(self) -> int | None:
         """Batches of an epoch; None: not known, as of a DataLoader over an IterableDataset."""
@@ -84,6 +88,7 @@ class Source:
         The default generators, and the loader's, come out as they went in, but for a new epoch's
         own draws.
         """
+        self.data_epoch = position.data_epoch
         if position.batch == 0:
             position.start = rng.capture(self.generators)
             return self.open(0, position.start)
@@ -162,6 +167,9 @@ class _MapLoader(Source):
             else self._indices
         )
         self._draws_once = type(inner) in _DRAW_ONCE
+
+    def replace_batches(self, wrap: Callable[[Any], Any]) -> None:
+        self._indices = wrap(self._indices)
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
         seeded = self.loader.num_workers > 0

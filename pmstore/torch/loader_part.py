@@ -7,6 +7,7 @@ from pmstore.torch import rng
 from pmstore.torch.errors import MismatchError
 from pmstore.torch.loader import Position, Source
 from pmstore.torch.part import Part
+from pmstore.torch.samples import cut_source, read_cut
 
 
 class LoaderPart:
@@ -18,18 +19,25 @@ class LoaderPart:
 
     def __init__(self, store: Store, path: str, source: Source) -> None:
         self.source = source
+        self._store = store
+        self._path = path
         self._start = Part(store, f"{path}/start")
         self._generators = Part(store, f"{path}/generators")
         self._start_written: object = self  # what is stored; nothing known yet
         self._drawn: list[bytes] | None = None  # the generators' states that are stored, if known
 
+    def fits(self) -> bool:
+        """Whether the stored place is of a loader with as many generators."""
+        return len(self._generators.read()) == len(self.source.generators)
+
     def check(self) -> None:
         """Raises: MismatchError: the stored place is of a loader with other generators."""
-        stored, given = len(self._generators.read()), len(self.source.generators)
-        if stored != given:
+        if not self.fits():
+            stored, given = len(self._generators.read()), len(self.source.generators)
             raise MismatchError(
                 "the loader is not the one whose place is stored",
                 mismatched=[f"it has {given} generators of its own, the stored one {stored}"],
+                ways=('Resume(data="next epoch") begins a data epoch with the loader given',),
             )
 
     def write(self, position: Position) -> None:
@@ -51,6 +59,7 @@ class LoaderPart:
         self._start.forget()
         self._generators.forget()
         self._drawn = None
+        cut_source(self.source, read_cut(self._store, self._path))
         position.start = self._start_written = start = self._start.read()
         if start is not None:
             # now, and not when the next batch is asked for

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from pmstore import Store
@@ -18,19 +17,14 @@ from pmstore.mirror.copier import flat_bytes
 from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
+from pmstore.torch.keys import under
 from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
 from pmstore.torch.optim.base import NativeOptimizer
-from pmstore.torch.optimizer import OptimizerBinding, drop_tensors, parameters_of
+from pmstore.torch.optimizer import OptimizerBinding, drop_tensors
 from pmstore.torch.placed import check_movable
 
 _ALIGN = 64
 _DEVICES = ("cpu", "cuda")
-
-
-def wants_mirror(model: nn.Module | None, optimizer: Optimizer | None) -> bool:
-    """Whether any parameter is on an accelerator."""
-    tensors = [*(model.parameters() if model is not None else ()), *parameters_of(optimizer)]
-    return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
 
 
 class _RunMirror(Mirror):
@@ -200,15 +194,22 @@ class MirroredOptimizer(OptimizerBinding):
     devices = _DEVICES
 
     def __init__(
-        self, store: Store, path: str, optimizer: Optimizer, model: MirroredModel | None, pack: Pack
+        self,
+        store: Store,
+        path: str,
+        key: str,
+        optimizer: Optimizer,
+        model: MirroredModel | None,
+        pack: Pack,
     ) -> None:
         if isinstance(optimizer, NativeOptimizer):
             raise AttachError(
                 f"pmstore.torch.optim.{type(optimizer).__name__} keeps its parameters in slots "
                 "itself: mirror an optimizer of torch.optim, or attach without mirror=True"
             )
-        super().__init__(store, path, optimizer, model)
+        super().__init__(store, path, key, optimizer, model)
         self._pack = pack
+        self._prefix = f"{under('optimizer', key)}/" if key else ""  # of its names in the pack
 
     def write(self) -> None:
         self._write_plain()
@@ -224,37 +225,37 @@ class MirroredOptimizer(OptimizerBinding):
         found = []
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
-                found.append((f"parameter/{index}", parameter, True))
+                found.append((f"{self._prefix}parameter/{index}", parameter, True))
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     if not isinstance(key, str):
                         raise AttachError(
-                            f"the optimizer keeps state under {key!r}: only names that are str can "
-                            "be stored"
+                            f"{self._called} keeps state under {key!r}: only names that "
+                            "are str can be stored"
                         )
-                    check_movable(
-                        f"optimizer state {key!r} of parameter {index}", value, self.devices
-                    )
-                    found.append((f"state/{index}/{key}", value, True))
+                    check_movable(f"state {key!r} of {self.describe(index)}", value, self.devices)
+                    found.append((f"{self._prefix}state/{index}/{key}", value, True))
         return found
 
     def load(self, held: dict[str, torch.Tensor]) -> None:
         """State that is not stored vanishes, other state is made."""
         on_cpu = self._pack.on_cpu
         stored: dict[int, dict[str, torch.Tensor]] = {}
+        states = f"{self._prefix}state/"
         for name, value in held.items():
-            if name.startswith("state/"):
-                _, number, key = name.split("/", 2)
+            if name.startswith(states):
+                number, key = name.removeprefix(states).split("/", 1)
                 stored.setdefault(int(number), {})[key] = value
         with torch.no_grad():
             for index, parameter in enumerate(self.parameters):
-                if f"parameter/{index}" in held:
-                    parameter.copy_(held[f"parameter/{index}"])
+                own = held.get(f"{self._prefix}parameter/{index}")
+                if own is not None:
+                    parameter.copy_(own)
                 state = self._optimizer.state.get(parameter, {})
                 mine = stored.get(index, {})
                 drop_tensors(state, mine)
                 for key, value in mine.items():
-                    device = "cpu" if on_cpu[f"state/{index}/{key}"] else parameter.device
+                    device = "cpu" if on_cpu[f"{states}{index}/{key}"] else parameter.device
                     here = state.get(key)
                     if (
                         not isinstance(here, torch.Tensor)

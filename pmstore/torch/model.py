@@ -12,17 +12,9 @@ from torch import nn
 
 from pmstore import Store
 from pmstore.torch.errors import MismatchError
-from pmstore.torch.placed import Placed, Places, check_movable, take_in
-
-
-def encode_name(name: str) -> str:
-    """A module's name for a tensor as one component of a store path: the separator "/" and "%" are
-    escaped.
-
-    >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
-    ('encoder.layers.0.weight', 'a%2Fb')
-    """
-    return name.replace("%", "%25").replace("/", "%2F")
+from pmstore.torch.fit import check_fit, copy_common
+from pmstore.torch.keys import encode_name, full_name
+from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
 
 @dataclass(slots=True)
@@ -48,13 +40,15 @@ class _Place:
     view: list[Any] | None
 
 
-def _members(model: nn.Module, left_out: set[int]) -> Iterator[_Member]:
-    for prefix, module in model.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        for kind, owner in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for key, tensor in owner.items():
-                if tensor is not None and id(tensor) not in left_out:
-                    yield _Member(dot + key, kind, owner, key, tensor)
+def _members(models: Mapping[str, nn.Module], left_out: set[int]) -> Iterator[_Member]:
+    for model_key, model in models.items():
+        for prefix, module in model.named_modules():
+            dot = f"{prefix}." if prefix else ""
+            for kind, owner in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, tensor in owner.items():
+                    if tensor is not None and id(tensor) not in left_out:
+                        name = full_name(model_key, dot + key)
+                        yield _Member(name, kind, owner, key, tensor)
 
 
 def plan(members: list[_Member]) -> dict[str, _Place]:
@@ -76,7 +70,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.numel() else -id(tensor)
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and the one after the last, that the tensor touches, in its storage."""
     first = int(tensor.storage_offset()) * tensor.element_size()
     last = sum(
@@ -91,8 +85,8 @@ def _overlapping(members: list[_Member]) -> list[list[_Member]]:
     if len(members) == 1:
         return [members]
     clusters: list[tuple[int, list[_Member]]] = []
-    for member in sorted(members, key=lambda one: _extent(one.tensor)[0]):
-        first, end = _extent(member.tensor)
+    for member in sorted(members, key=lambda one: extent(one.tensor)[0]):
+        first, end = extent(member.tensor)
         if clusters and (first < clusters[-1][0] or member.tensor is clusters[-1][1][-1].tensor):
             clusters[-1][1].append(member)
             clusters[-1] = (max(end, clusters[-1][0]), clusters[-1][1])
@@ -104,9 +98,9 @@ def _overlapping(members: list[_Member]) -> list[list[_Member]]:
 
 def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
     root = cluster[0]
-    start = min(_extent(member.tensor)[0] for member in cluster)
+    start = min(extent(member.tensor)[0] for member in cluster)
     seen = {
-        (*_extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster
+        (*extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster
     }
     places = {}
     for member in cluster:
@@ -120,7 +114,7 @@ def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
             )
         view = None
         if len(seen) > 1:
-            offset = (_extent(tensor)[0] - start) // tensor.element_size()
+            offset = (extent(tensor)[0] - start) // tensor.element_size()
             view = [list(tensor.shape), list(tensor.stride()), offset]
         dtype = str(tensor.dtype).removeprefix("torch.")
         places[member.name] = _Place(member.kind, list(tensor.shape), dtype, root.name, view)
@@ -130,8 +124,8 @@ def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
 def _span(tied: list[_Member]) -> torch.Tensor:
     """The memory that overlapping members cover, as one dimension."""
     tensor = tied[0].tensor.detach()
-    first = min(_extent(member.tensor)[0] for member in tied) // tensor.element_size()
-    end = max(_extent(member.tensor)[1] for member in tied) // tensor.element_size()
+    first = min(extent(member.tensor)[0] for member in tied) // tensor.element_size()
+    end = max(extent(member.tensor)[1] for member in tied) // tensor.element_size()
     return tensor.as_strided((end - first,), (1,), first)
 
 
@@ -152,26 +146,31 @@ def root_tensors(members: list[_Member]) -> list[tuple[str, str, torch.Tensor]]:
 
 
 class ModelBinding:
-    """Keeps a model's parameters and buffers (those that are not persistent too) in
-    `<path>/<name>`.
+    """Keeps the parameters and buffers (those that are not persistent too) of a lone model in
+    `<path>/<name>`, of several in `<path>/<key>/<name>`.
 
     The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay
-    tied.
+    tied, those of different models too: they lie under the first of their names.
     """
 
     devices: Sequence[str] = ("cpu",)
 
     def __init__(
-        self, store: Store, path: str, model: nn.Module, left_out: Iterable[torch.Tensor] = ()
+        self,
+        store: Store,
+        path: str,
+        models: Mapping[str, nn.Module],
+        left_out: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Changes nothing yet. left_out: parameters that something else keeps.
+        """Changes nothing yet. models: by key; a lone one has the key "". left_out: parameters that
+        something else keeps.
 
         Raises:
             AttachError: a tensor is of a kind that cannot be moved.
         """
         self._store = store
         self._path = path
-        self._model = model
+        self._models = models
         self._left_out = {id(parameter) for parameter in left_out}
         self._members: list[_Member] = []
         # where modules keep parameters, buffers and modules
@@ -197,13 +196,17 @@ class ModelBinding:
                 tied = [
                     other for other in self._members if places[other.name].tied_to == place.tied_to
                 ]
-                path = f"{self._path}/{encode_name(place.tied_to)}"
+                path = self._block(place.tied_to)
                 value = member.tensor if place.view is None else _span(tied)
                 bases[place.tied_to] = Placed.create(self._store, path, value)
             self._placed[member.name] = self._view(place, bases[place.tied_to])
         self._store[f"{self._path}_layout"] = {
             name: encode_place(place) for name, place in places.items()
         }
+
+    def _block(self, name: str) -> str:
+        """The path of a member's block. The names of several models' are paths already."""
+        return f"{self._path}/{encode_name(name) if '' in self._models else name}"
 
     @staticmethod
     def _view(place: _Place, base: Placed) -> Placed:
@@ -216,16 +219,47 @@ class ModelBinding:
             MismatchError: they differ; it lists how.
         """
         compare(
-            self._layout(), plan(self._members), "the model is not the one whose state is stored"
+            self._layout(),
+            plan(self._members),
+            "the model is not the one whose state is stored",
+            ('Resume(model="partial") takes what both have, by name, and the rest as given',),
         )
+
+    def fit(self) -> bool:
+        """Makes the stored model one that `check` accepts: what both have is taken over, by name.
+        Pending until the next commit; the model is untouched until `bind`.
+
+        Returns: whether anything had to be done.
+
+        Raises:
+            MismatchError: a tensor has another shape, in more than its first dimension.
+            AttachError: nothing that is stored has a name of the given model.
+        """
+        stored, given = self._layout(), plan(self._members)
+        if stored == given:
+            return False
+        check_fit(
+            {name: place.shape for name, place in stored.items()},
+            {name: place.shape for name, place in given.items()},
+        )
+        self._refit(stored, given)
+        return True
+
+    def _refit(self, stored: Mapping[str, _Place], given: Mapping[str, _Place]) -> None:
+        self.open()
+        held = {name: self._placed[name].heap.clone() for name in given if name in stored}
+        self._store.pop(self._path, None)
+        self._placed.clear()
+        self.write()
+        for name in reversed(held):  # of tied ones the first counts
+            copy_common(self._placed[name].heap, held[name])
 
     def open(self) -> None:
         """Finds the stored blocks. Reads no data, and the model is untouched until `bind`."""
         bases: dict[str, Placed] = {}
         for name, place in self._layout().items():
             if place.tied_to not in bases:
-                path = f"{self._path}/{encode_name(place.tied_to)}"
-                bases[place.tied_to] = Placed.open(self._store, path)
+                bases[place.tied_to] = Placed.open(self._store, self._block(place.tied_to))
             self._placed[name] = self._view(place, bases[place.tied_to])
 
     def bind(self) -> None:
@@ -246,6 +280,20 @@ class ModelBinding:
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Each parameter once, with its first name. Not to be changed."""
         return self._parameters
+
+    @property
+    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """All that it keeps, under each of their names: "parameter 0.weight"."""
+        return [(f"{member.kind} {member.name}", member.tensor) for member in self._members]
+
+    @property
+    def tensors_of_program(self) -> list[torch.Tensor]:
+        """All that it keeps, tied ones more than once."""
+        return [member.tensor for member in self._members]
+
+    def memory(self) -> list[Memory]:
+        """What the tensors lie in."""
+        return [placed.memory for placed in self._placed.values()]
 
     def placed(self, tensor: torch.Tensor) -> Placed | None:
         """The block of one of the model's tensors."""
@@ -285,7 +333,7 @@ class ModelBinding:
             )
 
     def _scan(self) -> None:
-        self._members = list(_members(self._model, self._left_out))
+        self._members = list(_members(self._models, self._left_out))
         self._places = None
         first: dict[int, tuple[str, torch.Tensor]] = {}
         for member in self._members:
@@ -294,7 +342,8 @@ class ModelBinding:
         self._parameters = list(first.values())
         self._tables = [
             table
-            for module in self._model.modules()
+            for model in self._models.values()
+            for module in model.modules()
             for table in (module._parameters, module._buffers, module._modules)
         ]
         self._linked = self._look()
@@ -315,7 +364,7 @@ class ModelBinding:
     def _follow(self) -> dict[int, torch.Tensor]:
         """Looks at the model anew; its names, shapes and dtypes must be those of the store."""
         before = {member.name: member.tensor for member in self._members}
-        members = list(_members(self._model, self._left_out))
+        members = list(_members(self._models, self._left_out))
         for member in members:
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
         stored, now = self._layout(), plan(members)
@@ -347,7 +396,10 @@ def _decode(raw: list[Any]) -> _Place:
     return _Place(*raw)
 
 
-def compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> None:
+def compare(
+    stored: dict[str, _Place], given: dict[str, _Place], what: str, ways: Iterable[str] = ()
+) -> None:
+    """Raises: MismatchError: they differ; it lists how, and the ways out."""
     missing = [
         f"{stored[name].kind} {name} {_describe(stored[name])}"
         for name in stored
@@ -371,7 +423,9 @@ def compare(stored: dict[str, _Place], given: dict[str, _Place], what: str) -> N
         elif ours.tied_to != theirs.tied_to:
             mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
     if missing or unexpected or mismatched:
-        raise MismatchError(what, missing=missing, unexpected=unexpected, mismatched=mismatched)
+        raise MismatchError(
+            what, missing=missing, unexpected=unexpected, mismatched=mismatched, ways=ways
+        )
 
 
 def _describe(place: _Place) -> str:

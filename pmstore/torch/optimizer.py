@@ -12,8 +12,10 @@ from torch.optim import Optimizer
 
 from pmstore import Store
 from pmstore.torch.errors import AttachError
-from pmstore.torch.groups import compare_groups, describe_groups
-from pmstore.torch.model import ModelBinding, encode_name
+from pmstore.torch.groups import compare_groups
+from pmstore.torch.groups import describe_groups as _describe
+from pmstore.torch.keys import called, encode_name, under
+from pmstore.torch.model import ModelBinding
 from pmstore.torch.part import Part
 from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
 
@@ -37,10 +39,9 @@ def _constant(item: object) -> bool:
     return type(item) in _IMMUTABLE or (type(item) is tuple and all(map(_constant, item)))
 
 
-def parameters_of(optimizer: Optimizer | None) -> list[torch.Tensor]:
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """In the order of the groups, as `Optimizer.state_dict` numbers them."""
-    groups = optimizer.param_groups if optimizer is not None else ()
-    return [parameter for group in groups for parameter in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def drop_tensors(state: dict[str, Any], kept: Container[str]) -> None:
@@ -66,15 +67,18 @@ class OptimizerBinding:
     devices: Sequence[str] = ("cpu",)
 
     def __init__(
-        self, store: Store, path: str, optimizer: Optimizer, model: ModelBinding | None
+        self, store: Store, path: str, key: str, optimizer: Optimizer, model: ModelBinding | None
     ) -> None:
-        """Changes nothing yet.
+        """Changes nothing yet. path: of all optimizers. key: of this one; "": it is the only one.
 
         Raises:
             AttachError: a parameter is of a kind that cannot be moved.
         """
         self._store = store
-        self._path = path
+        self._parent = path
+        self._path = path = under(path, key)
+        self._key = key
+        self._called = called("optimizer", key)
         self._optimizer = optimizer
         self._model = model
         self._rest = Part(store, f"{path}/rest")
@@ -84,11 +88,20 @@ class OptimizerBinding:
         self._layout: list[Any] | None = None  # as stored, if known
         self._synced: _Synced | None = None
         for index, parameter in enumerate(self.parameters):
-            check_movable(f"parameter {index} of the optimizer", parameter, self.devices)
+            check_movable(self.describe(index), parameter, self.devices)
 
     @property
     def optimizer(self) -> Optimizer:
         return self._optimizer
+
+    @property
+    def piece(self) -> str:
+        """Its path under the run's name."""
+        return under("optimizer", self._key)
+
+    def beside(self, optimizer: Optimizer) -> OptimizerBinding:
+        """Keeps another optimizer over the same parameters in the same place."""
+        return OptimizerBinding(self._store, self._parent, self._key, optimizer, self._model)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -99,10 +112,17 @@ class OptimizerBinding:
         """Those that are in no module, with a name that none in a module can have."""
         known = self._known()
         return [
-            (f"optimizer..{index}", one)
+            (self._name_extra(index), one)
             for index, one in enumerate(self.parameters)
             if id(one) not in known
         ]
+
+    def describe(self, index: int) -> str:
+        """A parameter in a message."""
+        return f"parameter {index} of {self._called}"
+
+    def _name_extra(self, index: int) -> str:
+        return f"{under('optimizer', self._key)}..{index}"
 
     def _known(self) -> set[int]:
         return {id(one) for _, one in self._model.parameters} if self._model is not None else set()
@@ -128,7 +148,7 @@ class OptimizerBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        compare_groups(self._store[f"{self._path}/layout"][0], self._describe_groups())
+        compare_groups(self._called, self._store[f"{self._path}/layout"][0], self.describe_groups())
 
     def open(self) -> None:
         """Finds the stored placed. Reads no tensor's data, and the optimizer is untouched until
@@ -220,6 +240,11 @@ class OptimizerBinding:
             for memory in written
         ]
 
+    def memory(self) -> list[Memory]:
+        """What its state lies in, and parameters that are in no module."""
+        state = [one.memory for placed in self._placed.values() for one in placed.values()]
+        return [*(one.memory for one in self._own.values()), *state]
+
     def _written(self) -> list[tuple[torch.Tensor, list[Memory]]]:
         found = []
         for index, parameter in enumerate(self.parameters):
@@ -261,10 +286,10 @@ class OptimizerBinding:
                 if one is not None and one.holds(value):
                     continue
                 if one is None or one.shape != value.shape or one.dtype is not value.dtype:
-                    check_movable(f"optimizer state {key!r} of parameter {index}", value)
+                    check_movable(f"state {key!r} of {self.describe(index)}", value)
                     one = self._create(index, key, value)
                     changed = True
-                displaced.append((f"optimizer state {key!r} of parameter {index}", value, one))
+                displaced.append((f"state {key!r} of {self.describe(index)}", value, one))
             for key in [key for key in placed if not isinstance(state.get(key), torch.Tensor)]:
                 self._remove(index, key)
                 changed = True
@@ -339,11 +364,11 @@ class OptimizerBinding:
         own = self._own.get(index)
         created = own is None
         if own is None:
-            check_movable(f"parameter {index} of the optimizer", parameter)
+            check_movable(self.describe(index), parameter)
             path = f"{self._path}/parameters/{index}"
             own = self._own[index] = Placed.create(self._store, path, parameter)
         if not own.holds(parameter):
-            displaced.append((f"parameter {index} of the optimizer", parameter, own))
+            displaced.append((self.describe(index), parameter, own))
         return created
 
     def _state_path(self, index: int, key: str) -> str:
@@ -354,7 +379,7 @@ class OptimizerBinding:
         is not bound."""
         if not isinstance(key, str):
             raise AttachError(
-                f"the optimizer keeps state of a parameter under {key!r}: only names that are str "
+                f"{self._called} keeps state of a parameter under {key!r}: only names that are str "
                 "can be stored"
             )
         if key in self._placed.get(index, {}):
@@ -381,8 +406,8 @@ class OptimizerBinding:
             if isinstance(key, torch.Tensor):
                 if id(key) not in known:
                     raise AttachError(
-                        "the optimizer has state of a tensor that is in none of its groups: remove "
-                        "it from .state"
+                        f"{self._called} has state of a tensor that is in none of its groups: "
+                        "remove it from .state"
                     )
             else:
                 others[key] = value
@@ -403,11 +428,11 @@ class OptimizerBinding:
     def _write_layout(self) -> None:
         tensors = [[index, key] for index, placed in self._placed.items() for key in placed]
         self._layout = None  # until it is written
-        layout = [self._describe_groups(), tensors, list(self._own)]
+        layout = [self.describe_groups(), tensors, list(self._own)]
         self._store[f"{self._path}/layout"] = layout
         self._layout = layout
 
-    def _describe_groups(self) -> list[dict[str, Any]]:
+    def describe_groups(self) -> list[dict[str, Any]]:
         named = self._model.parameters if self._model is not None else ()
         names = {id(tensor): name for name, tensor in named}
-        return describe_groups(self._optimizer, type(self._optimizer).__name__, names)
+        return _describe(self._optimizer, type(self._optimizer).__name__, names)

@@ -1,14 +1,8 @@
-"""What a program gives to `attach`, and how each of it is kept in the store."""
+"""How each piece that a program gives to `attach` is kept in the store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from pmstore import Store
 from pmstore.torch.errors import AttachError
@@ -19,33 +13,13 @@ from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, parameters_of
+from pmstore.torch.placed import Memory
+from pmstore.torch.program import Program
 from pmstore.torch.rng import RngParts
+from pmstore.torch.sharing import check_apart
 from pmstore.torch.slotted import SlottedBinding
-from pmstore.torch.stateful import Stateful, StatefulPart
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What a program gives to `attach`: each piece, or None."""
-
-    model: nn.Module | None
-    optimizer: Optimizer | None
-    statefuls: dict[str, Stateful | None]
-    """By their paths under the run's name."""
-    loader: Iterable[Any] | None
-    rng: bool
-    mirrored: bool
-
-    def given(self) -> dict[str, bool]:
-        """Which pieces there are: stored with the run."""
-        return {
-            "model": self.model is not None,
-            "optimizer": self.optimizer is not None,
-            **{key: stateful is not None for key, stateful in self.statefuls.items()},
-            "loader": self.loader is not None,
-            "rng": self.rng,
-            "mirror": self.mirrored,
-        }
+from pmstore.torch.stateful import StatefulPart
+from pmstore.torch.trainable import TrainablePart
 
 
 class Pieces:
@@ -60,57 +34,72 @@ class Pieces:
             source = open_source(program.loader) if program.loader is not None else None
         except TypeError as error:
             raise AttachError(str(error)) from None
+        self.modules = list(program.models.values())
         self.model: ModelBinding | None = None
-        self.optimizer: OptimizerBinding | None = None
+        self.optimizers: dict[str, OptimizerBinding] = {}
         self.pack = Pack(store, f"{name}/mirror") if program.mirrored else None
         self._mirrored: list[MirroredModel | MirroredOptimizer] = []
         if self.pack is not None:
             self._mirror(store, name, program, self.pack)
         else:
             self._place(store, name, program)
-        self.gradients = (
-            GradientKeeper(store, f"{name}/gradients") if program.optimizer is not None else None
-        )
+        self.gradients = GradientKeeper(store, f"{name}/gradients") if program.optimizers else None
         self.statefuls = [
             StatefulPart(store, f"{name}/{key}", one)
             for key, one in program.statefuls.items()
             if one is not None
         ]
+        self.trainable = TrainablePart(store, f"{name}/trainable")
         self.rng = RngParts(store, f"{name}/rng") if program.rng else None
         self.loader = LoaderPart(store, f"{name}/loader", source) if source is not None else None
 
     def _place(self, store: Store, name: str, program: Program) -> None:
-        """Model and optimizer in the heap."""
-        model, optimizer = program.model, program.optimizer
-        if model is not None:
-            kept = parameters_of(optimizer) if isinstance(optimizer, NativeOptimizer) else []
-            self.model = ModelBinding(store, f"{name}/model", model, kept)
+        """Models and optimizers in the heap."""
+        natives = [one for one in program.optimizers.values() if isinstance(one, NativeOptimizer)]
+        if program.models:
+            kept = [parameter for native in natives for parameter in parameters_of(native)]
+            self.model = ModelBinding(store, f"{name}/model", program.models, kept)
         path = f"{name}/optimizer"
-        if isinstance(optimizer, NativeOptimizer):
-            self.optimizer = SlottedBinding(store, path, optimizer, self.model, model)
-        elif optimizer is not None:
-            self.optimizer = OptimizerBinding(store, path, optimizer, self.model)
+        for key, one in program.optimizers.items():
+            self.optimizers[key] = (
+                SlottedBinding(store, path, key, one, self.model, program.models)
+                if isinstance(one, NativeOptimizer)
+                else OptimizerBinding(store, path, key, one, self.model)
+            )
+        check_apart(self.model, self.optimizers.values())
 
     def _mirror(self, store: Store, name: str, program: Program, pack: Pack) -> None:
-        """Model and optimizer where they are."""
-        model = optimizer = None
-        if program.model is not None:
-            self.model = model = MirroredModel(store, f"{name}/model", program.model)
+        """Models and optimizers where they are."""
+        model = None
+        if program.models:
+            self.model = model = MirroredModel(store, f"{name}/model", program.models)
             self._mirrored.append(model)
-        if program.optimizer is not None:
-            path = f"{name}/optimizer"
-            self.optimizer = optimizer = MirroredOptimizer(
-                store, path, program.optimizer, model, pack
-            )
+        path = f"{name}/optimizer"
+        for key, one in program.optimizers.items():
+            optimizer = MirroredOptimizer(store, path, key, one, model, pack)
+            self.optimizers[key] = optimizer
             self._mirrored.append(optimizer)
 
     @property
     def bindings(self) -> list[ModelBinding | OptimizerBinding]:
-        return [one for one in (self.model, self.optimizer) if one is not None]
+        return [*((self.model,) if self.model is not None else ()), *self.optimizers.values()]
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        named = self.model.parameters if self.model is not None else []
-        return named + (self.optimizer.extra_parameters if self.optimizer is not None else [])
+        named = list(self.model.parameters) if self.model is not None else []
+        for optimizer in self.optimizers.values():
+            named += optimizer.extra_parameters
+        return named
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers, some of them twice."""
+        found = [] if self.model is None else self.model.tensors_of_program
+        for optimizer in self.optimizers.values():
+            found += optimizer.parameters
+        return found
+
+    def memory(self) -> list[Memory]:
+        """Arrays of the store over all that a training step writes in place."""
+        return [memory for binding in self.bindings for memory in binding.memory()]
 
     # ---- into the store; pending until the next commit
 
@@ -125,16 +114,18 @@ class Pieces:
         self.follow()
         if self.model is not None:
             self.model.take_in()
-        if self.optimizer is not None:
-            self.optimizer.sync()
+        for optimizer in self.optimizers.values():
+            optimizer.sync()
         self._write_rest(position)
 
     def _write_rest(self, position: Position) -> None:
-        """Everything but model and optimizer, and the tensors of those that are mirrored."""
+        """Everything but models and optimizers, and the tensors of those that are mirrored."""
         if self.pack is not None:
             self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
+        parameters = self.parameters()
+        self.trainable.write(parameters)
         if self.gradients is not None:
-            self.gradients.write(self.parameters())
+            self.gradients.write(parameters)
         for stateful in self.statefuls:
             stateful.write()
         if self.rng is not None:
@@ -144,12 +135,13 @@ class Pieces:
 
     def follow(self) -> None:
         """Notices parameters that are other objects now."""
-        if self.optimizer is not None:
-            self.optimizer.take_in()
+        for optimizer in self.optimizers.values():
+            optimizer.take_in()
         if self.model is not None:
             replaced = self.model.follow()
-            if replaced and self.optimizer is not None:
-                self.optimizer.replace(replaced)
+            if replaced:
+                for optimizer in self.optimizers.values():
+                    optimizer.replace(replaced)
 
     # ---- out of the store
 
@@ -162,18 +154,20 @@ class Pieces:
 
     def restore(self, *, opened: bool) -> None:
         """Sets all but the place in the data and the default generators to what the last commit
-        holds. opened: the optimizer's binding is."""
+        holds. opened: the optimizers' bindings are."""
         if self.model is not None:
             self.model.bind()
         if self.pack is not None:
             held = self.pack.open()
             for binding in self._mirrored:
                 binding.load(held)
-        if self.optimizer is not None:
+        for optimizer in self.optimizers.values():
             if not opened:
-                self.optimizer.open()
-            self.optimizer.restore()
+                optimizer.open()
+            optimizer.restore()
+        parameters = self.parameters()
+        self.trainable.restore(parameters)
         if self.gradients is not None:
-            self.gradients.restore(self.parameters())
+            self.gradients.restore(parameters)
         for stateful in self.statefuls:
             stateful.restore()

@@ -20,7 +20,6 @@ class Progress:
     Attributes:
         finished: steps that are finished, committed or not.
         position: in the data.
-        updating: the optimizer has begun to write, and the step is not ended.
         stale: the store was rolled back, and what Python holds is not yet.
         restored: how often Python followed the store; a loop over the data sees by it.
     """
@@ -28,7 +27,6 @@ class Progress:
     def __init__(self, store: Store, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         self.finished = 0
         self.position = Position()
-        self.updating = False
         self.stale = False
         self.restored = 0
         self._store = store
@@ -98,6 +96,5 @@ class Progress:
         self.position = Position(data_epoch, batch)
         self.finished = self._committed = step
         self._seen_epoch = self._store.epoch
-        self.updating = False
         self._rollbacks = self._store.rollbacks
         self.restored += 1

@@ -79,6 +79,13 @@ class Run:
         """What decides about commits; None: every step commits."""
         return self._steps.schedule.scheduler
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the guard given to attach was told to stop and the last commit has been made:
+        leave the loop. `batches` does so by itself."""
+        guard = self._steps.schedule.guard
+        return guard is not None and guard.finished
+
     def stats(self) -> RunStats:
         return RunStats(**self._steps.counts)
 
@@ -177,6 +184,8 @@ class Run:
             epochs: how many data epochs the run has in all, from its start; None: no end.
 
         Raises:
+            SystemExit: with status 0: the guard given to attach was told to stop, and the last
+                step is committed.
             AttachError: no loader was given to attach.
             RuntimeError: in a loop, once another loop has begun or the run was detached.
             ValueError: the loader gave no batch in a whole data epoch.
@@ -190,11 +199,13 @@ class Run:
     def _batches(self, source: Source, epochs: int | None) -> Iterator[Any]:
         loop = self._loop = object()
         steps, progress = self._steps, self._steps.progress
+        steps.begun.over = False
         while epochs is None or progress.position.data_epoch < epochs:
             steps.schedule.expect(epochs, source)
             restored = progress.restored
             batches = source.open_at(progress.position)
             for batch in batches:
+                steps.leave()
                 progress.position.batch += 1
                 yield batch
                 if self._loop is not loop:
@@ -210,4 +221,5 @@ class Run:
                     raise ValueError("the loader gave no batch in a whole data epoch")
                 progress.position = Position(progress.position.data_epoch + 1)
             del batches  # worker processes end here, not when the next epoch's have started
+        steps.begun.over = not steps.begun.forward
         steps.schedule.expect_no_more()

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTarget
+from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTarget, PreemptionGuard
 from pmstore.torch.errors import AttachError
 from pmstore.torch.loader import Source
 from pmstore.torch.progress import Progress
@@ -29,8 +29,10 @@ class Schedule:
         progress: Progress,
         policy: CommitPolicy | CommitScheduler | None = None,
         tiers: Sequence[str] = (),
+        guard: PreemptionGuard | None = None,
     ) -> None:
-        """Raises: AttachError: a scheduler of the program's own that does not know a tier."""
+        """Raises: AttachError: a scheduler of the program's own that does not know a tier, or has a
+        guard already."""
         self._store = store
         self._progress = progress
         # it is told how long the job will be; a scheduler of the program's own is not
@@ -48,25 +50,65 @@ class Schedule:
                 )
         elif policy is not None:
             policy = CommitScheduler(policy, store=store, tiers=tiers, run=name)
+        if guard is not None and policy is not None:
+            if policy.guard is not None:
+                raise AttachError(
+                    "the scheduler has a guard already, which attach's guard= would replace: give "
+                    "it to one of the two. With the scheduler's, break out of the loop when "
+                    "run.scheduler.stopping is true; with attach's, run.batches() does it"
+                )
+            policy.guard = guard
         self.scheduler = policy
+        self.guard = guard
+        self._entered = guard is not None and guard.enter()
         if policy is not None:
             policy.steps = progress.finished  # the run may have had another policy before
 
     def commit(self, loss: float | torch.Tensor | None, optimizer: Optimizer | None) -> bool:
         """Commits the store if the policy says so. Returns whether it did."""
-        if self.scheduler is None:
+        before, told = self._store.epoch, self.told
+        if self.scheduler is not None:
+            if optimizer is not None:
+                self.scheduler.learning_rate(optimizer.param_groups[0]["lr"])
+            self.scheduler.step(loss)
+        if self.scheduler is None or (told and self._store.epoch == before):
             self._store.commit()
-            return True
-        before = self._store.epoch
-        if optimizer is not None:
-            self.scheduler.learning_rate(optimizer.param_groups[0]["lr"])
-        self.scheduler.step(loss)
+        self._finish(told)
         return self._store.epoch != before
 
+    @property
+    def told(self) -> bool:
+        """Whether the run's guard was told to stop."""
+        return self.guard is not None and self.guard.noticed()
+
+    def stop(self) -> None:
+        """Told to stop, and no step is under way: commits what is finished."""
+        before = self._store.epoch
+        if self.scheduler is not None:
+            self.scheduler.wind_up()
+        if self._store.epoch == before:
+            self._store.commit()
+        self._finish(True)
+
+    def _finish(self, told: bool) -> None:
+        """A run does not go on after the commit that a notice has brought about."""
+        if told and self.guard is not None:
+            self.guard.first, self.guard.finished = False, True
+
+    def close(self) -> None:
+        """The run ends: the signal handlers of before come back."""
+        if self._entered and self.guard is not None:
+            self._entered = False
+            self.guard.__exit__()
+
     def flush(self) -> None:
-        """After a commit: to the tiers that the policy does not choose among."""
+        """After a commit: to the tiers that the policy does not choose among. The last one is
+        flushed to busy tiers too."""
         for tier in self._flushed:
-            self._store.flush_if_idle(tier)
+            if self.guard is not None and self.guard.finished:
+                self._store.flush(tier)
+            else:
+                self._store.flush_if_idle(tier)
 
     def rolled_back(self) -> None:
         """After the progress has followed."""

@@ -7,7 +7,7 @@ takes effect with everything else the transaction wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import is_
 from typing import Any
 
@@ -19,6 +19,7 @@ from pmstore import Store
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.groups import describe_groups
+from pmstore.torch.keys import full_name
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
@@ -39,9 +40,10 @@ class SlottedBinding(OptimizerBinding):
         self,
         store: Store,
         path: str,
+        key: str,
         optimizer: NativeOptimizer,
         model: ModelBinding | None,
-        module: nn.Module | None,
+        models: Mapping[str, nn.Module],
     ) -> None:
         """Changes nothing yet.
 
@@ -49,9 +51,9 @@ class SlottedBinding(OptimizerBinding):
             AttachError: there are no parameters, they share memory, or are of a kind that cannot be
                 moved.
         """
-        super().__init__(store, path, optimizer, model)
+        super().__init__(store, path, key, optimizer, model)
         self._native = optimizer
-        self._module = module
+        self._models = models
         self._views: tuple[SlotViews, SlotViews] | None = None
         self._arrays: list[Any] = []
         self._slots: Slots | None = None
@@ -64,14 +66,14 @@ class SlottedBinding(OptimizerBinding):
         # the slots have room for these
         self._names_of_groups = [optimizer.names(group) for group in optimizer.param_groups]
         if not self.parameters:
-            raise AttachError("the optimizer has no parameters: give it some before attach")
+            raise AttachError(f"{self._called} has no parameters: give it some before attach")
         seen: dict[int, int] = {}
         for index, parameter in enumerate(self.parameters):
-            check_movable(f"parameter {index} of the optimizer", parameter)
+            check_movable(f"parameter {index} of {self._called}", parameter)
             storage = parameter.untyped_storage().data_ptr() if parameter.numel() else -index - 1
             if storage in seen:
                 raise AttachError(
-                    f"parameters {seen[storage]} and {index} of the optimizer are views of one "
+                    f"parameters {seen[storage]} and {index} of {self._called} are views of one "
                     "memory, which slots cannot keep together: use an optimizer of torch.optim for "
                     "them"
                 )
@@ -97,7 +99,7 @@ class SlottedBinding(OptimizerBinding):
             dense = torch.empty_like(parameter, memory_format=torch.preserve_format)
             if dense.stride() != stride and parameter.numel():
                 raise AttachError(
-                    f"parameter {index} of the optimizer is not dense: use an optimizer of "
+                    f"parameter {index} of {self._called} is not dense: use an optimizer of "
                     "torch.optim for it"
                 )
             self._refuse_others(index, self._native.state.get(parameter, {}), (*names, "step"))
@@ -118,7 +120,7 @@ class SlottedBinding(OptimizerBinding):
         held = self._store[f"{self._path}/slots"]
         if not isinstance(held, Slots) or held.shape != (slot_bytes(self._kept()),):
             raise MismatchError(
-                "the optimizer is not the one whose state is stored",
+                f"{self._called} is not the one whose state is stored",
                 mismatched=[
                     (
                         "its parameters and state have other sizes than the stored ones (momentum, "
@@ -212,13 +214,19 @@ class SlottedBinding(OptimizerBinding):
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
         names = self._names()
         return [
-            (names.get(id(one), f"optimizer..{index}"), one)
+            (names.get(id(one), self._name_extra(index)), one)
             for index, one in enumerate(self.parameters)
         ]
 
     def _names(self) -> dict[int, str]:
-        named = self._module.named_parameters() if self._module is not None else ()
-        return {id(one): name for name, one in named}
+        names: dict[int, str] = {}
+        for key, model in self._models.items():
+            for name, one in model.named_parameters():
+                names.setdefault(id(one), full_name(key, name))
+        return names
+
+    def memory(self) -> list[Any]:
+        return [] if self._slots is None else [self._slots.current]
 
     def writes(self) -> list[Any]:
         return []  # nothing that is captured
@@ -233,9 +241,9 @@ class SlottedBinding(OptimizerBinding):
         for key, value in held.items():
             if isinstance(value, torch.Tensor) and key not in places:
                 raise AttachError(
-                    f"the optimizer's state of parameter {index} holds a tensor under {key!r}, "
-                    "which has no place in the slots: remove it, or hand it to attach as an object "
-                    "of its own (stateful=...)"
+                    f"the state of parameter {index} of {self._called} holds a tensor under "
+                    f"{key!r}, which has no place in the slots: remove it, or hand it to attach "
+                    "as an object of its own (stateful=...)"
                 )
 
     def _check_groups(self) -> None:
@@ -245,7 +253,7 @@ class SlottedBinding(OptimizerBinding):
             if self._native.names(group) != names:
                 state = ", ".join(self._native.state_names)
                 raise AttachError(
-                    f"group {number} of the optimizer was attached "
+                    f"group {number} of {self._called} was attached "
                     f"{'with' if names else 'without'} {state}, and so are its slots: change what "
                     "decides that (momentum to or from 0) before attach, in a new store"
                 )
@@ -266,7 +274,7 @@ class SlottedBinding(OptimizerBinding):
         views = self._views[turn]
         if len(views.parameters) != len(self.parameters):
             raise AttachError(
-                "parameters were added to the optimizer after attach: add groups before"
+                f"parameters were added to {self._called} after attach: add groups before"
             )
         self._check_groups()
         with torch.no_grad():
@@ -298,7 +306,7 @@ class SlottedBinding(OptimizerBinding):
                         ):
                             given = f"{tuple(parameter.shape)} {parameter.dtype}"
                             raise MismatchError(
-                                UNFIT, mismatched=[f"parameter {index} of the optimizer: {given}"]
+                                UNFIT, mismatched=[f"parameter {index} of {self._called}: {given}"]
                             )
                         view.copy_(parameter)
                         parameter.data = view
@@ -345,7 +353,7 @@ class SlottedBinding(OptimizerBinding):
     def take_in(self) -> dict[int, torch.Tensor]:
         """Follows parameters of the module that are other objects now
         (`load_state_dict(assign=True)`). Old id to new one."""
-        if self._module is None or self._links is None:
+        if self._links is None:
             self._links = self._find_links()
         replaced: dict[int, torch.Tensor] = {}
         for owner, key, old in self._links:
@@ -364,14 +372,14 @@ class SlottedBinding(OptimizerBinding):
 
     def _find_links(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
         mine = {id(parameter) for parameter in self.parameters}
-        modules = self._module.modules() if self._module is not None else ()
         return [
             (module._parameters, key, one)
-            for module in modules
+            for model in self._models.values()
+            for module in model.modules()
             for key, one in module._parameters.items()
             if one is not None and id(one) in mine
         ]
 
-    def _describe_groups(self) -> list[dict[str, Any]]:
+    def describe_groups(self) -> list[dict[str, Any]]:
         kind = f"pmstore.{type(self._native).__name__}"
         return describe_groups(self._native, kind, self._names())

@@ -48,10 +48,8 @@ class _ExtraState:
             self._modules[name].set_extra_state(state)
 
 
-def extra_state(model: nn.Module | None) -> Stateful | None:
+def extra_state(model: nn.Module) -> Stateful | None:
     """The extra state of a model's modules, None if none has any."""
-    if model is None:
-        return None
     plain = nn.Module.get_extra_state
     modules = {
         name: module
@@ -59,6 +57,12 @@ def extra_state(model: nn.Module | None) -> Stateful | None:
         if type(module).get_extra_state is not plain
     }
     return _ExtraState(modules) if modules else None
+
+
+def is_stateful(given: Any) -> bool:
+    return callable(getattr(given, "state_dict", None)) and callable(
+        getattr(given, "load_state_dict", None)
+    )
 
 
 def as_stateful(name: str, given: Any) -> Stateful:
@@ -69,9 +73,7 @@ def as_stateful(name: str, given: Any) -> Stateful:
     """
     if isinstance(given, torch.Generator):
         return _GeneratorState(given)
-    if callable(getattr(given, "state_dict", None)) and callable(
-        getattr(given, "load_state_dict", None)
-    ):
+    if is_stateful(given):
         stateful: Stateful = given
         return stateful
     raise AttachError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from pmstore import Store
+from pmstore.base.words import counted
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
+from pmstore.torch.begun import Begun
 from pmstore.torch.errors import AttachError, records
+from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.progress import Progress
 from pmstore.torch.schedule import Schedule
@@ -30,6 +34,7 @@ class Steps:
         self.name = name
         self.pieces = pieces
         self.progress = progress
+        self.begun = Begun(store, pieces)
         self.transactions = 0
         self.pending: PendingCommit | None = None
         self.detached = False
@@ -51,22 +56,35 @@ class Steps:
             for binding in self.pieces.bindings:
                 binding.bind()
             self.progress.settle()
-        self.store.guard_commits(self._refuse_half_a_step)
-        if self.pieces.optimizer is not None:
-            optimizer: Any = self.pieces.optimizer.optimizer
-            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
-            self._handles.append(optimizer.register_step_post_hook(self._after_update))
+            self.begun.end(committed=True)
+        self.store.guard_commits(self)
+        self._handles += self.begun.watch(self.pieces.modules)
+        for binding in self.pieces.optimizers.values():
+            optimizer: Any = binding.optimizer
+            before, after = self._before_update, self._after_update
+            self._handles += (
+                optimizer.register_step_pre_hook(partial(before, binding)),
+                optimizer.register_step_post_hook(partial(after, binding)),
+            )
             if self.progress.committed:
                 # What a scheduler of this process would otherwise take for a call in the wrong
                 # order, and warn.
                 optimizer._opt_called = True
 
+    def use(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        if schedule.guard is not None:
+            self.begun.before = self.stop
+
     def detach(self) -> None:
+        if self.attached and self.pieces.pack is None and self._torn():
+            self.progress.begin_update([])
+        self.schedule.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self.pieces.optimizer is not None:
-            self.pieces.optimizer.release()
+        for binding in self.pieces.optimizers.values():
+            binding.release()
         if self.pieces.pack is not None and not self.store.closed:
             self.pieces.pack.release()
         self.detached = True
@@ -81,34 +99,63 @@ class Steps:
             pending, self.pending = self.pending, None
             pending.join()
         self.progress.settle()
+        self.store.refuse_half(but=self)
         self._write()
-        if self.schedule.scheduler is None and not wait:
-            try:
-                # that one: a flush takes what is committed now, and waits for what is under way
-                if landed:
-                    self.schedule.flush()
-            finally:
-                self.pending = self.store.commit(wait=False)
-                self.counts["commits"] += 1
-            return True
-        optimizer = self.pieces.optimizer
-        if not self.schedule.commit(loss, optimizer.optimizer if optimizer is not None else None):
-            return False
+        committed = False
+        try:
+            if self.schedule.scheduler is None and not wait and not self.schedule.told:
+                try:
+                    # that one: a flush takes what is committed now, and waits for what is under way
+                    if landed:
+                        self.schedule.flush()
+                finally:
+                    self.pending = self.store.commit(wait=False)
+                    self.counts["commits"] += 1
+                return True
+            first = next(iter(self.pieces.optimizers.values()), None)
+            committed = self.schedule.commit(loss, first.optimizer if first is not None else None)
+        finally:
+            self.begun.end(committed=committed)
+        if committed:
+            self._committed()
+        return committed
+
+    def _committed(self) -> None:
+        """All finished steps are."""
         self.progress.settle()
         self.counts["commits"] += 1
         self.schedule.flush()
-        return True
+
+    # ---- told to stop
+
+    def stop(self) -> None:
+        """Before a step begins: if the guard was told to stop, finished steps are committed before
+        anything of the next is written."""
+        if not self.schedule.told or self._why() or self.store.in_transaction:
+            return
+        if self.progress.finished != self.progress.committed:
+            self.schedule.stop()
+            self.begun.end(committed=True)
+            self._committed()
+
+    def leave(self) -> None:
+        """Before a batch is given out: if the guard was told to stop, the program ends, unless the
+        batch belongs to a step that has begun.
+
+        Raises: SystemExit: with status 0; every finished step is committed.
+        """
+        if self.schedule.told and not self._why():
+            self.stop()
+            raise SystemExit(0)
 
     def _write(self) -> None:
         """Brings the store up to date with what Python holds; pending."""
-        progress, gradients = self.progress, self.pieces.gradients
+        progress = self.progress
         finished = progress.finished + 1
         self.pieces.write(progress.position)
         progress.write(finished)
-        if gradients is not None:
-            gradients.spent = False
         progress.finished = finished
-        progress.updating = False
+        self.begun.ended = True
         self.counts["steps"] += 1
 
     def roll_back(self) -> None:
@@ -123,7 +170,9 @@ class Steps:
 
     # ---- around optimizer.step
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_update(
+        self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
         if not self.attached:
             return
         self.require()
@@ -135,32 +184,71 @@ class Steps:
                 f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would "
                 "commit the step without what Python holds of it: use `with run.transaction()`"
             )
-        assert self.pieces.optimizer is not None
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
         if pack is None:  # else the store holds nothing of a step before its commit
-            self.progress.begin_update(self.pieces.optimizer.writes())
-        self.progress.updating = True
+            self.progress.begin_update(binding.writes())
+        self.begun.updating = True
 
-    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_update(
+        self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
         if not self.attached:
             return
-        assert self.pieces.optimizer is not None
         assert self.pieces.gradients is not None
-        self.pieces.gradients.spent = True
-        if self.pieces.optimizer.behind:
-            self.pieces.optimizer.collect()
+        self.pieces.gradients.spend(binding.parameters)
+        if binding.behind:
+            binding.collect()
 
-    def _refuse_half_a_step(self) -> None:
-        """Asked by the store before it commits."""
-        progress = self.progress
-        if progress.updating and not self.detached and not progress.stale and progress.followed:
-            raise TransactionError(
-                f"the run {self.name!r} is in the middle of a training step: optimizer.step() has "
-                "written, and the step was not ended by run.commit() or run.transaction(). End it "
-                "so, or take it back with run.rollback()"
+    # ---- the store asks (see `pmstore.objects.guards.Guard`)
+
+    def half(self) -> str:
+        why = self._why()
+        return why and (
+            f"the run {self.name!r} is in the middle of a training step: {why}, and the step was "
+            "not ended by run.commit() or run.transaction(). End it so, or take it back with "
+            "run.rollback(); to evaluate between steps, use model.eval() or torch.no_grad()"
+        )
+
+    def lost(self, half: bool) -> str:
+        if self.detached or self.progress.stale or not self.progress.followed:
+            return ""
+        committed = self.progress.committed
+        steps = self.progress.finished - committed
+        if half and (why := self._why()):
+            finished = f", {counted(steps, 'finished step')} among it" if steps else ""
+            return (
+                f"the run {self.name!r} was in the middle of a training step when its store was "
+                f"left: {why}, and the step was not ended by run.commit() or run.transaction(). "
+                f"The store is as of its last commit, with step {committed}; what was written "
+                f"since then is lost{finished}. End the step before, or take it back with "
+                "run.rollback(); attach(guard=PreemptionGuard()) lets a program that is told to "
+                "stop finish its step"
             )
+        return (
+            f"the run {self.name!r} had {counted(steps, 'finished step')} that no commit held when "
+            f"its store was closed: lost. The store is as of its last commit, with step {committed}"
+            if steps
+            else ""
+        )
+
+    def ended(self) -> None:
+        self.schedule.close()
+
+    def _why(self) -> str:
+        """What has begun the step that is under way; "": none is, or it was rolled back."""
+        if self.detached or self.progress.stale or not self.progress.followed:
+            return ""
+        return "run.transaction() is open" if self.transactions else self.begun.why
+
+    def _torn(self) -> bool:
+        """Whether a step is under way that has written."""
+        return (
+            bool(self._why())
+            and (self.begun.forward or self.begun.updating)
+            and (self.begun.written())
+        )
 
     # ---- two sides that agree
 
@@ -200,4 +288,5 @@ class Steps:
             self.schedule.rolled_back()
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()
+            self.begun.end(committed=True)
             progress.stale = False

@@ -1,0 +1,40 @@
+"""Names of pieces and tensors, and where they lie under a run's name."""
+
+from __future__ import annotations
+
+
+def encode_name(name: str) -> str:
+    """A module's name for a tensor as one component of a store path: the separator "/" and "%" are
+    escaped.
+
+    >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
+    ('encoder.layers.0.weight', 'a%2Fb')
+    """
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+def under(path: str, key: str) -> str:
+    """Where the piece with that key lies. A lone piece has the key "".
+
+    >>> under("run/model", ""), under("run/model", "g")
+    ('run/model', 'run/model/g')
+    """
+    return f"{path}/{encode_name(key)}" if key else path
+
+
+def full_name(key: str, name: str) -> str:
+    """A tensor's name among several models. Of a lone one, whose key is "", it is the model's own.
+
+    >>> full_name("", "a/b.weight"), full_name("g", "a/b.weight")
+    ('a/b.weight', 'g/a%2Fb.weight')
+    """
+    return f"{encode_name(key)}/{encode_name(name)}" if key else name
+
+
+def called(what: str, key: str) -> str:
+    """A piece in a message.
+
+    >>> called("optimizer", ""), called("optimizer", "g")
+    ('the optimizer', "the optimizer 'g'")
+    """
+    return f"the {what} {key!r}" if key else f"the {what}"

@@ -1,0 +1,125 @@
+"""What a program gives to `attach`: of each kind of piece one, several under keys, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pmstore.torch.errors import AttachError
+from pmstore.torch.keys import encode_name, under
+from pmstore.torch.optimizer import parameters_of
+from pmstore.torch.stateful import Stateful, as_stateful, extra_state, is_stateful
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a program gives to `attach`. A lone model or optimizer has the key ""."""
+
+    models: dict[str, nn.Module]
+    """In the order of their keys: which name of a tensor is the first does not depend on the
+    program's order."""
+    optimizers: dict[str, Optimizer]
+    """In the program's order."""
+    statefuls: dict[str, Stateful | None]
+    """By their paths under the run's name."""
+    loader: Iterable[Any] | None
+    rng: bool
+    mirrored: bool
+
+    @classmethod
+    def gather(
+        cls,
+        *,
+        model: Any,
+        optimizer: Any,
+        lr_scheduler: Any,
+        scaler: Any,
+        stateful: Mapping[str, Any] | None,
+        loader: Iterable[Any] | None,
+        rng: bool,
+        mirror: bool | None,
+    ) -> Program:
+        """The arguments of `attach`. Touches none of them.
+
+        Raises: AttachError: a piece is of another kind, or given twice.
+        """
+        models = _several("model", model, lambda one: isinstance(one, nn.Module), "an nn.Module")
+        optimizers = _several(
+            "optimizer",
+            optimizer,
+            lambda one: isinstance(one, Optimizer),
+            "a torch.optim.Optimizer",
+        )
+        models = dict(sorted(models.items()))
+        statefuls: dict[str, Stateful | None] = {}
+        for what, given in (("lr_scheduler", lr_scheduler), ("scaler", scaler)):
+            found = _several(
+                what, given, is_stateful, "an object with state_dict() and load_state_dict()"
+            )
+            statefuls |= {under(what, key): one for key, one in found.items()} or {what: None}
+        extra = "model_extra_state"
+        statefuls |= {under(extra, key): extra_state(one) for key, one in models.items()}
+        statefuls.setdefault(extra, None)
+        statefuls |= {
+            f"stateful/{encode_name(key)}": as_stateful(key, one)
+            for key, one in (stateful or {}).items()
+        }
+        mirrored = _on_an_accelerator(models, optimizers) if mirror is None else mirror
+        return cls(models, optimizers, statefuls, loader, rng, mirrored)
+
+    def given(self) -> dict[str, bool]:
+        """Which pieces there are: stored with the run."""
+        given = {"model": False, "optimizer": False}
+        given |= {under("model", key): True for key in self.models}
+        given |= {under("optimizer", key): True for key in self.optimizers}
+        given |= {key: stateful is not None for key, stateful in self.statefuls.items()}
+        return {
+            **given,
+            "loader": self.loader is not None,
+            "rng": self.rng,
+            "mirror": self.mirrored,
+        }
+
+
+def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) -> dict[str, Any]:
+    """Pieces of one kind by their keys: of a list "0", "1", ...; a lone one has the key ""."""
+    if given is None or fits(given):
+        return {} if given is None else {"": given}
+    if isinstance(given, Mapping):
+        pieces = dict(given)
+    elif isinstance(given, (list, tuple)):
+        pieces = {str(number): one for number, one in enumerate(given)}
+    else:
+        raise AttachError(
+            f"{what} is a {type(given).__qualname__}: it must be {wanted}, or a dict or a list of "
+            "such"
+        )
+    if not pieces:
+        raise AttachError(f"{what}={given!r} is empty: leave it out if there is none")
+    seen: dict[int, str] = {}
+    for key, one in pieces.items():
+        if not isinstance(key, str) or not key or "\0" in key:
+            raise AttachError(f"{what} has the key {key!r}: keys are names, which are stored")
+        if not fits(one):
+            raise AttachError(
+                f"{what}[{key!r}] is a {type(one).__qualname__}: it must be {wanted}"
+                + (". Leave it out if there is none" if one is None else "")
+            )
+        if id(one) in seen:
+            raise AttachError(
+                f"{what}[{seen[id(one)]!r}] and {what}[{key!r}] are the same object: give it once"
+            )
+        seen[id(one)] = key
+    return pieces
+
+
+def _on_an_accelerator(models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> bool:
+    """Whether any parameter is."""
+    tensors: list[torch.Tensor] = [one for model in models.values() for one in model.parameters()]
+    tensors += [one for optimizer in optimizers.values() for one in parameters_of(optimizer)]
+    return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)

@@ -1,0 +1,37 @@
+"""Which parameters are trained, in the store: programs freeze and unfreeze while they train."""
+
+from __future__ import annotations
+
+import torch
+
+from pmstore import Store
+
+
+class TrainablePart:
+    """Keeps each parameter's `requires_grad`: `<path>`, the names of those without."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._written: list[str] | None = None  # what is stored, if known
+
+    def write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Pending until the next commit."""
+        frozen = [name for name, parameter in parameters if not parameter.requires_grad]
+        if frozen != self._written:
+            self._store[self._path] = frozen
+            self._written = frozen
+
+    def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Sets them to what the last commit holds. A run of an earlier version says nothing."""
+        self._written = self._store.get(self._path)
+        if self._written is not None:
+            frozen = set(self._written)
+            for name, parameter in parameters:
+                if parameter.requires_grad == (name in frozen):
+                    parameter.requires_grad_(name not in frozen)
+
+    def read(self, names: list[str]) -> dict[str, bool]:
+        """By name; nothing for a run of an earlier version."""
+        frozen = self._store.get(self._path)
+        return {} if frozen is None else {name: name not in frozen for name in names}

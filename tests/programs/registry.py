@@ -1,0 +1,144 @@
+"""Which programs there are, and the moments between their statements."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import textwrap
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+State = dict[str, Any]
+STOPS = ("kill", "term", "raise", "break")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program, or one variant of it."""
+
+    name: str
+    function: Callable[..., State]
+    variant: tuple[str, ...]
+    plain: str
+    """Why plain torch gives another result; empty: it gives the same."""
+    stops: tuple[str, ...]
+    quick: bool
+
+    @property
+    def kind(self) -> str:
+        """The name of the function: variants of it are of one kind."""
+        return self.function.__name__
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(
+    *variants: str,
+    plain: str = "",
+    stops: tuple[str, ...] = STOPS,
+    quick: bool | Collection[str] = False,
+) -> Callable[[Callable[..., State]], Callable[..., State]]:
+    """See the package's docstring. quick: True, or the variants that are in the short choice."""
+
+    def register(function: Callable[..., State]) -> Callable[..., State]:
+        made = _with_moments(function)
+        for variant in variants or (None,):
+            base = function.__name__.replace("_", "-")
+            name = base if variant is None else f"{base}-{variant}"
+            assert name not in PROGRAMS, name
+            short = quick if isinstance(quick, bool) else variant in quick
+            given = () if variant is None else (variant,)
+            PROGRAMS[name] = Program(name, made, given, plain, stops, short)
+        return made
+
+    return register
+
+
+def load() -> dict[str, Program]:
+    """Imports every file of programs."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"{__package__}.{module.name}")
+    return PROGRAMS
+
+
+def _with_moments(function: Callable[..., State]) -> Callable[..., State]:
+    """The function with a call of `__moment__` before each statement, which may kill or raise, and
+    in a loop asks for a `break` by returning True. Its argument says whether a step is under way
+    there."""
+    lines, first = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
+    definition.body = _body(definition.body, _Place())
+    ast.increment_lineno(tree, first - 1)
+    ast.fix_missing_locations(tree)
+    space = function.__globals__
+    space.setdefault("__moment__", lambda begun: False)
+    code = compile(tree, inspect.getfile(function), "exec", dont_inherit=True)
+    exec(code, space)
+    made: Callable[..., State] = space[function.__name__]
+    return made
+
+
+@dataclass(frozen=True)
+class _Place:
+    """loop: it is in a loop. breaks: a `break` may stand there. begun: after other statements of
+    the loop, and not after a step's end."""
+
+    loop: bool = False
+    breaks: bool = False
+    begun: bool = False
+
+
+def _body(statements: list[ast.stmt], place: _Place) -> list[ast.stmt]:
+    out: list[ast.stmt] = []
+    for statement in statements:
+        if not isinstance(statement, (ast.Nonlocal, ast.Global, ast.Import, ast.ImportFrom)):
+            out.append(_moment(statement, place))
+            _inside(statement, place)
+        out.append(statement)
+        place = replace(place, begun=place.loop and not _ends_a_step(statement))
+    if place.breaks and not isinstance(statements[-1], (ast.Break, ast.Continue, ast.Return)):
+        out.append(_moment(statements[-1], place))
+    return out
+
+
+def _inside(statement: ast.stmt, place: _Place) -> None:
+    if isinstance(statement, (ast.For, ast.While)):
+        place = replace(place, loop=True, breaks=True)
+    elif isinstance(statement, ast.With) and "transaction" in ast.unparse(statement.items[0]):
+        # a `break` out of it commits what was done so far, and means it
+        place = replace(place, breaks=False)
+    elif isinstance(statement, ast.FunctionDef):
+        place = replace(place, breaks=False)
+    elif isinstance(statement, ast.ClassDef):
+        for method in statement.body:
+            _inside(method, place)
+        return
+    elif isinstance(statement, ast.If) and statement.orelse:
+        statement.orelse = _body(statement.orelse, place)
+    elif not isinstance(statement, (ast.If, ast.With, ast.Try)):
+        return
+    statement.body = _body(statement.body, place)
+
+
+def _ends_a_step(statement: ast.stmt) -> bool:
+    text = ast.unparse(statement)
+    return ".commit(" in text or (isinstance(statement, ast.With) and "transaction(" in text)
+
+
+def _moment(statement: ast.stmt, place: _Place) -> ast.stmt:
+    call = f"__moment__({place.begun})"
+    made = ast.parse(f"if {call}: break" if place.breaks else call).body[0]
+    for node in ast.walk(made):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno = node.end_lineno = statement.lineno
+            node.col_offset = node.end_col_offset = 0
+    return made
