@@ -150,7 +150,7 @@ static int end_transaction(struct pms_pool *pool, int commit, struct pms_error *
                           "a transaction block was open when the store was closed: all that was "
                           "written since it was entered is rolled back");
     pms_landing_disarm(pool);
-    if (commit && status == PMS_OK)
+    if (commit && status == PMS_OK && !pool->opened.read_only)
         pms_hold_release(pool);
     return status;
 }

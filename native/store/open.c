@@ -124,8 +124,8 @@ static int choose_domain(struct opening *o, struct pms_error *error)
     pool->persist.flush = pms_domain_flush(pool->opened.domain);
     if (o->options->hold && pool->opened.domain == PMS_DOMAIN_FILE)
         return pms_fail(error, PMS_E_UNSUPPORTED,
-                        "domain file cannot hold a version: open without hold, or in memory "
-                        "(a path on tmpfs or fsdax)");
+                        "hold=True needs domain dax, process or emulated, and this is domain "
+                        "file: a path on tmpfs, or no hold");
     return PMS_OK;
 }
 

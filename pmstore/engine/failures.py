@@ -223,9 +223,7 @@ def _exception(path: str, error: Any) -> Exception:
         made = errors.NameExistsError(f"{path}: {what}")
     elif status == _lib.PMS_E_UNSUPPORTED:
         problem = what
-        made = errors.DomainError(
-            errno.EOPNOTSUPP, f"{what}. Open it with domain='file', or 'process' on tmpfs", path
-        )
+        made = errors.DomainError(errno.EOPNOTSUPP, what, path)
     elif status == _lib.PMS_E_STATE:
         made = errors.TransactionError(f"{path}: {what}")
     elif status == _lib.PMS_E_NOT_FOUND:

@@ -87,6 +87,7 @@ class Root(Group):
             unclean_opens=info.unclean_opens,
             uuid=info.uuid.hex(),
             recovery=self._recovery,
+            held=self._core.pool.holds(),
         )
 
     def usage(self) -> tuple[SegmentUsage, ...]:

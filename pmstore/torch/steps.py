@@ -168,6 +168,22 @@ class Steps:
         self.counts["rollbacks"] += 1
         self._restore()
 
+    def rewind_one(self) -> None:
+        """To the commit before the last, if the store holds it (`pmstore.open(hold=True)`).
+
+        Raises: TransactionError: it does not, or that commit is from before `attach`. Nothing is
+            changed then, but that what is pending is rolled back.
+        """
+        self.roll_back()
+        if self.progress.committed == 0:
+            raise TransactionError(
+                f"the run {self.name!r} is at its first commit, which attach made: there is no "
+                "step to go back to"
+            )
+        self.progress.stale = True
+        self.store.rewind()
+        self._restore()
+
     # ---- around optimizer.step
 
     def _before_update(

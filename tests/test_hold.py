@@ -1,0 +1,206 @@
+"""The version before the last commit, held: open(hold=True), rewind, info, resolve; with the death
+of the process in between."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import pmstore
+from pmstore.commands.program import app
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    path = Path(f"/dev/shm/pms-hold-{os.getpid()}.pm")
+    path.unlink(missing_ok=True)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def held(path: Path, mode: Any = "a", **options: Any) -> pmstore.Store:
+    return pmstore.open(path, mode, size="4MiB", hold=True, **options)
+
+
+def command(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def dies(path: Path, program: str) -> None:
+    """A process that opens the store, does this, and is killed."""
+    script = dedent("""
+        import os, signal, sys, numpy as np, pmstore
+        store = pmstore.open(sys.argv[1], "a", size="4MiB", hold=True)
+    """)
+    script += dedent(program) + "\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    ended = subprocess.run([sys.executable, "-c", script, path], timeout=120, check=False)
+    assert ended.returncode == -9
+
+
+def test_rewind_goes_back_one_commit_once(path: Path) -> None:
+    with held(path) as store:
+        w = store.zeros("w", 100_000)
+        store["step"] = 0
+        store.commit()
+        for step in (1, 2):
+            w[:] = step
+            store["step"] = step
+            store.commit()
+        epoch = store.epoch
+        w[5] = 77  # pending
+        store["gone"] = 1
+        assert store.holds
+        store.rewind()
+        assert w[5] == 1 and (w == 1).all() and store["step"] == 1 and "gone" not in store
+        assert store.epoch == epoch + 1 and not store.holds
+        with pytest.raises(pmstore.TransactionError, match=r"no version before the last commit"):
+            store.rewind()
+        assert not store.check().problems
+        w[:] = 3
+        store.commit()
+        store.rewind()
+        assert (w == 1).all()
+
+
+def test_it_is_there_after_a_crash_and_after_another(path: Path) -> None:
+    dies(
+        path,
+        """
+        w = store.zeros("w", 5000)
+        store["a"] = np.ones(30_000)
+        store.commit()
+        w += 1
+        del store["a"]
+        store["step"] = 1
+        store.commit()
+        w += 5
+        store["b"] = np.full(30_000, 7.0)  # not where "a" was
+        """,
+    )
+    with pmstore.open(path, "r") as store:
+        assert store.holds and store.info().held and store["step"] == 1 and (store["w"] == 1).all()
+        assert "pmstore resolve" in str(store.info())
+    dies(path, "store['c'] = np.full(30_000, 8.0)")
+    with held(path) as store:
+        store["d"] = np.full(30_000, 9.0)
+        store.rewind()
+        assert (store["w"] == 0).all() and (store["a"] == 1).all() and "step" not in store
+        assert not store.check().problems
+
+
+def test_leaving_with_is_final_and_an_exception_is_not(path: Path) -> None:
+    with held(path) as store:
+        store["step"] = 1
+        store.commit()
+        store["step"] = 2
+    with held(path) as store:
+        assert not store.holds and store["step"] == 2
+    with pytest.raises(ZeroDivisionError), held(path) as store:  # noqa: PT012
+        store["step"] = 3
+        store.commit()
+        raise ZeroDivisionError
+    store = held(path)
+    assert store.holds
+    store.close()  # nobody said that it is final
+    with held(path) as store:
+        store.rewind()
+        assert store["step"] == 2
+
+
+def test_a_store_opened_without_hold_lets_go_at_its_first_commit(path: Path) -> None:
+    dies(path, "store['step'] = 1; store.commit(); store['step'] = 2; store.commit()")
+    with pmstore.open(path) as store:
+        assert store.holds
+        store["step"] = 3
+        store.commit()
+        assert not store.holds
+        store["step"] = 4
+        store.commit()
+        assert not store.holds
+    with held(path) as store:
+        assert not store.holds and store["step"] == 4
+
+
+def test_a_store_that_was_full_without_hold_grows_for_it(path: Path) -> None:
+    with pmstore.open(path, size="4MiB") as store:
+        w = store.zeros("w", 350_000, "float32")
+        store.commit()
+        before = store.info().file_bytes
+    with held(path) as store:
+        assert store.info().file_bytes > before
+        w = store["w"]
+        for step in (1, 2, 3):
+            w[:] = step
+            store.commit()
+        store.rewind()
+        assert (w == 2).all() and not store.check().problems
+    with pmstore.open(path) as store:
+        assert (store["w"] == 2).all()
+
+
+def test_slots_let_go_when_the_next_version_takes_the_held_ones_place(path: Path) -> None:
+    with held(path) as store:
+        slots = store.slots("s", 20_000)
+        for step in (1.0, 2.0):
+            slots.next[:] = step
+            slots.flip()
+            store.commit()
+        assert store.holds
+        store.rewind()
+        assert (slots.current == 1).all()
+        slots.next[:] = 3.0
+        slots.flip()
+        store.commit()
+        slots.next[:] = 4.0
+        assert not store.holds
+        store.rollback()
+        assert (slots.current == 3).all()
+
+
+def test_domain_file_cannot_hold_yet(tmp_path: Path) -> None:
+    with pytest.raises(pmstore.DomainError, match=r"hold=True needs domain"):
+        pmstore.open(tmp_path / "run.pm", size="4MiB", domain="file", hold=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_domain_is_refused_while_something_is_held(path: Path) -> None:
+    dies(path, "store['step'] = 1; store.commit(); store['step'] = 2; store.commit()")
+    with pytest.raises(pmstore.TransactionError, match=r"held in another domain.*resolve"):
+        pmstore.open(path, domain="file")
+    assert command("resolve", path, "--keep").exit_code == 0
+    with pmstore.open(path, domain="file") as store:
+        assert store["step"] == 2
+
+
+@pytest.mark.parametrize(("how", "step"), [("--keep", 2), ("--back", 1)])
+def test_resolve(path: Path, how: str, step: int) -> None:
+    dies(path, "store['step'] = 1; store.commit(); store['step'] = 2; store.commit()")
+    assert "pmstore resolve" in command("info", path).stdout
+    assert command("resolve", path).exit_code == 2
+    result = command("resolve", path, how)
+    assert result.exit_code == 0, result.output
+    with pmstore.open(path, "r") as store:
+        assert store["step"] == step and not store.holds
+    result = command("resolve", path, how)
+    assert result.exit_code == 1 and "nothing is held" in result.output
+
+
+def test_refused_inside_a_transaction_block(path: Path) -> None:
+    with held(path) as store:
+        store["a"] = np.ones(3)
+        store.commit()
+        with (
+            pytest.raises(pmstore.TransactionError, match=r"rewind\(\) inside a transaction block"),
+            store.transaction(),
+        ):
+            store.rewind()
+        assert store.holds
