@@ -208,23 +208,14 @@ class Store(Root):
         if self._mirrors is not None:
             self._mirrors.restore()
 
-    @property
-    def holds(self) -> bool:
-        """Whether the version before the last commit is held, so that `rewind` can go back to it
-        (see `hold` of `pmstore.open`)."""
-        return self._core.pool.holds()
-
     def rewind(self) -> None:
-        """Back to the commit before the last, in memory too, once: what is pending is rolled back,
-        then a commit follows whose content is that of the version that was held.
+        """Back to the commit before the last, if it is held (`holds`; see `hold` of
+        `pmstore.open`): once. What is pending is rolled back.
 
-        It has an epoch of its own, and nothing is held after it. Durable on return; a crash leaves
-        the last commit, still with the version before it, or the end. As after a `rollback`, an
-        array that was not there then stays readable, and is no longer in the store.
+        It is a commit, with an epoch of its own, whose content is that version's: durable on
+        return, and a crash leaves the last commit, still with the version before it, or the end.
 
-        Raises: TransactionError: nothing is held (`holds`: the store was not opened with hold=True,
-            nothing was committed since, the version was let go); inside a transaction block, or
-            while another thread or task is in one.
+        Raises: TransactionError: nothing is held; and as `rollback`.
         """
         if self._mirrors is not None:
             self._mirrors.before_rollback()

@@ -87,9 +87,9 @@ enum pms_held_for {
 };
 
 struct pms_held {
-    uint64_t tag;     /* the transaction */
-    uint64_t entries; /* its entries in the log: all of them, or it is not held */
-    uint32_t held;    /* enum pms_held_for */
+    uint64_t tag;         /* the transaction */
+    uint64_t entries;     /* its entries in the log: all of them, or it is not held */
+    uint32_t held;        /* enum pms_held_for */
     uint8_t reserved[40]; /* zero */
     uint32_t crc;         /* CRC-32C of all bytes before it, from the session's nonce on */
 };

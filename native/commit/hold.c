@@ -2,9 +2,6 @@
 
 #include <stddef.h>
 
-#include "commit/gate.h"
-#include "commit/tx.h"
-#include "commit/txblock.h"
 #include "log/held.h"
 #include "log/idle.h"
 #include "log/marks.h"
@@ -77,35 +74,4 @@ void pms_hold_put_back(struct pms_pool *pool)
     PMS_ASSERT(n > 0);
     /* going back is a commit too: no number of one is given twice */
     pms_undo_write_locked(u, PMS_OFF_ROOT + offsetof(struct pms_root, epoch), &epoch, sizeof epoch);
-}
-
-/* ---- calls ---- */
-
-int pms_release(struct pms_pool *pool, struct pms_error *error)
-{
-    int status = pms_pool_enter_alone(pool, "release()", error);
-    if (status != PMS_OK)
-        return status;
-    pms_hold_release(pool);
-    pms_pool_leave(pool);
-    return PMS_OK;
-}
-
-int pms_back(struct pms_pool *pool, struct pms_error *error)
-{
-    int status = pms_pool_enter_alone(pool, "rewind()", error);
-    if (status != PMS_OK)
-        return status;
-    status = pms_tx_back(pool, error);
-    pms_pool_leave(pool);
-    return status;
-}
-
-int pms_holds(struct pms_pool *pool)
-{
-    if (pms_pool_enter(pool, NULL) != PMS_OK)
-        return PMS_HELD_NOT;
-    int held = pool->hold.tag ? PMS_HELD_FOR_STORE : PMS_HELD_NOT;
-    pms_pool_leave(pool);
-    return held;
 }

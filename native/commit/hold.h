@@ -6,25 +6,14 @@
  *   blocks that were freed   are not used again (heap/hold.c)
  *   slots that were flipped  the idle one is that version: to open it is to release it
  *
- * Released it is by the next commit, by pms_release, by opening such a slot, by going back. */
+ * Released it is by the next commit, by pms_release (resolve.h), by opening such a slot, by going
+ * back. */
 #ifndef PMS_COMMIT_HOLD_H
 #define PMS_COMMIT_HOLD_H
 
 #include "commit/pool_state.h"
 
-/* ---- for all: the operation lock is taken ---- */
-
-/* The version before the last commit is not needed any more. Durable on return. ERRORS:
- * PMS_E_STATE: in a transaction block; PMS_E_BUSY, PMS_E_READONLY, PMS_E_CLOSED. */
-int pms_release(struct pms_pool *pool, struct pms_error *error);
-
-/* Back to it: pms_tx_back. ERRORS: as above, and those of pms_tx_back. */
-int pms_back(struct pms_pool *pool, struct pms_error *error);
-
-/* Whether one is held: enum pms_held_for. */
-int pms_holds(struct pms_pool *pool);
-
-/* ---- for the engine. REQUIRES in all of these: the operation lock ---- */
+/* REQUIRES in all of these: the operation lock. */
 
 /* The transaction that commits holds the one before from now on, if the store holds; the one that
  * was held is over. Not fenced: F2 of the commit. REQUIRES: the log lock, held until the anchor. */

@@ -504,7 +504,8 @@ void pms_heap_unpin(struct pms_heap *h, uint64_t off)
     e->pins--;
     if (e->state == PMS_EXTENT_SLAB)
         slot_unpinned(h, e, pms_heap_slot_at(e, off));
-    else if (e->state == PMS_EXTENT_DEAD && !e->pins && !e->held && (!e->deferred || pms_heap_born_now(h, e)))
+    else if (e->state == PMS_EXTENT_DEAD && !e->pins && !e->held &&
+             (!e->deferred || pms_heap_born_now(h, e)))
         extent_gone(h, e);
 }
 

@@ -89,7 +89,8 @@ static void hold_slots(struct pms_heap *h, struct pms_extent *e, uint32_t word, 
 /* Both in order of address. */
 static int hold_all(struct pms_heap *h, const struct old *old, uint64_t count)
 {
-    uint64_t made = PMS_NO_PAGE; /* slab that the transaction made: no slot of it is the version's */
+    uint64_t made =
+        PMS_NO_PAGE; /* slab that the transaction made: no slot of it is the version's */
     struct pms_extent *e = h->index.first;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t page = old[i].page;
@@ -98,13 +99,15 @@ static int hold_all(struct pms_heap *h, const struct old *old, uint64_t count)
         if (!e || page < e->page)
             continue;
         if (e->state == PMS_EXTENT_SLAB && page == e->page) {
-            struct pms_pte now = {pms_table_load(h->map, pms_table_entry(pms_heap_table_of(h, page), page)), 0};
+            struct pms_pte now = {
+                pms_table_load(h->map, pms_table_entry(pms_heap_table_of(h, page), page)), 0};
             made = now.word == old[i].pte.word ? PMS_NO_PAGE : page;
         } else if (e->state == PMS_EXTENT_SLAB && e->page != made) {
             uint32_t word = (uint32_t)(page - e->page - 1) * 2;
             hold_slots(h, e, word, old[i].pte.word);
             hold_slots(h, e, word + 1, old[i].pte.aux);
-        } else if (e->state == PMS_EXTENT_FREE || (e->state == PMS_EXTENT_DEAD && page == e->page)) {
+        } else if (e->state == PMS_EXTENT_FREE ||
+                   (e->state == PMS_EXTENT_DEAD && page == e->page)) {
             if (hold_pages(h, e, &old[i]))
                 return -1;
         }

@@ -351,7 +351,8 @@ struct pms_extent *pms_index_carve(struct pms_index *ix, struct pms_extent *rang
 
 void pms_index_release(struct pms_index *ix, struct pms_extent *e)
 {
-    PMS_ASSERT(e->state != PMS_EXTENT_FREE && !e->deferred && !e->held && e->pins == 0 && e->bucket < 0);
+    PMS_ASSERT(e->state != PMS_EXTENT_FREE && !e->deferred && !e->held && e->pins == 0 &&
+               e->bucket < 0);
     hash_remove(ix, e);
     free(e->bits);
     e->bits = NULL;

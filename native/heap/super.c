@@ -319,7 +319,7 @@ int pms_super_write_both(int fd, struct pms_persist *p, struct pms_superblock *s
     /* The other copy too, so that either one may be damaged. Should it not be written, the first
      * is durable, and the next write goes to the copy that failed. */
     struct pms_superblock twin = *super;
-    if (pms_super_write(fd, p, &twin, NULL) == PMS_OK)
+    if (pms_super_write(fd, p, &twin, error) == PMS_OK)
         *super = twin;
     return PMS_OK;
 }

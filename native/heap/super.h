@@ -9,8 +9,8 @@
 #include "seam/persist.h"
 #include "base/status.h"
 
-/* Fills super for a new file of about file_bytes. features: PMS_FEATURE_*. ERRORS: PMS_E_INVALID: smaller than
- * PMS_MIN_SIZE; PMS_E_OS: no randomness. */
+/* Fills super for a new file of about file_bytes. features: PMS_FEATURE_*. ERRORS: PMS_E_INVALID:
+ * smaller than PMS_MIN_SIZE; PMS_E_OS: no randomness. */
 int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes,
                    enum pms_domain domain, uint64_t features, struct pms_error *error);
 
@@ -40,7 +40,8 @@ uint32_t pms_super_sound_copies(int fd);
 int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super,
                     struct pms_error *error);
 
-/* The same into both copies. One that cannot be written is left to the next time. */
+/* The same into both copies. Should the second one fail, that is told in *error alone:
+ * the first is durable. */
 int pms_super_write_both(int fd, struct pms_persist *p, struct pms_superblock *super,
                          struct pms_error *error);
 

@@ -243,7 +243,7 @@ int pms_undo_scan(const struct pms_undo *u, uint64_t tag,
     for (uint32_t i = 0; i < u->log.extent_count; i++) {
         struct pms_log_extent x = u->log.extent[i];
         if (i == 0)
-            x = (struct pms_log_extent){PMS_OFF_FASTLOG(tag & 1), PMS_FASTLOG_BYTES};
+            x.off = PMS_OFF_FASTLOG(tag & 1);
         else if (u->log.halves)
             x.off = pms_undo_half(&x, u->tag, tag);
         uint64_t at = 0;

@@ -83,6 +83,7 @@ static void turn_halves(struct pms_log *l, uint64_t from, uint64_t to)
 void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super)
 {
     struct pms_log *l = &u->log;
+    l->extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(u->tag & 1), PMS_FASTLOG_BYTES};
     l->halves = !l->in_memory && super->features_incompat & PMS_FEATURE_HOLD;
     for (uint32_t i = 0; i < super->segment_count; i++) {
         l->extent[i + 1] = (struct pms_log_extent){super->segment[i].log_off,

@@ -10,8 +10,8 @@
 #define PMS_STORE_STORE_H
 
 #include "commit/handler.h"
-#include "commit/hold.h"
 #include "commit/refs.h"
+#include "commit/resolve.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"
 #include "commit/write.h"

@@ -63,9 +63,11 @@ static uint32_t digest(struct pms_pool *pool) { return digest_directory(pool, 0,
 
 static struct pms_pool *open_as(int mode, int hold)
 {
-    struct pms_options o = {
-        .size = 4 << 20, .mode = mode, .domain = mode == PMS_MODE_READ ? 0 : domain,
-        .hot = 1, .hold = hold};
+    struct pms_options o = {.size = 4 << 20,
+                            .mode = mode,
+                            .domain = mode == PMS_MODE_READ ? 0 : domain,
+                            .hot = 1,
+                            .hold = hold};
     struct pms_pool *pool = NULL;
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
@@ -100,7 +102,7 @@ static uint64_t put_array(struct pms_pool *pool, const char *name, uint64_t byte
     struct pms_error e;
     uint64_t data;
     MUST(pms_object_put_array(pool, 0, name, (uint32_t)strlen(name), "f", 1, bytes,
-                             PMS_FILL_PATTERN, &fill, 1, 0, &data, &e));
+                              PMS_FILL_PATTERN, &fill, 1, 0, &data, &e));
     return data;
 }
 
@@ -108,7 +110,7 @@ static void put_value(struct pms_pool *pool, const char *name, const char *value
 {
     struct pms_error e;
     MUST(pms_object_put_value(pool, 0, name, (uint32_t)strlen(name), value, (uint32_t)strlen(value),
-                             &e));
+                              &e));
 }
 
 static void del(struct pms_pool *pool, const char *name)

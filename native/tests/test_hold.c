@@ -40,7 +40,10 @@ struct step {
 
 static void small(struct pms_pool *p) { bytes_of(p, "small")[3]++; }
 static void beside(struct pms_pool *p) { bytes_of(p, "beside")[5] += 3; }
-static void large(struct pms_pool *p) { memset(bytes_of(p, "large"), bytes_of(p, "large")[0] + 1, 160000); }
+static void large(struct pms_pool *p)
+{
+    memset(bytes_of(p, "large"), bytes_of(p, "large")[0] + 1, 160000);
+}
 static void part(struct pms_pool *p) { memset(bytes_of(p, "large") + 8192, 77, 4096); }
 static void next_part(struct pms_pool *p) { memset(bytes_of(p, "large") + 4096, 78, 8192); }
 static void value(struct pms_pool *p) { put_value(p, "value", has(p, "new") ? "odd" : "even"); }
@@ -92,44 +95,130 @@ static const struct {
     struct step step[STEPS_MAX];
 } story[STORIES] = {
     {"in place",
-     {{COMMIT, small}, {WORK, large}, {COMMIT, large}, {BACK, 0}, {COMMIT, large}, {COMMIT, small},
-      {WORK, large}, {BACK, 0}, {COMMIT, value}, {-1, 0}}},
+     {{COMMIT, small},
+      {WORK, large},
+      {COMMIT, large},
+      {BACK, 0},
+      {COMMIT, large},
+      {COMMIT, small},
+      {WORK, large},
+      {BACK, 0},
+      {COMMIT, value},
+      {-1, 0}}},
     {"the same page, and its neighbours",
-     {{COMMIT, part}, {COMMIT, next_part}, {WORK, part}, {REOPEN, 0}, {WORK, next_part}, {BACK, 0},
-      {COMMIT, part}, {REOPEN, 0}, {REOPEN, 0}, {BACK, 0}, {-1, 0}}},
+     {{COMMIT, part},
+      {COMMIT, next_part},
+      {WORK, part},
+      {REOPEN, 0},
+      {WORK, next_part},
+      {BACK, 0},
+      {COMMIT, part},
+      {REOPEN, 0},
+      {REOPEN, 0},
+      {BACK, 0},
+      {-1, 0}}},
     {"hot ranges",
-     {{COMMIT, small}, {COMMIT, small}, {COMMIT, small}, {COMMIT, beside}, {COMMIT, small},
-      {WORK, small}, {BACK, 0}, {COMMIT, small}, {COMMIT, small}, {COMMIT, small}, {WORK, beside},
-      {UNDO, 0}, {WORK, small}, {BACK, 0}, {-1, 0}}},
+     {{COMMIT, small},
+      {COMMIT, small},
+      {COMMIT, small},
+      {COMMIT, beside},
+      {COMMIT, small},
+      {WORK, small},
+      {BACK, 0},
+      {COMMIT, small},
+      {COMMIT, small},
+      {COMMIT, small},
+      {WORK, beside},
+      {UNDO, 0},
+      {WORK, small},
+      {BACK, 0},
+      {-1, 0}}},
     {"undone in between",
-     {{COMMIT, large}, {WORK, large}, {UNDO, 0}, {WORK, make}, {UNDO, 0}, {WORK, part}, {REOPEN, 0},
-      {WORK, make}, {BACK, 0}, {-1, 0}}},
+     {{COMMIT, large},
+      {WORK, large},
+      {UNDO, 0},
+      {WORK, make},
+      {UNDO, 0},
+      {WORK, part},
+      {REOPEN, 0},
+      {WORK, make},
+      {BACK, 0},
+      {-1, 0}}},
     {"frees",
-     {{COMMIT, free_medium}, {WORK, greedy}, {BACK, 0}, {COMMIT, free_large}, {WORK, make},
-      {UNDO, 0}, {WORK, greedy}, {REOPEN, 0}, {WORK, make}, {BACK, 0}, {COMMIT, free_medium},
-      {COMMIT, make}, {WORK, greedy}, {BACK, 0}, {-1, 0}}},
+     {{COMMIT, free_medium},
+      {WORK, greedy},
+      {BACK, 0},
+      {COMMIT, free_large},
+      {WORK, make},
+      {UNDO, 0},
+      {WORK, greedy},
+      {REOPEN, 0},
+      {WORK, make},
+      {BACK, 0},
+      {COMMIT, free_medium},
+      {COMMIT, make},
+      {WORK, greedy},
+      {BACK, 0},
+      {-1, 0}}},
     {"frees of what was made",
-     {{COMMIT, make}, {COMMIT, free_made}, {WORK, greedy}, {REOPEN, 0}, {WORK, greedy}, {BACK, 0},
-      {COMMIT, free_made}, {RELEASE, 0}, {COMMIT, greedy}, {-1, 0}}},
+     {{COMMIT, make},
+      {COMMIT, free_made},
+      {WORK, greedy},
+      {REOPEN, 0},
+      {WORK, greedy},
+      {BACK, 0},
+      {COMMIT, free_made},
+      {RELEASE, 0},
+      {COMMIT, greedy},
+      {-1, 0}}},
     {"growth",
-     {{COMMIT, huge}, {BACK, 0}, {COMMIT, huge}, {COMMIT, in_huge}, {WORK, large}, {BACK, 0},
-      {COMMIT, small}, {-1, 0}}},
+     {{COMMIT, huge},
+      {BACK, 0},
+      {COMMIT, huge},
+      {COMMIT, in_huge},
+      {WORK, large},
+      {BACK, 0},
+      {COMMIT, small},
+      {-1, 0}}},
     {"slots",
-     {{COMMIT, turn}, {WORK, small}, {BACK, 0}, {COMMIT, turn}, {COMMIT, turn}, {REOPEN, 0},
-      {WORK, small}, {BACK, 0}, {COMMIT, turn}, {LOSING, noise}, {COMMIT, turn}, {-1, 0}}},
+     {{COMMIT, turn},
+      {WORK, small},
+      {BACK, 0},
+      {COMMIT, turn},
+      {COMMIT, turn},
+      {REOPEN, 0},
+      {WORK, small},
+      {BACK, 0},
+      {COMMIT, turn},
+      {LOSING, noise},
+      {COMMIT, turn},
+      {-1, 0}}},
     {"slots are freed",
-     {{COMMIT, turn}, {COMMIT, free_slots}, {WORK, greedy}, {REOPEN, 0}, {WORK, make}, {BACK, 0},
-      {COMMIT, turn}, {-1, 0}}},
+     {{COMMIT, turn},
+      {COMMIT, free_slots},
+      {WORK, greedy},
+      {REOPEN, 0},
+      {WORK, make},
+      {BACK, 0},
+      {COMMIT, turn},
+      {-1, 0}}},
     {"released",
-     {{COMMIT, many_names}, {RELEASE, 0}, {WORK, small}, {COMMIT, large}, {RELEASE, 0},
-      {COMMIT, make}, {BACK, 0}, {-1, 0}}},
+     {{COMMIT, many_names},
+      {RELEASE, 0},
+      {WORK, small},
+      {COMMIT, large},
+      {RELEASE, 0},
+      {COMMIT, make},
+      {BACK, 0},
+      {-1, 0}}},
 };
 
 /* ---- between the parent and the children it loses ---- */
 
 struct shared {
     _Atomic uint32_t returned; /* steps */
-    uint32_t state[STEPS_MAX + 1], held[STEPS_MAX + 1]; /* digests, before and after each; 0: none */
+    uint32_t state[STEPS_MAX + 1],
+        held[STEPS_MAX + 1]; /* digests, before and after each; 0: none */
 };
 static struct shared *shared;
 
@@ -213,7 +302,7 @@ static void learn(struct pms_pool *p, const struct step *s, uint32_t i)
 {
     uint32_t *state = shared->state, *held = shared->held;
     state[i + 1] = s->kind == WORK || s->kind == LOSING ? state[i] : digest(p);
-    held[i + 1] = s->kind == COMMIT                                           ? state[i]
+    held[i + 1] = s->kind == COMMIT                                            ? state[i]
                   : s->kind == RELEASE || s->kind == BACK || s->kind == LOSING ? 0
                                                                                : held[i];
     if (s->kind == BACK)
@@ -277,13 +366,15 @@ static void child_verifies(uint64_t n, unsigned w)
         CHECK(pms_back(p, &e) == PMS_E_STATE && pms_rollback(p, &e) == PMS_OK && digest(p) == d);
     }
     bool was = d == shared->state[k] &&
-               (holds ? before == shared->held[k] : !shared->held[k] || (!over && may_lose(under_way)));
+               (holds ? before == shared->held[k]
+                      : !shared->held[k] || (!over && may_lose(under_way)));
     bool is = !over && d == shared->state[k + 1] && before == shared->held[k + 1];
     CHECK(was || is);
     if (!was && !is)
-        printf("  %s domain %d power %d primitive %lu: %u steps, state %x held %x; was %x %x, is %x %x\n",
-               story[w].name, domain, power, (unsigned long)n, k, d, before, shared->state[k],
-               shared->held[k], shared->state[k + 1], shared->held[k + 1]);
+        printf(
+            "  %s domain %d power %d primitive %lu: %u steps, state %x held %x; was %x %x, is %x %x\n",
+            story[w].name, domain, power, (unsigned long)n, k, d, before, shared->state[k],
+            shared->held[k], shared->state[k + 1], shared->held[k + 1]);
     CHECK(!pms_holds(p));
     CHECK(pms_check(p, &r, &e) == PMS_OK && r.problem_count == 0);
     if (r.problem_count)
@@ -383,7 +474,8 @@ int main(void)
     static const struct {
         int domain;
         bool power;
-    } model[] = {{PMS_DOMAIN_PROCESS, false}, {PMS_DOMAIN_EMULATED, false}, {PMS_DOMAIN_EMULATED, true}};
+    } model[] = {
+        {PMS_DOMAIN_PROCESS, false}, {PMS_DOMAIN_EMULATED, false}, {PMS_DOMAIN_EMULATED, true}};
     const char *dir = getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm";
     snprintf(path, sizeof path, "%s/pms-test-hold-%ld", dir, (long)getpid());
     snprintf(base_path, sizeof base_path, "%s.base", path);
@@ -394,7 +486,8 @@ int main(void)
         make_store();
         copy_file(path, base_path);
         for (current = 0; current < STORIES; current++) {
-            printf("domain %d%s, %s: ", domain, power ? ", power failures" : "", story[current].name);
+            printf("domain %d%s, %s: ", domain, power ? ", power failures" : "",
+                   story[current].name);
             TEST(fail_current);
         }
     }
