@@ -201,12 +201,7 @@ class Store(Root):
         Raises: TransactionError inside a transaction block, or while another thread or task is in
             one.
         """
-        if self._mirrors is not None:
-            self._mirrors.before_rollback()
-        with self._core.lock:
-            self._core.pool.rollback()
-        if self._mirrors is not None:
-            self._mirrors.restore()
+        self._go_back(self._core.pool.rollback)
 
     def rewind(self) -> None:
         """Back to the commit before the last, if it is held (`holds`; see `hold` of
@@ -217,10 +212,13 @@ class Store(Root):
 
         Raises: TransactionError: nothing is held; and as `rollback`.
         """
+        self._go_back(self._core.pool.back)
+
+    def _go_back(self, step: Callable[[], None]) -> None:
         if self._mirrors is not None:
             self._mirrors.before_rollback()
         with self._core.lock:
-            self._core.pool.back()
+            step()
         if self._mirrors is not None:
             self._mirrors.restore()
 

@@ -60,8 +60,12 @@ def test_rewind_goes_back_one_commit_once(path: Path) -> None:
         store["gone"] = 1
         assert store.holds
         store.rewind()
-        assert w[5] == 1 and (w == 1).all() and store["step"] == 1 and "gone" not in store
-        assert store.epoch == epoch + 1 and not store.holds
+        assert w[5] == 1
+        assert (w == 1).all()
+        assert store["step"] == 1
+        assert "gone" not in store
+        assert store.epoch == epoch + 1
+        assert not store.holds
         with pytest.raises(pmstore.TransactionError, match=r"no version before the last commit"):
             store.rewind()
         assert not store.check().problems
@@ -87,13 +91,18 @@ def test_it_is_there_after_a_crash_and_after_another(path: Path) -> None:
         """,
     )
     with pmstore.open(path, "r") as store:
-        assert store.holds and store.info().held and store["step"] == 1 and (store["w"] == 1).all()
+        assert store.holds
+        assert store.info().held
+        assert store["step"] == 1
+        assert (store["w"] == 1).all()
         assert "pmstore resolve" in str(store.info())
     dies(path, "store['c'] = np.full(30_000, 8.0)")
     with held(path) as store:
         store["d"] = np.full(30_000, 9.0)
         store.rewind()
-        assert (store["w"] == 0).all() and (store["a"] == 1).all() and "step" not in store
+        assert (store["w"] == 0).all()
+        assert (store["a"] == 1).all()
+        assert "step" not in store
         assert not store.check().problems
 
 
@@ -103,8 +112,9 @@ def test_leaving_with_is_final_and_an_exception_is_not(path: Path) -> None:
         store.commit()
         store["step"] = 2
     with held(path) as store:
-        assert not store.holds and store["step"] == 2
-    with pytest.raises(ZeroDivisionError), held(path) as store:  # noqa: PT012
+        assert not store.holds
+        assert store["step"] == 2
+    with pytest.raises(ZeroDivisionError), held(path) as store:
         store["step"] = 3
         store.commit()
         raise ZeroDivisionError
@@ -127,7 +137,8 @@ def test_a_store_opened_without_hold_lets_go_at_its_first_commit(path: Path) -> 
         store.commit()
         assert not store.holds
     with held(path) as store:
-        assert not store.holds and store["step"] == 4
+        assert not store.holds
+        assert store["step"] == 4
 
 
 def test_a_store_that_was_full_without_hold_grows_for_it(path: Path) -> None:
@@ -142,7 +153,8 @@ def test_a_store_that_was_full_without_hold_grows_for_it(path: Path) -> None:
             w[:] = step
             store.commit()
         store.rewind()
-        assert (w == 2).all() and not store.check().problems
+        assert (w == 2).all()
+        assert not store.check().problems
     with pmstore.open(path) as store:
         assert (store["w"] == 2).all()
 
@@ -189,9 +201,11 @@ def test_resolve(path: Path, how: str, step: int) -> None:
     result = command("resolve", path, how)
     assert result.exit_code == 0, result.output
     with pmstore.open(path, "r") as store:
-        assert store["step"] == step and not store.holds
+        assert store["step"] == step
+        assert not store.holds
     result = command("resolve", path, how)
-    assert result.exit_code == 1 and "nothing is held" in result.output
+    assert result.exit_code == 1
+    assert "nothing is held" in result.output
 
 
 def test_refused_inside_a_transaction_block(path: Path) -> None:

@@ -485,7 +485,7 @@ int main(void)
         power = model[i].power;
         make_store();
         copy_file(path, base_path);
-        for (current = 0; current < STORIES; current++) {
+        for (current = 0; current < STORIES && !test_failed; current++) {
             printf("domain %d%s, %s: ", domain, power ? ", power failures" : "",
                    story[current].name);
             TEST(fail_current);

@@ -27,8 +27,8 @@ for _other in entry_points(group="pmstore.commands"):  # of other packages: pmst
     _other.load()
 
 _ORDER = (  # noqa: SIM905
-    "create info ls show set rm check repair resolve dump load compact export import flush trust epochs "
-    "restore export-tier crashtest demo"
+    "create info ls show set rm check repair resolve dump load compact export import flush trust "
+    "epochs restore export-tier crashtest demo"
 ).split()
 _PLACE = {name: place for place, name in enumerate(_ORDER)}
 # In the help, as a person meets them.
