@@ -219,6 +219,12 @@ def restore(
     url: Url,
     epoch: Number = None,
     run: Run = None,
+    kept: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--kept", help="The state of that name, or step, of run.keep.", show_default=False
+        ),
+    ] = None,
     rank: Rank = 0,
     domain: Annotated[str, typer.Option("--domain", help="As for pmstore.open.")] = "auto",
     as_json: Json = False,
@@ -226,14 +232,21 @@ def restore(
     """Makes a store of an epoch in a tier. By default of the newest that is whole; every byte is
     checked.
 
-    Epochs that are damaged are passed over, and named.
+    Epochs that are damaged are passed over, and named. --kept takes a state that a training run
+    kept, by its name or step; pmstore epochs shows which there are.
 
     Example: pmstore restore run.pm s3://bucket/run --epoch 1200
     """
     from pmstore import tiers
 
     with _told(), _bar(f"restoring {path.name}") as bar:
-        report = tiers.restore(path, url, epoch, run=run, rank=rank, domain=domain, progress=bar)
+        named: str | int | None = kept
+        if kept is not None and kept.isdecimal():
+            marks = [mark for one in tiers.epochs(url) for mark in one.kept]
+            named = kept if any(mark.is_called(kept) for mark in marks) else int(kept)
+        report = tiers.restore(
+            path, url, epoch, run=run, kept=named, rank=rank, domain=domain, progress=bar
+        )
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else str(report))
 
 
@@ -269,7 +282,7 @@ def epochs(
         typer.echo(f"{url}: no epoch here")
     else:
         table = Table(box=None, pad_edge=False)
-        for title in ("epoch", "run", "ranks", "state", "files", "flushed", "is"):
+        for title in ("epoch", "run", "ranks", "state", "files", "flushed", "kept", "is"):
             table.add_column(
                 title, justify="right" if title in ("epoch", "state", "files") else "left"
             )
@@ -286,6 +299,7 @@ def epochs(
                 size(one.state_bytes),
                 size(one.file_bytes),
                 when,
+                printable("; ".join(f"step {mark.step}: {mark}" for mark in one.kept)),
                 state,
             )
         console().print(table)

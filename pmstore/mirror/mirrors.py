@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from pmstore.engine.constants import ROLLED_BACK
@@ -60,6 +60,19 @@ class Mirrors:
             direct = self._core.pool.info.domain in ("dax", "process", "emulated")
             made = self._copiers[device] = copier_for(device, direct)
         return made
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Meanwhile commits copy nothing from devices, and whoever writes may put another version
+        into the slots. `restore` comes next."""
+        self.join()
+        held, self._mirrors = self._mirrors, {}
+        try:
+            yield
+        finally:
+            for mirror in held.values():
+                mirror.settled = set()  # slots may have been made anew
+            self._mirrors = held
 
     # ---- commits
 

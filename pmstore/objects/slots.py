@@ -239,6 +239,11 @@ class Slots:
                 raise self._gone()
             turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
 
+    def forget_previous(self) -> None:
+        """What was current before is not the version before this one."""
+        with self._core.lock:
+            self._turn().whole = None
+
     # ---- for mirrors ----
 
     def begin_landing(self, settled: set[int], *, filled: bool) -> LandingPlace | None:

@@ -7,12 +7,13 @@
 Source: DeepFreeze (CCGrid 2020). docs/TIERS.md tells how, and what it costs.
 """
 
+from pmstore.tiers.choosing import epochs
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.exporting import export_safetensors
 from pmstore.tiers.handle import Flush, FlushStats
 from pmstore.tiers.manager import drain_all
 from pmstore.tiers.reading import EpochInfo
-from pmstore.tiers.restoring import RestoreReport, epochs, restore
+from pmstore.tiers.restoring import RestoreReport, restore
 
 __all__ = [
     "EpochInfo",

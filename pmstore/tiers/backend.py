@@ -32,6 +32,16 @@ class Backend(Protocol):
     def delete(self, name: str) -> None:
         """Nothing happens if it is not there."""
 
+    def touch(self, name: str) -> None:
+        """An empty file whose time is now, as the place tells it: made, or its time alone."""
+
+    def modified(self, name: str) -> float | None:
+        """When it was written or touched last, in seconds of the place's own clock; None: the place
+        does not tell.
+
+        Raises: FileNotFoundError.
+        """
+
     def lock(self, prefix: str, session: str) -> Lock:
         """Keeps other writers of the same prefix out.
 

@@ -14,14 +14,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from pmstore.errors import CorruptStoreError, TierError
+from pmstore.errors import TierError
 from pmstore.objects import array
 from pmstore.objects.array import Descriptor
+from pmstore.tiers.choosing import Wanted, read_first
 from pmstore.tiers.image import Image, Stored
 from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.tiers.places import open_places
-from pmstore.tiers.reading import BrokenEpochError, EpochBytes, list_epochs
-from pmstore.tiers.restoring import choose
+from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo
 
 
 def export_safetensors(
@@ -52,12 +52,10 @@ def export_safetensors(
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "give a path where nothing is", os.fspath(path))
     backend = open_places(url, storage_options, Patience(os.fspath(url), stall_seconds))
-    reasons = []
-    for info in choose(list_epochs(backend), backend.url, epoch, run):
+
+    def write(info: EpochInfo) -> list[str]:
         temporary = f"{os.fspath(path)}.{secrets.token_hex(4)}.new"
         try:
-            if info.problem is not None:
-                raise BrokenEpochError(*info.problem.split(": ", 1))
             source = EpochBytes(backend, info, rank)
             image = Image(source.read, source.manifest.state_bytes)
             prefix = f"{group.rstrip('/')}/" if group else ""
@@ -80,17 +78,13 @@ def export_safetensors(
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except BrokenEpochError as error:
-            reasons.append(f"epoch {info.epoch} is {error}")
-            continue
-        except CorruptStoreError as error:
-            reasons.append(f"epoch {info.epoch} is corrupt: {error}")
-            continue
+            return sorted(found)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        return info.epoch, sorted(found)
-    raise TierError(f"{backend.url}: no epoch could be exported: {'; '.join(reasons)}")
+
+    names, info, _ = read_first(backend, Wanted(epoch, run), "exported", write)
+    return info.epoch, names
 
 
 _TYPES = {

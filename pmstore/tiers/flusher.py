@@ -17,6 +17,7 @@ from pmstore.engine.snapshot import Snapshot, Transfer
 from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush, FlushStats
+from pmstore.tiers.pins import Pin, Pins
 from pmstore.tiers.remote import FsspecBackend
 from pmstore.tiers.writer import Writer, Written
 
@@ -32,6 +33,7 @@ class _Job:
     snapshot: Snapshot
     transfer: Transfer
     full: bool
+    pin: Pin | None
     began: float
     blocked: float = 0.0
 
@@ -55,9 +57,14 @@ class Flusher:
 
     # ---- starting ----
 
-    def flush(self, full: bool, progress: Callable[[int, int], object] | None = None) -> Flush:
-        """Pins the last commit and returns; the rest happens on a thread. A flush still under way
-        goes first.
+    def flush(
+        self,
+        full: bool,
+        progress: Callable[[int, int], object] | None = None,
+        pin: Pin | None = None,
+    ) -> Flush:
+        """Takes a snapshot of the last commit and returns; the rest happens on a thread. A flush
+        still under way goes first. pin: the epoch gets it.
 
         Raises: what the flush before raised, if nobody has been told.
         """
@@ -74,7 +81,7 @@ class Flusher:
         handle = Flush(
             self.name, snapshot.epoch, transfer, progress, self._calls, workers, snapshot.close
         )
-        job = _Job(handle, snapshot, transfer, full, began)
+        job = _Job(handle, snapshot, transfer, full, pin, began)
         try:
             self._pending.append(job)
             self.last = handle
@@ -127,7 +134,7 @@ class Flusher:
         error: BaseException | None = None
         stats = written = None
         try:
-            written = self._writer.write(job.flush, job.snapshot, job.transfer, job.full)
+            written = self._writer.write(job.flush, job.snapshot, job.transfer, job.full, job.pin)
             stats = _stats(job, written)
         except BaseException as raised:
             error = raised
@@ -137,8 +144,10 @@ class Flusher:
             job.snapshot.close()
             job.flush.finish(error, stats)
             try:
-                if written is not None and written.replaced is not None:
-                    self._writer.publisher.forget(written.replaced)
+                if written is not None and job.pin is not None:
+                    self._writer.publisher.push_out(job.pin)
+                if written is not None and written.fresh is not None:
+                    self._writer.publisher.forget(written.fresh)
             except Exception as raised:
                 self._leavings = (
                     raised  # an epoch too many does no harm; the next flush tries again
@@ -164,6 +173,11 @@ class Flusher:
             )
         made.__cause__ = error
         return made
+
+    @property
+    def pins(self) -> Pins:
+        """Which epochs stay in the tier."""
+        return self._writer.publisher.pins
 
     # ---- ending ----
 

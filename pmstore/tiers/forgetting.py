@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pmstore.errors import TierError
 from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
+from pmstore.tiers.leases import Leases
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
+from pmstore.tiers.pins import Pins
 from pmstore.tiers.places import RANK, open_places
 
 
@@ -18,6 +22,8 @@ class Retention:
         self._backend, self._config, self._own = backend, config, own
         # of manifests that were read, or written: they do not change
         self._files: dict[str, frozenset[str]] = {}
+        self._leases = Leases(backend, own)
+        self.pins = Pins(backend, own)
 
     def clean(self, lock: Lock) -> None:
         """Deletes files of this run and rank that no epoch names: left by a writer that was
@@ -47,27 +53,33 @@ class Retention:
                 )
             return
 
-    def forget(self, lock: Lock, replaced: list[ManifestName]) -> None:
-        """Lets epochs beyond `keep` go, the oldest first, each manifest before its files. An epoch
-        of several ranks counts when all of their manifests are there. Only after the newest one
-        counts. replaced: manifests of its commit, flushed before.
+    def forget(self, lock: Lock, fresh: str) -> None:
+        """Lets epochs beyond `keep` go, the oldest first, each manifest before its files, and those
+        that were published again. What is pinned, or held by a reader, stays. An epoch of several
+        ranks counts when all of their manifests are there. fresh: a file that has just been
+        written, when the newest epoch counts.
         """
-        if replaced:
+        everywhere = RANK in self._config.place
+        places = (
+            open_places(self._config.place, self._config.storage_options)
+            if everywhere and self._config.keep is not None
+            else self._backend
+        )
+        names = places.names()
+        held, over = self._leases.look(names, fresh)
+        gone = [one for one in self._superfluous(names) if one.epoch not in held]
+        if gone or over:
             lock.check()
-        for found in replaced:
-            self._backend.delete(str(found))
-        if self._config.keep is not None:
-            everywhere = RANK in self._config.place
-            places = (
-                open_places(self._config.place, self._config.storage_options)
-                if everywhere
-                else self._backend
-            )
-            self._drop_epochs(lock, places.names(), self._config.keep)
+        for name in gone:
+            self._backend.delete(str(name))
+        for lease in over:
+            with suppress(PermissionError):  # another user's, where each may delete only his own
+                self._backend.delete(lease)
         self._drop_files(lock, temporary=False)
 
-    def _drop_epochs(self, lock: Lock, names: dict[str, int], keep: int) -> None:
-        own = self._own
+    def _superfluous(self, names: dict[str, int]) -> list[ManifestName]:
+        """Manifests of this rank, the oldest first."""
+        own, keep = self._own, self._config.keep
         ranks: dict[int, set[int]] = {}
         mine: list[ManifestName] = []
         for parsed in filter(None, map(ManifestName.parse, names)):
@@ -76,13 +88,17 @@ class Retention:
             ranks.setdefault(parsed.epoch, set()).add(parsed.rank)
             if parsed.rank == own.rank:
                 mine.append(parsed)
-        whole = sorted((p for p in mine if len(ranks[p.epoch]) == own.world_size), reverse=True)
-        if len(whole) < keep:
-            return
-        lock.check()
-        for parsed in sorted(mine):
-            if parsed < whole[keep - 1]:
-                self._backend.delete(str(parsed))
+        pinned = self.pins.epochs(names)
+        last = {one.epoch: one for one in sorted(mine)}  # of an epoch that was published again
+        whole = [one for one in last.values() if len(ranks[one.epoch]) == own.world_size]
+        whole.sort(reverse=True)
+        oldest = whole[keep - 1] if keep is not None and len(whole) >= keep else None
+        return sorted(
+            one
+            for one in mine
+            if one != last[one.epoch]
+            or (oldest is not None and one < oldest and one.epoch not in pinned)
+        )
 
     def _drop_files(self, lock: Lock, temporary: bool) -> None:
         """Those that this run's rank wrote, and that no epoch names. temporary: what was to become
@@ -93,6 +109,7 @@ class Retention:
             return
         written = [name for name in names if name not in named and self._own.is_written(name)]
         gone = [name for name in written if temporary or name.endswith(CHUNKS_SUFFIX)]
+        gone += self.pins.leavings(names) if temporary else []
         if gone:
             lock.check()
         for name in gone:

@@ -25,6 +25,7 @@ from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.flusher import Flusher, start_thread
 from pmstore.tiers.handle import Flush, time_left
+from pmstore.tiers.pins import Pin
 
 if TYPE_CHECKING:
     from pmstore.objects.root import Root
@@ -221,6 +222,16 @@ class Tiers:
         with self._lock:
             return self.flusher(name).flush(full, progress)
 
+    def keeper(self, config: TierConfig) -> Flusher:
+        """Of a place that is the library's own: the store does not remember it. Its name is its
+        place, which no tier has for a name."""
+        self._require()
+        with self._lock:
+            if config.place not in self._flushers:
+                self._flushers[config.place] = Flusher(config.place, config, self._pool)
+                _install_sigterm()
+            return self._flushers[config.place]
+
     def _watch(self) -> None:
         """Tiers with `every` are flushed by a thread, which looks how many commits there have
         been."""
@@ -232,6 +243,18 @@ class Tiers:
         watched = self._watcher is not None and self._watcher.alive
         if wanted and not watched and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
+
+    def keep(self, flusher: Flusher, pin: Pin) -> Flush:
+        """Flushes the last commit, to stay. Raises: as `flush`."""
+        self._require()
+        with self._lock:
+            return flusher.flush(False, None, pin)
+
+    def take_up(self, name: str) -> Flusher:
+        """A tier that the program names."""
+        self._require()
+        self._take_up(name)
+        return self.flusher(name)
 
     def flush_those_due(self) -> None:
         """Tiers whose `every` is reached, unless they are still busy."""

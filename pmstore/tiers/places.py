@@ -98,6 +98,16 @@ class Places:
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         return self.of(name).read(name, start, end)
 
+    def touch(self, name: str) -> None:
+        """At each place."""
+        for place in self._places:
+            place.touch(name)
+
+    def delete(self, name: str) -> None:
+        """At each place."""
+        for place in self._places:
+            place.delete(name)
+
 
 def open_places(
     url: str | os.PathLike[str],

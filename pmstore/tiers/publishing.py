@@ -9,6 +9,7 @@ from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
 from pmstore.tiers.manifest import Manifest, ManifestName
+from pmstore.tiers.pins import Pin, Pins
 
 
 class Publisher:
@@ -50,6 +51,23 @@ class Publisher:
         self._generation = generation
         return name
 
+    @property
+    def pins(self) -> Pins:
+        """Which epochs stay."""
+        return self._retention.pins
+
+    def pin(self, epoch: int, pin: Pin) -> str:
+        """After `begin`, before `publish`. Returns the name of its file. Raises: TierError,
+        OSError."""
+        assert self._lock is not None, "begin comes first"
+        return self.pins.add(self._lock, epoch, pin)
+
+    def push_out(self, pin: Pin) -> None:
+        """Marks that this one's replace: after `publish`; their epochs go with those that are
+        forgotten."""
+        if self._lock is not None:
+            self.pins.push_out(self._lock, pin)
+
     def publish(self, name: ManifestName, manifest: Manifest) -> int:
         """The epoch counts on return. Bytes of the manifest.
 
@@ -84,10 +102,10 @@ class Publisher:
                 "is read back"
             )
 
-    def forget(self, replaced: list[ManifestName]) -> None:
-        """Lets old epochs go. replaced: manifests of the same commit as the newest one."""
+    def forget(self, fresh: str) -> None:
+        """Lets old epochs go. fresh: a file that has just been written."""
         if self._lock is not None:
-            self._retention.forget(self._lock, replaced)
+            self._retention.forget(self._lock, fresh)
 
     def release(self) -> None:
         """Other writers may come."""

@@ -15,13 +15,15 @@ from pmstore.engine import snapshot
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend
+from pmstore.tiers.leases import Lease
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
+from pmstore.tiers.pins import Mark, PinName, read_marks
 from pmstore.tiers.places import Places
 
 FIRST_BYTES = 1 << 20
 """Of a manifest, read at once: a state of 10 GB in one request."""
 LISTINGS = 5
-"""Of a tier whose epochs are being deleted meanwhile, before one is told as missing."""
+"""Of a tier that is written meanwhile, before what does not fit together is told."""
 
 
 class BrokenEpochError(Exception):
@@ -34,7 +36,7 @@ class BrokenEpochError(Exception):
 
 
 class _GoneError(Exception):
-    """A manifest was deleted since it was listed: a writer lets old epochs go."""
+    """What was listed does not fit together: a writer makes epochs, or lets old ones go."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,21 @@ class EpochInfo:
      reads everything)."""
     manifests: dict[int, str] = field(repr=False)
     """Name of each rank's manifest."""
+    kept: tuple[Mark, ...] = ()
+    """Why it stays whatever `keep` says, as its first rank has it."""
 
 
 def list_epochs(backend: Backend | Places) -> list[EpochInfo]:
-    """All of a tier's epochs, newest first."""
+    """All of a tier's epochs, newest first. Where they are made and let go meanwhile, it looks
+    again; after a few times those that have gone are left out."""
     for _ in range(LISTINGS - 1):
         with suppress(_GoneError):
             return _list(backend, strict=True)
-    return _list(backend, strict=False)
+    found = _list(backend, strict=False)
+    if not any(one.problem for one in found):
+        return found
+    names = backend.names()
+    return [one for one in found if one.problem is None or set(one.manifests.values()) & set(names)]
 
 
 def _list(backend: Backend | Places, strict: bool) -> list[EpochInfo]:
@@ -77,6 +86,8 @@ def _list(backend: Backend | Places, strict: bool) -> list[EpochInfo]:
         ranks = groups.setdefault((parsed.run, parsed.epoch, parsed.world_size), {})
         if parsed.rank not in ranks or ranks[parsed.rank] < parsed:
             ranks[parsed.rank] = parsed
+    if not strict:
+        names = {**names, **backend.names()}  # files of manifests that came while it listed
     found = [_look(backend, names, ranks, strict) for ranks in groups.values()]
     return sorted(found, key=lambda one: (one.generation, one.epoch), reverse=True)
 
@@ -84,7 +95,7 @@ def _list(backend: Backend | Places, strict: bool) -> list[EpochInfo]:
 def _look(
     backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName], strict: bool
 ) -> EpochInfo:
-    first = next(iter(ranks.values()))
+    first = ranks[min(ranks)]
     problem: str | None = None
     if len(ranks) < first.world_size:  # which may be any number that fits into a name
         missing = list(islice((rank for rank in range(first.world_size) if rank not in ranks), 8))
@@ -104,6 +115,8 @@ def _look(
         files += sum(size for _, size in manifest.files)
         when = when or manifest.time
         for file, size in manifest.files:
+            if strict and file not in names:
+                raise _GoneError  # or it came after others were listed
             if file not in names:
                 problem = problem or f"missing: file {file}"
             elif names[file] < size:
@@ -119,6 +132,7 @@ def _look(
         time=when,
         problem=problem,
         manifests={rank: str(one) for rank, one in ranks.items()},
+        kept=read_marks(backend, pin) if (pin := str(PinName.of(first))) in names else (),
     )
 
 
@@ -259,19 +273,29 @@ class EpochBytes:
         return b"".join(parts)
 
 
+def forgotten(place: Backend | Places, info: EpochInfo) -> bool:
+    """Whether its writer has let the epoch go since it was listed."""
+    names = place.names()
+    return any(name not in names for name in info.manifests.values())
+
+
 def verify(
     backend: Backend | Places, info: EpochInfo, progress: Callable[[int], Any] | None = None
 ) -> str | None:
-    """Reads every chunk of an epoch. Returns what is wrong, or None."""
+    """Reads every chunk of an epoch, which a lease holds meanwhile. Returns what is wrong, or
+    None."""
     if info.problem is not None:
         return info.problem
-    try:
-        for rank in range(info.world_size):
-            epoch = EpochBytes(backend, info, rank)
-            for index in epoch.manifest.chunks["index"]:
-                epoch.own_chunk(int(index))
-                if progress is not None:
-                    progress(epoch.manifest.chunk_bytes)
-    except BrokenEpochError as error:
-        return str(error)
+    with Lease(backend, info.epoch, info.run, info.world_size):
+        try:
+            for rank in range(info.world_size):
+                epoch = EpochBytes(backend, info, rank)
+                for index in epoch.manifest.chunks["index"]:
+                    epoch.own_chunk(int(index))
+                    if progress is not None:
+                        progress(epoch.manifest.chunk_bytes)
+        except BrokenEpochError as error:
+            if error.kind == "missing" and forgotten(backend, info):
+                return "missing: its writer let it go meanwhile"
+            return str(error)
     return None

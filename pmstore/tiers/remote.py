@@ -127,6 +127,18 @@ class FsspecBackend:
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda: self.fs.rm_file(self._path(name)))
 
+    def touch(self, name: str) -> None:
+        self._ask(lambda: self.fs.pipe_file(self._path(name), b""))
+
+    def modified(self, name: str) -> float | None:
+        def asking() -> float | None:
+            with contextlib.suppress(NotImplementedError):
+                when: float = self.fs.modified(self._path(name)).timestamp()
+                return when
+            return None
+
+        return self._ask(asking)
+
     def lock(self, prefix: str, session: str) -> Lock:
         return _OwnerMark(self, f"{prefix}owner", session)
 

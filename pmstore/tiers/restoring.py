@@ -20,15 +20,16 @@ import numpy as np
 from pmstore.engine import snapshot
 from pmstore.engine.constants import DOMAINS
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
-from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, TierError
+from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError
 from pmstore.objects.array import Array
+from pmstore.tiers.choosing import Wanted, read_first
 from pmstore.tiers.handle import telling
 from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.local import LocalBackend, open_file
 from pmstore.tiers.manifest import Manifest
 from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.tiers.places import open_places
-from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo, list_epochs
+from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo
 
 REMOTE_THREADS = 8
 MAP_MEMORY = True
@@ -55,50 +56,13 @@ class RestoreReport:
         )
 
 
-def epochs(
-    url: str | os.PathLike[str],
-    *,
-    storage_options: dict[str, Any] | None = None,
-    stall_seconds: float | None = STALL_SECONDS,
-) -> list[EpochInfo]:
-    """The epochs of a tier, newest first. stall_seconds: as of `restore`.
-
-    Raises: TierError, OSError.
-    """
-    return list_epochs(open_places(url, storage_options, Patience(os.fspath(url), stall_seconds)))
-
-
-def choose(found: list[EpochInfo], url: str, epoch: int | None, run: str | None) -> list[EpochInfo]:
-    """Which epochs to try, in this order.
-
-    Raises: TierError.
-    """
-    if not found:
-        raise TierError(f"{url}: there is no epoch here")
-    candidates = [
-        one
-        for one in found
-        if (run is None or one.run.startswith(run)) and (epoch is None or one.epoch == epoch)
-    ]
-    if not candidates:
-        there = ", ".join(f"{one.epoch} of run {one.run}" for one in found[:20])
-        raise TierError(
-            f"{url}: no such epoch. There are {there}{' and more' if len(found) > 20 else ''}"
-        )
-    runs = sorted({one.run for one in candidates})
-    if epoch is not None and len(runs) > 1:
-        raise TierError(
-            f"{url}: epoch {epoch} is there of several runs: say run= one of {', '.join(runs)}"
-        )
-    return candidates
-
-
 def restore(
     path: str | os.PathLike[str],
     url: str | os.PathLike[str],
     epoch: int | None = None,
     *,
     run: str | None = None,
+    kept: str | int | None = None,
     rank: int = 0,
     domain: str = "auto",
     storage_options: dict[str, Any] | None = None,
@@ -108,12 +72,15 @@ def restore(
     """Makes a store at path of an epoch in a tier: the newest that is whole, or the one asked for.
 
     Every byte is checked. An epoch that is damaged is passed over for the one before it, and the
-    report says why; one that was asked for is not replaced by another. The store is there, whole,
+    report says why; one that was asked for is not replaced by another. Beside a writer that lets
+    epochs go, what is read is held by a lease, and where this process may not write there, the next
+    newest is taken. The store is there, whole,
     or not at all, durable on return; it has a uuid of its own, so that what it is trained to and
     flushed does not mix with the run it came from.
 
     path: where nothing is. run: of those in the tier (its beginning will do); needed where several
-        have that epoch. rank: whose store. domain: what `pmstore.open` will use by default.
+        have that epoch. kept: the newest that a training run kept under this name, or at this step
+        (`run.keep`). rank: whose store. domain: what `pmstore.open` will use by default.
         stall_seconds: a remote place that leaves a request (of 8 MiB or a chunk) unanswered for so
         long is an error, and no reason to take an older epoch; None: waits for ever. progress:
         called with (bytes done, bytes of all), on some thread.
@@ -139,20 +106,12 @@ def restore(
     patience = Patience(os.fspath(url), stall_seconds)
     backend = open_places(url, storage_options, patience)
     _clear_leavings(target)
-    skipped: list[tuple[int, str]] = []
-    candidates = choose(list_epochs(backend), backend.url, epoch, run)
-    for info in candidates:
-        if info.problem is not None:
-            skipped.append((info.epoch, info.problem))
-            continue
-        try:
-            size = _restore_one(EpochBytes(backend, info, rank), target, domain, progress, patience)
-        except BrokenEpochError as error:
-            skipped.append((info.epoch, str(error)))
-            continue
-        return RestoreReport(str(target), info.epoch, info.run, size, tuple(skipped))
-    reasons = "; ".join(f"epoch {number} is {why}" for number, why in skipped)
-    raise TierError(f"{backend.url}: no epoch could be restored: {reasons}")
+
+    def read(info: EpochInfo) -> int:
+        return _restore_one(EpochBytes(backend, info, rank), target, domain, progress, patience)
+
+    size, info, skipped = read_first(backend, Wanted(epoch, run, kept), "restored", read)
+    return RestoreReport(str(target), info.epoch, info.run, size, tuple(skipped))
 
 
 def _clear_leavings(target: Path) -> None:

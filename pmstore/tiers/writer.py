@@ -17,6 +17,7 @@ from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
 from pmstore.tiers.local import Access, LocalBackend
 from pmstore.tiers.manifest import Manifest, ManifestName
+from pmstore.tiers.pins import Pin
 from pmstore.tiers.places import RANK, open_backend
 from pmstore.tiers.plan import Base, plan
 from pmstore.tiers.publishing import Publisher
@@ -31,8 +32,8 @@ class Written:
     nbytes: int
     state_bytes: int
     full: bool
-    replaced: list[ManifestName] | None
-    """Manifests of the same commit, now that the new one is there; None: this one was there."""
+    fresh: str | None
+    """Name of a file that was written last; None: the epoch was there, and nothing was."""
 
 
 class Writer:
@@ -50,8 +51,16 @@ class Writer:
         self._base: Base | None = None
         self._count = 0
 
-    def write(self, flush: Flush, snapshot: Snapshot, transfer: Transfer, full: bool) -> Written:
-        """Returns when the epoch counts. snapshot: closed as soon as its content is written.
+    def write(
+        self,
+        flush: Flush,
+        snapshot: Snapshot,
+        transfer: Transfer,
+        full: bool,
+        pin: Pin | None = None,
+    ) -> Written:
+        """Returns when the epoch counts. snapshot: closed as soon as its content is written. pin:
+        the epoch gets it.
 
         Raises: TierError, PmstoreError, OSError.
         """
@@ -61,7 +70,8 @@ class Writer:
         if base is not None and not base.intact(names):
             base = None
         if base is not None and base.tag == snapshot.tag:
-            return Written(snapshot.info(), 0, base.manifest.state_bytes, False, None)
+            fresh = self.publisher.pin(flush.epoch, pin) if pin is not None else None
+            return Written(snapshot.info(), 0, base.manifest.state_bytes, False, fresh)
         manifest, write = plan(self.config, self.publisher.own.run, snapshot, base)
         taken = list(filter(None, map(ManifestName.parse, names)))
         name = self.publisher.next_name(flush.epoch, taken)
@@ -72,10 +82,11 @@ class Writer:
         info = snapshot.info()
         snapshot.close()  # commits wait no longer than this
         self._refuse_cancelled(flush, transfer)
+        if pin is not None:
+            self.publisher.pin(flush.epoch, pin)
         nbytes = self.publisher.publish(name, manifest)
         self._base = Base(snapshot.tag, str(name), nbytes, manifest)
-        replaced = [found for found in taken if found[1:] == name[1:]]
-        return Written(info, flush.total_bytes, manifest.state_bytes, base is None, replaced)
+        return Written(info, flush.total_bytes, manifest.state_bytes, base is None, str(name))
 
     def _refuse_cancelled(self, flush: Flush, transfer: Transfer) -> None:
         if transfer.cancelled:

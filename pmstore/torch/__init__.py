@@ -4,7 +4,15 @@ from pmstore.extras import optional
 
 with optional:
     from pmstore.torch.attach import attach
-    from pmstore.torch.errors import AttachError, ChangedError, MismatchError, TornStepError
+    from pmstore.torch.errors import (
+        AttachError,
+        ChangedError,
+        MismatchError,
+        NotKeptError,
+        TornStepError,
+    )
+    from pmstore.torch.kept import KeptState
+    from pmstore.torch.load import load
     from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run, RunStats
     from pmstore.torch.transaction import RunTransaction
@@ -12,11 +20,14 @@ with optional:
 __all__ = [
     "AttachError",
     "ChangedError",
+    "KeptState",
     "MismatchError",
+    "NotKeptError",
     "Resume",
     "Run",
     "RunStats",
     "RunTransaction",
     "TornStepError",
     "attach",
+    "load",
 ]

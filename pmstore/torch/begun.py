@@ -29,6 +29,14 @@ class _BeforeForward:
                 begun.before()
             begun.forward = True
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # asked for by torch.jit.script
+            name = (
+                "an attached model has a hook, which torch.jit.script cannot compile: call "
+                "run.detach() before"
+            )
+        raise AttributeError(name)
+
     def __deepcopy__(self, memo: object) -> _BeforeForward:
         return _BeforeForward()
 

@@ -18,6 +18,7 @@ _FRESH_OR_NOT: Answers = (("optimizer", "program"), ("optimizer", "store"))
 _SETTINGS: Answers = (("optimizer", "settings"), *_FRESH_OR_NOT)
 _SCHEDULE: Answers = (("lr_scheduler", "program"), ("lr_scheduler", "settings"))
 _NEXT: Answers = (("data", "next epoch"),)
+_ANEW: Answers = (("pieces", "program"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ def compare(
             found += _of_loader(ours, theirs)
         elif kind == "lr_scheduler":
             found += _of_scheduler(piece, ours, theirs)
+        elif kind == "scaler":
+            found += [
+                Difference(piece, key, None, ours[key], theirs[key], _ANEW)
+                for key in _changed(ours, theirs)
+            ]
         elif kind == "trainable":
             found += _of_trainable(ours, theirs, now.get(piece, {}))
     scheduled = set(given) == set(stored) and not any(

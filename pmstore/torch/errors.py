@@ -61,6 +61,10 @@ class TornStepError(AttachError):
     run's own commit."""
 
 
+class NotKeptError(PmstoreError, LookupError):
+    """There is no such earlier state of the run. Nothing was changed."""
+
+
 @contextmanager
 def records(path: str, name: str) -> Iterator[None]:
     """Where a stored run becomes Python's. What is not as a run writes it (a name that is gone, a

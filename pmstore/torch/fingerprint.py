@@ -7,7 +7,7 @@ comparing what it gives now with what it gave before.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,22 @@ def settings_of_loader(loader: Any) -> Settings:
     return found
 
 
+def settings_of_scaler(scaler: Any) -> Settings:
+    """Of a gradient scaler; its scale is no setting."""
+    found: Settings = {"class": _kind(scaler)}
+    held: Mapping[str, Any] = getattr(scaler, "__dict__", {})
+    for key in ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval"):
+        if key in held:  # a disabled one has only that
+            found[key.removeprefix("_")] = plain(held[key])
+    return found
+
+
+_SETTINGS_OF: dict[str, Callable[[Any], Settings]] = {
+    "lr_scheduler": settings_of_scheduler,
+    "scaler": settings_of_scaler,
+}
+
+
 def fingerprint(program: Program) -> dict[str, Settings]:
     """By piece, as their paths under the run's name. Touches nothing."""
     found = {
@@ -139,8 +155,8 @@ def fingerprint(program: Program) -> dict[str, Settings]:
         for key, one in program.optimizers.items()
     }
     for key, stateful in program.statefuls.items():
-        if stateful is not None and key.partition("/")[0] == "lr_scheduler":
-            found[key] = settings_of_scheduler(stateful)
+        if stateful is not None and key.partition("/")[0] in _SETTINGS_OF:
+            found[key] = _SETTINGS_OF[key.partition("/")[0]](stateful)
     if program.loader is not None:
         found["loader"] = settings_of_loader(program.loader)
     found["trainable"] = {

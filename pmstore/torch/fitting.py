@@ -87,7 +87,9 @@ class Fitting:
             self._fit_optimizer(binding, by_name, rates, dtypes)
         rates.finish()
         for key, one in self._program.statefuls.items():
-            if key in added and one is not None and not key.startswith("lr_scheduler"):
+            if one is None or key.partition("/")[0] == "lr_scheduler":
+                continue
+            if key in added or self._choices.answered(key):
                 StatefulPart(self._store, f"{self._name}/{key}", one).write()
         if "rng" in added and self._pieces.rng is not None:
             self._pieces.rng.write()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from pmstore.torch.errors import MismatchError
@@ -45,6 +46,8 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
                 f"group {number}: its parameters come in another order: "
                 f"{_first_change(ours['names'], theirs['names'])}"
             )
+        elif ours.get("kept", theirs.get("kept")) != theirs.get("kept"):
+            wrong.append(f"group {number}: its parameters have other strides, dtypes or moments")
     if wrong:
         raise MismatchError(
             f"{called} is not the one whose state is stored",
@@ -54,6 +57,25 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
                 'Resume(optimizer="program") begins with the one given, without state',
             ),
         )
+
+
+def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Makes the hyperparameters the stored ones. Groups that were added since then go."""
+    del optimizer.param_groups[len(groups) :]
+    for group, stored in zip(optimizer.param_groups, groups, strict=True):
+        for key in [key for key in group if key != "params" and key not in stored]:
+            del group[key]
+        for key, value in stored.items():
+            here = group.get(key)
+            if (
+                isinstance(here, torch.Tensor)
+                and isinstance(value, torch.Tensor)
+                and here.shape == value.shape
+            ):
+                with torch.no_grad():
+                    here.copy_(value)  # schedulers hold on to a learning rate that is a tensor
+            else:
+                group[key] = value
 
 
 def _short(shapes: list[list[int]]) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class Source:
         self.loader = loader
         self.generators: list[torch.Generator] = []
         self.data_epoch = 0  # that was opened last
+        self.begun: int | None = None  # a data epoch whose first batch was trained in part
 
     def replace_batches(self, wrap: Callable[[Any], Any]) -> None:
         """Its batch sampler is wrapped from now on, where it has one that indices come from."""
@@ -89,7 +91,7 @@ class Source:
         own draws.
         """
         self.data_epoch = position.data_epoch
-        if position.batch == 0:
+        if position.batch == 0 and self.begun != position.data_epoch:
             position.start = rng.capture(self.generators)
             return self.open(0, position.start)
         assert position.start is not None
@@ -176,10 +178,10 @@ class _MapLoader(Source):
         stream = _Indices(self._indices, skip, _digest(start) if seeded else None, self._draws_once)
         self.loader.__dict__[self._slot] = stream
         iterator = iter(self.loader)
-        if skip:
+        if skip or self.begun == self.data_epoch:
             # Now, while the generators are those of the epoch's start. (With workers it is done
             # already: they have asked for their first indices.)
-            stream.skip()
+            stream.ahead()
         return iterator
 
 
@@ -205,6 +207,7 @@ class _Indices:
         self._number = 0
         self._stream: dict[str, Any] | None = None
         self._iterator: Iterator[Any] | None = None
+        self._drawn: list[Any] = []  # ahead
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]  # as the sampler's own: TypeError if it has none
@@ -213,10 +216,19 @@ class _Indices:
         return self  # DataLoader's iterators ask twice, before the first index
 
     def __next__(self) -> Any:
+        if self._drawn:
+            return self._drawn.pop()
         self.skip()
         number = self._number
         item = self._draw()
         return item if self._seed is None else (self._seed_of(number), item)
+
+    def ahead(self) -> None:
+        """Skips now; where nothing is to be skipped, draws what comes next now."""
+        if self._to_skip:
+            self.skip()
+        elif not self._number:
+            self._drawn = list(itertools.islice(self, 1))
 
     def skip(self) -> None:
         while self._to_skip:

@@ -37,6 +37,21 @@ class _RunMirror(Mirror):
         pass
 
 
+def packed(slots: Slots, layout: list[list[Any]]) -> dict[str, torch.Tensor]:
+    """The tensors of a `Pack`, by name: over the current slot."""
+    whole = flat_bytes(slots.current)
+    held = {}
+    for name, shape, stride, dtype, _, at in layout:
+        kind = getattr(torch, dtype)
+        count = torch.Size(shape).numel()
+        held[name] = (
+            whole[at : at + count * kind.itemsize].view(kind).as_strided(shape, stride)
+            if count
+            else torch.empty(shape, dtype=kind, device="cpu")
+        )
+    return held
+
+
 class Pack:
     """Tensors under one pair of slots, `<path>`; `<path>_layout` says which: [name, shape, strides,
     dtype, on the CPU, offset].
@@ -107,17 +122,7 @@ class Pack:
             self._layout = layout
             self._mirror = self._use(slots)
         self._mirror.parts = ()  # some are copies from before a roll back
-        whole = flat_bytes(slots.current)
-        held = {}
-        for name, shape, stride, dtype, _, at in layout:
-            kind = getattr(torch, dtype)
-            count = torch.Size(shape).numel()
-            held[name] = (
-                whole[at : at + count * kind.itemsize].view(kind).as_strided(shape, stride)
-                if count
-                else torch.empty(shape, dtype=kind, device="cpu")
-            )
-        return held
+        return packed(slots, layout)
 
     @property
     def on_cpu(self) -> dict[str, bool]:
@@ -268,6 +273,10 @@ class MirroredOptimizer(OptimizerBinding):
 
     def bind(self) -> None:
         pass
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        return [parameter for _, parameter in self.extra_parameters]
 
     def writes(self) -> list[Any]:
         return []

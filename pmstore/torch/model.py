@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -14,7 +14,7 @@ from pmstore import Store
 from pmstore.torch.errors import MismatchError
 from pmstore.torch.fit import check_fit, copy_common
 from pmstore.torch.keys import encode_name, full_name
-from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
+from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, take_in
 
 
 @dataclass(slots=True)
@@ -180,6 +180,8 @@ class ModelBinding:
         self._places: Places | None = None  # of the members; None: to be made
         self._placed: dict[str, Placed] = {}
         self._placed_of: dict[int, Placed] = {}  # id of a tensor -> its block
+        self.displaced: Callable[[], None] = lambda: None
+        """Called before tensors that left their places are brought back."""
         self._scan()
         for member in self._members:
             check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
@@ -287,7 +289,7 @@ class ModelBinding:
         return [(f"{member.kind} {member.name}", member.tensor) for member in self._members]
 
     @property
-    def tensors_of_program(self) -> list[torch.Tensor]:
+    def kept(self) -> list[torch.Tensor]:
         """All that it keeps, tied ones more than once."""
         return [member.tensor for member in self._members]
 
@@ -326,11 +328,26 @@ class ModelBinding:
                 (member.tensor, self._placed[member.name]) for member in self._members
             )
         if not self._places.hold():
+            self.displaced()
             take_in(
                 (member.name, member.tensor, self._placed[member.name])
                 for member in self._members
                 if not self._placed[member.name].holds(member.tensor)
             )
+
+    def check_ties(self) -> None:
+        """Whoever shared memory still does, and nobody else.
+
+        Raises: MismatchError.
+        """
+        if all(member.tensor.device.type == "cpu" for member in self._members):
+            compare(self._layout(), plan(self._members), UNFIT)
+
+    def set_apart(self) -> None:
+        """Tensors that left their places get memory that is nobody's place."""
+        for member in self._members:
+            if not self._placed[member.name].holds(member.tensor):
+                member.tensor.data = member.tensor.data.clone()
 
     def _scan(self) -> None:
         self._members = list(_members(self._models, self._left_out))

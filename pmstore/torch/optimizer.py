@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, cast
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from pmstore import Store
 from pmstore.torch.errors import AttachError
-from pmstore.torch.groups import compare_groups
+from pmstore.torch.groups import compare_groups, restore_groups
 from pmstore.torch.groups import describe_groups as _describe
 from pmstore.torch.keys import called, encode_name, under
 from pmstore.torch.model import ModelBinding
@@ -87,6 +87,8 @@ class OptimizerBinding:
         self._own: dict[int, Placed] = {}  # of parameters that are in no module
         self._layout: list[Any] | None = None  # as stored, if known
         self._synced: _Synced | None = None
+        self.displaced: Callable[[], None] = lambda: None
+        """Called before tensors that left their places are brought back."""
         for index, parameter in enumerate(self.parameters):
             check_movable(self.describe(index), parameter, self.devices)
 
@@ -202,22 +204,7 @@ class OptimizerBinding:
             del self._optimizer.state[key]
         for key, value in rest.get("others", {}).items():
             self._optimizer.state[key] = value
-        groups = self._groups.read()
-        del self._optimizer.param_groups[len(groups) :]  # added since the last commit
-        for group, stored in zip(self._optimizer.param_groups, groups, strict=True):
-            for key in [key for key in group if key != "params" and key not in stored]:
-                del group[key]
-            for key, value in stored.items():
-                here = group.get(key)
-                if (
-                    isinstance(here, torch.Tensor)
-                    and isinstance(value, torch.Tensor)
-                    and here.shape == value.shape
-                ):
-                    with torch.no_grad():
-                        here.copy_(value)  # schedulers hold on to a learning rate that is a tensor
-                else:
-                    group[key] = value
+        restore_groups(self._optimizer, self._groups.read())
 
     # ---- while it trains
 
@@ -239,6 +226,12 @@ class OptimizerBinding:
             if parameter.grad is not None
             for memory in written
         ]
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """Parameters that it keeps, and not the model's binding."""
+        parameters = self.parameters if self._own else []
+        return [parameters[index] for index in self._own]
 
     def memory(self) -> list[Memory]:
         """What its state lies in, and parameters that are in no module."""
@@ -274,7 +267,7 @@ class OptimizerBinding:
         """Moves into the heap what is not there: state made or replaced since the last call. Writes
         no plain values."""
         displaced: list[tuple[str, torch.Tensor, Placed]] = []
-        changed = False
+        changed = left = False
         for index, parameter in enumerate(self.parameters):
             changed |= self._collect_parameter(index, parameter, displaced)
             state = self._optimizer.state.get(parameter, {})
@@ -289,13 +282,28 @@ class OptimizerBinding:
                     check_movable(f"state {key!r} of {self.describe(index)}", value)
                     one = self._create(index, key, value)
                     changed = True
+                else:
+                    left = True
                 displaced.append((f"state {key!r} of {self.describe(index)}", value, one))
             for key in [key for key in placed if not isinstance(state.get(key), torch.Tensor)]:
                 self._remove(index, key)
                 changed = True
+        if left or (displaced and self._own):
+            self.displaced()
         take_in(displaced)
         if changed:
             self._write_layout()
+
+    def set_apart(self) -> None:
+        """Tensors that left their places get memory that is nobody's place."""
+        parameters = self.parameters
+        pairs = [(parameters[index], one) for index, one in self._own.items()]
+        for index, placed in self._placed.items():
+            state = self._optimizer.state.get(parameters[index], {})
+            pairs += [(state[key], one) for key, one in placed.items() if key in state]
+        for tensor, one in pairs:
+            if isinstance(tensor, torch.Tensor) and not one.holds(tensor):
+                tensor.data = tensor.data.clone()
 
     def sync(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next

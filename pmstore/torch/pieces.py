@@ -67,6 +67,20 @@ class Pieces:
                 else OptimizerBinding(store, path, key, one, self.model)
             )
         check_apart(self.model, self.optimizers.values())
+        for binding in self.bindings:
+            binding.displaced = self._set_apart
+
+    def _set_apart(self) -> None:
+        """Tensors that left their places are about to be brought back. Some may lie in the place of
+        another (`.data` that was swapped), which is not to be overwritten before it is read.
+
+        Raises: AttachError, MismatchError: some share memory that did not, or no longer do.
+        """
+        if self.model is not None:
+            self.model.check_ties()
+        check_apart(self.model, self.optimizers.values())
+        for binding in self.bindings:
+            binding.set_apart()
 
     def _mirror(self, store: Store, name: str, program: Program, pack: Pack) -> None:
         """Models and optimizers where they are."""
@@ -92,10 +106,7 @@ class Pieces:
 
     def tensors(self) -> list[torch.Tensor]:
         """Parameters and buffers, some of them twice."""
-        found = [] if self.model is None else self.model.tensors_of_program
-        for optimizer in self.optimizers.values():
-            found += optimizer.parameters
-        return found
+        return [tensor for binding in self.bindings for tensor in binding.kept]
 
     def memory(self) -> list[Memory]:
         """Arrays of the store over all that a training step writes in place."""
@@ -154,8 +165,10 @@ class Pieces:
 
     def restore(self, *, opened: bool) -> None:
         """Sets all but the place in the data and the default generators to what the last commit
-        holds. opened: the optimizers' bindings are."""
+        holds. opened: the bindings are."""
         if self.model is not None:
+            if not opened:
+                self.model.open()
             self.model.bind()
         if self.pack is not None:
             held = self.pack.open()

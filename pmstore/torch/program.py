@@ -11,9 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pmstore.torch.errors import AttachError
-from pmstore.torch.keys import encode_name, under
+from pmstore.torch.keys import called, encode_name, under
 from pmstore.torch.optimizer import parameters_of
 from pmstore.torch.stateful import Stateful, as_stateful, extra_state, is_stateful
+from pmstore.torch.whole import refuse_empty, refuse_wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class Program:
             f"stateful/{encode_name(key)}": as_stateful(key, one)
             for key, one in (stateful or {}).items()
         }
+        for key, optimizer in optimizers.items():
+            refuse_wrapped(called("optimizer", key), optimizer)
+        for key, one in statefuls.items():
+            if one is not None:
+                refuse_empty(key, one)
         mirrored = _on_an_accelerator(models, optimizers) if mirror is None else mirror
         return cls(models, optimizers, statefuls, loader, rng, mirrored)
 
@@ -97,7 +103,7 @@ def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) ->
     else:
         raise AttachError(
             f"{what} is a {type(given).__qualname__}: it must be {wanted}, or a dict or a list of "
-            "such"
+            f"such{_way_out(given)}"
         )
     if not pieces:
         raise AttachError(f"{what}={given!r} is empty: leave it out if there is none")
@@ -107,8 +113,7 @@ def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) ->
             raise AttachError(f"{what} has the key {key!r}: keys are names, which are stored")
         if not fits(one):
             raise AttachError(
-                f"{what}[{key!r}] is a {type(one).__qualname__}: it must be {wanted}"
-                + (". Leave it out if there is none" if one is None else "")
+                f"{what}[{key!r}] is a {type(one).__qualname__}: it must be {wanted}{_way_out(one)}"
             )
         if id(one) in seen:
             raise AttachError(
@@ -116,6 +121,14 @@ def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) ->
             )
         seen[id(one)] = key
     return pieces
+
+
+def _way_out(one: Any) -> str:
+    if one is None:
+        return ". Leave it out if there is none"
+    if is_stateful(one) and not isinstance(one, (nn.Module, Optimizer)):
+        return ". What has state_dict() and load_state_dict() can go into stateful={...}"
+    return ""
 
 
 def _on_an_accelerator(models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> bool:

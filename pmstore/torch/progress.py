@@ -90,6 +90,10 @@ class Progress:
         """Pending until the next commit."""
         self._numbers[:] = (finished, self.position.data_epoch, self.position.batch, 0)
 
+    def touch(self) -> None:
+        """Something is pending, whatever was: for a roll back that counts."""
+        self._numbers[_MIDSTEP] ^= 1
+
     def restore(self) -> None:
         """Is where the store's last commit was."""
         step, data_epoch, batch, _ = (int(number) for number in self._numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,9 @@ from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.scheduler import CommitScheduler
+from pmstore.tiers.handle import Flush
 from pmstore.torch.errors import AttachError
+from pmstore.torch.kept import Keeper, KeptState
 from pmstore.torch.loader import Position, Source
 from pmstore.torch.steps import Steps
 from pmstore.torch.transaction import RunTransaction
@@ -48,6 +50,7 @@ class Run:
         """Whether attach found a stored run, and the training goes on from there."""
         self._steps = steps
         self._loop: object | None = None  # over the data: the one that goes on
+        self._keeper = Keeper(steps)
 
     @property
     def store(self) -> Store:
@@ -143,6 +146,103 @@ class Run:
         the batch after the last committed one again. May be repeated if it was interrupted.
         """
         self._steps.roll_back()
+
+    # ---- earlier states
+
+    def keep(
+        self,
+        name: str | None = None,
+        *,
+        n: int | None = None,
+        best: str | None = None,
+        value: float | None = None,
+        mode: Literal["min", "max"] = "min",
+        tier: str | None = None,
+    ) -> Flush | None:
+        """Keeps the state of the last commit, so that `rewind` can go back to it.
+
+            run.keep("before-finetune")  # under a name, until the name is given again
+            run.keep(n=3)  # the newest three that this call kept
+            run.keep(best="loss")  # the commit with the lowest loss so far
+            run.keep(best="accuracy", value=accuracy, mode="max", n=2)
+
+        Call it after `commit`, as often as you would write a checkpoint. It is an epoch of a tier:
+        what changed since the last one is written, in the background, and it stays whatever the
+        tier's `keep` says. All of the store is kept, not the run alone. `pmstore epochs` lists it,
+        and `pmstore restore --kept` makes a store of it, also when this one is lost.
+
+        With a policy, or after steps that were not committed, it is the state of the last commit;
+        best="loss" then judges by the loss of that step. The same commit is not kept twice as one
+        of the best.
+
+        Args:
+            name: of the state.
+            n: how many states of this call stay (those of other names of `best` are counted
+                apart).
+            best: a figure, whose best n states stay (one, if n is not said). "loss" is what
+                `commit(loss)` was given.
+            value: of the figure; only for another one than the loss, or instead of it. nan is never
+                the best.
+            mode: whether the lowest or the highest value is the best one.
+            tier: of the store, by its name; None: a folder of its own, `<path>.kept`, made at the
+                first call. It lies on the same disk, or in the same memory, as the store.
+
+        Returns: the flush under way (`wait` waits until the state is durable in the tier); None: it
+            is none of the best, and nothing was done. Leaving the store's `with` waits for it.
+
+        Raises: TransactionError inside a transaction block; TierError, OSError: of the keep before,
+            if nobody was told; ValueError, TypeError for arguments.
+        """
+        return self._keeper.keep(name, n, best, value, mode, tier)
+
+    def kept(self) -> list[KeptState]:
+        """The states that `rewind` can go back to, oldest first. Waits for those under way.
+
+        Those in `<path>.kept`, also of a store that was there before this one, as before a restore
+        or `pmstore compact`; and this store's own in its tiers.
+
+        Raises: TierError, OSError.
+        """
+        return self._keeper.kept()
+
+    def rewind(self, steps: int | None = None, *, to: int | str | None = None) -> None:
+        """Takes everything back to an earlier state, while the process goes on, as if it had
+        stopped there: the whole store, with all lists, values and arrays, and what Python holds.
+        What is not committed is dropped.
+
+        The store's content becomes that of the kept state in one transaction: after a crash it is
+        the old or the new one. It is a commit like any other, with an epoch of its own. Training
+        goes on bit for bit as it did from there. Objects of the program are those they were; arrays
+        of the store that it holds show the earlier values, but for those whose name had another
+        shape, dtype or kind then, or was not there: look these up again. Other runs in the store
+        have to follow: call their `rollback()`. Tiers that the store remembers stay as they are.
+
+        States that were kept later stay in the list. Of two of the same step the newer one counts.
+
+        With `to` it needs room beside the store for a copy of the state while it lasts. With
+        `steps` it needs nothing, but a store that was opened with hold=True (see `pmstore.open`).
+
+        Args:
+            steps: 1: to the commit before the last, once: a further commit is needed before the
+                next time. With optimizers on slots, not once the next step has begun.
+            to: a step, or the name that the state was given by `keep`.
+
+        Raises: NotKeptError, which lists what there is; MismatchError: the state is of another
+            model, optimizer or other pieces, or (ChangedError) of a time when the program gave
+            other settings; TransactionError inside a transaction block, or the store does not hold
+            the commit before the last;
+            StoreFullError, TierError, OSError. In every case store and program are at the last
+            commit.
+        """
+        if (to is None) == (steps is None) or steps not in (None, 1):
+            raise TypeError(
+                "rewind(steps=1): to the commit before the last; or rewind(to=step), "
+                "rewind(to='name'): to a state that run.keep kept"
+            )
+        if to is None:
+            self._steps.rewind_one()
+        else:
+            self._keeper.rewind(to)
 
     def transaction(self, loss: float | torch.Tensor | None = None) -> RunTransaction:
         """A transaction block that ends a step: it commits, as `commit` does, when it is left

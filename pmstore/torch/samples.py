@@ -84,3 +84,4 @@ def cut_source(source: Source, cut: Cut | None) -> None:
         return inner if cut is None else CutBatches(inner, cut, lambda: source.data_epoch)
 
     source.replace_batches(wrap)
+    source.begun = cut[0] if cut is not None and cut[1] == 0 and cut[2] else None

@@ -26,6 +26,19 @@ class Kept(NamedTuple):
     names: tuple[str, ...]
 
 
+def describe_kept(kept: Kept) -> list[Any]:
+    """How it lies, as plain data: strides, dtype, names of the moments."""
+    dtype = str(kept.parameter.dtype).removeprefix("torch.")
+    return [list(kept.stride), dtype, list(kept.names)]
+
+
+def described_kept(shape: list[int], raw: list[Any]) -> Kept:
+    """A tensor without memory stands for the parameter."""
+    stride, dtype, names = raw
+    like = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+    return Kept(like, tuple(stride), tuple(names))
+
+
 @dataclass(frozen=True, slots=True)
 class SlotViews:
     """One slot, as parameters and state. Aliases the slot."""

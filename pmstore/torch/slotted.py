@@ -24,7 +24,14 @@ from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.placed import UNFIT, Placed, check_movable
-from pmstore.torch.slot_views import Kept, SlotViews, make_table, make_views, slot_bytes
+from pmstore.torch.slot_views import (
+    Kept,
+    SlotViews,
+    describe_kept,
+    make_table,
+    make_views,
+    slot_bytes,
+)
 
 
 class SlottedBinding(OptimizerBinding):
@@ -48,8 +55,7 @@ class SlottedBinding(OptimizerBinding):
         """Changes nothing yet.
 
         Raises:
-            AttachError: there are no parameters, they share memory, or are of a kind that cannot be
-                moved.
+            AttachError: there are no parameters, or they are of a kind that cannot be moved.
         """
         super().__init__(store, path, key, optimizer, model)
         self._native = optimizer
@@ -67,17 +73,8 @@ class SlottedBinding(OptimizerBinding):
         self._names_of_groups = [optimizer.names(group) for group in optimizer.param_groups]
         if not self.parameters:
             raise AttachError(f"{self._called} has no parameters: give it some before attach")
-        seen: dict[int, int] = {}
         for index, parameter in enumerate(self.parameters):
-            check_movable(f"parameter {index} of {self._called}", parameter)
-            storage = parameter.untyped_storage().data_ptr() if parameter.numel() else -index - 1
-            if storage in seen:
-                raise AttachError(
-                    f"parameters {seen[storage]} and {index} of {self._called} are views of one "
-                    "memory, which slots cannot keep together: use an optimizer of torch.optim for "
-                    "them"
-                )
-            seen[storage] = index
+            check_movable(self.describe(index), parameter)
 
     # ---- where things lie
 
@@ -225,6 +222,10 @@ class SlottedBinding(OptimizerBinding):
                 names.setdefault(id(one), full_name(key, name))
         return names
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        return self.parameters
+
     def memory(self) -> list[Any]:
         return [] if self._slots is None else [self._slots.current]
 
@@ -277,6 +278,7 @@ class SlottedBinding(OptimizerBinding):
                 f"parameters were added to {self._called} after attach: add groups before"
             )
         self._check_groups()
+        apart = False
         with torch.no_grad():
             each = zip(
                 self.parameters,
@@ -298,6 +300,9 @@ class SlottedBinding(OptimizerBinding):
                 if moved or len(held) != len(state):
                     self._refuse_others(index, held, state)
                 if moved:
+                    if not apart:
+                        self.displaced()
+                        apart = True
                     if here[0] != memory[0] or parameter.stride() != stride:
                         if (
                             parameter.shape != view.shape
@@ -314,6 +319,19 @@ class SlottedBinding(OptimizerBinding):
                 if len(held) != len(state):
                     beside += [item for item in held.items() if item[0] not in state]
         self._beside, self._held = beside, every
+
+    def set_apart(self) -> None:
+        if self._views is None:
+            return
+        views = self._views[self._turn()]
+        for parameter, memory, state in zip(
+            self.parameters, views.memory, views.state, strict=True
+        ):
+            held = self._native.state[parameter]
+            tensors = [parameter, *(held.get(name) for name in state)]
+            for tensor, place in zip(tensors, memory, strict=True):
+                if isinstance(tensor, torch.Tensor) and tensor.data_ptr() != place:
+                    tensor.data = tensor.data.clone()
 
     def _take_state(self, turn: int, index: int, parameter: torch.Tensor) -> None:
         """Copies state that is in other tensors, or in other memory, into its place, and binds it
@@ -382,4 +400,8 @@ class SlottedBinding(OptimizerBinding):
 
     def describe_groups(self) -> list[dict[str, Any]]:
         kind = f"pmstore.{type(self._native).__name__}"
-        return describe_groups(self._native, kind, self._names())
+        described = describe_groups(self._native, kind, self._names())
+        kept = iter(self._kept())
+        for group, own in zip(described, self._native.param_groups, strict=True):
+            group["kept"] = [describe_kept(next(kept)) for _ in own["params"]]
+        return described

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ class Steps:
     Attributes:
         transactions: blocks of `Run.transaction` that are open, one in the other.
         pending: of the last commit that was not waited for.
+        loss: that the last commit was given.
         counts: fields of `RunStats`.
     """
 
@@ -37,6 +39,8 @@ class Steps:
         self.begun = Begun(store, pieces)
         self.transactions = 0
         self.pending: PendingCommit | None = None
+        self.loss: float | torch.Tensor | None = None
+        self._given: float | torch.Tensor | None = None  # of the last finished step
         self.detached = False
         self.counts = {"steps": 0, "commits": 0, "rollbacks": 0}
         self.schedule = Schedule(store, name, progress)  # until attach has another
@@ -101,6 +105,7 @@ class Steps:
         self.progress.settle()
         self.store.refuse_half(but=self)
         self._write()
+        self._given = loss.detach() if isinstance(loss, torch.Tensor) else loss
         committed = False
         try:
             if self.schedule.scheduler is None and not wait and not self.schedule.told:
@@ -111,6 +116,7 @@ class Steps:
                 finally:
                     self.pending = self.store.commit(wait=False)
                     self.counts["commits"] += 1
+                    self.loss = self._given
                 return True
             first = next(iter(self.pieces.optimizers.values()), None)
             committed = self.schedule.commit(loss, first.optimizer if first is not None else None)
@@ -124,6 +130,7 @@ class Steps:
         """All finished steps are."""
         self.progress.settle()
         self.counts["commits"] += 1
+        self.loss = self._given
         self.schedule.flush()
 
     # ---- told to stop
@@ -168,21 +175,39 @@ class Steps:
         self.counts["rollbacks"] += 1
         self._restore()
 
-    def rewind_one(self) -> None:
-        """To the commit before the last, if the store holds it (`pmstore.open(hold=True)`).
+    def go_to(self, change: Callable[[], None]) -> None:
+        """Takes back what is not committed; then change commits another state, which Python
+        follows. If that raises, both are at the last commit.
 
-        Raises: TransactionError: it does not, or that commit is from before `attach`. Nothing is
-            changed then, but that what is pending is rolled back.
+        Raises: TransactionError: another run of the store is in the middle of a step; what change
+            raises.
         """
+        self.require()
+        self.store.refuse_half(but=self)
+        # Other runs of the store see by a roll back that they have to follow. One of nothing would
+        # not count.
+        self.progress.touch()
         self.roll_back()
+        self.progress.stale = True
+        try:
+            change()
+        finally:
+            self.store.rollback()  # of nothing, but mirrors follow
+            self._restore()
+
+    def rewind_one(self) -> None:
+        """To the commit before the last. See `Run.rewind`."""
         if self.progress.committed == 0:
             raise TransactionError(
                 f"the run {self.name!r} is at its first commit, which attach made: there is no "
                 "step to go back to"
             )
-        self.progress.stale = True
-        self.store.rewind()
-        self._restore()
+        place = f"{self.name}/given"
+        given = self.store.get(place)
+        self.go_to(self.store.rewind)
+        self.loss = None
+        if self.store.get(place) != given:  # settings changed in the step that was taken back
+            self.store[place] = given
 
     # ---- around optimizer.step
 
@@ -296,7 +321,7 @@ class Steps:
         pieces, progress = self.pieces, self.progress
         with records(self.store.path, self.name):
             progress.stale = True
-            self.pending = None
+            self.pending = self.loss = None
             pieces.restore(opened=opened)
             progress.restore()
             if pieces.loader is not None:

@@ -3,6 +3,8 @@ says."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pickle
 import random
@@ -23,6 +25,12 @@ from pmstore.testing import kill_at_primitive, primitives_seen
 
 from . import plain, registry
 from .bits import bits_of
+
+registry.load()
+for _program in registry.PROGRAMS.values():
+    for _module in _program.needs.split():  # once, as torch
+        with contextlib.suppress(ImportError):
+            importlib.import_module(_module)
 
 
 class Boom(Exception):
@@ -83,7 +91,6 @@ class Life:
 def live(_: Callable[[int], None], name: str, folder: str, plan: dict[str, Any]) -> None:
     """What the fork server runs. Leaves `journal`, `stderr` and, if it ends, `result` in folder."""
     torch.set_num_threads(1)
-    registry.load()
     chosen = registry.PROGRAMS[name]
     here = Path(folder)
     journal = os.open(here / "journal", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -72,30 +72,25 @@ def gaussian_mixture(path: str) -> State:
         return {"found": found, "seen": list(seen)}
 
 
-@program()
+@program(needs="sklearn.linear_model")
 def partial_fit(path: str) -> State:
     """scikit-learn, batch by batch: its attributes are arrays of the store between the steps."""
     from sklearn.linear_model import SGDClassifier
 
     points, kinds = blobs()
-    model = SGDClassifier(random_state=3, average=5)
-    names = ("coef_", "intercept_", "standard_coef_", "standard_intercept_")
-    names = (*names, "_average_coef", "_average_intercept")
+    model = SGDClassifier(random_state=3, learning_rate="adaptive", eta0=0.1)
     model.partial_fit(points[:10], kinds[:10], classes=range(4))
     with pmstore.open(path) as store:
-        for name in names if "t" in store else ():
-            setattr(model, name, store[name].copy())
-        model.t_ = store.get("t", 1.0)
-        if "t" in store:
-            model.coef_, model.intercept_ = model.standard_coef_, model.standard_intercept_
+        if "step" in store:
+            model.coef_, model.intercept_ = store["coef"].copy(), store["intercept"].copy()
+            model.t_ = store["t"]
         for step in range(store.get("step", 0), 40):
             some = slice(5 * step % 200, 5 * step % 200 + 5)
             model.partial_fit(points[some], kinds[some])
             with store.transaction():
-                for name in names:
-                    store[name] = np.asarray(getattr(model, name))
+                store["coef"], store["intercept"] = model.coef_, model.intercept_
                 store["t"], store["step"] = model.t_, step + 1
-        return {name: getattr(model, name) for name in (*names, "t_")}
+        return {"coef": model.coef_, "intercept": model.intercept_, "t": model.t_}
 
 
 @program()
@@ -165,7 +160,7 @@ def factors(path: str) -> State:
         return {"left": left.copy(), "right": right.copy(), "errors": list(errors)}
 
 
-@program("xgboost", "scikit-learn")
+@program("xgboost", "scikit-learn", needs="sklearn.ensemble xgboost")
 def boosting(path: str, kind: str) -> State:
     """A tree a step; the model so far is a value of the store."""
     points, kinds = blobs()
@@ -181,10 +176,11 @@ def boosting(path: str, kind: str) -> State:
 
             data = xgboost.DMatrix(points, kinds > 1)
             given = {"seed_per_iteration": True, "subsample": 0.7, "nthread": 1, "max_depth": 2}
-            model = xgboost.Booster(given)
+            model, left = None, 20
             if "model" in store:
+                model = xgboost.Booster(given)
                 model.load_model(bytearray(store["model"]))
-            left = 20 - model.num_boosted_rounds()
+                left -= model.num_boosted_rounds()
             xgboost.train(given, data, left, xgb_model=model, callbacks=[Keep()])
             return {"model": store["model"]}
         from sklearn.ensemble import GradientBoostingClassifier

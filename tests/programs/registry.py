@@ -26,6 +26,8 @@ class Program:
     """Why plain torch gives another result; empty: it gives the same."""
     stops: tuple[str, ...]
     quick: bool
+    needs: str
+    """Modules that it imports itself, since not everybody has them; spaces between them."""
 
     @property
     def kind(self) -> str:
@@ -41,6 +43,7 @@ def program(
     plain: str = "",
     stops: tuple[str, ...] = STOPS,
     quick: bool | Collection[str] = False,
+    needs: str = "",
 ) -> Callable[[Callable[..., State]], Callable[..., State]]:
     """See the package's docstring. quick: True, or the variants that are in the short choice."""
 
@@ -52,7 +55,7 @@ def program(
             assert name not in PROGRAMS, name
             short = quick if isinstance(quick, bool) else variant in quick
             given = () if variant is None else (variant,)
-            PROGRAMS[name] = Program(name, made, given, plain, stops, short)
+            PROGRAMS[name] = Program(name, made, given, plain, stops, short, needs)
         return made
 
     return register
@@ -89,10 +92,12 @@ def _with_moments(function: Callable[..., State]) -> Callable[..., State]:
 
 @dataclass(frozen=True)
 class _Place:
-    """loop: it is in a loop. breaks: a `break` may stand there. begun: after other statements of
-    the loop, and not after a step's end."""
+    """loop: it is in a loop. block: in a transaction block; a `break` out of it would commit what
+    was done so far, and mean it. breaks: a `break` may stand there. begun: after other statements
+    of the loop, and not after a step's end."""
 
     loop: bool = False
+    block: bool = False
     breaks: bool = False
     begun: bool = False
 
@@ -112,10 +117,9 @@ def _body(statements: list[ast.stmt], place: _Place) -> list[ast.stmt]:
 
 def _inside(statement: ast.stmt, place: _Place) -> None:
     if isinstance(statement, (ast.For, ast.While)):
-        place = replace(place, loop=True, breaks=True)
+        place = replace(place, loop=True, breaks=not place.block)
     elif isinstance(statement, ast.With) and "transaction" in ast.unparse(statement.items[0]):
-        # a `break` out of it commits what was done so far, and means it
-        place = replace(place, breaks=False)
+        place = replace(place, block=True, breaks=False)
     elif isinstance(statement, ast.FunctionDef):
         place = replace(place, breaks=False)
     elif isinstance(statement, ast.ClassDef):

@@ -430,7 +430,7 @@ def test_what_a_name_stood_for_before_is_forgotten(step: Step, url: str) -> None
     assert own is not None
     retention = Retention(place, TierConfig(url), own)
     held = HeldLock()
-    retention.forget(held, [])  # reads it
+    retention.forget(held, name)  # reads it
     manifest = Manifest.unpack(place.read(name))
     ((old, size),) = manifest.files
     new = f"{own.data_prefix}deadbeef.000009{CHUNKS_SUFFIX}"
@@ -438,7 +438,7 @@ def test_what_a_name_stood_for_before_is_forgotten(step: Step, url: str) -> None
     again = replace(manifest, files=((new, size),))
     retention.published(name, again)
     place.publish(name, again.pack())
-    retention.forget(held, [])
+    retention.forget(held, name)
     assert (Path(url) / new).exists()
 
 
@@ -448,9 +448,11 @@ def test_nothing_is_deleted_by_a_writer_that_lost_its_lock(step: Step, url: str)
     own = ManifestName.parse(name)
     assert own is not None
     lost = HeldLock(lost=True)
+    again = own._replace(generation=own.generation + 1)
+    os.link(Path(url) / name, Path(url) / str(again))
     before = sorted(os.listdir(url))
     with pytest.raises(TierError, match="lost"):
-        Retention(LocalBackend(Path(url), Access()), TierConfig(url), own).forget(lost, [own])
+        Retention(LocalBackend(Path(url), Access()), TierConfig(url), own).forget(lost, name)
     assert sorted(os.listdir(url)) == before
 
 

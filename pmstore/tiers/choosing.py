@@ -1,0 +1,115 @@
+"""Which epoch of a tier is read, while its writer may be letting epochs go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from pmstore.errors import CorruptStoreError, TierError
+from pmstore.tiers.backend import Backend
+from pmstore.tiers.leases import Lease
+from pmstore.tiers.patience import STALL_SECONDS, Patience
+from pmstore.tiers.places import Places, open_places
+from pmstore.tiers.reading import BrokenEpochError, EpochInfo, forgotten, list_epochs
+
+TRIES = 20
+"""Of a reader whose epochs are forgotten while it reads them."""
+
+_Answer = TypeVar("_Answer")
+
+
+class Wanted(NamedTuple):
+    """Which epochs will do: all, but for what is said."""
+
+    epoch: int | None = None
+    run: str | None = None
+    """Its beginning will do."""
+    kept: str | int | None = None
+    """The newest that was kept under this name, or of this step."""
+
+
+def epochs(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: dict[str, Any] | None = None,
+    stall_seconds: float | None = STALL_SECONDS,
+) -> list[EpochInfo]:
+    """The epochs of a tier, newest first. stall_seconds: as of `restore`.
+
+    Raises: TierError, OSError.
+    """
+    return list_epochs(open_places(url, storage_options, Patience(os.fspath(url), stall_seconds)))
+
+
+def read_first(
+    place: Backend | Places, wanted: Wanted, what: str, read: Callable[[EpochInfo], _Answer]
+) -> tuple[_Answer, EpochInfo, list[tuple[int, str]]]:
+    """What read makes of the newest epoch that can be read, which epoch that is, and what is wrong
+    with newer ones. read raises BrokenEpochError or CorruptStoreError for one that cannot be.
+
+    An epoch that its writer let go meanwhile is no broken one: then it looks for the newest again.
+    What it reads is held by a lease, where it may write.
+
+    what: is done with it, for messages: "restored". Raises: TierError, OSError; what read raises.
+    """
+    for _ in range(TRIES):
+        broken: list[tuple[int, str]] = []
+        for info in _choose(list_epochs(place), place.url, wanted):
+            problem = info.problem
+            if problem is None:
+                with Lease(place, info.epoch, info.run, info.world_size):
+                    try:
+                        return read(info), info, broken
+                    except BrokenEpochError as error:
+                        problem = str(error)
+                    except CorruptStoreError as error:
+                        problem = f"corrupt: {error}"
+            if problem.startswith("missing") and forgotten(place, info):
+                break
+            broken.append((info.epoch, problem))
+        else:
+            reasons = "; ".join(f"epoch {number} is {why}" for number, why in broken)
+            raise TierError(f"{place.url}: no epoch could be {what}: {reasons}")
+    raise TierError(
+        f"{place.url}: {TRIES} times the newest epoch was let go while it was read: let its writer "
+        "keep more of them (keep=), or give this reader the right to write there, so that it can "
+        "hold what it reads"
+    )
+
+
+def _choose(found: list[EpochInfo], url: str, wanted: Wanted) -> list[EpochInfo]:
+    """Which epochs to try, in this order.
+
+    Raises: TierError.
+    """
+    if not found:
+        raise TierError(f"{url}: there is no epoch here")
+    candidates = [one for one in found if _fits(one, wanted)]
+    if any(one.run == wanted.run for one in candidates):
+        candidates = [one for one in candidates if one.run == wanted.run]
+    if not candidates:
+        there = ", ".join(f"{one.epoch} of run {one.run}{_why(one)}" for one in found[:20])
+        raise TierError(
+            f"{url}: no such epoch. There are {there}{' and more' if len(found) > 20 else ''}"
+        )
+    runs = sorted({one.run for one in candidates})
+    if wanted[::2] != (None, None) and len(runs) > 1:
+        which = f"epoch {wanted.epoch}" if wanted.kept is None else f"{wanted.kept!r}"
+        raise TierError(
+            f"{url}: {which} is there of several runs: say run= one of {', '.join(runs)}"
+        )
+    return candidates[:1] if wanted.kept is not None else candidates
+
+
+def _fits(info: EpochInfo, wanted: Wanted) -> bool:
+    epoch, run, kept = wanted
+    return (
+        (run is None or info.run.startswith(run))
+        and (epoch is None or info.epoch == epoch)
+        and (kept is None or any(mark.is_called(kept) for mark in info.kept))
+    )
+
+
+def _why(info: EpochInfo) -> str:
+    return f" (kept: {', '.join(map(str, info.kept))})" if info.kept else ""

@@ -1,0 +1,70 @@
+"""Objects that would be kept in part: refused, with what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from pmstore.torch.errors import AttachError
+
+
+def refuse_wrapped(name: str, optimizer: Optimizer) -> None:
+    """An optimizer around another one keeps its state in two places, and steps the inner one.
+
+    Raises: AttachError: it is one.
+    """
+    for attribute, inner in _held(optimizer):
+        if inner is optimizer:
+            continue
+        own = type(optimizer).__qualname__
+        raise AttachError(
+            f"{name} is a {own} around a {type(inner).__qualname__}, whose state is in its "
+            f"{attribute}, and would be lost. Give that one: optimizer=....{attribute} (the "
+            f"program goes on calling the {own}). If the {own} has state of its own that outlives "
+            f"a step, as Lookahead's slow weights, give it too: stateful={{...: ...}}"
+        )
+
+
+def _held(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+    """Optimizers that are attributes of it, or in a collection that is one."""
+    for attribute, value in vars(optimizer).items():
+        if isinstance(value, Optimizer):
+            yield attribute, value
+        elif attribute in ("param_groups", "state", "defaults"):
+            continue
+        elif isinstance(value, (list, tuple)):
+            yield from (
+                (f"{attribute}[{number}]", one)
+                for number, one in enumerate(value)
+                if isinstance(one, Optimizer)
+            )
+        elif isinstance(value, Mapping):
+            yield from (
+                (f"{attribute}[{key!r}]", one)
+                for key, one in value.items()
+                if isinstance(one, Optimizer)
+            )
+
+
+def refuse_empty(name: str, stateful: Any) -> None:
+    """What has no state now would be restored as what it is made as: silently, if it gets some.
+
+    Raises: AttachError: its state_dict() is empty. A gradient scaler that is disabled has none and
+        never gets one.
+    """
+    enabled = getattr(stateful, "is_enabled", None)
+    if stateful.state_dict() or (callable(enabled) and not enabled()):
+        return
+    kind = type(stateful).__qualname__
+    if callable(getattr(stateful, "persistent", None)):
+        raise AttachError(
+            f"{name} is a {kind} whose state_dict() is empty until its state is made persistent: "
+            f"call its persistent(True) before attach"
+        )
+    raise AttachError(
+        f"{name} is a {kind} whose state_dict() is empty: nothing of it would be kept. Leave it "
+        "out if it has no state. If it gets some later, its state_dict() must have the keys from "
+        "the start"
+    )

@@ -1,0 +1,53 @@
+"""A short choice of the training programs: each killed, stopped and compared bit for bit
+(`python -m tests.programs` for all of them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
+
+from programs import harness, registry
+from programs.bits import bits_of, differences
+
+from pmstore.testing import ForkServer
+
+CHOSEN = {name: one for name, one in registry.load().items() if one.quick}
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkServer]:
+    with harness.server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_programs_end_with_the_same_bits(name: str, forks: ForkServer) -> None:
+    report = harness.examine(CHOSEN[name], forks)
+    assert not report.problems
+    assert report.kills >= harness.KILLS
+    assert report.in_step >= len(CHOSEN[name].stops)
+    assert report.resumed >= len(CHOSEN[name].stops)
+
+
+def test_there_are_enough_of_them() -> None:
+    kinds = {one.kind for one in registry.load().values()}
+    assert len(kinds) >= 60
+    assert 10 <= len(CHOSEN) <= 20
+
+
+def test_the_harness_sees_a_bit() -> None:
+    """What compares is itself compared: shapes, types, one bit of a number, and names."""
+    whole = {"a": [1.0, 2], "b": (True, None)}
+    assert not differences(bits_of(whole), bits_of({"b": (True, None), "a": [1.0, 2]}))
+    for other in (
+        {**whole, "a": [1.0000000000000002, 2]},
+        {**whole, "a": [1.0, 2.0]},
+        {**whole, "a": [1.0]},
+        {**whole, "b": (1, None)},
+        {"a": [1.0, 2]},
+        {**whole, "c": 0},
+    ):
+        assert differences(bits_of(whole), bits_of(other)), other
