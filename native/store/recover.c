@@ -95,17 +95,18 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     pool->hold = (struct pms_holding){.before = true};
     if (pms_held_find(&undo, pool->tx.last, &held))
         pool->hold.tag = held.tag;
+    bool held_sound = !pool->hold.tag || pms_undo_sound(&undo, held.tag, &pool->super);
     struct difference d = {.map = map};
     pms_undo_scan(&undo, pool->tx.last + 1, count_difference, &d);
     status = pms_session_check_copy(pool, pool->tx.last + 1,
                                     d.seen < PMS_FOOTER_ALL ? d.seen : PMS_FOOTER_ALL - 1, error);
-    int64_t n = status == PMS_OK
+    int64_t n = status == PMS_OK && held_sound
                     ? pms_undo_apply(&undo, pool->tx.last + 1, map->engine, &pool->super, NULL)
                     : 0;
     pms_undo_close(&undo);
     if (status != PMS_OK)
         return status;
-    if (n < 0)
+    if (n < 0 || !held_sound)
         return pms_fail(error, PMS_E_CORRUPT, "an undo log entry belongs to no place in the store");
     pool->opened.info.undone_entries = d.entries;
     pool->opened.info.undone_bytes = d.bytes;
