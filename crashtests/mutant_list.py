@@ -176,7 +176,7 @@ _RECOVER = [
            equivalent="the session record is synced before the first transaction, and a sync writes back this line too"),
     Mutant("recover_no_settle", "store/recover.c", "    status = settle(pool, error);\n    if (status != PMS_OK)\n        return status;\n    /* By two",
            "    /* By two", "recovery gives the log up before the pre-images are home"),
-    Mutant("recover_nothing", "store/recover.c", "    int64_t n = status == PMS_OK ? pms_undo_apply(&undo, pool->tx.last + 1, map->engine, &pool->super, NULL) : 0;",
+    Mutant("recover_nothing", "store/recover.c", "    int64_t n = status == PMS_OK && held_sound ? pms_undo_apply(&undo, pool->tx.last + 1, map->engine, &pool->super, NULL) : 0;",
            "    int64_t n = 0;", "recovery undoes nothing"),
     Mutant("recover_wrong_tag", "store/recover.c", "? pms_undo_apply(&undo, pool->tx.last + 1,", "? pms_undo_apply(&undo, pool->tx.last,",
            "recovery undoes the transaction before"),
