@@ -179,7 +179,7 @@ def test_slots_let_go_when_the_next_version_takes_the_held_ones_place(path: Path
 
 
 def test_domain_file_cannot_hold_yet(tmp_path: Path) -> None:
-    with pytest.raises(pmstore.DomainError, match=r"hold=True needs domain"):
+    with pytest.raises(pmstore.DomainError, match=r"cannot hold .* without hold, or on tmpfs"):
         pmstore.open(tmp_path / "run.pm", size="4MiB", domain="file", hold=True)
     assert not list(tmp_path.iterdir())
 
@@ -218,3 +218,53 @@ def test_refused_inside_a_transaction_block(path: Path) -> None:
         ):
             store.rewind()
         assert store.holds
+
+
+def test_flushes_follow_a_rewind(path: Path, tmp_path: Path) -> None:
+    """A chunk that the rewind changed back is flushed again; what is restored holds nothing."""
+    with held(path) as store:
+        w = store.zeros("w", 300_000)
+        store.add_tier("t", str(tmp_path / "tier"))
+        store.commit()
+        for step in (1, 2):
+            w[200_000:] = step
+            store.commit()
+            store.flush("t", wait=True)
+        store.rewind()
+        store.flush("t", wait=True)
+        epoch = store.epoch
+    back = tmp_path / "back.pm"
+    pmstore.restore(back, tmp_path / "tier")
+    with pmstore.open(back, domain="file") as store:
+        assert store.epoch == epoch
+        assert not store.holds
+        assert (store["w"][200_000:] == 1).all()
+        assert (store["w"][:200_000] == 0).all()
+        assert not store.check().problems
+
+
+def test_a_view_of_what_came_and_went_stays(path: Path) -> None:
+    """A block that the held version has, freed since and in use by a view; and one that it has not."""
+    with held(path) as store:
+        old = store.zeros("old", 30_000)
+        small = store.zeros("small", 8)
+        store.commit()
+        old[:], small[:] = 1, 1
+        store.commit()
+        del store["old"], store["small"]
+        new = store.zeros("new", 30_000)
+        new[:] = 5
+        store.commit()
+        others = [store.zeros(f"x{i}", 30_000) for i in range(4)]
+        for one in others:
+            one[:] = 9
+        store.rewind()
+        assert (store["old"] == 1).all()
+        assert (old == 1).all()
+        assert (store["small"] == 1).all()
+        assert (small == 1).all()
+        assert "new" not in store
+        old[:] = 3
+        store.commit()
+        assert (store["old"] == 3).all()
+        assert not store.check().problems

@@ -127,10 +127,8 @@ int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, en
         pms_map_close(m);
         errno = err;
         if (how == PMS_MAP_SYNC && (err == EOPNOTSUPP || err == EINVAL))
-            return pms_fail(
-                error, PMS_E_UNSUPPORTED,
-                "the file system has no MAP_SYNC (domain dax needs fsdax): open it with "
-                "domain='file', or 'process' on tmpfs");
+            return pms_fail(error, PMS_E_UNSUPPORTED,
+                            "the file system has no MAP_SYNC (domain dax needs fsdax)");
         return pms_fail_errno(error, "mapping the store");
     }
     m->bytes = bytes;

@@ -124,8 +124,7 @@ static int choose_domain(struct opening *o, struct pms_error *error)
     pool->persist.flush = pms_domain_flush(pool->opened.domain);
     if (o->options->hold && pool->opened.domain == PMS_DOMAIN_FILE)
         return pms_fail(error, PMS_E_UNSUPPORTED,
-                        "hold=True needs domain dax, process or emulated, and this is domain "
-                        "file: a path on tmpfs, or no hold");
+                        "domain file cannot hold the version before a commit");
     return PMS_OK;
 }
 
