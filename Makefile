@@ -1,4 +1,4 @@
-# make demo | test | native-test | fuzz | fuzz-formats | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
+# make demo | test | programs | native-test | fuzz | fuzz-formats | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
 #      lint tidy | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
@@ -12,7 +12,7 @@ NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) nat
 
 BINDING := pmstore/engine/_build_ffi.py $(wildcard pmstore/engine/*.c pmstore/engine/*.h)
 
-.PHONY: all demo test native-test fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
+.PHONY: all demo test programs native-test fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -29,6 +29,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(PY) -m pytest
+
+# Training programs of many kinds, killed and stopped: minutes. A short choice of them is in `make test`.
+programs: $(STAMP)
+	$(PY) -m tests.programs
 
 native-test:
 	$(MAKE) -C native test

@@ -258,7 +258,7 @@ _JOURNAL = [
     Mutant("home_images_dropped", "journal/home.c", "        int status = write ? home_pages(", "        int status = write && i == 0 ? home_pages(",
            "only the beginning of a run goes home", FILE),
     Mutant("home_images_unchecked", "journal/home.c", "    return b->crc == record->images_crc ? PMS_OK : damaged(record->tx, error);", "    (void)record;\n    return PMS_OK;",
-           "damaged images go home and their record is given up", native=("test_journal",)),
+           "damaged images go home and their record is given up", native=("test_journal_damage",)),
 ]  # fmt: skip
 
 _BESIDE = [

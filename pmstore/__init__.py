@@ -60,7 +60,7 @@ from pmstore.opening import open
 from pmstore.store import Store
 
 if TYPE_CHECKING:
-    from pmstore.formats import exchange, portable
+    from pmstore import exchange, portable
     from pmstore.tiers import TierConfig, epochs, restore
 
 __version__ = "0.1.0"
@@ -112,8 +112,6 @@ def __getattr__(name: str) -> object:
     # nor fsspec's and tiers' modules before they are used
     if name in ("TierConfig", "restore", "epochs"):
         return getattr(importlib.import_module("pmstore.tiers"), name)
-    if name in ("torch", "scheduler"):  # import pmstore must not import torch
+    if name in ("torch", "scheduler", "exchange", "portable"):  # import pmstore imports no torch
         return importlib.import_module(f"pmstore.{name}")
-    if name in ("exchange", "portable"):
-        return importlib.import_module(f"pmstore.formats.{name}")
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")

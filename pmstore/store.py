@@ -42,8 +42,9 @@ class Store(Root):
     last commit is uncommitted, and undone by `rollback`, by `close` and by a crash.
 
     Leaving `with pmstore.open(...) as store:` commits, also by `sys.exit(0)`; an exception rolls
-    back. TransactionError, with the store closed: a transaction block was open, and is rolled back
-    (see `transaction`).
+    back. Where a training run is attached (`pmstore.torch.attach`), an exit, and leaving in the
+    middle of a step, roll back too, with a warning that says what is lost. TransactionError, with
+    the store closed: a transaction block was open, and is rolled back (see `transaction`).
 
     One process may have a file open for writing. In it, many threads and tasks may write;
     transaction blocks take turns.
@@ -151,9 +152,10 @@ class Store(Root):
         """
         self._core.pool.will_write(arrays)
 
-    def written(self, arrays: Sequence[Any]) -> bool:
+    def written(self, arrays: Sequence[Any] = ()) -> bool:
         """Whether a byte of these arrays and tensors of this store is another than in the last
-        commit. Looks at what was written only, so it costs no more than that.
+        commit. Without any: whether anything was written at all. Looks at what was written only, so
+        it costs no more than that.
 
         Raises: ValueError, TypeError for what is not of this store.
         """
@@ -248,7 +250,7 @@ class Store(Root):
         lost: list[str] = []
 
         def may_commit() -> bool:
-            if self._guards.half():
+            if self._guards.half() or (raising and self._guards.running()):
                 lost.extend(self._guards.lost(True))
                 return False
             self._core.pool.handle.take_in_moved()
@@ -346,7 +348,7 @@ class Store(Root):
         return self._tiers
 
     def add_tier(
-        self, name: str, tier: TierConfig | str | os.PathLike[str], **fields: NoReturn
+        self, name: str, tier: TierConfig | str | os.PathLike[str] = "", **fields: NoReturn
     ) -> None:
         """Adds a place that committed state is flushed to, or changes one. The store remembers it
         (from the next commit on).
@@ -364,17 +366,15 @@ class Store(Root):
         Raises: TierError, ValueError, TypeError.
         """
         if fields:
-            given = ", ".join(f"{field}=..." for field in fields)
-            raise TypeError(
-                f"fields of a tier go into its TierConfig: store.add_tier({name!r}, "
-                f"pmstore.TierConfig(url, {given}))"
-            )
+            from pmstore.tiers.config import wrong_fields
+
+            raise wrong_fields(name, fields)
         self._open_tiers().add(self, name, tier)
 
     def remove_tier(self, name: str) -> None:
         """Forgets a tier, after its flush under way. What is in it stays.
 
-        Raises: KeyError.
+        Raises: TierError: there is none of that name.
         """
         self._open_tiers().remove(self, name)
 

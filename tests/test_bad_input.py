@@ -3,8 +3,11 @@ result, nothing lost."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
+import pydoc
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +24,17 @@ import pmstore
 
 def contents(path: Path) -> bytes:
     return path.read_bytes()
+
+
+def test_help_tells_of_every_field() -> None:
+    """`help` shows no docstrings of fields."""
+    from pmstore.scheduler import Known
+    from pmstore.testing import Program
+
+    for kind in (pmstore.TierConfig, Known, Program):
+        told = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+        for field in dataclasses.fields(kind):
+            assert field.name == "command" or re.search(rf"^ \| +{field.name}: \w", told, re.M)
 
 
 # ---- files ----

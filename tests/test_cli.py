@@ -173,10 +173,7 @@ def test_bad_options_of_the_demo(tmp_path: Path) -> None:
 def test_as_a_process(path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "pmstore.commands.cli", *words],
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-m", "pmstore", *words], capture_output=True, text=True, check=False
         )
 
     sound = call("check", str(path))
@@ -187,7 +184,7 @@ def test_as_a_process(path: Path) -> None:
 
 
 def test_output_that_cannot_be_written(path: Path) -> None:
-    command = [sys.executable, "-m", "pmstore.commands.cli", "ls", str(path)]
+    command = [sys.executable, "-m", "pmstore", "ls", str(path)]
     with open("/dev/full", "w") as full:
         told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (told.returncode, told.stderr) == (2, "pmstore: No space left on device\n")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -247,16 +248,7 @@ if Path("run.pm").exists():
 """
     marker = disk / "resumed"
     command = write(disk, source.replace("{marker}", str(marker)) + CORRECT)
-    words = [
-        sys.executable,
-        "-m",
-        "pmstore.commands.cli",
-        "crashtest",
-        "--at",
-        "150,160",
-        "--",
-        *command,
-    ]
+    words = [sys.executable, "-m", "pmstore", "crashtest", "--at", "150,160", "--", *command]
     process = subprocess.Popen(
         words, cwd=disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -272,7 +264,7 @@ if Path("run.pm").exists():
 
 def test_the_command(disk: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pmstore.commands.cli", "crashtest", *arguments]
+        command = [sys.executable, "-m", "pmstore", "crashtest", *arguments]
         return subprocess.run(command, cwd=disk, capture_output=True, text=True, timeout=600)
 
     program = write(disk, CORRECT)
@@ -349,3 +341,27 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
 def test_what_tests_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         crash_test(["true"], **wrong)  # type: ignore[arg-type]
+
+
+def test_programs_that_are_no_command() -> None:
+    wrong: Any
+    for wrong, told in (
+        (
+            "python a.py",
+            r"command='python a.py': a list of words, such as \['python', 'train.py'\]",
+        ),
+        (3, "command=3: a list of words"),
+        (["sleep", 3], "command: 3 is no str"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            crash_test(wrong)
+    with pytest.raises(TypeError, match=r"results='out': a list of words, such as \['out.txt'\]"):
+        Program(["true"], results="out")
+    with pytest.raises(ValueError, match="nothing to run"):
+        crash_test([])
+
+
+def test_points_that_no_run_reaches_are_refused(disk: Path) -> None:
+    """Nothing would be killed, and the trial would pass."""
+    with pytest.raises(ValueError, match=r"at=\[150, 9000000\]: an undisturbed run has \d+ points"):
+        crash_test(write(disk, CORRECT), folder=disk, at=[150, 9_000_000])

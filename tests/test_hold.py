@@ -244,7 +244,7 @@ def test_flushes_follow_a_rewind(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_view_of_what_came_and_went_stays(path: Path) -> None:
-    """A block that the held version has, freed since and in use by a view; and one that it has not."""
+    """Of a block that was freed since, in use by a view; and of one that was made since."""
     with held(path) as store:
         old = store.zeros("old", 30_000)
         small = store.zeros("small", 8)

@@ -26,13 +26,25 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import exchange, portable
+from pmstore import exchange
 from pmstore.commands.program import app
+from pmstore.formats import portable
 from pmstore.objects import values
 from pmstore.objects.array import Descriptor
 from pmstore.testing import crashboard
 
 MIB = 1 << 20
+
+
+@pytest.mark.parametrize("name", ["exchange", "portable", "scheduler"])
+def test_what_the_package_offers_is_imported_either_way(name: str) -> None:
+    code = (
+        f"import sys, pmstore.{name}; from pmstore import {name} as other; "
+        f"assert other is pmstore.{name} is sys.modules['pmstore.{name}']; "
+        "print([one for one in other.__all__ if not hasattr(other, one)])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
 
 
 def run(*words: str | Path, env: dict[str, str] | None = None) -> Result:

@@ -168,7 +168,8 @@ def test_no_merge_was_left_half_done() -> None:
 ROOT = NATIVE.parent
 PYTHON_LAYERS = (
     *("errors", "extras", "base", "engine", "objects", "mirror", "tiers", "store", "opening"),
-    *("scheduler", "torch", "pymm", "formats", "testing", "show", "pmstore", "commands"),
+    *("scheduler", "torch", "pymm", "formats", "exchange", "portable", "testing", "show"),
+    *("pmstore", "commands", "__main__"),
 )
 """Folders and modules of pmstore/, and pmstore itself, whose names count as where they come from.
 Each imports from those before it alone."""

@@ -11,13 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/layout.h"
 #include "base/lock.h"
 
 #define EVENTS_MAX (4ull << 20)
 #define DATA_MAX (1ull << 30)
 #define VIEWS 64
 #define THREADS 64
-#define PAGE 4096u
 #define SKIP_SITES 2 /* the hook itself */
 
 bool (*trace_may_run)(void);
@@ -62,7 +62,7 @@ static void *region(uint64_t bytes)
 
 struct trace *trace_new(void)
 {
-    struct trace *t = region(PAGE);
+    struct trace *t = region(PMS_PAGE);
     t->event = region(EVENTS_MAX * sizeof *t->event);
     t->data = region(DATA_MAX);
     return t;
@@ -70,7 +70,7 @@ struct trace *trace_new(void)
 
 struct trace *trace_at(const char *path, bool create)
 {
-    uint64_t events = EVENTS_MAX * sizeof(struct tr_event), bytes = PAGE + events + DATA_MAX;
+    uint64_t events = EVENTS_MAX * sizeof(struct tr_event), bytes = PMS_PAGE + events + DATA_MAX;
     int file = open(path, O_RDWR | O_CLOEXEC | (create ? O_CREAT | O_TRUNC : 0), 0600);
     unsigned char *p = MAP_FAILED;
     if (file >= 0 && (!create || ftruncate(file, (off_t)bytes) == 0))
@@ -82,19 +82,19 @@ struct trace *trace_at(const char *path, bool create)
     }
     close(file);
     struct trace *t = (void *)p;
-    t->event = (void *)(p + PAGE); /* as this process sees them: others read the same trace */
-    t->data = p + PAGE + events;
+    t->event = (void *)(p + PMS_PAGE); /* as this process sees them: others read the same trace */
+    t->data = p + PMS_PAGE + events;
     return t;
 }
 
 bool trace_find_data(int file, bool *page)
 {
     off_t from, to = 0;
-    memset(page, 0, TRACE_MAX_FILE / PAGE);
+    memset(page, 0, TRACE_MAX_FILE / PMS_PAGE);
     while ((from = lseek(file, to, SEEK_DATA)) >= 0 && from < (off_t)TRACE_MAX_FILE &&
            (to = lseek(file, from, SEEK_HOLE)) >= 0)
-        for (off_t at = from; at < to && at < (off_t)TRACE_MAX_FILE; at += PAGE)
-            page[at / PAGE] = true;
+        for (off_t at = from; at < to && at < (off_t)TRACE_MAX_FILE; at += PMS_PAGE)
+            page[at / PMS_PAGE] = true;
     return from >= 0 || errno == ENXIO; /* no data beyond */
 }
 
@@ -144,7 +144,8 @@ static void differ(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t by
 {
     uint64_t end = off + bytes < file_bytes ? off + bytes : file_bytes;
     while (off < end) {
-        uint64_t block = PAGE - off % PAGE < end - off ? PAGE - off % PAGE : end - off;
+        uint64_t block = PMS_PAGE - off % PMS_PAGE < end - off ? PMS_PAGE - off % PMS_PAGE
+                                                               : end - off;
         if (memcmp(live + off, shadow + off, block) == 0) {
             off += block;
             continue;

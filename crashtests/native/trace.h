@@ -66,7 +66,7 @@ struct trace {
 struct trace *trace_new(void);                         /* shared with children */
 struct trace *trace_at(const char *path, bool create); /* shared through a file, with any process */
 
-/* Which pages of a file are no hole (TRACE_MAX_FILE / 4096 of them). */
+/* Which pages of a file are no hole (TRACE_MAX_FILE / PMS_PAGE of them). */
 bool trace_find_data(int file, bool *page);
 
 /* In the process to be recorded: from now on everything it does to the file is recorded. The

@@ -35,12 +35,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/layout.h"
+
 #ifndef __x86_64__
 #error "the recorder knows the registers of x86-64 only"
 #endif
 
 #define MARK_CALL 0x706d73
-#define PAGE 4096u
 /* instructions between looks at the whole of the mapped files; in between at the pages that
  * changed last */
 #define GROUP 64u
@@ -268,7 +269,7 @@ static void changed(struct mapped *m, size_t from, size_t to)
 
 static bool look_at_page(struct mapped *m, size_t page)
 {
-    size_t at = page * PAGE, end = at + PAGE < m->bytes ? at + PAGE : m->bytes;
+    size_t at = page * PMS_PAGE, end = at + PMS_PAGE < m->bytes ? at + PMS_PAGE : m->bytes;
     if (at >= m->bytes || memcmp(m->now + at, m->shadow + at, end - at) == 0)
         return false;
     for (size_t i = at; i < end; i++) {
@@ -294,7 +295,7 @@ static void look(bool everywhere)
         if (hot[i].file)
             look_at_page(hot[i].file, hot[i].page);
     for (struct mapped *m = files; everywhere && m < files + FILES; m++)
-        for (size_t page = 0; m->now && page * PAGE < m->bytes; page++)
+        for (size_t page = 0; m->now && page * PMS_PAGE < m->bytes; page++)
             if (look_at_page(m, page)) {
                 elsewhere = true;
                 hot[next_hot % HOT].file = m;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "commit/gate.h"
+#include "commit/tx.h"
 #include "commit/txblock.h"
 #include "log/entries.h"
 
@@ -90,7 +91,9 @@ int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t 
         l.from = at < l.from ? at : l.from;
         l.to = at + ranges[i].bytes > l.to ? at + ranges[i].bytes : l.to;
     }
-    if (status == PMS_OK) {
+    if (status == PMS_OK && !count) {
+        *written = pms_tx_pending(pool);
+    } else if (status == PMS_OK) {
         pms_undo_lock(&pool->undo);
         *written = any_differs(&l);
         pms_undo_unlock(&pool->undo);

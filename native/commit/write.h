@@ -13,7 +13,8 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
                    struct pms_error *error);
 
 /* Whether a byte of the ranges is another than in the last commit: compares what was captured of
- * them. What is written without capture (idle slots) is not seen. */
+ * them. What is written without capture (idle slots) is not seen. No ranges: whether anything was
+ * written or captured at all. */
 int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
                 int32_t *written, struct pms_error *error);
 

@@ -16,7 +16,6 @@
 #define WINDOW (1ull << 38) /* address space for a file and its shadow */
 #define LINE 64u
 #define SECTOR 512u
-#define PAGE 4096u
 #define VIEWS 32u
 #define THREADS 64u
 
@@ -200,21 +199,21 @@ static uint64_t draw(uint64_t n)
  * afterwards. */
 static void put(uint64_t page, const unsigned char *bytes, uint64_t end)
 {
-    ssize_t ignored = pwrite(fd, bytes, end - page < PAGE ? end - page : PAGE, (off_t)page);
+    ssize_t ignored = pwrite(fd, bytes, end - page < PMS_PAGE ? end - page : PMS_PAGE, (off_t)page);
     (void)ignored;
 }
 
 /* The turn is kept: no other thread changes what is durable before the caller dies. */
 void pms_power_fail(void)
 {
-    static unsigned char left[PAGE];
+    static unsigned char left[PMS_PAGE];
     take_turn();
     uint64_t unit = by_lines ? LINE : SECTOR, end = file_bytes(), kept = draw(5);
-    for (uint64_t page = 0; page < end; page += PAGE) {
-        if (memcmp(file + page, shadow + page, PAGE) == 0)
+    for (uint64_t page = 0; page < end; page += PMS_PAGE) {
+        if (memcmp(file + page, shadow + page, PMS_PAGE) == 0)
             continue;
-        memcpy(left, file + page, PAGE);
-        for (uint64_t at = 0; at < PAGE; at += unit) {
+        memcpy(left, file + page, PMS_PAGE);
+        for (uint64_t at = 0; at < PMS_PAGE; at += unit) {
             const unsigned char *durable = shadow + page + at;
             if (memcmp(left + at, durable, unit) == 0 || draw(4) < kept)
                 continue;

@@ -5,6 +5,7 @@
 #ifndef PMS_FLUSH_CHUNKS_H
 #define PMS_FLUSH_CHUNKS_H
 
+#include "base/layout.h"
 #include "commit/pool.h"
 #include "flush/transfer.h"
 
@@ -23,7 +24,7 @@ struct pms_snapshot_info {
     uint64_t file_bytes;
     uint64_t kept_bytes, peak_bytes, bound_bytes; /* pages kept for open snapshots */
     uint64_t waits, wait_ns;                      /* of commits, for room */
-    uint8_t super[4096];                          /* what makes a store of the chunks again */
+    uint8_t super[PMS_PAGE];                      /* what makes a store of the chunks again */
 };
 int pms_snapshot_info(struct pms_snapshot *snapshot, struct pms_snapshot_info *info,
                       struct pms_error *error);

@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "base/sort.h"
 #include "heap/state.h"
 
 #define LOG_SLACK (2u * PMS_PAGE) /* root record, and the descriptors' rounding to granules */
@@ -89,12 +90,10 @@ static int index_table(struct pms_heap *h, const struct pms_table *t, struct pms
     return pms_table_each(h->map, t, index_extent, h, error);
 }
 
-static int pin_order(const void *a, const void *b)
-{
-    const struct pms_pin *p = *(const struct pms_pin *const *)a,
-                         *q = *(const struct pms_pin *const *)b;
-    return p->page < q->page ? -1 : p->page > q->page;
-}
+struct by_page { /* to be sorted */
+    uint64_t page;
+    const struct pms_pin *pin;
+};
 
 /* A pin found again: in a live extent, or in pages that the roll back made free, which stay out
  * of the bins (I6). range: the first extent that ends behind the pin's first page. */
@@ -124,26 +123,26 @@ static int restore_pins(struct pms_heap *h, struct pms_error *error)
     struct pms_index *ix = &h->index;
     if (!ix->pin_used)
         return PMS_OK;
-    const struct pms_pin **pins = malloc(ix->pin_used * sizeof *pins);
+    struct by_page *pins = malloc(ix->pin_used * sizeof *pins);
     if (!pins)
         return pms_fail(error, PMS_E_OS, "no memory for the heap's index");
     uint64_t n = 0;
     for (uint64_t i = 0; i < ix->pin_room; i++)
         if (ix->pin[i].off)
-            pins[n++] = &ix->pin[i];
-    qsort(pins, n, sizeof *pins, pin_order);
+            pins[n++] = (struct by_page){ix->pin[i].page, &ix->pin[i]};
+    pms_sort(pins, n, sizeof *pins);
     int status = PMS_OK;
     struct pms_extent *e = ix->first;
     for (uint64_t i = 0; i < n && !status; i++) {
-        while (e && e->page + e->pages <= pins[i]->page)
+        while (e && e->page + e->pages <= pins[i].page)
             e = e->next;
         if (pms_index_reserve(ix))
             status = pms_fail(error, PMS_E_OS, "no memory for the heap's index");
-        else if (!e || !restore_pin(h, pins[i], e))
+        else if (!e || !restore_pin(h, pins[i].pin, e))
             status = pms_fail(error, PMS_E_CORRUPT,
                               "page table: the extent of a block in use has changed");
         else
-            e = pms_index_at(ix, pins[i]->page);
+            e = pms_index_at(ix, pins[i].page);
     }
     free(pins);
     return status;

@@ -5,9 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/layout.h"
 #include "seam/persist.h"
-
-#define PAGE_BYTES 4096u
 
 _Thread_local int pms_persist_hook_fd;
 
@@ -83,7 +82,7 @@ int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int cou
         if (n < 0)
             return errno;
         *done += (uint64_t)n;
-        if (n == 0 || *done % PAGE_BYTES)
+        if (n == 0 || *done % PMS_PAGE)
             break;
         advance(&iov, &count, (size_t)n);
     }

@@ -164,7 +164,7 @@ static void churn(void)
            "rounding, %.2f %% of the room cannot be had in "
            "64 KiB pieces\n",
            (unsigned long long)ops, 100 * refused, 100 * OCCUPANCY, 100 * lost, 100 * unusable);
-    /* refused: 64 MiB asked of so small a store; test_heap.c has the figure for 4 GiB */
+    /* refused: 64 MiB asked of so small a store; test_heap_times.c has the figure for 4 GiB */
     CHECK(lost <= 0.1 && unusable <= 0.1);
     finish_transaction(true);
     sound();

@@ -72,6 +72,11 @@ static void refused(uint64_t a)
     CHECK(pms_written(pool, &endless, 1, &answer, &e) == PMS_E_INVALID);
     CHECK(answer == 7);
     CHECK(ok(pms_written(pool, NULL, 0, &answer, &e)) && answer == 0);
+    memory(a)[0]++;
+    CHECK(ok(pms_written(pool, NULL, 0, &answer, &e)) && answer == 1);
+    commit();
+    uint64_t d = put("d", SMALL);
+    CHECK(d && ok(pms_written(pool, NULL, 0, &answer, &e)) && answer == 1);
 }
 
 int main(void)

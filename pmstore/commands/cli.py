@@ -45,7 +45,3 @@ def main() -> None:
         print(f"pmstore: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

@@ -242,8 +242,8 @@ def restore(
     with _told(), _bar(f"restoring {path.name}") as bar:
         named: str | int | None = kept
         if kept is not None and kept.isdecimal():
-            marks = [mark for one in tiers.epochs(url) for mark in one.kept]
-            named = kept if any(mark.is_called(kept) for mark in marks) else int(kept)
+            reasons = [reason for one in tiers.epochs(url) for reason in one.kept]
+            named = kept if any(reason.is_called(kept) for reason in reasons) else int(kept)
         report = tiers.restore(
             path, url, epoch, run=run, kept=named, rank=rank, domain=domain, progress=bar
         )
@@ -299,7 +299,7 @@ def epochs(
                 size(one.state_bytes),
                 size(one.file_bytes),
                 when,
-                printable("; ".join(f"step {mark.step}: {mark}" for mark in one.kept)),
+                printable("; ".join(f"step {reason.step}: {reason}" for reason in one.kept)),
                 state,
             )
         console().print(table)

@@ -37,6 +37,8 @@ FILL_PATTERN: int = _lib.PMS_FILL_PATTERN
 MIN_SIZE_BYTES: int = _lib.PMS_MIN_SIZE
 HISTORY_BYTES: int = _lib.PMS_HISTORY_BYTES
 GROUPS_MAX: int = _lib.PMS_GROUPS_MAX
+PAGE_BYTES: int = _lib.PMS_PAGE
+"""Unit of protection, of captures and of the superblock."""
 ROOT = 0
 """The directory of the store itself."""
 

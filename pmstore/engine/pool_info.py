@@ -13,7 +13,14 @@ from pmstore.engine.reports import Recovery
 
 @dataclass(frozen=True)
 class PoolInfo(Recovery):
-    """struct pms_info: what is fixed from open on."""
+    """struct pms_info: what is fixed from open on.
+
+    Attributes:
+        asked_domain: at creation; "auto" decides at every open.
+        max_bytes: of the file ever; 0: until the file system is full.
+        inode: of the file: a copy has another one.
+        permissions: of the file, when it was opened.
+    """
 
     base: int
     reserve_bytes: int
@@ -22,14 +29,10 @@ class PoolInfo(Recovery):
     sync_mapping: bool
     read_only: bool
     asked_domain: str
-    """At creation; "auto" decides at every open."""
     max_bytes: int
-    """Of the file ever; 0: until the file system is full."""
     uuid: bytes
     inode: int
-    """Of the file: a copy has another one."""
     permissions: int
-    """Of the file, when it was opened."""
 
 
 def read_info(pool: Any) -> PoolInfo:

@@ -21,23 +21,27 @@ SURVIVES = {
 
 @dataclass(frozen=True)
 class Recovery:
-    """What the open found and had to do. `print(store.recovery)` says it in words."""
+    """What the open found and had to do. `print(store.recovery)` says it in words.
+
+    Attributes:
+        created: this open made the store.
+        clean: the last writer closed it.
+        undone_entries: pre-images put back: writes of a transaction that never committed.
+        replayed_records: commits of domain "file" that were in the journal and not yet in their
+            place.
+        torn: an incomplete last entry or record was dropped; what it belonged to had not been
+            acknowledged.
+        opens: for writing, since creation, this one included.
+    """
 
     created: bool
-    """This open made the store."""
     clean: bool
-    """The last writer closed it."""
     undone_entries: int
-    """Pre-images put back: writes of a transaction that never committed."""
     undone_bytes: int
     replayed_records: int
-    """Commits of domain "file" that were in the journal and not yet in their place."""
     replayed_bytes: int
     torn: bool
-    """An incomplete last entry or record was dropped; what it belonged to had not been
-    acknowledged."""
     opens: int
-    """For writing, since creation, this one included."""
     unclean_opens: int
 
     def __str__(self) -> str:
@@ -66,7 +70,12 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Stats:
-    """struct pms_stats: sizes now, and counts since open. All in bytes or pieces."""
+    """struct pms_stats: sizes now, and counts since open. All in bytes or pieces.
+
+    Attributes:
+        pinned_bytes: freed, but held by arrays that are still alive.
+        faults: first writes that were noticed by page protection.
+    """
 
     epoch: int
     tx: int
@@ -75,7 +84,6 @@ class Stats:
     used_bytes: int
     free_bytes: int
     pinned_bytes: int
-    """Freed, but held by arrays that are still alive."""
     largest_free_bytes: int
     blocks: int
     log_bytes: int
@@ -83,7 +91,6 @@ class Stats:
     commits: int
     rollbacks: int
     faults: int
-    """First writes that were noticed by page protection."""
     captures: int
     captured_bytes: int
     hot_ranges: int
@@ -101,7 +108,13 @@ class Stats:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `Store.check` found. `problems` is empty if the store is sound."""
+    """What `Store.check` found. `problems` is empty if the store is sound.
+
+    Attributes:
+        leaks: blocks that belong to nobody. Each is among the problems.
+        sound_copies: of the superblock's two, by bits. With one the store works; `pmstore repair`
+            restores the other.
+    """
 
     blocks: int
     names: int
@@ -109,11 +122,8 @@ class CheckReport:
     lists: int
     extents: int
     leaks: int
-    """Blocks that belong to nobody. Each is among the problems."""
     leaked_bytes: int
     sound_copies: int
-    """Of the superblock's two, by bits. With one the store works; `pmstore repair` restores the
-    other."""
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -177,14 +187,18 @@ class Info:
 @dataclass(frozen=True)
 class SegmentUsage:
     """Where the bytes of one segment of the file are (the store begins with one, and each growth
-    adds one)."""
+    adds one).
+
+    Attributes:
+        table_off: where the segment begins in the file: with its page table, then come its log and
+            its data.
+        cells: bytes in use of each of 64 equal parts of the data.
+    """
 
     table_off: int
-    """Where the segment begins in the file: with its page table, then come its log and its data."""
     log_bytes: int
     data_off: int
     data_bytes: int
     used_bytes: int
     blocks: int
     cells: tuple[int, ...]
-    """Bytes in use of each of 64 equal parts of the data."""

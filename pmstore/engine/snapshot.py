@@ -15,7 +15,7 @@ import numpy as np
 
 from pmstore.engine._native import ffi as native_ffi
 from pmstore.engine._native import lib as native
-from pmstore.engine.constants import DOMAINS
+from pmstore.engine.constants import DOMAINS, PAGE_BYTES
 from pmstore.engine.failures import call, fail
 from pmstore.engine.pool import Pool
 from pmstore.errors import CorruptStoreError
@@ -24,7 +24,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LIVE: int = native.PMS_CHUNK_LIVE
 CHANGED: int = native.PMS_CHUNK_CHANGED
-PAGE_BYTES = 4096
 FILLING_BLOCK: int = native.PMS_FILLING_BLOCK
 """Room of a new file in memory is made in blocks of so many bytes."""
 
@@ -65,17 +64,20 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """struct pms_snapshot_info."""
+    """struct pms_snapshot_info.
+
+    Attributes:
+        kept_bytes: of pages kept for the store's open snapshots, now.
+        waits: commits that had to wait for room, and how long.
+    """
 
     epoch: int
     tag: int
     file_bytes: int
     kept_bytes: int
-    """Of pages kept for the store's open snapshots, now."""
     peak_bytes: int
     bound_bytes: int
     waits: int
-    """Commits that had to wait for room, and how long."""
     wait_seconds: float
     super: bytes
 
@@ -309,7 +311,7 @@ def store_size(head: bytes, path: str) -> int:
     Raises: CorruptStoreError, FormatVersionError.
     """
     if len(head) != PAGE_BYTES:
-        raise CorruptStoreError("a superblock has 4096 bytes")
+        raise CorruptStoreError(f"a superblock has {PAGE_BYTES} bytes")
     size = native_ffi.new("uint64_t *")
     call(path, native.pms_restore_begin, head, size)
     return int(size[0])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pmstore.engine.constants import FILL_COPY, GROUP, LIST, MIN_SIZE_BYTES, ROOT, VALUE
+from pmstore.engine.constants import FILL_COPY, GROUP, LIST, MIN_SIZE_BYTES, PAGE_BYTES, ROOT, VALUE
 from pmstore.engine.failures import damaged
 from pmstore.engine.pool import Pool
 from pmstore.errors import CorruptStoreError
@@ -88,11 +88,11 @@ def compact(
 def _file_bytes_for(data_bytes: int) -> int:
     """A file of about that much data: fixed pages, and for each data page itself, its log and its
     entry in the page table."""
-    pages = data_bytes // 4096 + 1
+    pages = data_bytes // PAGE_BYTES + 1
     return (
-        pages * (4096 + 4096 + 64 + 3 * 16)
-        + 84 * 4096
-        + (2 << 20 if pages * 4096 >= 32 << 20 else 0)
+        pages * (PAGE_BYTES + PAGE_BYTES + 64 + 3 * 16)
+        + 84 * PAGE_BYTES
+        + (2 << 20 if pages * PAGE_BYTES >= 32 << 20 else 0)
     )
 
 
@@ -101,7 +101,9 @@ def _rewrite(
 ) -> tuple[bool, int]:
     """Whether the new file had to grow, and its bytes. Everything is durable on return."""
     info, stats = old._core.pool.info, old.stats()
-    size = max(MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * 4096))
+    size = max(
+        MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * PAGE_BYTES)
+    )
     with open_store(
         new_path,
         "x",

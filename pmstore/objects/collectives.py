@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-_PAGE = 4096
+from pmstore.engine.constants import PAGE_BYTES
+
 _KEY = "AutogradCPU"
 _once = threading.Lock()  # taken by the first `install`, for good
 _library: Any = None
@@ -40,8 +41,8 @@ def _capture(written: Any, is_captured: Callable[[int], bool]) -> None:
     # Not in the tensor's own type: -0.0 + 0 is another number. Nor through a view of it: autograd
     # reads its version.
     bytes_ = torch.empty(0, dtype=torch.uint8, device="cpu")
-    for at, count in ((begin, (end - begin - 1) // _PAGE + 1), (end - 1, 1)):
-        bytes_.set_(written.untyped_storage(), at, (count,), (_PAGE,)).bitwise_or_(0)
+    for at, count in ((begin, (end - begin - 1) // PAGE_BYTES + 1), (end - 1, 1)):
+        bytes_.set_(written.untyped_storage(), at, (count,), (PAGE_BYTES,)).bitwise_or_(0)
 
 
 def install(is_captured: Callable[[int], bool]) -> None:

@@ -14,15 +14,18 @@ from pmstore.objects.core import Core
 @dataclass(frozen=True)
 class Entry:
     """One name of a group, as `Group.entries` tells it. `dtype` and `shape` are None for values,
-    groups and lists."""
+    groups and lists.
+
+    Attributes:
+        nbytes: of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for
+            groups and lists.
+    """
 
     name: str
     kind: Literal["value", "array", "tensor", "group", "list", "slots"]
     dtype: str | None
     shape: tuple[int, ...] | None
     nbytes: int
-    """Of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for groups
-    and lists."""
 
 
 def tell(core: Core, name: str, found: Found) -> Entry:

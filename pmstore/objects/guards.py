@@ -16,10 +16,14 @@ class Guard(Protocol):
     def half(self) -> str:
         """Of what half is pending, and what to do about it. "": what is pending is whole."""
 
-    def lost(self, half: bool) -> str:
+    def running(self) -> bool:
+        """Whether the program is still at work, so that what is pending may be half of something
+        without `half` knowing it. Asked when it exits: then nothing is committed."""
+
+    def lost(self, orderly: bool) -> str:
         """What the end of the store without a commit takes back, in words. "": nothing to be told.
 
-        half: it was to be committed, and `half` kept it from that.
+        orderly: it was to be committed, and `half` or `running` kept it from that.
         """
 
     def ended(self) -> None:
@@ -50,8 +54,11 @@ class Guards:
     def half(self) -> bool:
         return any(guard.half() for guard in self._alive())
 
-    def lost(self, half: bool) -> list[str]:
-        return [told for guard in self._alive() if (told := guard.lost(half))]
+    def running(self) -> bool:
+        return any(guard.running() for guard in self._alive())
+
+    def lost(self, orderly: bool) -> list[str]:
+        return [told for guard in self._alive() if (told := guard.lost(orderly))]
 
     def ended(self) -> None:
         for guard in self._alive():

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pmstore.scheduler.hazard import HazardModel, default_shares
 from pmstore.scheduler.termination import TerminationModel
+
+_CALL = (
+    "CommitScheduler(policy, store=store), or CommitScheduler(policy, targets={'memory': commit}): "
+    "all but the policy is given by name"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +20,19 @@ class Known:
     """What is known of a job before it runs. The rest is learned.
 
     Bad numbers are taken for unknown, with a warning.
+
+    Attributes:
+        total_steps: of the job. Used by the loss curve alone.
+        failure_rate_per_second: one rate, split over the targets by `HazardModel.share`, or one for
+            each name.
+        hazard: to use in place of the one made from the store.
+        termination: to use in place of the one made from the store's earlier runs.
     """
 
     total_steps: int | None = None
-    """Of the job. Used by the loss curve alone."""
     failure_rate_per_second: float | Mapping[str, float] | None = None
-    """One rate, split over the targets by `HazardModel.share`, or one for each name."""
     hazard: HazardModel | None = None
-    """To use in place of the one made from the store."""
     termination: TerminationModel | None = None
-    """To use in place of the one made from the store's earlier runs."""
 
     def rates(self, names: Sequence[str], warn: Callable[[str, str], None]) -> list[float]:
         """One for each target; empty: they are learned. warn: (about what, message)."""
@@ -51,3 +59,20 @@ def sane_total(value: int | None, warn: Callable[[str, str], None]) -> int | Non
         return value
     warn("total_steps", f"total_steps={value!r} is not positive: taken for unknown")
     return None
+
+
+def refuse_wrong_call(known: object, others: Sequence[object], more: Mapping[str, object]) -> None:
+    """Says what to write in place of a `CommitScheduler(...)` that it cannot be made with.
+
+    Raises: TypeError.
+    """
+    if others:
+        raise TypeError(_CALL)
+    of_known = [name for name in more if name in {field.name for field in fields(Known)}]
+    if of_known:
+        given = ", ".join(f"{name}=..." for name in of_known)
+        raise TypeError(f"what is known of the job: CommitScheduler(..., known=Known({given}))")
+    if more:
+        raise TypeError(f"CommitScheduler has no {next(iter(more))}=. {_CALL}")
+    if not isinstance(known, Known):
+        raise TypeError(f"known={known!r}: a pmstore.scheduler.Known, such as Known(total_steps=9)")

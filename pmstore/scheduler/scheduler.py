@@ -8,11 +8,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pmstore.scheduler.cost import CostModel
 from pmstore.scheduler.hazard import HazardModel
-from pmstore.scheduler.known import Known, sane_total
+from pmstore.scheduler.known import Known, refuse_wrong_call, sane_total
 from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.losses import Losses
 from pmstore.scheduler.memory import HUGE, Memory, pack, unpack
@@ -67,7 +67,7 @@ class CommitScheduler:
     def __init__(
         self,
         policy: CommitPolicy | None = None,
-        *,
+        *others: NoReturn,
         store: Store | None = None,
         tiers: Sequence[str] = (),
         targets: Mapping[str, Callable[[], object]] | None = None,
@@ -76,7 +76,9 @@ class CommitScheduler:
         run: str = "run",
         guard: PreemptionGuard | None = None,
         dirty_bytes: Callable[[], float] | None = None,
+        **more: NoReturn,
     ) -> None:
+        refuse_wrong_call(known, others, more)
         self.policy: CommitPolicy = ConvergenceAware() if policy is None else policy
         if not isinstance(self.policy, CommitPolicy):
             raise TypeError(

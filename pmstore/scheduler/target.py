@@ -53,32 +53,35 @@ NOTHING = Decision(None, "", 0.0, math.nan, 0.0, 1.0, 0.0)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Target:
-    """One destination of commits, as the scheduler sees it. Seconds."""
+    """One destination of commits, as the scheduler sees it. Seconds.
+
+    Attributes:
+        number: 0 for the first (fastest), upward.
+        work: since its last commit, as are `steps` and the `risk` that has accumulated.
+        hazard: h per second.
+        price: C_eff now; NaN before the first commit.
+        free_work: work from which a commit is free.
+        least_work: work before which none is allowed.
+        retry_work: work before which one that failed in the background is not tried again.
+        handle: of the commit that is being written in the background.
+        stake: work, risk and steps that the commit in the background will have saved.
+    """
 
     number: int
-    """0 for the first (fastest), upward."""
     name: str
     commit: Callable[[], object]
     cost: CostModel = field(default_factory=CostModel)
     work: float = 0.0
-    """Since its last commit, as are `steps` and the `risk` that has accumulated."""
     steps: int = 0
     risk: float = 0.0
     hazard: float = 0.0
-    """h per second."""
     price: float = math.nan
-    """C_eff now; NaN before the first commit."""
     free_work: float = math.inf
-    """Work from which a commit is free."""
     least_work: float = 0.0
-    """Work before which none is allowed."""
     retry_work: float = 0.0
-    """Work before which one that failed in the background is not tried again."""
     handle: Any = None
-    """Of the commit that is being written in the background."""
     launched: float = 0.0
     stake: tuple[float, float, int] = (0.0, 0.0, 0)
-    """Work, risk and steps that the commit in the background will have saved."""
 
     def reset(self) -> None:
         self.work = self.risk = self.retry_work = 0.0

@@ -30,14 +30,17 @@ def shared_words(count: int) -> memoryview:
 
 @dataclass(frozen=True)
 class KilledRun:
-    """What became of one child."""
+    """What became of one child.
+
+    Attributes:
+        acknowledged: the last step that the workload acknowledged; -1: none.
+        killed: it died of SIGKILL, its own or ours.
+        exit_code: if it was not killed: 0, or 1 after an exception (whose traceback is on stderr).
+    """
 
     acknowledged: int
-    """The last step that the workload acknowledged; -1: none."""
     killed: bool
-    """It died of SIGKILL, its own or ours."""
     exit_code: int
-    """If it was not killed: 0, or 1 after an exception (whose traceback is on stderr)."""
 
 
 class ForkServer:

@@ -23,17 +23,37 @@ _DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
 
 @dataclass(frozen=True)
 class Program:
-    """A program that is crash-tested, where there is more to say of it than its command."""
+    """A program that is crash-tested, where there is more to say of it than its command.
+
+    Attributes:
+        resume: the command that goes on after a kill; empty: the same.
+        results: files below the folder that it leaves, compared as the state is.
+        timeout_seconds: that one run may take.
+        grace_seconds: between SIGTERM and SIGKILL, with model "term".
+    """
 
     command: Sequence[str]
     resume: Sequence[str] = ()
-    """The command that goes on after a kill; empty: the same."""
     results: Sequence[str] = ()
-    """Files below the folder that it leaves, compared as the state is."""
     timeout_seconds: float = 600.0
-    """That one run may take."""
     grace_seconds: float = 5.0
-    """Between SIGTERM and SIGKILL, with model "term"."""
+
+    def __post_init__(self) -> None:
+        for name, words in (
+            ("command", self.command),
+            ("resume", self.resume),
+            ("results", self.results),
+        ):
+            if isinstance(words, (str, bytes)) or not isinstance(words, Sequence):
+                raise TypeError(
+                    f"{name}={words!r}: a list of words, such as "
+                    f"{['out.txt'] if name == 'results' else ['python', 'train.py']}"
+                )
+            wrong = [one for one in words if not isinstance(one, (str, bytes, os.PathLike))]
+            if wrong:
+                raise TypeError(f"{name}: {wrong[0]!r} is no str")
+        if not self.command:
+            raise ValueError("command: empty, so there is nothing to run")
 
 
 @dataclass(frozen=True)

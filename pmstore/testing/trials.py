@@ -239,7 +239,8 @@ def crash_test(
         ValueError: the program fails without being killed, opens no store or one outside its
             working directory, commits nothing, leaves none of the results, or uses a domain that
             does not claim to survive what the model does; points are given though SIGTERM comes at
-            times.
+            times, or that a run which nobody kills does not reach.
+        TypeError: the program is no list of words: one str, for example.
     """
     if model not in get_args(Model):
         raise ValueError(f"model={model!r}: one of {', '.join(get_args(Model))}")
@@ -271,6 +272,11 @@ def crash_test(
             raise ValueError(
                 f"the store is in domain {reference.domain}, which does not survive a power "
                 "failure: open it with domain='file'"
+            )
+        if any(point > reference.primitives for point in at):
+            raise ValueError(
+                f"at={list(at)}: an undisturbed run has {reference.primitives} points, so nothing "
+                "would be killed there"
             )
         plans = _plan(trials, reference, model, seed)
         if at:

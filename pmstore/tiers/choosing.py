@@ -107,7 +107,7 @@ def _fits(info: EpochInfo, wanted: Wanted) -> bool:
     return (
         (run is None or info.run.startswith(run))
         and (epoch is None or info.epoch == epoch)
-        and (kept is None or any(mark.is_called(kept) for mark in info.kept))
+        and (kept is None or any(reason.is_called(kept) for reason in info.kept))
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
 from pmstore.base.sizes import parse_size
-from pmstore.engine.snapshot import PAGE_BYTES
+from pmstore.engine.constants import PAGE_BYTES
 from pmstore.tiers.manifest import RUN, WORLD_MOST
 from pmstore.tiers.places import normal_url
 
@@ -23,6 +23,33 @@ class TierConfig:
     What is given in several ways is kept in one: `url` of a local directory as its absolute path,
     sizes as bytes.
 
+    Attributes:
+        url: a local directory, or any URL of fsspec ("s3://bucket/run", with
+            `pip install 'pmstore[s3]'`). "{rank}" in it is the rank.
+        keep: how many epochs stay; None: all.
+        every: flushed by itself when so many commits have been made since the last time; None: when
+            it is asked for.
+        max_rate: bytes a second, as a number or "100MB"; None: no limit.
+        memory: bytes, as a number or "1GiB", for content that commits change while a flush still
+            needs it; None: a quarter of the state. A commit that would need more waits for the
+            flush, at most `max_wait_seconds`; then the flush fails, not the commit. The flush's
+            buffers, up to 16 MiB, come on top.
+        max_wait_seconds: for which a commit waits for room; None: for ever.
+        stall_seconds: a flush to a remote place without progress for so long fails; None: it never
+            does.
+        on_error: what the next flush does about one that failed and that nobody was told of. (Those
+            that `every` or a scheduler begins warn, and go on.)
+        chunk_bytes: state is compared and written in pieces of so many bytes: a multiple of 4096.
+        rank: which of several ranks this is, whose epochs belong together.
+        world_size: how many ranks there are.
+        run: what the epochs of all ranks have in common; None, for one rank: the store's uuid.
+        replicated: patterns of names ("run/model/*") of arrays that are the same at all ranks: each
+            rank flushes its share.
+        mode: permissions of files in a local directory, such as 0o640, for those who share it,
+            whatever the umask; directories that are made let in whoever may read. None: files as
+            private as the store, directories 0o700.
+        storage_options: for fsspec. Not remembered by the store: it may hold credentials.
+
     Raises: ValueError, TypeError.
 
     >>> tier = TierConfig("file:///mnt/run", keep=3, max_rate="100MB")
@@ -31,45 +58,21 @@ class TierConfig:
     """
 
     url: str | os.PathLike[str]
-    """A local directory, or any URL of fsspec ("s3://bucket/run"; `pip install 'pmstore[s3]'`).
-    "{rank}" in it is the rank."""
     _: KW_ONLY
     keep: int | None = None
-    """How many epochs stay; None: all."""
     every: int | None = None
-    """Flushed by itself when so many commits have been made since the last time; None: when it is
-    asked for."""
     max_rate: int | str | None = None
-    """Bytes a second, as a number or "100MB"; None: no limit."""
     memory: int | str | None = None
-    """Bytes, as a number or "1GiB", for content that commits change while a flush still needs it;
-    None: a quarter of the state. A commit that would need more waits for the flush, at most
-    `max_wait_seconds`; then the flush fails, not the commit. The flush's buffers, up to 16 MiB,
-    come on top."""
     max_wait_seconds: float | None = 60.0
-    """None: for ever."""
     stall_seconds: float | None = 300.0
-    """A flush to a remote place without progress for so long fails; None: it never does."""
     on_error: Literal["raise", "warn"] = "raise"
-    """What the next flush does about one that failed and that nobody was told of. (Those that
-    `every` or a scheduler begins warn, and go on.)"""
     chunk_bytes: int = 256 << 10
-    """State is compared and written in pieces of so many bytes: a multiple of 4096."""
     rank: int = 0
-    """Which of several ranks this is, whose epochs belong together."""
     world_size: int = 1
-    """How many ranks there are."""
     run: str | None = None
-    """What the epochs of all ranks have in common; None, for one rank: the store's uuid."""
     replicated: Sequence[str] = ()
-    """Patterns of names ("run/model/*") of arrays that are the same at all ranks: each rank
-    flushes its share."""
     mode: int | None = None
-    """Permissions of files in a local directory, such as 0o640, for those who share it, whatever
-    the umask; directories that are made let in whoever may read. None: files as private as the
-    store, directories 0o700."""
     storage_options: dict[str, Any] | None = field(default=None, repr=False)
-    """For fsspec. Not remembered by the store: it may hold credentials."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", normal_url(self.url))
@@ -91,10 +94,13 @@ class TierConfig:
             raise ValueError(f"on_error={self.on_error!r}: 'raise' or 'warn'")
         for name in ("keep", "every"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 1 <= value < 1 << 62):
-                raise ValueError(
-                    f"{name}={value!r}: an int, how many epochs or commits, at least 1; or None"
-                )
+            if value is None:
+                continue
+            told = f"{name}={value!r}: an int, how many epochs or commits, at least 1; or None"
+            if type(value) is not int:
+                raise TypeError(told)
+            if not 1 <= value < 1 << 62:
+                raise ValueError(told)
         if (
             self.chunk_bytes < PAGE_BYTES
             or self.chunk_bytes % PAGE_BYTES
@@ -108,13 +114,26 @@ class TierConfig:
                 f"rank={self.rank} and world_size={self.world_size}: 0 <= rank < world_size <= "
                 f"{WORLD_MOST}"
             )
-        if self.mode is not None and (type(self.mode) is not int or self.mode & ~0o066 != 0o600):
-            raise ValueError(
+        if self.mode is not None:
+            told = (
                 f"mode={self.mode!r}: permissions of files, such as 0o640; their owner reads and "
                 "writes them"
             )
-        if self.run is not None and (not isinstance(self.run, str) or not RUN.fullmatch(self.run)):
-            raise ValueError(f"run={self.run!r}: letters, digits, '_' and '-', at most 64")
+            if type(self.mode) is not int:
+                raise TypeError(told)
+            if self.mode & ~0o066 != 0o600:
+                raise ValueError(told)
+        if self.run is not None:
+            told = f"run={self.run!r}: letters, digits, '_' and '-', at most 64"
+            if not isinstance(self.run, str):
+                raise TypeError(told)
+            if not RUN.fullmatch(self.run):
+                raise ValueError(told)
+        if self.storage_options is not None and not isinstance(self.storage_options, dict):
+            raise TypeError(  # without its value: it may be a credential
+                "storage_options is a dict, for fsspec, or None, not "
+                f"{type(self.storage_options).__name__}"
+            )
         if self.world_size > 1 and self.run is None:
             raise ValueError(
                 "with several ranks, run= names what their epochs have in common: give all of them "
@@ -159,6 +178,23 @@ class TierConfig:
                 raise TypeError(f"{key}={value[key]!r}: an int")
         given = {name: value[key] for name, key in _KEYS.items() if key in value}
         return cls(**{name: one for name, one in given.items() if one or name not in _SIZES})
+
+
+def wrong_fields(name: str, given: Mapping[str, object]) -> TypeError:
+    """For `store.add_tier(name, ..., given=...)`: what to write instead."""
+    known = [one.name for one in fields(TierConfig)]
+    unknown = [one for one in given if one not in known]
+    if unknown:
+        return TypeError(
+            f"a tier has no field {unknown[0]!r}: pmstore.TierConfig has {', '.join(known)}"
+        )
+    rest = "".join(f", {one}=..." for one in given if one != "url")
+    if not rest:
+        return TypeError(f"the URL has no keyword: store.add_tier({name!r}, url)")
+    return TypeError(
+        "fields of a tier go into its TierConfig: "
+        f"store.add_tier({name!r}, pmstore.TierConfig(url{rest}))"
+    )
 
 
 _KEYS = {

@@ -17,7 +17,7 @@ from pmstore.engine.snapshot import Snapshot, Transfer
 from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush, FlushStats
-from pmstore.tiers.pins import Pin, Pins
+from pmstore.tiers.kept import Keeping, KeptEpochs
 from pmstore.tiers.remote import FsspecBackend
 from pmstore.tiers.writer import Writer, Written
 
@@ -33,7 +33,7 @@ class _Job:
     snapshot: Snapshot
     transfer: Transfer
     full: bool
-    pin: Pin | None
+    keeping: Keeping | None
     began: float
     blocked: float = 0.0
 
@@ -61,10 +61,10 @@ class Flusher:
         self,
         full: bool,
         progress: Callable[[int, int], object] | None = None,
-        pin: Pin | None = None,
+        keeping: Keeping | None = None,
     ) -> Flush:
         """Takes a snapshot of the last commit and returns; the rest happens on a thread. A flush
-        still under way goes first. pin: the epoch gets it.
+        still under way goes first. keeping: the epoch is to be kept.
 
         Raises: what the flush before raised, if nobody has been told.
         """
@@ -81,7 +81,7 @@ class Flusher:
         handle = Flush(
             self.name, snapshot.epoch, transfer, progress, self._calls, workers, snapshot.close
         )
-        job = _Job(handle, snapshot, transfer, full, pin, began)
+        job = _Job(handle, snapshot, transfer, full, keeping, began)
         try:
             self._pending.append(job)
             self.last = handle
@@ -134,18 +134,22 @@ class Flusher:
         error: BaseException | None = None
         stats = written = None
         try:
-            written = self._writer.write(job.flush, job.snapshot, job.transfer, job.full, job.pin)
+            written = self._writer.write(
+                job.flush, job.snapshot, job.transfer, job.full, job.keeping
+            )
             stats = _stats(job, written)
         except BaseException as raised:
             error = raised
+            if job.keeping is not None:
+                self.kept.forget_known()
             if isinstance(raised, PmstoreError) and not isinstance(raised, TierError):
                 error = self._explain(job.flush, raised)
         finally:
             job.snapshot.close()
             job.flush.finish(error, stats)
             try:
-                if written is not None and job.pin is not None:
-                    self._writer.publisher.push_out(job.pin)
+                if written is not None and job.keeping is not None:
+                    self._writer.publisher.push_out(job.keeping)
                 if written is not None and written.fresh is not None:
                     self._writer.publisher.forget(written.fresh)
             except Exception as raised:
@@ -175,9 +179,9 @@ class Flusher:
         return made
 
     @property
-    def pins(self) -> Pins:
+    def kept(self) -> KeptEpochs:
         """Which epochs stay in the tier."""
-        return self._writer.publisher.pins
+        return self._writer.publisher.kept
 
     # ---- ending ----
 

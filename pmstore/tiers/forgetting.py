@@ -7,9 +7,9 @@ from contextlib import suppress
 from pmstore.errors import TierError
 from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
+from pmstore.tiers.kept import KeptEpochs
 from pmstore.tiers.leases import Leases
 from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
-from pmstore.tiers.pins import Pins
 from pmstore.tiers.places import RANK, open_places
 
 
@@ -23,7 +23,7 @@ class Retention:
         # of manifests that were read, or written: they do not change
         self._files: dict[str, frozenset[str]] = {}
         self._leases = Leases(backend, own)
-        self.pins = Pins(backend, own)
+        self.kept = KeptEpochs(backend, own)
 
     def clean(self, lock: Lock) -> None:
         """Deletes files of this run and rank that no epoch names: left by a writer that was
@@ -55,7 +55,7 @@ class Retention:
 
     def forget(self, lock: Lock, fresh: str) -> None:
         """Lets epochs beyond `keep` go, the oldest first, each manifest before its files, and those
-        that were published again. What is pinned, or held by a reader, stays. An epoch of several
+        that were published again. What is kept, or held by a reader, stays. An epoch of several
         ranks counts when all of their manifests are there. fresh: a file that has just been
         written, when the newest epoch counts.
         """
@@ -88,7 +88,7 @@ class Retention:
             ranks.setdefault(parsed.epoch, set()).add(parsed.rank)
             if parsed.rank == own.rank:
                 mine.append(parsed)
-        pinned = self.pins.epochs(names)
+        kept = self.kept.epochs(names)
         last = {one.epoch: one for one in sorted(mine)}  # of an epoch that was published again
         whole = [one for one in last.values() if len(ranks[one.epoch]) == own.world_size]
         whole.sort(reverse=True)
@@ -97,7 +97,7 @@ class Retention:
             one
             for one in mine
             if one != last[one.epoch]
-            or (oldest is not None and one < oldest and one.epoch not in pinned)
+            or (oldest is not None and one < oldest and one.epoch not in kept)
         )
 
     def _drop_files(self, lock: Lock, temporary: bool) -> None:
@@ -109,7 +109,7 @@ class Retention:
             return
         written = [name for name in names if name not in named and self._own.is_written(name)]
         gone = [name for name in written if temporary or name.endswith(CHUNKS_SUFFIX)]
-        gone += self.pins.leavings(names) if temporary else []
+        gone += self.kept.leavings(names) if temporary else []
         if gone:
             lock.check()
         for name in gone:

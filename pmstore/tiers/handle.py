@@ -19,19 +19,22 @@ from pmstore.errors import ForkedStoreError, TierError
 
 @dataclass(frozen=True, slots=True)
 class FlushStats:
-    """What a flush did."""
+    """What a flush did.
+
+    Attributes:
+        blocked_seconds: for which the caller of `Store.flush` was kept.
+        seconds: from there until the epoch counted.
+        state_bytes: of the epoch; the rest was in the tier already.
+        commit_waits: commits that waited because as much memory was in use as the tier may take,
+            and for how long.
+    """
 
     blocked_seconds: float
-    """For which the caller of `Store.flush` was kept."""
     seconds: float
-    """From there until the epoch counted."""
     written_bytes: int
     state_bytes: int
-    """Of the epoch; the rest was in the tier already."""
     full: bool
     commit_waits: int
-    """Commits that waited because as much memory was in use as the tier may take, and for how
-    long."""
     commit_wait_seconds: float
     peak_kept_bytes: int
 

@@ -7,12 +7,13 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pmstore.engine.constants import ARRAY, GROUP, GROUPS_MAX, VALUE
+from pmstore.engine.constants import ARRAY, GROUP, GROUPS_MAX, PAGE_BYTES, VALUE
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import values
 from pmstore.objects.array import Descriptor
+from pmstore.objects.names import NAME_MAX_BYTES
 
-ROOT_OFFSET = 7 * 4096
+ROOT_OFFSET = 7 * PAGE_BYTES
 _ROOT = struct.Struct("<QQ")
 _HEADER = struct.Struct("<QQQQQQ")
 _NODE = struct.Struct("<QQQQQIIII")
@@ -80,7 +81,7 @@ class Image:
                 raw
             )
             self._left -= _NODE_BYTES + name_bytes + meta_bytes
-            if name_bytes > 4096 or self._left < 0:
+            if name_bytes > NAME_MAX_BYTES or self._left < 0:
                 raise CorruptStoreError("a name in a directory, or its description, is too long")
             rest = self.read(node + _NODE_BYTES, name_bytes + meta_bytes)
             try:

@@ -25,7 +25,7 @@ from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.flusher import Flusher, start_thread
 from pmstore.tiers.handle import Flush, time_left
-from pmstore.tiers.pins import Pin
+from pmstore.tiers.kept import Keeping
 
 if TYPE_CHECKING:
     from pmstore.objects.root import Root
@@ -165,7 +165,7 @@ class Tiers:
         self._require()
         with self._lock:
             if name not in self._configs:
-                raise KeyError(name)
+                raise self._no_tier(name)
             if f"{GROUP}/{name}" in store:
                 del store[f"{GROUP}/{name}"]  # first: it may be open for reading
             del self._configs[name]
@@ -198,17 +198,20 @@ class Tiers:
     def flusher(self, name: str) -> Flusher:
         with self._lock:
             if name not in self._configs:
-                there = ", ".join(map(repr, self._configs)) or "none"
-                raise TierError(
-                    f"{self._pool.path}: there is no tier {name!r} (there are: {there}). "
-                    "store.add_tier adds one"
-                )
+                raise self._no_tier(name)
             if name not in self._flushers:
                 self._flushers[name] = Flusher(name, self._configs[name], self._pool)
             return self._flushers[name]
 
+    def _no_tier(self, name: str) -> TierError:
+        there = ", ".join(map(repr, self._configs)) or "none"
+        return TierError(
+            f"{self._pool.path}: there is no tier {name!r} (there are: {there}). store.add_tier "
+            "adds one"
+        )
+
     def idle(self, name: str) -> bool:
-        """While old epochs are deleted a flush would only pin its commit, and wait."""
+        """While old epochs are deleted a flush would only hold its commit, and wait."""
         self._require()
         self._take_up(name)
         last = self.flusher(name).last
@@ -244,11 +247,11 @@ class Tiers:
         if wanted and not watched and not self._pool.info.read_only:
             self._watcher = start_thread("pmstore tiers", _flush_regularly, ref(self), self._closed)
 
-    def keep(self, flusher: Flusher, pin: Pin) -> Flush:
+    def keep(self, flusher: Flusher, keeping: Keeping) -> Flush:
         """Flushes the last commit, to stay. Raises: as `flush`."""
         self._require()
         with self._lock:
-            return flusher.flush(False, None, pin)
+            return flusher.flush(False, None, keeping)
 
     def take_up(self, name: str) -> Flusher:
         """A tier that the program names."""

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from pmstore.engine.snapshot import PAGE_BYTES, checksum, file_bytes_of, uuid_of
+from pmstore.engine.constants import PAGE_BYTES
+from pmstore.engine.snapshot import checksum, file_bytes_of, uuid_of
 from pmstore.objects.array import Array
 
 MAGIC = b"PMSTIER1"

@@ -43,7 +43,7 @@ def normal_url(url: str | os.PathLike[str]) -> str:
 
     Raises: ValueError, TypeError.
     """
-    text = os.fspath(url)
+    text = os.fspath(url) if isinstance(url, os.PathLike) else url
     if not isinstance(text, str):
         raise TypeError(f"the URL of a tier is a str or a path of str, not {type(text).__name__}")
     if "\0" in text:

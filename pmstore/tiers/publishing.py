@@ -8,8 +8,8 @@ from pmstore.errors import TierError
 from pmstore.tiers.backend import Backend, Lock
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.forgetting import Retention
+from pmstore.tiers.kept import Keeping, KeptEpochs
 from pmstore.tiers.manifest import Manifest, ManifestName
-from pmstore.tiers.pins import Pin, Pins
 
 
 class Publisher:
@@ -52,21 +52,21 @@ class Publisher:
         return name
 
     @property
-    def pins(self) -> Pins:
+    def kept(self) -> KeptEpochs:
         """Which epochs stay."""
-        return self._retention.pins
+        return self._retention.kept
 
-    def pin(self, epoch: int, pin: Pin) -> str:
+    def keep(self, epoch: int, keeping: Keeping) -> str:
         """After `begin`, before `publish`. Returns the name of its file. Raises: TierError,
         OSError."""
         assert self._lock is not None, "begin comes first"
-        return self.pins.add(self._lock, epoch, pin)
+        return self.kept.add(self._lock, epoch, keeping)
 
-    def push_out(self, pin: Pin) -> None:
+    def push_out(self, keeping: Keeping) -> None:
         """Marks that this one's replace: after `publish`; their epochs go with those that are
         forgotten."""
         if self._lock is not None:
-            self.pins.push_out(self._lock, pin)
+            self.kept.push_out(self._lock, keeping)
 
     def publish(self, name: ManifestName, manifest: Manifest) -> int:
         """The epoch counts on return. Bytes of the manifest.

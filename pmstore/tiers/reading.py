@@ -15,9 +15,9 @@ from pmstore.engine import snapshot
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend
+from pmstore.tiers.kept import KeptName, Reason, read_reasons
 from pmstore.tiers.leases import Lease
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
-from pmstore.tiers.pins import Mark, PinName, read_marks
 from pmstore.tiers.places import Places
 
 FIRST_BYTES = 1 << 20
@@ -41,28 +41,31 @@ class _GoneError(Exception):
 
 @dataclass(frozen=True)
 class EpochInfo:
-    """One epoch of a tier, as its names and manifests tell."""
+    """One epoch of a tier, as its names and manifests tell.
+
+    Attributes:
+        generation: newer epochs have higher ones, whatever clocks say.
+        ranks: whose manifests are there.
+        state_bytes: of all ranks together.
+        file_bytes: of the files that it needs.
+        time: unix time of the first rank's manifest: for people.
+        problem: "missing: ..." or "corrupt: ..."; None: as far as names and sizes tell it is whole
+            (`verify` reads everything).
+        manifests: name of each rank's manifest.
+        kept: why it stays whatever `keep` says, as its first rank has it.
+    """
 
     epoch: int
     run: str
     generation: int
-    """Newer epochs have higher ones, whatever clocks say."""
     world_size: int
     ranks: tuple[int, ...]
-    """Whose manifests are there."""
     state_bytes: int
-    """Of all ranks together."""
     file_bytes: int
-    """Of the files that it needs."""
     time: float
-    """Unix time of the first rank's manifest: for people."""
     problem: str | None
-    """ "missing: ..." or "corrupt: ..."; None: as far as names and sizes tell it is whole (`verify`
-     reads everything)."""
     manifests: dict[int, str] = field(repr=False)
-    """Name of each rank's manifest."""
-    kept: tuple[Mark, ...] = ()
-    """Why it stays whatever `keep` says, as its first rank has it."""
+    kept: tuple[Reason, ...] = ()
 
 
 def list_epochs(backend: Backend | Places) -> list[EpochInfo]:
@@ -132,7 +135,7 @@ def _look(
         time=when,
         problem=problem,
         manifests={rank: str(one) for rank, one in ranks.items()},
-        kept=read_marks(backend, pin) if (pin := str(PinName.of(first))) in names else (),
+        kept=read_reasons(backend, kept) if (kept := str(KeptName.of(first))) in names else (),
     )
 
 

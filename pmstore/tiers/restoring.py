@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pmstore.engine import snapshot
-from pmstore.engine.constants import DOMAINS
+from pmstore.engine.constants import DOMAINS, PAGE_BYTES
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
 from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError
 from pmstore.objects.array import Array
@@ -39,15 +39,18 @@ memory, say no."""
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What was restored. `print` says it in words."""
+    """What was restored. `print` says it in words.
+
+    Attributes:
+        skipped: newer epochs that could not be, and what is wrong with each: "corrupt: ..." or
+            "missing: ...".
+    """
 
     path: str
     epoch: int
     run: str
     nbytes: int
     skipped: tuple[tuple[int, str], ...]
-    """Newer epochs that could not be, and what is wrong with each: "corrupt: ..." or "missing:
-    ..."."""
 
     def __str__(self) -> str:
         lines = [f"epoch {epoch} passed over, {why}" for epoch, why in self.skipped]
@@ -282,7 +285,7 @@ def _copy_file(
     unit = source.manifest.chunk_bytes
     try:
         opened = source.backend.open(
-            name, direct=not np.any(part["position"] % np.uint64(snapshot.PAGE_BYTES))
+            name, direct=not np.any(part["position"] % np.uint64(PAGE_BYTES))
         )
     except FileNotFoundError:
         raise BrokenEpochError("missing", f"file {name}") from None

@@ -15,9 +15,9 @@ from pmstore.objects.array import Array
 from pmstore.tiers.backend import Backend
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.handle import Flush
+from pmstore.tiers.kept import Keeping
 from pmstore.tiers.local import Access, LocalBackend
 from pmstore.tiers.manifest import Manifest, ManifestName
-from pmstore.tiers.pins import Pin
 from pmstore.tiers.places import RANK, open_backend
 from pmstore.tiers.plan import Base, plan
 from pmstore.tiers.publishing import Publisher
@@ -57,10 +57,10 @@ class Writer:
         snapshot: Snapshot,
         transfer: Transfer,
         full: bool,
-        pin: Pin | None = None,
+        keeping: Keeping | None = None,
     ) -> Written:
-        """Returns when the epoch counts. snapshot: closed as soon as its content is written. pin:
-        the epoch gets it.
+        """Returns when the epoch counts. snapshot: closed as soon as its content is written.
+        keeping: the epoch is to be kept.
 
         Raises: TierError, PmstoreError, OSError.
         """
@@ -70,7 +70,7 @@ class Writer:
         if base is not None and not base.intact(names):
             base = None
         if base is not None and base.tag == snapshot.tag:
-            fresh = self.publisher.pin(flush.epoch, pin) if pin is not None else None
+            fresh = self.publisher.keep(flush.epoch, keeping) if keeping is not None else None
             return Written(snapshot.info(), 0, base.manifest.state_bytes, False, fresh)
         manifest, write = plan(self.config, self.publisher.own.run, snapshot, base)
         taken = list(filter(None, map(ManifestName.parse, names)))
@@ -82,8 +82,8 @@ class Writer:
         info = snapshot.info()
         snapshot.close()  # commits wait no longer than this
         self._refuse_cancelled(flush, transfer)
-        if pin is not None:
-            self.publisher.pin(flush.epoch, pin)
+        if keeping is not None:
+            self.publisher.keep(flush.epoch, keeping)
         nbytes = self.publisher.publish(name, manifest)
         self._base = Base(snapshot.tag, str(name), nbytes, manifest)
         return Written(info, flush.total_bytes, manifest.state_bytes, base is None, str(name))

@@ -7,6 +7,7 @@ with optional:
     from pmstore.torch.errors import (
         AttachError,
         ChangedError,
+        LookaheadError,
         MismatchError,
         NotKeptError,
         TornStepError,
@@ -21,6 +22,7 @@ __all__ = [
     "AttachError",
     "ChangedError",
     "KeptState",
+    "LookaheadError",
     "MismatchError",
     "NotKeptError",
     "Resume",

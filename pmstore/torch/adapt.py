@@ -60,8 +60,7 @@ def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
         if known and not (missing or unexpected or differences or fitting.needed):
             return
         with store.transaction():
-            fitting.drop(missing)
-            fitting.fit(set(unexpected))
+            fitting.fit(missing, unexpected)
             about = store[f"{name}/about"]
             store[f"{name}/about"] = {**about, "pieces": program.given()}
             note(store, name, program, resume)

@@ -176,7 +176,7 @@ def _begin(store: Store, name: str, program: Program, resume: Resume) -> Steps:
     pieces = Pieces(store, name, program)
     with store.transaction():
         progress = Progress.create(store, name)
-        pieces.create(progress.position)
+        pieces.create(progress.place)
         progress.write(0)
         store[f"{name}/about"] = {
             "format": _FORMAT,

@@ -102,4 +102,5 @@ class Begun:
         """Whether tensors were written since the last step ended."""
         if self._tensors is not None:
             return [tensor._version for tensor in self._tensors] != self._counters
-        return self._store.written(self._pieces.memory())
+        memory = self._pieces.memory()
+        return bool(memory) and self._store.written(memory)

@@ -61,6 +61,11 @@ class TornStepError(AttachError):
     run's own commit."""
 
 
+class LookaheadError(PmstoreError, RuntimeError):
+    """The program takes batches from `run.batches` otherwise than it says: which of them the step
+    was of is not known. Nothing was committed."""
+
+
 class NotKeptError(PmstoreError, LookupError):
     """There is no such earlier state of the run. Nothing was changed."""
 

@@ -15,16 +15,21 @@ from pmstore.torch.fit import copy_common
 from pmstore.torch.fit_optimizer import HeldOptimizer, names_of, stand_in
 from pmstore.torch.fit_rates import Rates
 from pmstore.torch.keys import encode_name
-from pmstore.torch.loader import Position
+from pmstore.torch.mirrored import packed_whole
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.part import Part
 from pmstore.torch.pieces import Pieces
+from pmstore.torch.place import Place, Position
 from pmstore.torch.program import Program
 from pmstore.torch.progress import Progress
 from pmstore.torch.samples import keep_samples
 from pmstore.torch.stateful import StatefulPart
 from pmstore.torch.trainable import TrainablePart
+
+
+def _has_tensors(piece: str) -> bool:
+    return piece.partition("/")[0] in ("model", "optimizer")
 
 
 class Fitting:
@@ -64,8 +69,18 @@ class Fitting:
         """Raises: MismatchError: it still does not fit."""
         Pieces(self._store, self._name, self._program).check()
 
-    def drop(self, pieces: list[str]) -> None:
-        """Those that are no longer given. Tensors of models are dropped by `fit`."""
+    def fit(self, missing: list[str], added: list[str]) -> None:
+        """missing: pieces that are stored and not given; added: the other way round.
+
+        Raises: AttachError, MismatchError: what is stored of one cannot be made to fit.
+        """
+        if self._program.mirrored and any(_has_tensors(one) for one in (*missing, *added)):
+            raise packed_whole()
+        self._drop(missing)
+        self._fit(missing, added)
+
+    def _drop(self, pieces: list[str]) -> None:
+        """Tensors of models are dropped with the others that are gone."""
         for piece in pieces:
             if piece.partition("/")[0] != "model":
                 self._store.pop(f"{self._name}/{piece}", None)
@@ -76,9 +91,8 @@ class Fitting:
             self._store.pop(f"{self._name}/gradients", None)
             self._store.pop(f"{self._name}/gradients_layout", None)
 
-    def fit(self, added: set[str]) -> None:
-        """added: pieces that are given and not stored."""
-        other_models = any(piece.partition("/")[0] == "model" for piece in added)
+    def _fit(self, missing: list[str], added: list[str]) -> None:
+        other_models = any(piece.partition("/")[0] == "model" for piece in (*missing, *added))
         by_name = other_models or self._choices.partial
         dtypes = self._stored_dtypes()
         self._fit_model(by_name)
@@ -114,6 +128,11 @@ class Fitting:
         elif by_name:
             binding.fit()
 
+    def _converted(self, dtypes: Mapping[str, torch.dtype]) -> bool:
+        """Whether a tensor has another dtype than was stored."""
+        now = self._stored_dtypes()
+        return any(now.get(name, dtype) != dtype for name, dtype in dtypes.items())
+
     # ---- optimizers
 
     def _fit_optimizer(
@@ -131,7 +150,7 @@ class Fitting:
         fresh = self._choices.hit("optimizer", "program", piece)
         described = self._store[f"{path}/layout"][0]
         before, names = names_of(described), names_of(binding.describe_groups())
-        other = described != binding.describe_groups()
+        other = described != binding.describe_groups() or (by_name and self._converted(dtypes))
         if other and not (fresh or by_name or self._choices.regrouped):
             return  # `check` says what is different
         held = self._read(path, before, described, dtypes)
@@ -196,18 +215,22 @@ class Fitting:
         path = f"{self._name}/loader"
         progress = Progress.open(self._store, self._name)
         progress.restore()
-        position = progress.position
+        position = progress.place.done
         if added or self._choices.hit("data", "next epoch", "loader"):
             if position.batch:
                 position = Position(position.data_epoch + 1)
             if added or not loader.fits():
                 self._store.pop(path, None)
-                loader.write(position)
+                loader.write(Place(position))
             else:
                 Part(self._store, f"{path}/start").write(None)
         elif self._choices.hit("batch_size", "samples", "loader"):
             position = keep_samples(
                 self._store, path, position, self._settings["loader"], self._program.loader
             )
-        progress.position = position
+        else:
+            return
+        # what the program held is of batches that do not come as they were
+        self._store.pop(f"{path}/held", None)
+        progress.place.restore(position)
         progress.write(progress.finished)

@@ -4,7 +4,8 @@ In most loops a gradient is dead when a step is committed: the optimizer has use
 thing done to it is `zero_grad`. Then only whether there *was* one is kept, because
 `zero_grad(set_to_none=False)` makes a difference of it: a zero gradient lets the optimizer apply
 weight decay and momentum, none does not. But where a loop accumulates gradients over several
-batches and commits in between, they are state like any other.
+batches and commits in between, they are state like any other. Should a program use a dead one
+after all, it is told: what stands for it after a resume holds a NaN, which `zero_grad` clears.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from pmstore import Store
+from pmstore.errors import TransactionError
 from pmstore.objects import array
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import encode_name
@@ -40,6 +42,18 @@ def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _first(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.as_strided((1,), (1,))
+
+
+def _starts_with_nan(gradient: torch.Tensor) -> bool:
+    return (
+        gradient.layout is torch.strided
+        and gradient.numel() > 0
+        and bool(_first(gradient).isnan().item())
+    )
+
+
 class _Names(NamedTuple):
     """Of parameters: that have a gradient, whose gradients are kept, and whose blocks hold dead
     ones."""
@@ -60,6 +74,8 @@ class GradientKeeper:
         self._last: _Names | None = None
         # id of a gradient that an optimizer has used -> itself, and its version then
         self._spent: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        # id of a gradient that stands for one that was not kept -> itself
+        self._unknown: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def spend(self, parameters: list[torch.Tensor]) -> None:
         """An optimizer has just used their gradients: their content is not needed, until they are
@@ -73,12 +89,41 @@ class GradientKeeper:
         known = self._spent.get(id(gradient))
         return known is not None and known[0]() is gradient and known[1] == gradient._version
 
+    def _is_unknown(self, gradient: torch.Tensor) -> bool:
+        known = self._unknown.get(id(gradient))
+        return known is not None and known() is gradient and _starts_with_nan(gradient)
+
+    def refuse_unknown(self, called: str, parameters: list[torch.Tensor]) -> None:
+        """Before an optimizer uses their gradients.
+
+        Raises: TransactionError: one was not kept, or was computed with one that was not.
+        """
+        if self._unknown:
+            self._unknown = {
+                key: held
+                for key, held in self._unknown.items()
+                if (one := held()) is not None and _starts_with_nan(one)
+            }
+        if self._unknown and any(
+            one.grad is not None and _starts_with_nan(one.grad) for one in parameters
+        ):
+            raise TransactionError(
+                f"{called} would use gradients that it had used before the last commit, which does "
+                "not keep such: call zero_grad() before backward(). If they are to be used again, "
+                "change them between optimizer.step() and run.commit(), for example by "
+                "parameter.grad.mul_(0.9): what was changed there is kept"
+            )
+
     def write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Pending until the next commit. The block of a kept one goes when it is not needed twice
         in a row: a loop that accumulates needs the same blocks again."""
         found = [(name, one.grad) for name, one in parameters if one.grad is not None]
         last = self._stored() if self._last is None else self._last
-        kept = [(name, gradient) for name, gradient in found if not self._is_spent(gradient)]
+        kept = [
+            (name, gradient)
+            for name, gradient in found
+            if not (self._is_spent(gradient) or self._is_unknown(gradient))
+        ]
         for name, gradient in kept:
             self._put(name, gradient)
         names = {name for name, _ in kept}
@@ -143,11 +188,12 @@ class GradientKeeper:
             self._which.write(left._asdict())
 
     def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
-        """Sets the gradients to what the last commit holds: kept ones, zeros for spent ones, else
-        none."""
+        """Sets the gradients to what the last commit holds: kept ones, for spent ones zeros with a
+        NaN in front, else none."""
         self._which.forget()
         self._last = None
         self._spent.clear()
+        self._unknown.clear()
         which = self._which.read()
         present, kept = set(which["present"]), set(which["kept"])
         for name, parameter in parameters:
@@ -157,5 +203,7 @@ class GradientKeeper:
             parameter.grad = _zeros_like(parameter)
             if name in kept:
                 parameter.grad.copy_(self._store[f"{self._path}/{encode_name(name)}"])
-            else:
+            elif parameter.grad.numel():
+                _first(parameter.grad).fill_(torch.nan)
+                self._unknown[id(parameter.grad)] = weakref.ref(parameter.grad)
                 self.spend([parameter])

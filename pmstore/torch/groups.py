@@ -28,7 +28,7 @@ def describe_groups(
 
 def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:
     """Raises: MismatchError: they differ; it lists how. called: the optimizer, in the message."""
-    wrong = []
+    wrong, count = [], len(stored)
     if len(stored) != len(given):
         wrong.append(f"{len(stored)} parameter groups are stored, {len(given)} given")
         stored = []
@@ -53,6 +53,11 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
             f"{called} is not the one whose state is stored",
             mismatched=wrong,
             ways=(
+                *(
+                    ("groups that the program adds while it trains are added before attach",)
+                    if len(given) < count
+                    else ()
+                ),
                 'Resume(optimizer="settings") takes the groups given, and the state by name',
                 'Resume(optimizer="program") begins with the one given, without state',
             ),

@@ -1,4 +1,4 @@
-"""Earlier states of a run: epochs of a tier that are pinned, and the way back to them."""
+"""Earlier states of a run: epochs of a tier that are kept, and the way back to them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pmstore.opening import open as open_store
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.flusher import Flusher
 from pmstore.tiers.handle import Flush
+from pmstore.tiers.kept import Keeping, Reason, Series
 from pmstore.tiers.patience import Patience
-from pmstore.tiers.pins import Mark, Pin, Series
 from pmstore.tiers.places import open_places
 from pmstore.tiers.reading import list_epochs
 from pmstore.tiers.restoring import restore
@@ -70,7 +70,7 @@ class Keeper:
         real = Path(os.path.realpath(steps.store.path))
         self._own = TierConfig(f"{real}{FOLDER}", keep=1)
         self._copy = real.with_name(f".{real.name[:200]}.rewinding")
-        self._under_way: list[tuple[Flush, Mark]] = []
+        self._under_way: list[tuple[Flush, Reason]] = []
         with suppress(FileNotFoundError):
             self._copy.unlink()  # of a process that was killed: no other has the store open
 
@@ -107,14 +107,15 @@ class Keeper:
         # nan is no number that could be shown beside others
         loss = None if loss is not None and loss != loss else loss
         step = steps.progress.committed
-        mark = Mark(steps.name, series, called, step, value, loss, time.time())
-        pin = Pin(mark, n or 1, mode == "min")
+        reason = Reason(steps.name, series, called, step, value, loss, time.time())
+        keeping = Keeping(reason, n or 1, mode == "min")
         tiers = self._store._open_tiers()
         flusher = tiers.keeper(self._own) if tier is None else tiers.take_up(tier)
-        if series == "best" and not self._is_among_the_best(flusher, pin):
+        self._under_way = [one for one in self._under_way if not one[0].done]
+        if series == "best" and not self._is_among_the_best(flusher, keeping):
             return None
-        handle = tiers.keep(flusher, pin)
-        self._under_way.append((handle, mark))
+        handle = tiers.keep(flusher, keeping)
+        self._under_way.append((handle, reason))
         return handle
 
     @staticmethod
@@ -153,19 +154,22 @@ class Keeper:
                 "has committed"
             )
 
-    def _is_among_the_best(self, flusher: Flusher, pin: Pin) -> bool:
-        self._under_way = [one for one in self._under_way if not one[0].done]
-        marked = [
-            *((epoch, mark) for epoch, mark in flusher.pins.marked()),
-            *((flush.epoch, mark) for flush, mark in self._under_way if flush.tier == flusher.name),
+    def _is_among_the_best(self, flusher: Flusher, keeping: Keeping) -> bool:
+        reasons = [
+            *((epoch, reason) for epoch, reason in flusher.kept.reasons()),
+            *(
+                (flush.epoch, reason)
+                for flush, reason in self._under_way
+                if flush.tier == flusher.name
+            ),
         ]
-        held = {epoch: mark for epoch, mark in marked if mark.key == pin.mark.key}
+        held = {epoch: reason for epoch, reason in reasons if reason.key == keeping.reason.key}
         if self._store.epoch in held:
             return False  # this very commit was kept before
-        values = [mark.value for mark in held.values() if mark.value is not None]
-        assert pin.mark.value is not None
-        beaten = sum(pin.better(pin.mark.value, value) for value in values)
-        return len(values) - beaten < pin.count
+        values = [reason.value for reason in held.values() if reason.value is not None]
+        assert keeping.reason.value is not None
+        beaten = sum(keeping.better(keeping.reason.value, value) for value in values)
+        return len(values) - beaten < keeping.count
 
     # ---- what there is
 
@@ -174,8 +178,8 @@ class Keeper:
         self._steps.require()
         under_way, self._under_way = self._under_way, []
         for flush, _ in under_way:
-            flush.wait()
             flush.wait_over(None)  # what it pushed out has gone
+            flush.raise_once()
         found = list(self._states(self._own, True)) if os.path.isdir(self._own.place) else []
         tiers = self._store._open_tiers()
         for name, config in tiers.configs.items():
@@ -192,17 +196,19 @@ class Keeper:
         patience = Patience(config.place, config.stall_seconds)
         place = open_places(config.place, config.storage_options, patience)
         for info in list_epochs(place):
-            marks = [mark for mark in info.kept if mark.group == self._steps.name]
+            reasons = [reason for reason in info.kept if reason.group == self._steps.name]
             mine = everybodys or info.run == self._run(config)
-            if not marks or not mine or config.rank not in info.ranks or info.problem is not None:
+            if not reasons or not mine or config.rank not in info.ranks or info.problem is not None:
                 continue
             yield KeptState(
-                marks[0].step,
-                marks[0].loss,
-                tuple(mark.name for mark in marks if mark.series == "named"),
-                tuple((mark.name, mark.value) for mark in marks if mark.value is not None),
+                reasons[0].step,
+                reasons[0].loss,
+                tuple(reason.name for reason in reasons if reason.series == "named"),
+                tuple(
+                    (reason.name, reason.value) for reason in reasons if reason.value is not None
+                ),
                 info.epoch,
-                marks[0].time,
+                reasons[0].time,
                 config.place,
                 config,
                 info.run,

@@ -2,70 +2,178 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pmstore import Store
 from pmstore.torch import rng
 from pmstore.torch.errors import MismatchError
-from pmstore.torch.loader import Position, Source
+from pmstore.torch.generators import Found
 from pmstore.torch.part import Part
+from pmstore.torch.place import Held, Place, Position
 from pmstore.torch.samples import cut_source, read_cut
+from pmstore.torch.source import Source
+
+_VERSION = 2
+_OF_ITSELF = ("generator", "sampler", "batch_sampler")
+"""Where version 1 looked for generators. Those have to be there from the beginning."""
 
 
 class LoaderPart:
     """Keeps where a loader is. `Progress` has the numbers; here are states of generators:
 
+    `<path>/found`        which generators there are, by their places, and the version of this
     `<path>/start`        of all that the order depends on, at the data epoch's start
-    `<path>/generators`   of the loader's own, now
+    `<path>/generators`   of those that the loader's objects hold, now
+    `<path>/held`         of the batches held: their epochs' starts, and before each was loaded
     """
 
     def __init__(self, store: Store, path: str, source: Source) -> None:
         self.source = source
         self._store = store
         self._path = path
+        self._found = Part(store, f"{path}/found")
         self._start = Part(store, f"{path}/start")
         self._generators = Part(store, f"{path}/generators")
+        self._held = Part(store, f"{path}/held")
         self._start_written: object = self  # what is stored; nothing known yet
-        self._drawn: list[bytes] | None = None  # the generators' states that are stored, if known
+        self._drawn: bytes | None = None  # the generators' states that are stored, if known
+        self._kept = False  # whether batches held are stored
 
     def fits(self) -> bool:
-        """Whether the stored place is of a loader with as many generators."""
-        return len(self._generators.read()) == len(self.source.generators)
+        """Whether the stored place is of a loader with the same generators."""
+        return not any(self._differences())
 
     def check(self) -> None:
         """Raises: MismatchError: the stored place is of a loader with other generators."""
-        if not self.fits():
-            stored, given = len(self._generators.read()), len(self.source.generators)
+        missing, unexpected, mismatched = self._differences()
+        if missing or unexpected or mismatched:
             raise MismatchError(
-                "the loader is not the one whose place is stored",
-                mismatched=[f"it has {given} generators of its own, the stored one {stored}"],
+                "the loader is not the one whose place is stored: its random generators differ",
+                missing=missing,
+                unexpected=unexpected,
+                mismatched=mismatched,
                 ways=('Resume(data="next epoch") begins a data epoch with the loader given',),
             )
 
-    def write(self, position: Position) -> None:
-        """Pending until the next commit. Both parts change once a data epoch."""
-        if self._start_written is not position.start:
-            self._start.write(position.start)
-            self._start_written = position.start
-        states = [generator.get_state() for generator in self.source.generators]
-        drawn = [state.numpy().tobytes() for state in states]
+    def _differences(self) -> tuple[list[str], list[str], list[str]]:
+        """Generators that are missing, unexpected, and of another kind."""
+        found = self.source.generators
+        if not self._found.stored:
+            count, first = len(self._generators.read()), _first_found(found)
+            if count == len(first):
+                return [], [], []
+            return [], [], [f"it has {len(first)} generators of its own, the stored one {count}"]
+        stored = self._found.read()["kinds"]
+        given = {one.place: one.kind for one in found}
+        missing = [place for place in stored if place not in given]
+        unexpected = [place for place in given if place not in stored]
+        at_once = any(one.startswith(_OF_ITSELF) for one in [*missing, *unexpected])
+        if not at_once and not (missing and unexpected):
+            missing, unexpected = [], []  # a dataset may make its generator when it is read from
+        return (
+            [f"{place}: {stored[place]}" for place in missing],
+            [f"{place}: {given[place]}" for place in unexpected],
+            [
+                f"{place}: a {given[place]}, was a {kind}"
+                for place, kind in stored.items()
+                if given.get(place, kind) != kind
+            ],
+        )
+
+    def write(self, place: Place) -> None:
+        """Pending until the next commit. What is written changes once a data epoch, and where
+        loading draws."""
+        if self._start_written is not place.done.start:
+            self._start.write(place.done.start)
+            self._start_written = place.done.start
+        states = rng.states_of(self.source.generators)
+        drawn = rng.bits_of(states) if states else b""
         if drawn != self._drawn:
+            if not self.source.earlier:
+                kinds = {one.place: one.kind for one in self.source.generators}
+                self._found.write({"version": _VERSION, "kinds": kinds})
             self._generators.write(states)
             self._drawn = drawn
+        self._write_held(place)
 
-    def restore(self, position: Position) -> None:
-        """Sets the position's start and the loader's generators to what the last commit holds.
+    def _write_held(self, place: Place) -> None:
+        waiting = place.waiting
+        if not waiting and not self._kept:
+            return
+        last: Any = place.done.start
+        batches = []
+        for one in waiting:
+            # an epoch's start once, with its first batch
+            new = one.behind.start is not last
+            batches.append([one.behind.start if new else None, one.before])
+            last = one.behind.start
+        self._held.write(
+            {
+                "doubtful": place.doubtful,
+                "accumulation": place.accumulation if place.ahead != 1 else None,
+                "batches": batches,
+            }
+        )
+        self._kept = True
+
+    def restore(self, place: Place) -> None:
+        """Sets the loader's generators and all that the numbers do not tell of the place to what
+        the last commit holds.
 
         Raises: ValueError: the start is not there, or is no state of these generators.
         """
-        self._start.forget()
-        self._generators.forget()
+        for part in (self._found, self._start, self._generators, self._held):
+            part.forget()
         self._drawn = None
-        cut_source(self.source, read_cut(self._store, self._path))
-        position.start = self._start_written = start = self._start.read()
+        source = self.source
+        cut_source(source, read_cut(self._store, self._path))
+        source.earlier = not self._found.stored
+        start = self._state(self._start.read())
+        place.done = Position(place.done.data_epoch, place.done.batch, start)
+        self._start_written = start
         if start is not None:
             # now, and not when the next batch is asked for
-            rng.check(start, self.source.generators)
-        elif position.batch:
+            rng.check(start, source.generators)
+        elif place.done.batch:
             raise ValueError("the data have been read from, and where from is not there")
-        states = self._generators.read()
-        for generator, state in zip(self.source.generators, states, strict=True):
-            generator.set_state(state)
+        states = self._by_place(self._generators.read())
+        rng.set_states(states, source.generators)
+        there = {one.place for one in source.generators}
+        source.late = {place: state for place, state in states.items() if place not in there}
+        self._kept = self._held.stored
+        if self._kept:
+            self._restore_held(place)
+
+    def _restore_held(self, place: Place) -> None:
+        held = self._held.read()
+        place.doubtful = held["doubtful"]
+        place.accumulation = held["accumulation"]
+        behind = place.done
+        for start, before in held["batches"]:
+            if start is not None:
+                behind = Position(behind.data_epoch + (behind.start is not None), 0, start)
+            behind = behind.next()
+            place.again.append(Held(behind, before))
+
+    def _state(self, start: Any) -> Any:
+        if start is None or isinstance(start["generators"], dict):
+            return start
+        return {**start, "generators": self._by_place(start["generators"])}
+
+    def _by_place(self, states: Any) -> dict[str, Any]:
+        """Version 1 has a list."""
+        if isinstance(states, dict):
+            return states
+        first = _first_found(self.source.generators)
+        return {one.place: state for one, state in zip(first, states, strict=True)}
+
+
+def _first_found(generators: list[Found]) -> list[Found]:
+    """The generators that version 1 found."""
+    return [
+        one
+        for one in generators
+        if one.kind == "torch Generator"
+        and one.place.removesuffix("generator")
+        in ("", "sampler.", "batch_sampler.", "batch_sampler.sampler.")
+    ]

@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import under
-from pmstore.torch.model import ModelBinding, compare, encode_place, plan, root_tensors
+from pmstore.torch.layout import Place, compare, plan, resized, root_tensors
+from pmstore.torch.loose import fill
+from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, drop_tensors
-from pmstore.torch.placed import check_movable
+from pmstore.torch.placed import UNFIT, check_movable
 
 _ALIGN = 64
 _DEVICES = ("cpu", "cuda")
@@ -50,6 +53,15 @@ def packed(slots: Slots, layout: list[list[Any]]) -> dict[str, torch.Tensor]:
             else torch.empty(shape, dtype=kind, device="cpu")
         )
     return held
+
+
+def packed_whole() -> AttachError:
+    """Why a mirrored run is not taken in part."""
+    return AttachError(
+        "the tensors of a mirrored run lie in one piece, which cannot be taken in part. Begin a "
+        "run with another name from the stored model: pmstore.torch.load(store, model), then "
+        "attach(..., name=...)"
+    )
 
 
 class Pack:
@@ -150,14 +162,16 @@ class MirroredModel(ModelBinding):
     """As `ModelBinding`; the parameters and buffers keep their memory."""
 
     devices = _DEVICES
+    _shapes: list[torch.Size] | None = None  # of the buffers, as in the stored layout, if known
 
     def write(self) -> None:
-        self._store[f"{self._path}_layout"] = {
-            name: encode_place(place) for name, place in plan(self._members).items()
-        }
+        self._write_layout(plan(self._members))
 
     def open(self) -> None:
         pass
+
+    def _refit(self, stored: Mapping[str, Place], given: Mapping[str, Place]) -> None:
+        raise packed_whole()
 
     def bind(self) -> None:
         pass
@@ -169,26 +183,37 @@ class MirroredModel(ModelBinding):
         return [(f"model/{name}", tensor, kind == "parameter") for name, kind, tensor in found]
 
     def load(self, held: dict[str, torch.Tensor]) -> None:
+        self._put_back()
+        self._shapes = None
         with torch.no_grad():
-            for name, tensor, _ in self.tensors():
-                tensor.copy_(held[name])
+            for name, tensor, live in self.tensors():
+                if live:
+                    tensor.copy_(held[name])
+                else:
+                    fill(tensor, held[name])
 
     def take_in(self) -> None:
-        """They lie where the program put them."""
+        """They lie where the program put them; the layout follows buffers that have another
+        shape."""
+        shapes = [member.tensor.shape for member in self._members if member.kind == "buffer"]
+        if shapes != self._shapes:
+            stored, given = self._layout(), plan(self._members)
+            now = resized(stored, given)
+            compare(now, given, UNFIT)
+            if now != stored:
+                self._write_layout(now)
+            self._shapes = shapes
 
     def _follow(self) -> dict[int, torch.Tensor]:
         before = {
             member.name: member.tensor for member in self._members if member.kind == "parameter"
         }
         stored = self._layout()
+        self._check_movable()
         self._scan()
-        for member in self._members:
-            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
-        compare(
-            stored,
-            plan(self._members),
-            "the model was changed after attach, to one that does not fit its place in the store",
-        )
+        given = plan(self._members)
+        what = "the model was changed after attach, to one that does not fit its place in the store"
+        compare(resized(stored, given), given, what)
         now = {member.name: member.tensor for member in self._members}
         return {id(old): now[name] for name, old in before.items() if now[name] is not old}
 
@@ -219,6 +244,9 @@ class MirroredOptimizer(OptimizerBinding):
     def write(self) -> None:
         self._write_plain()
 
+    def beside(self, optimizer: Optimizer) -> OptimizerBinding:
+        raise packed_whole()
+
     def open(self) -> None:
         self._rest.forget()
         self._groups.forget()
@@ -235,7 +263,7 @@ class MirroredOptimizer(OptimizerBinding):
                 if isinstance(value, torch.Tensor):
                     if not isinstance(key, str):
                         raise AttachError(
-                            f"{self._called} keeps state under {key!r}: only names that "
+                            f"{self.called} keeps state under {key!r}: only names that "
                             "are str can be stored"
                         )
                     check_movable(f"state {key!r} of {self.describe(index)}", value, self.devices)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -11,138 +10,23 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.torch.errors import MismatchError
 from pmstore.torch.fit import check_fit, copy_common
-from pmstore.torch.keys import encode_name, full_name
-from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, take_in
-
-
-@dataclass(slots=True)
-class _Member:
-    """A name under which a module has a tensor."""
-
-    name: str
-    kind: str  # "parameter" or "buffer"
-    owner: dict[str, torch.Tensor | None]  # the module's _parameters or _buffers
-    key: str
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """How a member lies in the store; the layout stored with the model is a list of these."""
-
-    kind: str
-    shape: list[int]
-    dtype: str
-    tied_to: str  # name of the first member that shares its memory; its own if none does
-    # [shape, stride, offset] in a one-dimensional block, for members that overlap otherwise
-    view: list[Any] | None
-
-
-def _members(models: Mapping[str, nn.Module], left_out: set[int]) -> Iterator[_Member]:
-    for model_key, model in models.items():
-        for prefix, module in model.named_modules():
-            dot = f"{prefix}." if prefix else ""
-            for kind, owner in (("parameter", module._parameters), ("buffer", module._buffers)):
-                for key, tensor in owner.items():
-                    if tensor is not None and id(tensor) not in left_out:
-                        name = full_name(model_key, dot + key)
-                        yield _Member(name, kind, owner, key, tensor)
-
-
-def plan(members: list[_Member]) -> dict[str, _Place]:
-    """How the members shall lie in the store: tied ones share a block, all others have their
-    own."""
-    places: dict[str, _Place] = {}
-    # storage -> members of which each lies apart from the others
-    roots: dict[int, list[_Member]] = {}
-    for member in members:
-        roots.setdefault(_storage(member.tensor), []).append(member)
-    for group in roots.values():
-        for cluster in _overlapping(group):
-            places.update(_plan_cluster(cluster))
-    return {member.name: places[member.name] for member in members}
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    # Empty tensors have no memory to share; their identity stands for it.
-    return tensor.untyped_storage().data_ptr() if tensor.numel() else -id(tensor)
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and the one after the last, that the tensor touches, in its storage."""
-    first = int(tensor.storage_offset()) * tensor.element_size()
-    last = sum(
-        (length - 1) * abs(step) for length, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return first, first + (last + 1) * tensor.element_size() if tensor.numel() else first
-
-
-def _overlapping(members: list[_Member]) -> list[list[_Member]]:
-    """The members of one storage, in clusters whose memory overlaps (disjoint slices of one buffer
-    are not tied)."""
-    if len(members) == 1:
-        return [members]
-    clusters: list[tuple[int, list[_Member]]] = []
-    for member in sorted(members, key=lambda one: extent(one.tensor)[0]):
-        first, end = extent(member.tensor)
-        if clusters and (first < clusters[-1][0] or member.tensor is clusters[-1][1][-1].tensor):
-            clusters[-1][1].append(member)
-            clusters[-1] = (max(end, clusters[-1][0]), clusters[-1][1])
-        else:
-            clusters.append((end, [member]))
-    names = {member.name: index for index, member in enumerate(members)}
-    return [sorted(cluster, key=lambda one: names[one.name]) for _, cluster in clusters]
-
-
-def _plan_cluster(cluster: list[_Member]) -> dict[str, _Place]:
-    root = cluster[0]
-    start = min(extent(member.tensor)[0] for member in cluster)
-    seen = {
-        (*extent(member.tensor), member.tensor.shape, member.tensor.stride()) for member in cluster
-    }
-    places = {}
-    for member in cluster:
-        tensor = member.tensor
-        if tensor.dtype != root.tensor.dtype:
-            raise MismatchError(
-                "tensors share memory under different dtypes, which a store cannot keep",
-                mismatched=[
-                    f"{root.name} ({root.tensor.dtype}) and {member.name} ({tensor.dtype})"
-                ],
-            )
-        view = None
-        if len(seen) > 1:
-            offset = (extent(tensor)[0] - start) // tensor.element_size()
-            view = [list(tensor.shape), list(tensor.stride()), offset]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        places[member.name] = _Place(member.kind, list(tensor.shape), dtype, root.name, view)
-    return places
-
-
-def _span(tied: list[_Member]) -> torch.Tensor:
-    """The memory that overlapping members cover, as one dimension."""
-    tensor = tied[0].tensor.detach()
-    first = min(extent(member.tensor)[0] for member in tied) // tensor.element_size()
-    end = max(extent(member.tensor)[1] for member in tied) // tensor.element_size()
-    return tensor.as_strided((end - first,), (1,), first)
-
-
-def root_tensors(members: list[_Member]) -> list[tuple[str, str, torch.Tensor]]:
-    """(name, kind, tensor) of the members without those that are tied to others: all memory,
-    once."""
-    places = plan(members)
-    found = []
-    for member in members:
-        place = places[member.name]
-        if place.tied_to != member.name:
-            continue
-        tied = [other for other in members if places[other.name].tied_to == member.name]
-        found.append(
-            (member.name, member.kind, member.tensor if place.view is None else _span(tied))
-        )
-    return found
+from pmstore.torch.keys import encode_name
+from pmstore.torch.layout import (
+    Member,
+    Place,
+    as_stored,
+    compare,
+    decode_place,
+    encode_place,
+    members_of,
+    plan,
+    resized,
+    span,
+    storage_of,
+)
+from pmstore.torch.loose import fill, same_bytes
+from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, set_apart, take_in
 
 
 class ModelBinding:
@@ -172,7 +56,7 @@ class ModelBinding:
         self._path = path
         self._models = models
         self._left_out = {id(parameter) for parameter in left_out}
-        self._members: list[_Member] = []
+        self._members: list[Member] = []
         # where modules keep parameters, buffers and modules
         self._tables: list[dict[str, Any]] = []
         self._linked: list[object] = []  # what is in the tables: names and objects
@@ -182,9 +66,10 @@ class ModelBinding:
         self._placed_of: dict[int, Placed] = {}  # id of a tensor -> its block
         self.displaced: Callable[[], None] = lambda: None
         """Called before tensors that left their places are brought back."""
+        self._loose: dict[str, Member] = {}  # buffers that lie outside the heap
+        self._resized = False  # whether a buffer was given another block since the last `open`
+        self._check_movable()
         self._scan()
-        for member in self._members:
-            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
 
     # ---- attach
 
@@ -199,19 +84,17 @@ class ModelBinding:
                     other for other in self._members if places[other.name].tied_to == place.tied_to
                 ]
                 path = self._block(place.tied_to)
-                value = member.tensor if place.view is None else _span(tied)
+                value = member.tensor if place.view is None else span(tied)
                 bases[place.tied_to] = Placed.create(self._store, path, value)
             self._placed[member.name] = self._view(place, bases[place.tied_to])
-        self._store[f"{self._path}_layout"] = {
-            name: encode_place(place) for name, place in places.items()
-        }
+        self._write_layout(places)
 
     def _block(self, name: str) -> str:
         """The path of a member's block. The names of several models' are paths already."""
         return f"{self._path}/{encode_name(name) if '' in self._models else name}"
 
     @staticmethod
-    def _view(place: _Place, base: Placed) -> Placed:
+    def _view(place: Place, base: Placed) -> Placed:
         return base if place.view is None else base.view(*place.view)
 
     def check(self) -> None:
@@ -220,9 +103,10 @@ class ModelBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
+        stored = self._layout()
         compare(
-            self._layout(),
-            plan(self._members),
+            stored,
+            as_stored(stored, plan(self._members)),
             "the model is not the one whose state is stored",
             ('Resume(model="partial") takes what both have, by name, and the rest as given',),
         )
@@ -237,7 +121,8 @@ class ModelBinding:
             MismatchError: a tensor has another shape, in more than its first dimension.
             AttachError: nothing that is stored has a name of the given model.
         """
-        stored, given = self._layout(), plan(self._members)
+        stored = self._layout()
+        given = as_stored(stored, plan(self._members))
         if stored == given:
             return False
         check_fit(
@@ -247,12 +132,15 @@ class ModelBinding:
         self._refit(stored, given)
         return True
 
-    def _refit(self, stored: Mapping[str, _Place], given: Mapping[str, _Place]) -> None:
+    def _refit(self, stored: Mapping[str, Place], given: Mapping[str, Place]) -> None:
         self.open()
         held = {name: self._placed[name].heap.clone() for name in given if name in stored}
         self._store.pop(self._path, None)
         self._placed.clear()
         self.write()
+        grown = {name: held.pop(name) for name, place in given.items() if place.first is not None}
+        if grown:
+            self._give_blocks(grown, {name: given[name] for name in plan(self._members)})
         for name in reversed(held):  # of tied ones the first counts
             copy_common(self._placed[name].heap, held[name])
 
@@ -263,18 +151,38 @@ class ModelBinding:
             if place.tied_to not in bases:
                 bases[place.tied_to] = Placed.open(self._store, self._block(place.tied_to))
             self._placed[name] = self._view(place, bases[place.tied_to])
+        self._resized = False
 
     def bind(self) -> None:
         """Makes every parameter and buffer the stored tensor. What they held is dropped."""
+        self._put_back()
+        if self._resized:
+            self.open()
         self._places = None
         for member in self._members:
             placed = self._placed[member.name]
             self._placed_of[id(member.tensor)] = placed
-            if not placed.holds(member.tensor):
+            if member.name in self._loose:
+                fill(member.tensor, placed.heap)
+            elif not placed.holds(member.tensor):
                 member.tensor.data = placed.heap
 
-    def _layout(self) -> dict[str, _Place]:
-        return {name: _decode(raw) for name, raw in self._store[f"{self._path}_layout"].items()}
+    def _put_back(self) -> None:
+        """What is another object than at the last look is the earlier one again: a roll back undoes
+        an assignment too."""
+        for member in self._members:
+            if member.owner.get(member.key) is not None:
+                member.owner[member.key] = member.tensor
+
+    def _write_layout(self, places: dict[str, Place]) -> None:
+        self._store[f"{self._path}_layout"] = {
+            name: encode_place(place) for name, place in places.items()
+        }
+
+    def _layout(self) -> dict[str, Place]:
+        return {
+            name: decode_place(raw) for name, raw in self._store[f"{self._path}_layout"].items()
+        }
 
     # ---- while it trains
 
@@ -313,45 +221,87 @@ class ModelBinding:
         Returns: for parameters, the new one by id of the old (for the optimizer's groups).
 
         Raises:
-            MismatchError: names, shapes, dtypes or ties are no longer those of the store.
+            MismatchError: names, dtypes, ties or parameters' shapes are no longer those of the
+                store.
         """
         return self._follow() if self._restructured() else {}
 
     def take_in(self) -> None:
-        """Brings back what left the heap: `param.data = ...`, and what `follow` noticed.
+        """Brings back what left the heap: `param.data = ...`, and what `follow` noticed; copies in
+        what lies outside. A buffer of another shape is given another block.
 
         Raises:
             MismatchError: a tensor does not fit its place in the store.
+            StoreFullError.
         """
+        inside = [member for member in self._members if member.name not in self._loose]
         if self._places is None:
-            self._places = Places(
-                (member.tensor, self._placed[member.name]) for member in self._members
-            )
+            self._places = Places((member.tensor, self._placed[member.name]) for member in inside)
         if not self._places.hold():
             self.displaced()
+            self._make_room(inside)
             take_in(
                 (member.name, member.tensor, self._placed[member.name])
-                for member in self._members
+                for member in inside
                 if not self._placed[member.name].holds(member.tensor)
             )
+        if self._loose:
+            outside = list(self._loose.values())
+            self._make_room(outside)
+            for member in outside:
+                heap = self._placed[member.name].heap
+                if not same_bytes(member.tensor, heap):
+                    heap.copy_(member.tensor.detach())
+
+    def _make_room(self, members: list[Member]) -> None:
+        """New blocks, for buffers of another shape."""
+        moved = {
+            member.name: member.tensor
+            for member in members
+            if member.kind == "buffer" and member.tensor.shape != self._placed[member.name].shape
+        }
+        if not moved:
+            return
+        given = plan(self._members)
+        now = resized(self._layout(), given)
+        compare(now, given, UNFIT)
+        self._resized = True
+        self._give_blocks(moved, now)
+
+    def _give_blocks(self, moved: Mapping[str, torch.Tensor], layout: dict[str, Place]) -> None:
+        """New blocks with these bytes, of other shapes than the old ones, as the layout says."""
+        for name, tensor in moved.items():
+            root = layout[name].tied_to
+            if root == name:
+                self._store.pop(self._block(name), None)
+                self._placed[name] = Placed.create(self._store, self._block(name), tensor)
+            else:
+                self._placed[name] = self._placed[root]
+        self._write_layout(layout)
+        self._places = None
+
+    def _check_movable(self) -> None:
+        for member in members_of(self._models, self._left_out):
+            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
 
     def check_ties(self) -> None:
-        """Whoever shared memory still does, and nobody else.
-
-        Raises: MismatchError.
-        """
+        """Raises MismatchError unless whoever shared memory still does, and nobody else."""
         if all(member.tensor.device.type == "cpu" for member in self._members):
-            compare(self._layout(), plan(self._members), UNFIT)
+            given = plan(self._members)
+            compare(resized(self._layout(), given), given, UNFIT)
 
     def set_apart(self) -> None:
         """Tensors that left their places get memory that is nobody's place."""
         for member in self._members:
-            if not self._placed[member.name].holds(member.tensor):
-                member.tensor.data = member.tensor.data.clone()
+            if member.name not in self._loose and not self._placed[member.name].holds(
+                member.tensor
+            ):
+                set_apart(member.tensor)
 
     def _scan(self) -> None:
-        self._members = list(_members(self._models, self._left_out))
+        self._members = list(members_of(self._models, self._left_out))
         self._places = None
+        self._loose = self._find_loose()
         first: dict[int, tuple[str, torch.Tensor]] = {}
         for member in self._members:
             if member.kind == "parameter":
@@ -364,6 +314,24 @@ class ModelBinding:
             for table in (module._parameters, module._buffers, module._modules)
         ]
         self._linked = self._look()
+
+    def _find_loose(self) -> dict[str, Member]:
+        """Those that are loose, or were; but none that shares its memory with another tensor."""
+        found = {
+            id(member.tensor)
+            for member in self._members
+            if member.loose or member.name in self._loose
+        }
+        if not found:
+            return {}
+        owners: dict[int, set[int]] = {}
+        for member in self._members:
+            owners.setdefault(storage_of(member.tensor), set()).add(id(member.tensor))
+        return {
+            member.name: member
+            for member in self._members
+            if id(member.tensor) in found and len(owners[storage_of(member.tensor)]) == 1
+        }
 
     def _look(self) -> list[object]:
         found: list[object] = []
@@ -381,12 +349,11 @@ class ModelBinding:
     def _follow(self) -> dict[int, torch.Tensor]:
         """Looks at the model anew; its names, shapes and dtypes must be those of the store."""
         before = {member.name: member.tensor for member in self._members}
-        members = list(_members(self._models, self._left_out))
-        for member in members:
-            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
-        stored, now = self._layout(), plan(members)
+        self._check_movable()
+        now = plan(list(members_of(self._models, self._left_out)))
         what = "the model was changed after attach, to one that does not fit its place in the store"
-        compare(stored, now, what)
+        way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
+        compare(resized(self._layout(), now), now, what, (way,))
         self._scan()
         replaced = {}
         for member in self._members:
@@ -400,54 +367,6 @@ class ModelBinding:
             if id(old) not in alive:
                 self._placed_of.pop(id(old), None)
                 # Whoever still holds the old object sees the stored values, as before.
-                if not self._placed[name].holds(old):
+                if old.shape == self._placed[name].shape and not self._placed[name].holds(old):
                     old.data = self._placed[name].heap
         return replaced
-
-
-def encode_place(place: _Place) -> list[Any]:
-    return [place.kind, place.shape, place.dtype, place.tied_to, place.view]
-
-
-def _decode(raw: list[Any]) -> _Place:
-    return _Place(*raw)
-
-
-def compare(
-    stored: dict[str, _Place], given: dict[str, _Place], what: str, ways: Iterable[str] = ()
-) -> None:
-    """Raises: MismatchError: they differ; it lists how, and the ways out."""
-    missing = [
-        f"{stored[name].kind} {name} {_describe(stored[name])}"
-        for name in stored
-        if name not in given
-    ]
-    unexpected = [
-        f"{given[name].kind} {name} {_describe(given[name])}"
-        for name in given
-        if name not in stored
-    ]
-    mismatched = []
-    for name, ours in stored.items():
-        theirs = given.get(name)
-        if theirs is None:
-            continue
-        if (ours.kind, ours.shape, ours.dtype) != (theirs.kind, theirs.shape, theirs.dtype):
-            mismatched.append(
-                f"{name}: stored {ours.kind} {_describe(ours)}, given {theirs.kind} "
-                f"{_describe(theirs)}"
-            )
-        elif ours.tied_to != theirs.tied_to:
-            mismatched.append(f"{name}: stored {_tie(name, ours)}, given {_tie(name, theirs)}")
-    if missing or unexpected or mismatched:
-        raise MismatchError(
-            what, missing=missing, unexpected=unexpected, mismatched=mismatched, ways=ways
-        )
-
-
-def _describe(place: _Place) -> str:
-    return f"{tuple(place.shape)} {place.dtype}"
-
-
-def _tie(name: str, place: _Place) -> str:
-    return "as a tensor of its own" if place.tied_to == name else f"tied to {place.tied_to}"

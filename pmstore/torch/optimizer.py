@@ -17,7 +17,7 @@ from pmstore.torch.groups import describe_groups as _describe
 from pmstore.torch.keys import called, encode_name, under
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.part import Part
-from pmstore.torch.placed import Memory, Placed, Places, check_movable, take_in
+from pmstore.torch.placed import Memory, Placed, Places, check_movable, set_apart, take_in
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -78,7 +78,7 @@ class OptimizerBinding:
         self._parent = path
         self._path = path = under(path, key)
         self._key = key
-        self._called = called("optimizer", key)
+        self.called = called("optimizer", key)
         self._optimizer = optimizer
         self._model = model
         self._rest = Part(store, f"{path}/rest")
@@ -121,7 +121,7 @@ class OptimizerBinding:
 
     def describe(self, index: int) -> str:
         """A parameter in a message."""
-        return f"parameter {index} of {self._called}"
+        return f"parameter {index} of {self.called}"
 
     def _name_extra(self, index: int) -> str:
         return f"{under('optimizer', self._key)}..{index}"
@@ -150,7 +150,7 @@ class OptimizerBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        compare_groups(self._called, self._store[f"{self._path}/layout"][0], self.describe_groups())
+        compare_groups(self.called, self._store[f"{self._path}/layout"][0], self.describe_groups())
 
     def open(self) -> None:
         """Finds the stored placed. Reads no tensor's data, and the optimizer is untouched until
@@ -303,7 +303,7 @@ class OptimizerBinding:
             pairs += [(state[key], one) for key, one in placed.items() if key in state]
         for tensor, one in pairs:
             if isinstance(tensor, torch.Tensor) and not one.holds(tensor):
-                tensor.data = tensor.data.clone()
+                set_apart(tensor)
 
     def sync(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next
@@ -387,7 +387,7 @@ class OptimizerBinding:
         is not bound."""
         if not isinstance(key, str):
             raise AttachError(
-                f"{self._called} keeps state of a parameter under {key!r}: only names that are str "
+                f"{self.called} keeps state of a parameter under {key!r}: only names that are str "
                 "can be stored"
             )
         if key in self._placed.get(index, {}):
@@ -414,7 +414,7 @@ class OptimizerBinding:
             if isinstance(key, torch.Tensor):
                 if id(key) not in known:
                     raise AttachError(
-                        f"{self._called} has state of a tensor that is in none of its groups: "
+                        f"{self.called} has state of a tensor that is in none of its groups: "
                         "remove it from .state"
                     )
             else:

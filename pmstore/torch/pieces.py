@@ -7,12 +7,13 @@ import torch
 from pmstore import Store
 from pmstore.torch.errors import AttachError
 from pmstore.torch.gradients import GradientKeeper
-from pmstore.torch.loader import Position, open_source
+from pmstore.torch.loader import open_source
 from pmstore.torch.loader_part import LoaderPart
 from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding, parameters_of
+from pmstore.torch.place import Place
 from pmstore.torch.placed import Memory
 from pmstore.torch.program import Program
 from pmstore.torch.rng import RngParts
@@ -112,24 +113,35 @@ class Pieces:
         """Arrays of the store over all that a training step writes in place."""
         return [memory for binding in self.bindings for memory in binding.memory()]
 
+    def spend(self, binding: OptimizerBinding) -> None:
+        """After its step. What another optimizer has parameters of too, that one may still use."""
+        assert self.gradients is not None
+        others = {
+            id(one)
+            for other in self.optimizers.values()
+            if other is not binding
+            for one in other.parameters
+        }
+        self.gradients.spend([one for one in binding.parameters if id(one) not in others])
+
     # ---- into the store; pending until the next commit
 
-    def create(self, position: Position) -> None:
+    def create(self, place: Place) -> None:
         """Everything of a new run. The program is untouched until it is bound."""
         for binding in self.bindings:
             binding.write()
-        self._write_rest(position)
+        self._write_rest(place)
 
-    def write(self, position: Position) -> None:
+    def write(self, place: Place) -> None:
         """Everything that Python holds and the store does not yet."""
         self.follow()
         if self.model is not None:
             self.model.take_in()
         for optimizer in self.optimizers.values():
             optimizer.sync()
-        self._write_rest(position)
+        self._write_rest(place)
 
-    def _write_rest(self, position: Position) -> None:
+    def _write_rest(self, place: Place) -> None:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         if self.pack is not None:
             self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
@@ -142,7 +154,7 @@ class Pieces:
         if self.rng is not None:
             self.rng.write()
         if self.loader is not None:
-            self.loader.write(position)
+            self.loader.write(place)
 
     def follow(self) -> None:
         """Notices parameters that are other objects now."""

@@ -160,6 +160,12 @@ def take_in(pairs: Iterable[tuple[str, torch.Tensor, Placed]]) -> None:
             tensor.data = placed.heap
 
 
+def set_apart(tensor: torch.Tensor) -> None:
+    """Gives the tensor memory that is nobody's place. Shared memory stays: `take_in` refuses it."""
+    if not _is_shared(tensor):
+        tensor.data = tensor.data.clone()
+
+
 def _is_shared(tensor: torch.Tensor) -> bool:
     return (
         tensor.device.type == "cpu"

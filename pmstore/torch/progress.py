@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pmstore import Store
-from pmstore.torch.loader import Position
+from pmstore.torch.lookahead import Lookahead
+from pmstore.torch.place import Place, Position
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
@@ -19,14 +20,16 @@ class Progress:
 
     Attributes:
         finished: steps that are finished, committed or not.
-        position: in the data.
+        place: in the data.
+        lookahead: watches the loop over the data that goes on, if any.
         stale: the store was rolled back, and what Python holds is not yet.
         restored: how often Python followed the store; a loop over the data sees by it.
     """
 
     def __init__(self, store: Store, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         self.finished = 0
-        self.position = Position()
+        self.place = Place()
+        self.lookahead: Lookahead | None = None
         self.stale = False
         self.restored = 0
         self._store = store
@@ -86,9 +89,16 @@ class Progress:
         self._store.will_write(self._numbers, *writes)
         self._numbers[_MIDSTEP] = 1
 
+    def end_of_step(self, finished: int) -> None:
+        """The place counts the step's batches as trained on. Raises: LookaheadError."""
+        if self.lookahead is not None:
+            self.lookahead.finish()
+        self.place.finish(finished)
+
     def write(self, finished: int) -> None:
         """Pending until the next commit."""
-        self._numbers[:] = (finished, self.position.data_epoch, self.position.batch, 0)
+        done = self.place.done
+        self._numbers[:] = (finished, done.data_epoch, done.batch, 0)
 
     def touch(self) -> None:
         """Something is pending, whatever was: for a roll back that counts."""
@@ -97,7 +107,9 @@ class Progress:
     def restore(self) -> None:
         """Is where the store's last commit was."""
         step, data_epoch, batch, _ = (int(number) for number in self._numbers)
-        self.position = Position(data_epoch, batch)
+        self.place.restore(Position(data_epoch, batch))
+        if self.lookahead is not None:
+            self.lookahead.roll_back()
         self.finished = self._committed = step
         self._seen_epoch = self._store.epoch
         self._rollbacks = self._store.rollbacks

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from pmstore import Store
-from pmstore.torch.part import Part
+from pmstore.objects import values
+from pmstore.torch.codec import split
+from pmstore.torch.generators import Found, lower_python, raise_python
+from pmstore.torch.part import Part, raw_bytes
 from pmstore.torch.rng_memory import numpy_state, python_state
 
 
@@ -21,7 +24,7 @@ def torch_state() -> bytes:
 
 
 _GENERATORS: dict[str, tuple[Callable[[], bytes | None], Callable[[], Any]]] = {
-    "python": (python_state, lambda: _lower_python(random.getstate())),
+    "python": (python_state, lambda: lower_python(random.getstate())),
     "numpy": (numpy_state, lambda: np.random.get_state(legacy=False)),
     "torch": (torch_state, torch.get_rng_state),
 }
@@ -52,7 +55,7 @@ class RngParts:
         self._written.clear()
         for part in self._parts.values():
             part.forget()
-        random.setstate(_raise_python(self._parts["python"].read()))
+        random.setstate(raise_python(self._parts["python"].read()))
         np.random.set_state(self._parts["numpy"].read())
         torch.set_rng_state(self._parts["torch"].read())
         if torch.cuda.is_available() and self._parts["cuda"].stored:
@@ -60,33 +63,90 @@ class RngParts:
             torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
 
 
-def capture(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
-    """The states of the default generators, and of the given ones, as a structure that a `Part` can
-    hold."""
+def capture(generators: Sequence[Found] = ()) -> dict[str, Any]:
+    """The states of the default generators, and of the given ones by their places, as a structure
+    that a `Part` can hold."""
     return {
-        "python": _lower_python(random.getstate()),
+        "python": lower_python(random.getstate()),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "generators": [generator.get_state() for generator in generators],
+        "generators": states_of(generators),
     }
 
 
-def restore(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
-    """Sets them to the states of `capture`."""
-    random.setstate(_raise_python(state["python"]))
+def restore(state: dict[str, Any], generators: Sequence[Found] = ()) -> None:
+    """Sets them to the states of `capture`; those of which it has none stay as they are."""
+    random.setstate(raise_python(state["python"]))
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    for generator, one in zip(generators, state["generators"], strict=True):
-        generator.set_state(one)
+    set_states(state["generators"], generators)
 
 
-def check(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
-    """Raises, as `restore` would, if it is no state of these; nothing has happened afterwards."""
-    outside = capture(generators)
+def states_of(generators: Sequence[Found]) -> dict[str, Any]:
+    return {one.place: one.get_state() for one in generators}
+
+
+def set_states(states: dict[str, Any], generators: Sequence[Found]) -> None:
+    for one in generators:
+        if one.place in states:
+            one.set_state(states[one.place])
+
+
+@contextmanager
+def unchanged(generators: Sequence[Found] = ()) -> Iterator[None]:
+    """All of them come out as they went in."""
+    now = capture(generators)
     try:
-        restore(state, generators)
+        yield
     finally:
-        restore(outside, generators)
+        restore(now, generators)
+
+
+class Holder(Protocol):
+    """What has generators, which may become more."""
+
+    generators: list[Found]
+
+
+_NONE: dict[str, Any] = {}
+
+
+class Watched:
+    """The default generators and a holder's, read again only where their bits have changed."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._bits: dict[str, bytes | None] = {}
+        self._states: dict[str, Any] = {}
+
+    def capture(self) -> dict[str, Any]:
+        """As the function `capture`. What has not changed since the last call is the same
+        object."""
+        for name, (look, state) in _GENERATORS.items():
+            bits = look()
+            if bits is None or bits != self._bits.get(name):
+                self._states[name], self._bits[name] = state(), bits
+        states = states_of(self._holder.generators)
+        if not states or bits_of(states) != bits_of(self._states.get("generators", {})):
+            self._states["generators"] = states or _NONE
+        return dict(self._states)
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether nothing was drawn between two captures of one `Watched`."""
+    return all(one[name] is other[name] for name in one)
+
+
+def bits_of(state: Any) -> bytes:
+    """Bytes that are other ones when the state is."""
+    skeleton, arrays = split(state)
+    return values.encode(skeleton) + b"".join(raw_bytes(array).tobytes() for array in arrays)
+
+
+def check(state: dict[str, Any], generators: Sequence[Found] = ()) -> None:
+    """Raises, as `restore` would, if it is no state of these; nothing has happened afterwards."""
+    with unchanged(generators):
+        restore(state, generators)
 
 
 @contextmanager
@@ -100,12 +160,3 @@ def isolated(stream: dict[str, Any]) -> Iterator[None]:
     finally:
         stream.update(capture())
         restore(outside)
-
-
-def _lower_python(state: tuple[Any, ...]) -> dict[str, Any]:
-    version, words, gauss = state
-    return {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss}
-
-
-def _raise_python(state: dict[str, Any]) -> tuple[Any, ...]:
-    return state["version"], tuple(state["words"].tolist()), state["gauss"]

@@ -13,9 +13,9 @@ from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers.handle import Flush
+from pmstore.torch.batches import DataLoops
 from pmstore.torch.errors import AttachError
 from pmstore.torch.kept import Keeper, KeptState
-from pmstore.torch.loader import Position, Source
 from pmstore.torch.steps import Steps
 from pmstore.torch.transaction import RunTransaction
 
@@ -49,7 +49,7 @@ class Run:
         self.resumed = resumed
         """Whether attach found a stored run, and the training goes on from there."""
         self._steps = steps
-        self._loop: object | None = None  # over the data: the one that goes on
+        self._loops = DataLoops(steps)
         self._keeper = Keeper(steps)
 
     @property
@@ -64,13 +64,13 @@ class Run:
     @property
     def data_epoch(self) -> int:
         """The pass over the data that the batch which `batches` gave last is of, counted from 0."""
-        return self._steps.progress.position.data_epoch
+        return self._steps.progress.place.given.data_epoch
 
     @property
     def batch(self) -> int:
         """Index within its data epoch of the batch that `batches` gave last; -1 before the
         first."""
-        return self._steps.progress.position.batch - 1
+        return self._steps.progress.place.given.batch - 1
 
     @property
     def attached(self) -> bool:
@@ -86,8 +86,7 @@ class Run:
     def stopping(self) -> bool:
         """Whether the guard given to attach was told to stop and the last commit has been made:
         leave the loop. `batches` does so by itself."""
-        guard = self._steps.schedule.guard
-        return guard is not None and guard.finished
+        return self._steps.schedule.finished
 
     def stats(self) -> RunStats:
         return RunStats(**self._steps.counts)
@@ -268,11 +267,11 @@ class Run:
         Writes nothing. Tensors in the heap stay there: whoever writes them still writes the store.
         """
         self._steps.detach()
-        self._loop = None
+        self._loops.close()
 
     # ---- data
 
-    def batches(self, epochs: int | None = 1) -> Iterator[Any]:
+    def batches(self, epochs: int | None = 1, ahead: int | None = None) -> Iterator[Any]:
         """The batches of the loader from where the run is, in the order in which they would have
         come had it never stopped.
 
@@ -282,44 +281,26 @@ class Run:
 
         Args:
             epochs: how many data epochs the run has in all, from its start; None: no end.
+            ahead: how many batches the program holds at a commit that it has not trained on: 1 for
+                Lightning and for a loop that takes the next batch before it trains on this one, 2
+                for most prefetchers to CUDA. A commit then stores the place of the batch that was
+                trained on, and those held come again after a resume. After a roll back the loop
+                has to be begun anew. None: it holds none; what looks otherwise raises. 0: it holds
+                none, however it looks.
 
         Raises:
             SystemExit: with status 0: the guard given to attach was told to stop, and the last
                 step is committed.
             AttachError: no loader was given to attach.
             RuntimeError: in a loop, once another loop has begun or the run was detached.
-            ValueError: the loader gave no batch in a whole data epoch.
+            ValueError: the loader gave no batch in a whole data epoch; ahead is negative.
+            LookaheadError: the program holds other batches than `ahead` says. `commit` and
+                `transaction` raise it too, and commit nothing.
         """
         self._steps.require()
+        if ahead is not None and ahead < 0:
+            raise ValueError(f"ahead={ahead}: how many batches the program holds, 0 or more")
         loader = self._steps.pieces.loader
         if loader is None:
             raise AttachError("the run has no loader: give it to attach(..., loader=...)")
-        return self._batches(loader.source, epochs)
-
-    def _batches(self, source: Source, epochs: int | None) -> Iterator[Any]:
-        loop = self._loop = object()
-        steps, progress = self._steps, self._steps.progress
-        steps.begun.over = False
-        while epochs is None or progress.position.data_epoch < epochs:
-            steps.schedule.expect(epochs, source)
-            restored = progress.restored
-            batches = source.open_at(progress.position)
-            for batch in batches:
-                steps.leave()
-                progress.position.batch += 1
-                yield batch
-                if self._loop is not loop:
-                    raise RuntimeError(
-                        "another loop over run.batches() has begun, or the run was detached: one "
-                        "at a time"
-                    )
-                steps.require()
-                if progress.restored != restored:
-                    break  # rolled back: go on after the last committed batch
-            else:
-                if progress.position.batch == 0:
-                    raise ValueError("the loader gave no batch in a whole data epoch")
-                progress.position = Position(progress.position.data_epoch + 1)
-            del batches  # worker processes end here, not when the next epoch's have started
-        steps.begun.over = not steps.begun.forward
-        steps.schedule.expect_no_more()
+        return self._loops.batches(loader.source, epochs, ahead)

@@ -10,7 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from pmstore import Store
 from pmstore.torch.errors import AttachError
 from pmstore.torch.fingerprint import Settings
-from pmstore.torch.loader import Position, Source
+from pmstore.torch.place import Position
+from pmstore.torch.source import Source
 
 Cut = tuple[int, int, int]
 """Of which data epoch, of which batch in it, how many samples at its begin were trained before."""
@@ -84,4 +85,3 @@ def cut_source(source: Source, cut: Cut | None) -> None:
         return inner if cut is None else CutBatches(inner, cut, lambda: source.data_epoch)
 
     source.replace_batches(wrap)
-    source.begun = cut[0] if cut is not None and cut[1] == 0 and cut[2] else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +11,8 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.scheduler import CommitPolicy, CommitScheduler, OneTarget, PreemptionGuard
 from pmstore.torch.errors import AttachError
-from pmstore.torch.loader import Source
 from pmstore.torch.progress import Progress
+from pmstore.torch.source import Source
 
 
 class Schedule:
@@ -60,7 +61,10 @@ class Schedule:
             policy.guard = guard
         self.scheduler = policy
         self.guard = guard
-        self._entered = guard is not None and guard.enter()
+        self._leave: weakref.finalize[[], Schedule] | None = None
+        if guard is not None and guard.enter():
+            self._leave = weakref.finalize(self, guard.__exit__)
+            self._leave.atexit = False
         if policy is not None:
             policy.steps = progress.finished  # the run may have had another policy before
 
@@ -81,6 +85,11 @@ class Schedule:
         """Whether the run's guard was told to stop."""
         return self.guard is not None and self.guard.noticed()
 
+    @property
+    def finished(self) -> bool:
+        """Whether it was told, and the last commit has been made."""
+        return self.guard is not None and self.guard.finished
+
     def stop(self) -> None:
         """Told to stop, and no step is under way: commits what is finished."""
         before = self._store.epoch
@@ -97,15 +106,14 @@ class Schedule:
 
     def close(self) -> None:
         """The run ends: the signal handlers of before come back."""
-        if self._entered and self.guard is not None:
-            self._entered = False
-            self.guard.__exit__()
+        if self._leave is not None:
+            self._leave()
 
     def flush(self) -> None:
         """After a commit: to the tiers that the policy does not choose among. The last one is
         flushed to busy tiers too."""
         for tier in self._flushed:
-            if self.guard is not None and self.guard.finished:
+            if self.finished:
                 self._store.flush(tier)
             else:
                 self._store.flush_if_idle(tier)
@@ -124,7 +132,7 @@ class Schedule:
         length = source.length()
         if length is None:
             return
-        finished, position = self._progress.finished, self._progress.position
+        finished, position = self._progress.finished, self._progress.place.done
         taken = position.data_epoch * length + position.batch
         share = finished / taken if taken and finished else 1.0
         self.scheduler.expect(max(round(epochs * length * share), 1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pmstore.torch.errors import AttachError
-from pmstore.torch.model import ModelBinding, extent
+from pmstore.torch.layout import extent
+from pmstore.torch.model import ModelBinding
 from pmstore.torch.optimizer import OptimizerBinding
 
 

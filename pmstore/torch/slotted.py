@@ -23,7 +23,7 @@ from pmstore.torch.keys import full_name
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
-from pmstore.torch.placed import UNFIT, Placed, check_movable
+from pmstore.torch.placed import UNFIT, Placed, check_movable, set_apart
 from pmstore.torch.slot_views import (
     Kept,
     SlotViews,
@@ -72,7 +72,7 @@ class SlottedBinding(OptimizerBinding):
         # the slots have room for these
         self._names_of_groups = [optimizer.names(group) for group in optimizer.param_groups]
         if not self.parameters:
-            raise AttachError(f"{self._called} has no parameters: give it some before attach")
+            raise AttachError(f"{self.called} has no parameters: give it some before attach")
         for index, parameter in enumerate(self.parameters):
             check_movable(self.describe(index), parameter)
 
@@ -96,7 +96,7 @@ class SlottedBinding(OptimizerBinding):
             dense = torch.empty_like(parameter, memory_format=torch.preserve_format)
             if dense.stride() != stride and parameter.numel():
                 raise AttachError(
-                    f"parameter {index} of {self._called} is not dense: use an optimizer of "
+                    f"parameter {index} of {self.called} is not dense: use an optimizer of "
                     "torch.optim for it"
                 )
             self._refuse_others(index, self._native.state.get(parameter, {}), (*names, "step"))
@@ -117,7 +117,7 @@ class SlottedBinding(OptimizerBinding):
         held = self._store[f"{self._path}/slots"]
         if not isinstance(held, Slots) or held.shape != (slot_bytes(self._kept()),):
             raise MismatchError(
-                f"{self._called} is not the one whose state is stored",
+                f"{self.called} is not the one whose state is stored",
                 mismatched=[
                     (
                         "its parameters and state have other sizes than the stored ones (momentum, "
@@ -140,6 +140,11 @@ class SlottedBinding(OptimizerBinding):
         self._tables.clear()
 
     def bind(self) -> None:
+        if self._links is None:
+            self._links = self._find_links()
+        for owner, key, parameter in self._links:
+            if owner.get(key) is not None:
+                owner[key] = parameter  # a roll back undoes an assignment too
         if self._views is None:
             self._place()
         assert self._views is not None
@@ -242,7 +247,7 @@ class SlottedBinding(OptimizerBinding):
         for key, value in held.items():
             if isinstance(value, torch.Tensor) and key not in places:
                 raise AttachError(
-                    f"the state of parameter {index} of {self._called} holds a tensor under "
+                    f"the state of parameter {index} of {self.called} holds a tensor under "
                     f"{key!r}, which has no place in the slots: remove it, or hand it to attach "
                     "as an object of its own (stateful=...)"
                 )
@@ -254,7 +259,7 @@ class SlottedBinding(OptimizerBinding):
             if self._native.names(group) != names:
                 state = ", ".join(self._native.state_names)
                 raise AttachError(
-                    f"group {number} of {self._called} was attached "
+                    f"group {number} of {self.called} was attached "
                     f"{'with' if names else 'without'} {state}, and so are its slots: change what "
                     "decides that (momentum to or from 0) before attach, in a new store"
                 )
@@ -275,7 +280,7 @@ class SlottedBinding(OptimizerBinding):
         views = self._views[turn]
         if len(views.parameters) != len(self.parameters):
             raise AttachError(
-                f"parameters were added to {self._called} after attach: add groups before"
+                f"parameters were added to {self.called} after attach: add groups before"
             )
         self._check_groups()
         apart = False
@@ -311,7 +316,7 @@ class SlottedBinding(OptimizerBinding):
                         ):
                             given = f"{tuple(parameter.shape)} {parameter.dtype}"
                             raise MismatchError(
-                                UNFIT, mismatched=[f"parameter {index} of {self._called}: {given}"]
+                                UNFIT, mismatched=[f"parameter {index} of {self.called}: {given}"]
                             )
                         view.copy_(parameter)
                         parameter.data = view
@@ -331,7 +336,7 @@ class SlottedBinding(OptimizerBinding):
             tensors = [parameter, *(held.get(name) for name in state)]
             for tensor, place in zip(tensors, memory, strict=True):
                 if isinstance(tensor, torch.Tensor) and tensor.data_ptr() != place:
-                    tensor.data = tensor.data.clone()
+                    set_apart(tensor)
 
     def _take_state(self, turn: int, index: int, parameter: torch.Tensor) -> None:
         """Copies state that is in other tensors, or in other memory, into its place, and binds it

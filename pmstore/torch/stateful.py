@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from pmstore import Store
 from pmstore.torch.errors import AttachError
+from pmstore.torch.generators import Generator, as_generator
 from pmstore.torch.part import Part
 
 
@@ -24,7 +24,7 @@ class Stateful(Protocol):
 class _GeneratorState:
     """A random number generator of the program's own."""
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: Generator) -> None:
         self._generator = generator
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,14 +71,15 @@ def as_stateful(name: str, given: Any) -> Stateful:
     Raises:
         AttachError: it is neither.
     """
-    if isinstance(given, torch.Generator):
-        return _GeneratorState(given)
+    generator = as_generator(given)
+    if generator is not None:
+        return _GeneratorState(generator)
     if is_stateful(given):
         stateful: Stateful = given
         return stateful
     raise AttachError(
-        f"stateful[{name!r}] is a {type(given).__qualname__}: it must be a torch.Generator, or "
-        "have state_dict() and load_state_dict()"
+        f"stateful[{name!r}] is a {type(given).__qualname__}: it must be a generator (of torch, "
+        "numpy or random), or have state_dict() and load_state_dict()"
     )
 
 

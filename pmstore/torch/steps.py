@@ -159,7 +159,8 @@ class Steps:
         """Brings the store up to date with what Python holds; pending."""
         progress = self.progress
         finished = progress.finished + 1
-        self.pieces.write(progress.position)
+        progress.end_of_step(finished)
+        self.pieces.write(progress.place)
         progress.write(finished)
         progress.finished = finished
         self.begun.ended = True
@@ -228,6 +229,9 @@ class Steps:
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
+        assert self.pieces.gradients is not None
+        if len(args) < 2 and not kwargs.get("closure"):  # else that computes them
+            self.pieces.gradients.refuse_unknown(binding.called, binding.parameters)
         if pack is None:  # else the store holds nothing of a step before its commit
             self.progress.begin_update(binding.writes())
         self.begun.updating = True
@@ -237,8 +241,7 @@ class Steps:
     ) -> None:
         if not self.attached:
             return
-        assert self.pieces.gradients is not None
-        self.pieces.gradients.spend(binding.parameters)
+        self.pieces.spend(binding)
         if binding.behind:
             binding.collect()
 
@@ -252,36 +255,50 @@ class Steps:
             "run.rollback(); to evaluate between steps, use model.eval() or torch.no_grad()"
         )
 
-    def lost(self, half: bool) -> str:
-        if self.detached or self.progress.stale or not self.progress.followed:
+    def running(self) -> bool:
+        if self._rolled_back or self.begun.over or self.schedule.finished:
+            return False
+        return self.store.written()
+
+    def lost(self, orderly: bool) -> str:
+        if self._rolled_back:
             return ""
         committed = self.progress.committed
         steps = self.progress.finished - committed
-        if half and (why := self._why()):
-            finished = f", {counted(steps, 'finished step')} among it" if steps else ""
+        finished = f", {counted(steps, 'finished step')} among it" if steps else ""
+        if not orderly:
             return (
-                f"the run {self.name!r} was in the middle of a training step when its store was "
-                f"left: {why}, and the step was not ended by run.commit() or run.transaction(). "
-                f"The store is as of its last commit, with step {committed}; what was written "
-                f"since then is lost{finished}. End the step before, or take it back with "
-                "run.rollback(); attach(guard=PreemptionGuard()) lets a program that is told to "
-                "stop finish its step"
+                f"what the run {self.name!r} wrote since its last commit, with step {committed}, "
+                f"is lost{finished}"
+                if steps
+                else ""
             )
+        if why := self._why():
+            when = f"in the middle of a training step of the run {self.name!r}: {why}"
+        else:
+            when = f"by an exit, while the run {self.name!r} was between two steps or within one"
         return (
-            f"the run {self.name!r} had {counted(steps, 'finished step')} that no commit held when "
-            f"its store was closed: lost. The store is as of its last commit, with step {committed}"
-            if steps
-            else ""
+            f"the store was left {when}. It is as of its last commit, with step {committed}; what "
+            f"was written since then is lost{finished}. To keep it, end the step by run.commit(), "
+            "or take half a step back by run.rollback() and call store.commit(). With "
+            "attach(guard=PreemptionGuard()) a program that is told to stop finishes its step"
         )
 
     def ended(self) -> None:
         self.schedule.close()
+        if self.pieces.loader is not None:
+            self.pieces.loader.source.close()
 
     def _why(self) -> str:
         """What has begun the step that is under way; "": none is, or it was rolled back."""
-        if self.detached or self.progress.stale or not self.progress.followed:
+        if self._rolled_back:
             return ""
         return "run.transaction() is open" if self.transactions else self.begun.why
+
+    @property
+    def _rolled_back(self) -> bool:
+        """Whether the store holds nothing of this run that is pending."""
+        return self.detached or self.progress.stale or not self.progress.followed
 
     def _torn(self) -> bool:
         """Whether a step is under way that has written."""
@@ -325,7 +342,7 @@ class Steps:
             pieces.restore(opened=opened)
             progress.restore()
             if pieces.loader is not None:
-                pieces.loader.restore(progress.position)
+                pieces.loader.restore(progress.place)
             self.schedule.rolled_back()
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()

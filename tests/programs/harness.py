@@ -141,7 +141,7 @@ class _Examination:
                     raise _Broken(f"{fired} in {lives} lives, {in_step} of them within a step")
                 enough = fired >= wanted and in_step and resumed
                 plan = {} if enough else self._plan(deed, 1 if fired >= wanted else wanted)
-                life = self._live(home, deed=deed, **plan)
+                life = self._live(home, **plan)
                 resumed += life.reached > 0
                 if not self._disturbance_came(life, deed):
                     break
@@ -156,11 +156,13 @@ class _Examination:
         """Where to disturb: mostly in the steps of the program, sometimes before them."""
         units = {"kill": ("moment", "moment", "call", "primitive"), "term": ("moment", "call")}
         unit = self.chance.choice(units.get(deed, ("moment",)))
+        if deed == "raise":
+            deed = self.chance.choice(("raise", "interrupt"))
         setup, all_of_them = self.setup.get(unit, 0), self.counts[unit]
         if self.chance.random() < 0.1 and setup > 1 and deed != "break":
-            return {"unit": unit, "at": self.chance.randrange(1, setup)}
+            return {"unit": unit, "deed": deed, "at": self.chance.randrange(1, setup)}
         of_steps = max(2, (all_of_them - setup) * 2 // times)
-        return {"unit": unit, "at": setup + self.chance.randrange(1, of_steps)}
+        return {"unit": unit, "deed": deed, "at": setup + self.chance.randrange(1, of_steps)}
 
     def _disturbance_came(self, life: _Life, deed: str) -> bool:
         """Whether it came, and the life ended as it had to. Raises: _Broken."""
@@ -175,7 +177,7 @@ class _Examination:
         # loop: both end as if nothing had been.
         right = {
             "term": ("exit 0", "exit None", "ended"),
-            "raise": ("raised Boom",),
+            "raise": ("raised Boom", "raised KeyboardInterrupt"),
             "break": ("ended",),
         }
         if life.end not in right[deed]:
@@ -196,7 +198,10 @@ class _Examination:
         plan["domain"] = self.report.domain
         given = [self.program.name, str(home), plan]
         began = time.monotonic()
-        ran = self.forks.run(f"{__package__}.life:live", given, timeout_seconds=_TIMEOUT_SECONDS)
+        module = "extras" if self.program.needs else "life"
+        ran = self.forks.run(
+            f"{__package__}.{module}:live", given, timeout_seconds=_TIMEOUT_SECONDS
+        )
         if time.monotonic() - began > _TIMEOUT_SECONDS:
             raise _Broken("it did not end")
         said = (home / "stderr").read_text(errors="replace").strip()[-800:]

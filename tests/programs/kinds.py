@@ -21,7 +21,7 @@ mse = nn.functional.mse_loss
 cross_entropy = nn.functional.cross_entropy
 
 
-@program(quick=True)
+@program()
 def diffusion(path: str) -> State:
     """Learns the noise of points on a ring; samples are drawn now and then from the average of the
     weights."""
@@ -117,7 +117,7 @@ class Poles:
         return np.where(fallen, -1.0, 1.0).astype(np.float32)
 
 
-@program(quick=True)
+@program()
 def actor_critic(path: str) -> State:
     """Eight environments, whose states are arrays of the store; an optimizer for each network."""
     actor, critic = mlp(2, 2), mlp(2, 1)
@@ -324,7 +324,7 @@ class Harder(torch.utils.data.Dataset[Any]):
         return x + 0.05 * self.stage * torch.randn(10, generator=drawn), y
 
 
-@program(quick=True)
+@program()
 def curriculum(path: str) -> State:
     """The loader is another one in each epoch: longer, in larger batches, harder."""
     data, model = Harder(), mlp()

@@ -3,8 +3,6 @@ says."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import pickle
 import random
@@ -27,10 +25,6 @@ from . import plain, registry
 from .bits import bits_of
 
 registry.load()
-for _program in registry.PROGRAMS.values():
-    for _module in _program.needs.split():  # once, as torch
-        with contextlib.suppress(ImportError):
-            importlib.import_module(_module)
 
 
 class Boom(Exception):
@@ -40,7 +34,8 @@ class Boom(Exception):
 class Life:
     """Counts moments of the program and calls of Python functions, and does what is planned.
 
-    unit, at: when: at that moment, call, or persistence primitive. deed: kill, term, raise, break.
+    unit, at: when: at that moment, call, or persistence primitive. deed: kill, term, raise,
+    interrupt, break.
     """
 
     def __init__(self, journal: int, unit: str, at: int, deed: str) -> None:
@@ -79,6 +74,8 @@ class Life:
             signal.raise_signal(signal.SIGTERM)
         elif self._deed == "raise":
             raise Boom
+        elif self._deed == "interrupt":
+            raise KeyboardInterrupt
         else:
             self._stopped = True
 

@@ -68,7 +68,7 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-@program(*SAMPLERS, quick=["own-generator"])
+@program(*SAMPLERS)
 def sampler(path: str, kind: str) -> State:
     model, loader = mlp(), SAMPLERS[kind]()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -142,7 +142,7 @@ class Stream(tud.IterableDataset[Any]):
             yield x + 0.01 * torch.randn(10), y
 
 
-@program(plain="draws while the epoch runs, here from a stream of its own", quick=True)
+@program(plain="draws while the epoch runs, here from a stream of its own")
 def stream(path: str) -> State:
     model, loader = mlp(), batches(Stream(), shuffle=False, drop_last=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)

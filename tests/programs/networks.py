@@ -146,7 +146,7 @@ class Language(nn.Module):
         return self.out(x)
 
 
-@program("tied", "recomputed", quick=["tied"])
+@program("tied", "recomputed")
 def language(path: str, kind: str) -> State:
     """Warm-up and decay; "recomputed" forgets activations and makes them again, with the same
     dropout."""

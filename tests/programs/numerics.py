@@ -160,34 +160,43 @@ def factors(path: str) -> State:
         return {"left": left.copy(), "right": right.copy(), "errors": list(errors)}
 
 
-@program("xgboost", "scikit-learn", needs="sklearn.ensemble xgboost")
-def boosting(path: str, kind: str) -> State:
-    """A tree a step; the model so far is a value of the store."""
+@program(needs="xgboost", stops=("kill", "term", "raise"))
+def boosting(path: str) -> State:
+    """A tree a step; a callback puts the model so far into the store. (No loop to break out of.
+    Without subsample: xgboost itself does not go on as it would have.)"""
+    import xgboost
+
     points, kinds = blobs()
     with pmstore.open(path) as store:
-        if kind == "xgboost":
-            import xgboost
 
-            class Keep(xgboost.callback.TrainingCallback):
-                def after_iteration(self, model: Any, epoch: int, log: Any) -> bool:
-                    with store.transaction():
-                        store["model"] = bytes(model.save_raw("ubj"))
-                    return False
+        class Keep(xgboost.callback.TrainingCallback):
+            def after_iteration(self, model: Any, epoch: int, log: Any) -> bool:
+                raw = bytes(model.save_raw("ubj"))
+                with store.transaction():
+                    store["model"] = raw
+                return False
 
-            data = xgboost.DMatrix(points, kinds > 1)
-            given = {"seed_per_iteration": True, "subsample": 0.7, "nthread": 1, "max_depth": 2}
-            model, left = None, 20
-            if "model" in store:
-                model = xgboost.Booster(given)
-                model.load_model(bytearray(store["model"]))
-                left -= model.num_boosted_rounds()
-            xgboost.train(given, data, left, xgb_model=model, callbacks=[Keep()])
-            return {"model": store["model"]}
-        from sklearn.ensemble import GradientBoostingClassifier
+        data = xgboost.DMatrix(points, kinds > 1)
+        given = {"nthread": 1, "max_depth": 2, "learning_rate": 0.1}
+        model, left = None, 20
+        if "model" in store:
+            model = xgboost.Booster(given)
+            model.load_model(bytearray(store["model"]))
+            left -= model.num_boosted_rounds()
+        xgboost.train(given, data, left, xgb_model=model, callbacks=[Keep()])
+        return {"model": store["model"]}
 
-        forest = GradientBoostingClassifier(
-            n_estimators=0, warm_start=True, subsample=0.7, max_depth=2, random_state=1
-        )
+
+@program(needs="sklearn.ensemble")
+def warm_start(path: str) -> State:
+    """A forest that grows by a tree a step, pickled."""
+    from sklearn.ensemble import GradientBoostingClassifier
+
+    points, kinds = blobs()
+    forest = GradientBoostingClassifier(
+        n_estimators=0, warm_start=True, subsample=0.7, max_depth=2, random_state=1
+    )
+    with pmstore.open(path) as store:
         if "model" in store:
             forest = pickle.loads(store["model"])
         while forest.n_estimators < 20:

@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@program(*OPTIMIZERS, quick=["adafactor"])
+@program(*OPTIMIZERS)
 def optimizer(path: str, kind: str) -> State:
     model, loader = mlp(), batches()
     optimizer = OPTIMIZERS[kind](model.parameters())
@@ -140,7 +140,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@program(*SCHEDULES, quick=["sequential"])
+@program(*SCHEDULES)
 def schedule(path: str, kind: str) -> State:
     model, loader = mlp(), batches()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)

@@ -92,7 +92,7 @@ def averaged_in_the_end(path: str) -> State:
         return {"model": model, "average": average, "o": optimizer, "losses": list(losses)}
 
 
-@program(quick=True)
+@program()
 def evaluated(path: str) -> State:
     """Looks at other data between steps, by a loader of its own; keeps the best weights."""
     model, held = mlp(10, 3), batches(classes(40), 20)
@@ -102,6 +102,7 @@ def evaluated(path: str) -> State:
             store, model=model, optimizer=optimizer, loader=batches(classes())
         )
         losses, scores = store.list("losses"), store.list("scores")
+        best = store.require("best", (sum(one.numel() for one in model.parameters()),), "float32")
         for x, y in run.batches(epochs=3):
             loss = cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -114,11 +115,11 @@ def evaluated(path: str) -> State:
                     right = sum(int((model(a).argmax(1) == b).sum()) for a, b in held)
                 model.train()
                 if right >= max(scores, default=0):
-                    store["best"] = nn.utils.parameters_to_vector(model.parameters()).detach()
+                    best[:] = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
                 scores.append(right)
             run.commit(loss)
-        best = store["best"].clone()
-        return {"model": model, "o": optimizer, "best": best, "s": list(scores), "l": list(losses)}
+        told = {"best": best.copy(), "scores": list(scores), "losses": list(losses)}
+        return {"model": model, "optimizer": optimizer, **told}
 
 
 class Patience:
@@ -283,10 +284,11 @@ def private_gradients(path: str) -> State:
         return {"model": model, "optimizer": optimizer, "norms": list(norms)}
 
 
-@program(quick=True)
+@program(quick=True, stops=("kill", "term", "raise"))
 def experience(path: str) -> State:
     """Q-learning on a line of nine places: a ring of experience in the store's arrays, a target
-    network, and Python's generator for the moves."""
+    network, and Python's generator for the moves. (A `break` in the middle of the moves, before the
+    step begins, is an orderly end, which commits them; a run's transaction block would not.)"""
     online, target = mlp(9, 2), mlp(9, 2)
     target.load_state_dict(online.state_dict())
     optimizer = torch.optim.RMSprop(online.parameters(), 1e-2)
@@ -387,3 +389,31 @@ def two_runs(path: str) -> State:
             losses.append(loss.item())
             runs[turn].commit(loss)
         return {"models": models, "optimizers": optimizers, "losses": list(losses)}
+
+
+@program()
+def stepped_in_backward(path: str) -> State:
+    """An optimizer for each parameter, which steps as soon as the gradient is there."""
+    model = mlp()
+    optimizers = {
+        name: torch.optim.SGD([one], 0.05, momentum=0.9) for name, one in model.named_parameters()
+    }
+
+    def step_now(name: str) -> Any:
+        def step(one: torch.Tensor) -> None:
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+
+        return step
+
+    for name, one in model.named_parameters():
+        one.register_post_accumulate_grad_hook(step_now(name))
+    with pmstore.open(path) as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizers, loader=batches())
+        losses = store.list("losses")
+        for x, y in run.batches(epochs=3):
+            loss = mse(model(x), y)
+            loss.backward()
+            losses.append(loss.item())
+            run.commit(loss)
+        return {"model": model, "optimizers": optimizers, "losses": list(losses)}

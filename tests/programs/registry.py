@@ -65,7 +65,7 @@ def load() -> dict[str, Program]:
     """Imports every file of programs."""
     package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name != "__main__":
+        if module.name not in ("__main__", "extras"):
             importlib.import_module(f"{__package__}.{module.name}")
     return PROGRAMS
 
@@ -121,7 +121,7 @@ def _inside(statement: ast.stmt, place: _Place) -> None:
     elif isinstance(statement, ast.With) and "transaction" in ast.unparse(statement.items[0]):
         place = replace(place, block=True, breaks=False)
     elif isinstance(statement, ast.FunctionDef):
-        place = replace(place, breaks=False)
+        place = replace(place, loop=True, breaks=False)  # it is called in steps
     elif isinstance(statement, ast.ClassDef):
         for method in statement.body:
             _inside(method, place)

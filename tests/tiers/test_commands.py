@@ -112,7 +112,7 @@ def test_flush(filled: pmstore.Store, path: Path, url: str) -> None:
 def on_a_terminal(*words: object) -> tuple[str, str]:
     """What a command writes to its output, and to a terminal that is its standard error."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pmstore.commands.cli", *map(str, words)]
+    command = [sys.executable, "-m", "pmstore", *map(str, words)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     shown = b""
     with subprocess.Popen(

@@ -58,7 +58,27 @@ def test_fields_that_are_given_to_the_call_are_told_where_they_go(
 ) -> None:
     with pytest.raises(TypeError, match=r"add_tier\('u', pmstore.TierConfig\(url, keep=\.\.\."):
         filled.add_tier("u", url, keep=3)  # type: ignore[arg-type]
+    wrong: Any
+    for wrong, told in (
+        ({"url": url}, r"the URL has no keyword: store.add_tier\('u', url\)"),
+        ({"url": url, "every": 3}, r"add_tier\('u', pmstore.TierConfig\(url, every=\.\.\.\)"),
+        ({"foo": 2}, "a tier has no field 'foo': pmstore.TierConfig has url, keep, every, "),
+    ):
+        with pytest.raises(TypeError, match=told):
+            filled.add_tier("u", **wrong)
+    with pytest.raises(ValueError, match="the URL of a tier is a str, such as"):
+        filled.add_tier("u")
+    with pytest.raises(TierError, match=r"there is no tier 'zz' \(there are: 't'\)"):
+        filled.remove_tier("zz")
     assert list(filled.tiers) == ["t"]
+
+
+@pytest.mark.parametrize("field", ["keep", "every", "mode", "run", "rank", "storage_options"])
+def test_a_field_of_another_type_is_a_type_error(field: str) -> None:
+    with pytest.raises(TypeError, match=field):
+        pmstore.TierConfig("/mnt/run", **{field: 1.5})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the URL of a tier is a str or a path of str, not int"):
+        pmstore.TierConfig(3)  # type: ignore[arg-type]
 
 
 def test_a_tier_is_remembered_as_it_was_said(filled: pmstore.Store, path: Path, url: str) -> None:

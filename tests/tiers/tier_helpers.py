@@ -1,4 +1,4 @@
-"""Restoring into a store of its own, and looking."""
+"""Restoring into a store of its own, and looking; a lock of a tier, as its writer holds it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pmstore
+from pmstore.errors import TierError
 
 CHUNK = 16384
 
@@ -27,3 +28,19 @@ def restored(path: Path, url: str, epoch: int | None = None, **options: Any) -> 
             }
     finally:
         target.unlink()
+
+
+class HeldLock:
+    def __init__(self, lost: bool = False) -> None:
+        self.lost = lost
+
+    def check(self) -> None:
+        if self.lost:
+            raise TierError("the lock is lost")
+
+    def release(self) -> None: ...
+
+
+def newest_file(url: str, suffix: str) -> Path:
+    files = sorted(Path(url).glob(f"*{suffix}"), key=lambda one: one.stat().st_mtime_ns)
+    return files[-1]

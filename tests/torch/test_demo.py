@@ -89,16 +89,7 @@ def test_a_trainer_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_control_c_leaves_nothing(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pmstore.commands.cli",
-        "demo",
-        "--steps",
-        "100000",
-        "--dir",
-        str(tmp_path),
-    ]
+    command = [sys.executable, "-m", "pmstore", "demo", "--steps", "100000", "--dir", str(tmp_path)]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -641,14 +641,17 @@ def test_what_leaving_says(path: Path) -> None:
             if error is not None:
                 raise error
 
-    half = r"'run' was in the middle of a training step when its store was left: the model was "
+    half = "the store was left in the middle of a training step of the run 'run': the model was "
     with pytest.warns(RuntimeWarning, match=half + ".*with step 0;.*is lost, 2 finished steps am"):
         leave(2, None)
-    with pytest.warns(RuntimeWarning, match=half + r".*is lost\. End"), pytest.raises(SystemExit):
+    with (
+        pytest.warns(RuntimeWarning, match=half + r".*is lost\. To keep"),
+        pytest.raises(SystemExit),
+    ):
         leave(0, SystemExit(0))
     with pytest.raises(Boom):
         leave(0, Boom())
-    lost = "the run 'run' had 1 finished step that no commit held when its store was closed: lost"
+    lost = "the run 'run' wrote since its last commit, with step 0, is lost, 1 finished step among"
     for error in (Boom(), SystemExit(3), KeyboardInterrupt()):
         with pytest.warns(RuntimeWarning, match=lost), pytest.raises(type(error)):
             leave(1, error)
@@ -661,24 +664,76 @@ def test_closing_says_what_is_lost(path: Path) -> None:
     run, model, optimizer = make(store, policy=EveryN(100))
     one_step(model, optimizer)
     run.commit()
-    with pytest.warns(RuntimeWarning, match="1 finished step that no commit held"):
+    with pytest.warns(RuntimeWarning, match="is lost, 1 finished step among it"):
         store.close()
     store.close()
     del run
     gc.collect()
 
 
-def test_finished_steps_are_committed_by_an_orderly_end(path: Path) -> None:
-    with pytest.raises(SystemExit), pmstore.open(path) as store:
+def test_the_end_of_the_block_commits_finished_steps(path: Path) -> None:
+    with pmstore.open(path) as store:
         run, model, optimizer = make(store, policy=EveryN(100))
         for _ in range(3):
             one_step(model, optimizer)
             run.commit()
         store["pending"] = 1
-        sys.exit(0)
     with pmstore.open(path) as store:
         assert make(store)[0].step == 3
         assert "pending" in store
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_an_exit_between_two_steps(path: Path, every: int) -> None:
+    """What the program writes of a step before its forward is lost with it: else it would be
+    written twice, as after no kill."""
+
+    def play() -> None:
+        with pmstore.open(path) as store:
+            run, model, optimizer = make(store, policy=EveryN(every))
+            moves = store.require("moves", (1,), "int64")
+            while run.stats().steps < 5:
+                moves[0] += 1
+                if moves[0] == 4:
+                    sys.exit(0)
+                one_step(model, optimizer)
+                run.commit()
+
+    with (
+        pytest.raises(SystemExit),
+        pytest.warns(RuntimeWarning, match="was left by an exit, while the run 'run' was between"),
+    ):
+        play()
+    with pmstore.open(path) as store:
+        step = make(store)[0].step
+        assert step == (3 if every == 1 else 0)
+        assert store.require("moves", (1,), "int64")[0] == step
+
+
+@pytest.mark.parametrize("how", ["nothing pending", "the loop is over", "told", "store.commit()"])
+def test_exits_that_lose_nothing(path: Path, how: str) -> None:
+    guard = Notice()
+    with pytest.raises(SystemExit), pmstore.open(path) as store:
+        job = make_job()
+        run = job.attach(store, guard=guard)
+        for features, labels, _ in run.batches():
+            job.step((features, labels, None))
+            run.commit()
+            if how == "nothing pending":
+                sys.exit(0)
+            if how == "told":
+                guard.notify()
+                job.model(features)
+                run.commit()
+                store["after"] = 1
+                sys.exit(0)
+        store["after"] = 1
+        if how == "store.commit()":
+            run.batches()
+            store.commit()
+        sys.exit(0)
+    with pmstore.open(path) as store:
+        assert ("after" in store) == (how != "nothing pending")
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), Boom(), None])
@@ -715,6 +770,6 @@ model(torch.ones(1, 2)); run.commit()
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0
-    assert "1 finished step that no commit held" in done.stderr
+    assert "is lost, 1 finished step among it" in done.stderr
     with pmstore.open(path) as store:
         assert attach(store, model=nn.Linear(2, 2)).step == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -21,8 +22,9 @@ from training import BATCHES, Job, assert_same, contents, make_job, train, undis
 import pmstore
 from pmstore.errors import TierError, TransactionError
 from pmstore.testing import ForkServer
-from pmstore.tiers import pins
-from pmstore.tiers.pins import Mark, PinName
+from pmstore.tiers import kept as kept_epochs
+from pmstore.tiers.kept import KeptName, Reason
+from pmstore.tiers.local import LocalBackend
 from pmstore.torch import MismatchError, NotKeptError, Run, attach
 
 STEPS = BATCHES + 6
@@ -254,6 +256,31 @@ def test_the_best_of_another_figure_over_processes(tmp_path: Path) -> None:
     assert kept == [True, True, False, False, True, False]
     assert state.values == (("accuracy", 0.8),)
     assert state.step == 5
+
+
+def test_a_state_that_could_not_be_kept_is_not_the_best(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job()
+    run = job.attach(store)
+    publish = LocalBackend.publish
+
+    def full(self: LocalBackend, name: str, data: bytes) -> None:
+        if name.endswith(".manifest"):
+            raise OSError(errno.ENOSPC, "no room", name)
+        publish(self, name, data)
+
+    go(store, run, job, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, "publish", full)
+        failed = run.keep(best="figure", value=0.1)
+        assert failed is not None
+        with pytest.raises(OSError, match="no room"):
+            failed.wait()
+    assert run.kept() == []
+    go(store, run, job, 2)
+    assert run.keep(best="figure", value=0.2) is not None
+    assert [one.values for one in run.kept()] == [(("figure", 0.2),)]
 
 
 def test_a_state_that_is_kept_for_several_reasons(store: pmstore.Store) -> None:
@@ -511,25 +538,25 @@ def test_with_a_policy_the_last_commit_is_kept(store: pmstore.Store) -> None:
 
 
 @pytest.fixture
-def mark() -> Mark:
-    return Mark("run", "best", "loss", 3, 0.5, 0.5, 1.0)
+def reason() -> Reason:
+    return Reason("run", "best", "loss", 3, 0.5, 0.5, 1.0)
 
 
-def test_pins_are_read_back_or_refused(mark: Mark) -> None:
-    data = pins.pack([mark])
-    assert pins.unpack(data) == (mark,)
+def test_reasons_are_read_back_or_refused(reason: Reason) -> None:
+    data = kept_epochs.pack([reason])
+    assert kept_epochs.unpack(data) == (reason,)
     for damaged in (b"", data[:-1], data + b"x", data[:30] + b"\xff" + data[31:], b"x" * 100):
-        with pytest.raises(ValueError, match="pin"):
-            pins.unpack(damaged)
+        with pytest.raises(ValueError, match="keeps an epoch"):
+            kept_epochs.unpack(damaged)
     for wrong in ({"step": "3"}, {"series": "x"}, {"value": None}, {"time": math.inf}):
-        said = {**{name: getattr(mark, name) for name in mark.__slots__}, **wrong}
-        with pytest.raises(ValueError, match="mark"):
-            pins.unpack(pins.pack([Mark(**said)]))
+        said = {**{name: getattr(reason, name) for name in reason.__slots__}, **wrong}
+        with pytest.raises(ValueError, match="reason"):
+            kept_epochs.unpack(kept_epochs.pack([Reason(**said)]))
 
 
-def test_names_of_pins() -> None:
-    name = PinName(12, "job", 0, 1)
-    assert PinName.parse(str(name)) == name
+def test_names_of_kept_epochs() -> None:
+    name = KeptName(12, "job", 0, 1)
+    assert KeptName.parse(str(name)) == name
     for wrong in (
         "12.job.0-1.kept",
         "0000000000012.job.0-1.kept",
@@ -538,10 +565,10 @@ def test_names_of_pins() -> None:
         "000000000012.j/b.0-1.kept",
         "000000000012.job.0-1.kept.new",
     ):
-        assert PinName.parse(wrong) is None
+        assert KeptName.parse(wrong) is None
 
 
-def test_a_damaged_pin_keeps_its_epoch(tmp_path: Path) -> None:
+def test_a_damaged_reason_keeps_its_epoch(tmp_path: Path) -> None:
     """It cannot be told what it is, but it is not let go."""
     with pmstore.open(tmp_path / "run.pm") as store:
         job = make_job()
@@ -549,8 +576,8 @@ def test_a_damaged_pin_keeps_its_epoch(tmp_path: Path) -> None:
         go(store, run, job, 1)
         run.keep("one")
         store.drain()
-    (pin,) = (tmp_path / "run.pm.kept").glob("*.kept")
-    pin.write_bytes(b"damaged")
+    (file,) = (tmp_path / "run.pm.kept").glob("*.kept")
+    file.write_bytes(b"damaged")
     with pmstore.open(tmp_path / "run.pm") as store:
         job = make_job()
         run = job.attach(store)

@@ -205,7 +205,7 @@ def test_bad_input(store: pmstore.Store) -> None:
         pmstore.torch.attach(store, model=nn.Linear(2, 2, device="meta"), mirror=True)
     assert "run" not in store
     make_job().attach(store, mirror=True).detach()
-    with pytest.raises(MismatchError, match="mirror"):
+    with pytest.raises(AttachError, match="is mirrored, and so it stays"):
         make_job().attach(store)
     with pytest.raises(MismatchError):
         make_job(model="conv").attach(store, mirror=True)

@@ -1,7 +1,8 @@
-"""Pins: epochs that stay in a tier whatever `keep` says, and why.
+"""Kept epochs: they stay in a tier whatever the `keep` of its TierConfig says, and why.
 
-A pin is a file beside a rank's manifest, `EPOCH.RUN.RANK-WORLD.kept`. Its name alone keeps the
-epoch. It holds marks: one for each reason. Only the writer of the run and rank writes them.
+One is kept by a file beside a rank's manifest, `EPOCH.RUN.RANK-WORLD.kept`. Its name alone keeps
+the epoch. In it are the reasons, for people and programs. Only the writer of the run and rank
+writes it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAME = re.compile(r"(\d{12,20})\.([A-Za-z0-9_-]{1,64})\.(\d{1,20})-(\d{1,20})\.
 _TEMPORARY = re.compile(r"\.(.*\.kept)\.[0-9a-f]{8}\.new")
 
 
-class PinName(NamedTuple):
+class KeptName(NamedTuple):
     epoch: int
     run: str
     rank: int
@@ -39,7 +40,7 @@ class PinName(NamedTuple):
         return f"{self.epoch:012d}.{self.run}.{self.rank}-{self.world_size}.kept"
 
     @classmethod
-    def parse(cls, name: str) -> PinName | None:
+    def parse(cls, name: str) -> KeptName | None:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -48,7 +49,7 @@ class PinName(NamedTuple):
         return made if ours and str(made) == name else None
 
     @classmethod
-    def of(cls, manifest: ManifestName) -> PinName:
+    def of(cls, manifest: ManifestName) -> KeptName:
         return cls(*manifest[1:])
 
 
@@ -56,8 +57,8 @@ Series = Literal["last", "best", "named"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Why an epoch is kept. Marks of one group, series and name push each other out."""
+class Reason:
+    """Why an epoch is kept. Reasons of one group, series and name push each other out."""
 
     group: str
     """Of the training run in the store."""
@@ -89,22 +90,22 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
-    """A mark that an epoch is to get, and of how many others."""
+class Keeping:
+    """An epoch is to be kept, and how many others of its kind stay."""
 
-    mark: Mark
+    reason: Reason
     count: int
-    """Marks of its key that stay: the newest, or the best."""
+    """Reasons of its key that stay: the newest, or the best."""
     lowest: bool = True
     """The best value is the lowest one."""
 
     def better(self, value: float, other: float) -> bool:
         return value < other if self.lowest else value > other
 
-    def surplus(self, marked: Iterable[tuple[int, Mark]]) -> list[tuple[int, Mark]]:
-        """Of (epoch, mark), those that are pushed out."""
-        mine = [one for one in marked if one[1].key == self.mark.key]
-        if self.mark.series == "best":
+    def surplus(self, reasons: Iterable[tuple[int, Reason]]) -> list[tuple[int, Reason]]:
+        """Of (epoch, reason), those that are pushed out."""
+        mine = [one for one in reasons if one[1].key == self.reason.key]
+        if self.reason.series == "best":
             sign = 1.0 if self.lowest else -1.0
             mine.sort(key=lambda one: (sign * (one[1].value or 0.0), one[0]))
         else:
@@ -112,27 +113,27 @@ class Pin:
         return mine[self.count :]
 
 
-def pack(marks: Iterable[Mark]) -> bytes:
-    body: bytes = msgpack.packb([asdict(mark) for mark in marks])
+def pack(reasons: Iterable[Reason]) -> bytes:
+    body: bytes = msgpack.packb([asdict(reason) for reason in reasons])
     return _HEAD.pack(_MAGIC, checksum(body), len(body)) + body
 
 
-def unpack(data: bytes) -> tuple[Mark, ...]:
+def unpack(data: bytes) -> tuple[Reason, ...]:
     """Raises: ValueError."""
     if len(data) < _HEAD.size:
-        raise ValueError("the pin is cut off")
+        raise ValueError("what keeps an epoch is cut off")
     magic, crc, length = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != _MAGIC or length != len(body) or checksum(body) != crc:
-        raise ValueError("not a pin, or a damaged one")
+        raise ValueError("not what keeps an epoch, or damaged")
     try:
-        return tuple(_mark(said) for said in msgpack.unpackb(body))
+        return tuple(_reason(said) for said in msgpack.unpackb(body))
     except (*UNDECODABLE, msgpack.UnpackException) as error:
-        raise ValueError(f"the pin does not decode: {error!r}") from error
+        raise ValueError(f"what keeps an epoch does not decode: {error!r}") from error
 
 
-def _mark(said: Any) -> Mark:
-    made = Mark(**{field.name: said[field.name] for field in fields(Mark)})
+def _reason(said: Any) -> Reason:
+    made = Reason(**{field.name: said[field.name] for field in fields(Reason)})
     numbers = (made.value, made.loss)
     right = (
         type(made.group) is type(made.name) is str
@@ -144,88 +145,95 @@ def _mark(said: Any) -> Mark:
         and (made.series != "best" or made.value is not None)
     )
     if not right:
-        raise ValueError("a mark of another kind")
+        raise ValueError("a reason of another kind")
     return made
 
 
-def read_marks(place: Backend | Places, name: str) -> tuple[Mark, ...]:
-    """None of a pin that cannot be read: it keeps its epoch all the same."""
+def read_reasons(place: Backend | Places, name: str) -> tuple[Reason, ...]:
+    """None of a file that cannot be read: it keeps its epoch all the same."""
     try:
         return unpack(place.read(name, 0, _BYTES_MOST))
     except (FileNotFoundError, ValueError):
         return ()
 
 
-class Pins:
-    """Of one run and rank, as their writer makes them. `marked` may be called by any thread."""
+class KeptEpochs:
+    """Of one run and rank, as their writer makes them. `reasons` may be called by any thread."""
 
     def __init__(self, backend: Backend, own: ManifestName) -> None:
         self._backend, self._own = backend, own
-        self._marks: dict[int, tuple[Mark, ...]] | None = None  # by epoch, once known
+        self._reasons: dict[int, tuple[Reason, ...]] | None = None  # by epoch, once known
         self._reading = threading.RLock()
 
     def epochs(self, names: Iterable[str]) -> set[int]:
         """That are kept."""
-        parsed = filter(None, map(PinName.parse, names))
+        parsed = filter(None, map(KeptName.parse, names))
         return {one.epoch for one in parsed if one[1:] == self._own[2:]}
 
-    def marked(self) -> list[tuple[int, Mark]]:
-        """All marks, with their epochs."""
+    def reasons(self) -> list[tuple[int, Reason]]:
+        """All reasons, with their epochs."""
         with self._reading:
-            return [(epoch, one) for epoch, marks in self._known().items() for one in marks]
+            return [(epoch, one) for epoch, reasons in self._known().items() for one in reasons]
 
-    def _known(self) -> dict[int, tuple[Mark, ...]]:
-        if self._marks is None:
+    def _known(self) -> dict[int, tuple[Reason, ...]]:
+        if self._reasons is None:
             names = self._backend.names()
             there = {
                 one.epoch
                 for one in filter(None, map(ManifestName.parse, names))
                 if one[2:] == self._own[2:]
             }
-            self._marks = {
-                epoch: read_marks(self._backend, self._name(epoch))
+            self._reasons = {
+                epoch: read_reasons(self._backend, self._name(epoch))
                 for epoch in self.epochs(names) & there
             }
-        return self._marks
+        return self._reasons
 
     def _name(self, epoch: int) -> str:
-        return str(PinName(epoch, *self._own[2:]))
+        return str(KeptName(epoch, *self._own[2:]))
 
-    def _write(self, epoch: int, marks: tuple[Mark, ...]) -> None:
+    def _write(self, epoch: int, reasons: tuple[Reason, ...]) -> None:
         known = self._known()
-        if marks:
-            self._backend.publish(self._name(epoch), pack(marks))
-            known[epoch] = marks
+        if reasons:
+            self._backend.publish(self._name(epoch), pack(reasons))
+            known[epoch] = reasons
         else:
             self._backend.delete(self._name(epoch))
             known.pop(epoch, None)
 
-    def add(self, lock: Lock, epoch: int, pin: Pin) -> str:
+    def add(self, lock: Lock, epoch: int, keeping: Keeping) -> str:
         """Before the epoch counts, so that none is there without. Returns the name of its file."""
         with self._reading:
             lock.check()
             held = self._known().get(epoch, ())
-            self._write(epoch, (*(one for one in held if one.key != pin.mark.key), pin.mark))
+            self._write(
+                epoch, (*(one for one in held if one.key != keeping.reason.key), keeping.reason)
+            )
         return self._name(epoch)
 
-    def push_out(self, lock: Lock, pin: Pin) -> None:
+    def push_out(self, lock: Lock, keeping: Keeping) -> None:
         """What it pushes out, when the epoch counts."""
         with self._reading:
-            for epoch, mark in pin.surplus(self.marked()):
+            for epoch, reason in keeping.surplus(self.reasons()):
                 lock.check()
-                left = tuple(one for one in self._known()[epoch] if one is not mark)
+                left = tuple(one for one in self._known()[epoch] if one is not reason)
                 self._write(epoch, left)
 
+    def forget_known(self) -> None:
+        """An epoch may not count after all: what there is is read again."""
+        with self._reading:
+            self._reasons = None
+
     def leavings(self, names: Iterable[str]) -> list[str]:
-        """Of a writer that was killed: pins of epochs that are not there, and what was to become
-        pins."""
+        """Of a writer that was killed: files that keep epochs that are not there, and what was to
+        become such files."""
         names = list(names)
         there = {one[1:] for one in filter(None, map(ManifestName.parse, names))}
         found = []
         for name in names:
             unfinished = _TEMPORARY.fullmatch(name)
-            pin = PinName.parse(unfinished[1] if unfinished else name)
-            mine = pin is not None and pin[1:] == self._own[2:]
-            if pin is not None and mine and (unfinished or tuple(pin) not in there):
+            parsed = KeptName.parse(unfinished[1] if unfinished else name)
+            mine = parsed is not None and parsed[1:] == self._own[2:]
+            if parsed is not None and mine and (unfinished or tuple(parsed) not in there):
                 found.append(name)
         return found

@@ -1,0 +1,171 @@
+"""The loop over the data of a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pmstore.torch import rng
+from pmstore.torch.lookahead import Lookahead
+from pmstore.torch.place import Held, Position
+from pmstore.torch.source import Source
+from pmstore.torch.steps import Steps
+
+_END = object()
+_LOOKS = 16
+"""Batches of a loop after which generators are looked for that were made while one was loaded."""
+
+
+class DataLoops:
+    """The loops of one run: one goes on at a time."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._loop: object | None = None  # the one that goes on
+
+    def close(self) -> None:
+        """No loop goes on after this; worker processes end."""
+        self._loop = None
+        loader = self._steps.pieces.loader
+        if loader is not None:
+            loader.source.close()
+
+    def batches(self, source: Source, epochs: int | None, ahead: int | None) -> Iterator[Any]:
+        """See `Run.batches`."""
+        loop = self._loop = object()
+        steps, progress = self._steps, self._steps.progress
+        place = progress.place
+        place.begin(ahead or 0)
+        watch = progress.lookahead = Lookahead(place, ahead)
+        steps.begun.over = False
+        restored = progress.restored
+        reader = _Reader(source, place.done, lambda: steps.schedule.expect(epochs, source))
+        while True:
+            watch.ask()
+            loaded = reader.load(epochs, place.again, careful=place.ahead > 0)
+            if loaded is None:
+                break
+            steps.leave()
+            given, before = loaded
+            place.hand_out(reader.behind, before)
+            watch.hand_out(given[0])
+            yield given.pop()  # the program alone says how long it lives
+            if self._loop is not loop:
+                raise RuntimeError(
+                    "another loop over run.batches() has begun, or the run was detached: one at a "
+                    "time"
+                )
+            steps.require()
+            if progress.restored != restored:
+                restored = progress.restored
+                watch.require()
+                # go on after the last committed batch
+                place.begin(0)
+                watch = progress.lookahead = Lookahead(place, ahead)
+                reader.go_to(place.done)
+        place.end(reader.behind)
+        watch.end()
+        steps.begun.over = not steps.begun.forward
+        steps.schedule.expect_no_more()
+
+
+class _Reader:
+    """Loads one batch after the other, over the ends of epochs.
+
+    Attributes:
+        behind: the position behind the last one.
+    """
+
+    def __init__(self, source: Source, behind: Position, opens: Callable[[], None]) -> None:
+        """opens: called before an epoch is opened."""
+        self.behind = behind
+        self._source = source
+        self._opens = opens
+        self._batches: Iterator[Any] | None = None
+        self._watched = rng.Watched(source)
+        self._looks = _LOOKS
+
+    def go_to(self, behind: Position) -> None:
+        self.behind = behind
+        self._batches = None
+
+    def load(
+        self, epochs: int | None, again: deque[Held], *, careful: bool
+    ) -> tuple[list[Any], dict[str, Any] | None] | None:
+        """A batch, in a list, and the generators' states before it was loaded, if loading drew from
+        them and careful. Those in `again` are loaded with the generators as they were. None: there
+        are no more epochs."""
+        source = self._source
+        while epochs is None or self.behind.data_epoch < epochs:
+            now = rng.capture(source.generators) if source.late else None
+            here = self.behind
+            held = again[0] if again else None
+            if held is not None and held.behind.data_epoch != here.data_epoch:
+                held = None  # of the next epoch, if this one is at its end
+            before = None
+            if self._batches is None:
+                self._opens()
+            if self._batches is None and here.start is None:
+                batch = self._load_first(held)
+                if batch is _END:
+                    raise ValueError("the loader gave no batch in a whole data epoch")
+            else:
+                if self._batches is None:
+                    self._batches = source.resume(here)
+                batch, before = self._load_next(held, careful)
+                if batch is _END:
+                    self.go_to(Position(here.data_epoch + 1))  # worker processes end here
+                    continue
+                self.behind = here.next()
+            if self._looks and self._made_late(here, now):
+                self.go_to(here)
+                continue
+            if held is not None:
+                again.popleft()
+            return [batch], before
+        return None
+
+    def _load_first(self, held: Held | None) -> Any:
+        source, epoch = self._source, self.behind.data_epoch
+        if held is None:
+            self._batches, start = source.begin(epoch)
+            batch = next(self._batches, _END)
+        else:
+            start = held.behind.start or {}
+            with rng.unchanged(source.generators):
+                self._batches = source.reopen(Position(epoch, 0, start))
+                batch = next(self._batches, _END)
+        self.behind = Position(epoch, 1, start)
+        return batch
+
+    def _load_next(self, held: Held | None, careful: bool) -> tuple[Any, dict[str, Any] | None]:
+        assert self._batches is not None
+        source = self._source
+        if held is not None:
+            with rng.unchanged(source.generators):
+                if held.before is not None:
+                    rng.restore(held.before, source.generators)
+                return next(self._batches, _END), held.before
+        if not careful:
+            return next(self._batches, _END), None
+        before = self._watched.capture()
+        batch = next(self._batches, _END)
+        return batch, None if rng.same(before, self._watched.capture()) else before
+
+    def _made_late(self, here: Position, now: dict[str, Any] | None) -> bool:
+        """Looks for generators that were made while the batch was loaded. Returns whether it has to
+        be loaded again: they have a stored state."""
+        self._looks -= 1
+        source = self._source
+        new = {one.place for one in source.look()}
+        known = new & source.late.keys()
+        if not known or now is None:
+            return False
+        rng.restore(now, source.generators)
+        started = here.start is not None and known <= here.start["generators"].keys()
+        late = {place: source.late.pop(place) for place in known}
+        if source.replays and not started:
+            return False  # it was made in this epoch, and so it was now
+        rng.set_states(late, source.generators)
+        return True

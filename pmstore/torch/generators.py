@@ -1,0 +1,280 @@
+"""Random number generators other than the default ones: what they are as data, and where a program
+holds them.
+
+The default generators of Python, numpy and torch are every program's. Others lie in objects:
+`self.rng` of a data set, the generator of a sampler. They are looked for there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import random
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+_MOST_PARTS = 64
+"""Parts of one list, tuple or dict that are looked at, from its beginning."""
+_MOST_OBJECTS = 2000
+"""Objects that are looked at in all."""
+_DEPTH = 6
+"""Steps from the first object: an attribute, an item, an argument of a partial."""
+
+
+class Generator(Protocol):
+    """What has the state of a random number generator; torch's own are of this kind."""
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any, /) -> Any: ...
+
+
+class Seedable(Generator, Protocol):
+    """One that can be started anew."""
+
+    def seed(self, seed: int) -> None: ...
+
+
+class _Torch:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def get_state(self) -> Any:
+        return self._generator.get_state()
+
+    def set_state(self, state: Any, /) -> None:
+        self._generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+
+class _Python:
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+
+    def get_state(self) -> Any:
+        return lower_python(self._generator.getstate())
+
+    def set_state(self, state: Any, /) -> None:
+        self._generator.setstate(raise_python(state))
+
+    def seed(self, seed: int) -> None:
+        self._generator.seed(seed)
+
+
+class _RandomState:
+    def __init__(self, generator: np.random.RandomState) -> None:
+        self._generator = generator
+
+    def get_state(self) -> Any:
+        return self._generator.get_state(legacy=False)
+
+    def set_state(self, state: Any, /) -> None:
+        self._generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        self._generator.seed(seed % 2**32)
+
+
+class _Bits:
+    """A numpy Generator: all its state is its bit generator's."""
+
+    def __init__(self, bits: Any) -> None:
+        self._bits = bits
+
+    def get_state(self) -> Any:
+        return self._bits.state
+
+    def set_state(self, state: Any, /) -> None:
+        self._bits.state = state
+
+    def seed(self, seed: int) -> None:
+        self._bits.state = type(self._bits)(seed).state
+
+
+def as_generator(given: Any) -> Seedable | None:
+    """The state of a generator of a kind that is known; None: it is not one."""
+    if isinstance(given, torch.Generator):
+        return _Torch(given)
+    if isinstance(given, random.Random) and not isinstance(given, random.SystemRandom):
+        return _Python(given)
+    if isinstance(given, np.random.Generator):
+        return _Bits(given.bit_generator)
+    if isinstance(given, np.random.BitGenerator):
+        return _Bits(given)
+    if isinstance(given, np.random.RandomState):
+        return _RandomState(given)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A generator that some object holds.
+
+    Attributes:
+        place: where, as an expression: "dataset.rng".
+        generator: that was there when it was looked for.
+    """
+
+    place: str
+    generator: Seedable
+    kind: str
+
+    def get_state(self) -> Any:
+        return self.generator.get_state()
+
+    def set_state(self, state: Any, /) -> None:
+        self.generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        """Starts it anew; another place with the same seed gets other numbers."""
+        digest = hashlib.blake2b(
+            self.place.encode(), key=seed.to_bytes(8, "little"), digest_size=8
+        ).digest()
+        self.generator.seed(int.from_bytes(digest, "little") >> 1)
+
+
+def find(roots: dict[str, Any], leave_out: Sequence[Any] = ()) -> list[Found]:
+    """The generators that these objects hold, each once; roots: by the names that places begin
+    with; leave_out: objects that are not looked into.
+
+    Looked at are attributes, items of lists, tuples and dicts, what bound methods and
+    `functools.partial` carry, the variables that functions close over and the globals that they
+    name, each again in the same way, within bounds. The default generators are left out.
+    """
+    search = _Search(leave_out)
+    for name, root in roots.items():
+        search.look(name, root)
+    return search.found
+
+
+class _Search:
+    """Breadth first: what lies near is found before the bounds are reached."""
+
+    def __init__(self, leave_out: Sequence[Any]) -> None:
+        self.found: list[Found] = []
+        # the objects too: an id is another's once one is gone
+        self._seen: dict[int, Any] = {id(one): one for one in leave_out}
+        for default in (torch.default_generator, getattr(random, "_inst", None)):
+            self._seen[id(default)] = default
+        state = getattr(np.random.mtrand, "_rand", None)
+        for default in (state, getattr(state, "_bit_generator", None)):
+            self._seen[id(default)] = default
+
+    def look(self, name: str, root: Any) -> None:
+        level = [(name, root)]
+        for _ in range(_DEPTH + 1):
+            below: list[tuple[str, Any]] = []
+            for place, item in level:
+                if type(item) in _LEAVES or id(item) in self._seen:
+                    continue
+                if len(self._seen) > _MOST_OBJECTS:
+                    return
+                self._seen[id(item)] = item
+                if not self._take(place, item):
+                    below.extend(_parts(place, item))
+            level = below
+
+    def _take(self, place: str, item: Any) -> bool:
+        generator = as_generator(item)
+        if generator is None:
+            return False
+        bits = getattr(item, "bit_generator", None)  # two generators may draw from one
+        if bits is not None:
+            if id(bits) in self._seen:
+                return True
+            self._seen[id(bits)] = bits
+        kind = f"{type(item).__module__.partition('.')[0]} {type(item).__name__}"
+        if bits is not None:
+            kind += f" ({type(bits).__name__})"
+        self.found.append(Found(place, generator, kind))
+        return True
+
+
+_LEAVES = (
+    *(bool, int, float, complex, str, bytes, bytearray, type(None), range, slice),
+    *(np.ndarray, torch.Tensor, torch.nn.Parameter, torch.device, torch.dtype, torch.Size),
+    *(type, types.ModuleType, types.BuiltinFunctionType),
+)
+_FOREIGN = ("builtins", "torch", "numpy", "abc", "typing", "collections", "random", "functools")
+"""Packages whose methods name no generator of a program's."""
+
+
+def _parts(place: str, item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, dict):
+        for key in list(itertools.islice(item, _MOST_PARTS)):
+            yield f"{place}[{key!r}]", item[key]
+    elif isinstance(item, (list, tuple)):
+        for index, part in enumerate(item[:_MOST_PARTS]):
+            yield f"{place}[{index}]", part
+    elif isinstance(item, functools.partial):
+        yield f"{place}.func", item.func
+        yield f"{place}.args", item.args
+        yield f"{place}.keywords", item.keywords
+    elif isinstance(item, types.MethodType):
+        yield f"{place}.__self__", item.__self__
+        yield from _of_function(place, item.__func__)
+    elif isinstance(item, types.FunctionType):
+        yield from _of_function(place, item)
+    if isinstance(item, (type, types.ModuleType)):
+        return
+    held = getattr(item, "__dict__", None)
+    if type(held) is dict:
+        for name, part in list(held.items()):
+            yield f"{place}.{name}", part
+    for kind in type(item).__mro__:
+        if kind.__module__.partition(".")[0] in _FOREIGN:
+            continue
+        for name in _slots(kind):
+            try:
+                yield f"{place}.{name}", object.__getattribute__(item, name)
+            except AttributeError:
+                continue
+        for name, given in list(vars(kind).items()):
+            if isinstance(given, types.FunctionType):
+                yield from _of_function(place, given)
+            elif as_generator(given) is not None:
+                yield f"{kind.__qualname__}.{name}", given
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _of_function(place: str, function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function closes over, its defaults, and generators that are globals it names."""
+    if not isinstance(function, types.FunctionType):
+        yield f"{place}.__func__", function
+        return
+    if function.__module__.partition(".")[0] in _FOREIGN:
+        return
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f"{place} closure {name}", cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    yield f"{place}.__defaults__", function.__defaults__ or ()
+    for name in code.co_names:
+        given = function.__globals__.get(name)
+        if as_generator(given) is not None:
+            yield f"{function.__module__}.{name}", given
+
+
+def lower_python(state: tuple[Any, ...]) -> dict[str, Any]:
+    """What `random.getstate` gives, as data."""
+    version, words, gauss = state
+    return {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss}
+
+
+def raise_python(state: dict[str, Any]) -> tuple[Any, ...]:
+    """The other way."""
+    return state["version"], tuple(state["words"].tolist()), state["gauss"]

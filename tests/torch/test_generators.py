@@ -1,0 +1,404 @@
+"""Generators that a loader's objects hold: killed at each step, everything is drawn as it would
+have been; and as plain torch draws it, where that does not depend on workers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from forks import Steps, in_child, killed_at_each_step
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
+
+import pmstore
+from pmstore.torch import MismatchError, attach
+from pmstore.torch.generators import find
+from pmstore.torch.part import Part
+
+SIZE = 14
+KINDS: dict[str, Callable[[], Any]] = {
+    "numpy": lambda: np.random.default_rng(3),
+    "mt": lambda: np.random.Generator(np.random.MT19937(3)),
+    "state": lambda: np.random.RandomState(3),
+    "python": lambda: random.Random(3),
+    "torch": lambda: torch.Generator().manual_seed(3),
+}
+MODULE_RNG = np.random.default_rng(8)
+
+
+def draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return torch.rand(1, generator=generator).item()
+    if isinstance(generator, random.Random):
+        return generator.gauss(0, 1)
+    return float(generator.normal())
+
+
+class Augmented(Dataset[torch.Tensor]):
+    def __init__(self, kind: str = "numpy") -> None:
+        self.rng = KINDS[kind]()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, draw(self.rng)], dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class Late(Augmented):
+    """Makes its generator when it is read from."""
+
+    def __init__(self, made: Callable[[], Any] | None = None) -> None:
+        self.rng = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.rng is None:
+            info = get_worker_info()
+            self.rng = np.random.default_rng(info.seed if info else 5)
+        return super().__getitem__(index)
+
+
+class Global(Augmented):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, draw(MODULE_RNG)], dtype=torch.float64)
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.rng = random.Random(9)
+
+    def __call__(self, batch: list[Any]) -> Any:
+        return default_collate(batch) + self.rng.random()
+
+    def method(self, batch: list[Any]) -> Any:
+        return self(batch)
+
+
+def jitter(rng: Any, batch: list[Any]) -> Any:
+    return default_collate(batch) + draw(rng)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(4)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(SIZE):
+            yield torch.tensor([draw(self.rng)], dtype=torch.float64)
+
+
+class Curriculum(Sampler[int]):
+    """Counts its epochs, and has a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(5)
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        yield from self.rng.permutation(SIZE)[: 5 + 3 * self.epoch].tolist()
+
+    def __len__(self) -> int:
+        return 5
+
+
+class Told(Curriculum):
+    """With a state_dict."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": self.rng.bit_generator.state, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        self.epoch = state["epoch"]
+
+
+class Restless(Curriculum):
+    """Draws while it goes."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(SIZE):
+            yield int(self.rng.integers(SIZE))
+
+
+def numbers() -> TensorDataset:
+    return TensorDataset(torch.arange(SIZE, dtype=torch.float64))
+
+
+def worker_init(number: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.rng = np.random.default_rng(info.seed)  # type: ignore[attr-defined]
+
+
+def closed_over() -> Callable[[list[Any]], Any]:
+    rng = np.random.default_rng(6)
+    return lambda batch: default_collate(batch) + draw(rng)
+
+
+ALONE: dict[str, Callable[[], Any]] = {
+    **{
+        kind: functools.partial(lambda kind: DataLoader(Augmented(kind), 3, True), kind)
+        for kind in KINDS
+    },
+    "subset": lambda: DataLoader(Subset(Augmented(), range(2, 12)), 3, True),
+    "concat": lambda: DataLoader(ConcatDataset([Augmented(), Augmented("python")]), 4, True),
+    "late": lambda: DataLoader(Late(), 3, True),
+    "global": lambda: DataLoader(Global(), 3, True),
+    "collate": lambda: DataLoader(Augmented(), 3, True, collate_fn=Jitter()),
+    "method": lambda: DataLoader(Augmented(), 3, True, collate_fn=Jitter().method),
+    "partial": lambda: DataLoader(
+        Augmented(), 3, collate_fn=functools.partial(jitter, np.random.default_rng(6))
+    ),
+    "closure": lambda: DataLoader(Augmented(), 3, collate_fn=closed_over()),
+    "stream": lambda: DataLoader(Stream(), 3),
+    "curriculum": lambda: DataLoader(numbers(), 3, sampler=Curriculum()),
+    "told": lambda: DataLoader(numbers(), 3, sampler=Told()),
+    "restless": lambda: DataLoader(Augmented(), 3, sampler=Restless()),
+    "iterable": lambda: Stream(),
+    "shuffled": lambda: DataLoader(
+        numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(2)
+    ),
+    "stream, workers": lambda: DataLoader(Stream(), 3, num_workers=2),
+    "restless, workers": lambda: DataLoader(numbers(), 3, sampler=Restless(), num_workers=2),
+}
+"""As plain torch draws them."""
+WORKERS: dict[str, Callable[[], Any]] = {
+    "dataset, workers": lambda: DataLoader(Augmented(), 3, True, num_workers=2),
+    "torch, workers": lambda: DataLoader(Augmented("torch"), 3, True, num_workers=2),
+    "init": lambda: DataLoader(Augmented(), 3, True, num_workers=2, worker_init_fn=worker_init),
+    "late, workers": lambda: DataLoader(Late(), 3, True, num_workers=2),
+    "collate, workers": lambda: DataLoader(
+        Augmented(), 3, True, num_workers=2, collate_fn=Jitter()
+    ),
+    "workers live on": lambda: DataLoader(Augmented(), 3, num_workers=2, persistent_workers=True),
+}
+EPOCHS = 3
+
+
+def start() -> None:
+    torch.manual_seed(1)
+    random.seed(2)
+    np.random.seed(3)
+
+
+def train(path: Path, make: Callable[[], Any], steps: Steps, ahead: int) -> None:
+    start()
+    with pmstore.open(path) as store:
+        run = attach(store, loader=make())
+        seen = store.list("seen")
+        batches = run.batches(epochs=EPOCHS, ahead=ahead)
+        held = [batch for _, batch in zip(range(ahead), batches, strict=False)]
+
+        def step(batch: Any) -> None:
+            given = batch[0] if isinstance(batch, list) else batch
+            seen.append([given.tolist(), torch.rand(1).item(), random.random()])
+            steps.before_commit()
+            run.commit()
+
+        for batch in batches:
+            held.append(batch)
+            step(held.pop(0))
+        for batch in held:
+            step(batch)
+
+
+def seen_in(path: Path) -> list[Any]:
+    with pmstore.open(path, mode="r") as store:
+        return list(store["seen"])
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("kind", {**ALONE, **WORKERS})
+def test_killed(shm: Path, kind: str, ahead: int) -> None:
+    make = {**ALONE, **WORKERS}[kind]
+    workers = "workers" in kind or kind == "init"
+    assert in_child(functools.partial(_child, shm / "whole.pm", make, ahead), None)
+    program = functools.partial(_child, shm / "killed.pm", make, ahead)
+    assert killed_at_each_step(program, 3 if workers else 1) > 2
+    whole = seen_in(shm / "whole.pm")
+    assert seen_in(shm / "killed.pm") == whole
+    if kind in ALONE and not ahead:
+        start()
+        loader = make()
+        plain = []
+        for _ in range(EPOCHS):
+            for batch in loader:
+                given = batch[0] if isinstance(batch, list) else batch
+                plain.append([given.tolist(), torch.rand(1).item(), random.random()])
+        if "restless" in kind or kind == "late":
+            assert [one[0] for one in whole] == [one[0] for one in plain]
+        else:
+            assert whole == plain
+
+
+def _child(path: Path, make: Callable[[], Any], ahead: int, steps: Steps) -> None:
+    train(path, make, steps, ahead)
+
+
+class WhoLoads(Dataset[torch.Tensor]):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, os.getpid()])
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("end", ["detach", "close"])
+def test_workers_live_on(path: Path, end: str) -> None:
+    start()
+    with pmstore.open(path) as store:
+        loader = DataLoader(WhoLoads(), 7, shuffle=True, num_workers=2, persistent_workers=True)
+        run = attach(store, loader=loader)
+        seen = []
+        for epoch in range(2):  # from one loop to the next
+            for batch in run.batches(epochs=2 * epoch + 2):
+                seen.append(batch)
+                run.commit()
+        pids = {int(pid) for batch in seen for pid in batch[:, 1]}
+        assert len(pids) == 2
+        assert os.getpid() not in pids
+        if end == "detach":
+            run.detach()
+            assert all(map(gone, pids))
+    assert all(map(gone, pids))
+    start()
+    plain = [batch for _ in range(4) for batch in loader]
+    loader._iterator = None
+    assert [batch[:, 0].tolist() for batch in seen] == [batch[:, 0].tolist() for batch in plain]
+
+
+def test_epochs_differ_where_workers_live_on(store: pmstore.Store) -> None:
+    """Nothing is drawn in between, and yet each epoch has noise of its own."""
+    run = attach(store, loader=WORKERS["workers live on"]())
+    epochs: list[list[Any]] = [[], []]
+    for batch in run.batches(epochs=2):
+        epochs[run.data_epoch].append(batch.tolist())
+    assert epochs[0] != epochs[1]
+    run.detach()
+
+
+def test_a_roll_back_with_workers_that_live_on(store: pmstore.Store) -> None:
+    run = attach(store, loader=WORKERS["workers live on"]())
+    batches = run.batches(epochs=2)
+    first = next(batches).tolist()
+    run.rollback()
+    assert next(batches).tolist() == first
+    run.commit()
+    second = next(batches).tolist()
+    batches = run.batches(epochs=2)
+    following = next(batches).tolist()  # left, and begun again
+    run.rollback()
+    assert [next(batches).tolist(), next(batches).tolist()] == [second, following]
+    run.detach()
+
+
+def test_what_is_found() -> None:
+    class Slotted:
+        __slots__ = ("rng",)
+
+    slotted = Slotted()
+    slotted.rng = random.Random(1)  # type: ignore[attr-defined]
+    shared = np.random.default_rng(1)
+    deep = np.random.default_rng(2)
+    for _ in range(4):
+        deep = [deep]  # type: ignore[assignment]
+    roots = {
+        "a": {"b": [shared, np.random.Generator(shared.bit_generator)], "c": slotted},
+        "d": functools.partial(jitter, shared, batch=[torch.Generator()]),
+        "deep": deep,
+        "default": [torch.default_generator, np.random.mtrand._rand, random.SystemRandom()],
+        "module": Global(),
+    }
+    found = find(roots)
+    assert {one.place: one.kind for one in found} == {
+        "a['b'][0]": "numpy Generator (PCG64)",
+        "a['c'].rng": "random Random",
+        "d.keywords['batch'][0]": "torch Generator",
+        "deep[0][0][0][0]": "numpy Generator (PCG64)",
+        "module.rng": "numpy Generator (PCG64)",
+        f"{__name__}.MODULE_RNG": "numpy Generator (PCG64)",
+    }
+    assert find({"far": [[[[[[[[np.random.default_rng()]]]]]]]]}) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_as_stateful(path: Path, kind: str) -> None:
+    with pmstore.open(path) as store:
+        rng = KINDS[kind]()
+        run = attach(store, stateful={"noise": rng})
+        draw(rng)
+        run.commit()
+        following = [draw(rng) for _ in range(3)]
+        run.rollback()
+        assert [draw(rng) for _ in range(3)] == following
+    with pmstore.open(path) as store:
+        rng = KINDS[kind]()
+        attach(store, stateful={"noise": rng})
+        assert [draw(rng) for _ in range(3)] == following
+
+
+def test_other_generators(path: Path) -> None:
+    with pmstore.open(path) as store:
+        run = attach(store, loader=DataLoader(Augmented("python"), 3))
+        next(run.batches())
+        run.commit()
+    with (
+        pmstore.open(path) as store,
+        pytest.raises(MismatchError, match=r"dataset\.rng: a numpy Generator \(PCG64\), was a ran"),
+    ):
+        attach(store, loader=DataLoader(Augmented(), 3))
+
+
+def test_a_run_stored_before_generators_had_places(path: Path) -> None:
+    """Version 1: a list of states, of the loader's own generators."""
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(2))
+
+    with pmstore.open(path) as store:
+        run = attach(store, loader=loader())
+        batches = run.batches(epochs=2)
+        for _ in range(2):
+            next(batches)
+            run.commit()
+        rest = [batch[0].tolist() for batch in batches]
+    with pmstore.open(path) as store:
+        for name in ("start", "generators"):
+            part = Part(store, f"run/loader/{name}")
+            state = part.read()
+            if name == "start":
+                state["generators"] = list(state["generators"].values())
+                del state["samplers"]
+            else:
+                state = list(state.values())
+            part.write(state)
+        del store["run/loader/found"]
+        store.commit()
+    with pmstore.open(path) as store:
+        run = attach(store, loader=loader())
+        assert [batch[0].tolist() for batch in run.batches(epochs=2)] == rest
