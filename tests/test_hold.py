@@ -129,6 +129,10 @@ def test_leaving_with_is_final_and_an_exception_is_not(path: Path) -> None:
 def test_a_store_opened_without_hold_lets_go_at_its_first_commit(path: Path) -> None:
     dies(path, "store['step'] = 1; store.commit(); store['step'] = 2; store.commit()")
     with pmstore.open(path) as store:
+        assert store["step"] == 2
+    with pytest.raises(pmstore.TransactionError, match="resolve"):
+        pmstore.compact(path)
+    with pmstore.open(path) as store:
         assert store.holds
         store["step"] = 3
         store.commit()

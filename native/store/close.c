@@ -1,7 +1,7 @@
 /* Closing a store:
  *
  *   1  end      the running transaction is committed or rolled back; what waits for the next commit
- *               has failed; after a commit nothing is held any more: it was the last
+ *               has failed; a store that holds lets go after a commit: it was the last
  *   2  part     live views get pages of their own: from here on no thread stores into the file
  *   3  home     domain file: what the journal holds is written home
  *   4  sync     all data
@@ -150,7 +150,7 @@ static int end_transaction(struct pms_pool *pool, int commit, struct pms_error *
                           "a transaction block was open when the store was closed: all that was "
                           "written since it was entered is rolled back");
     pms_landing_disarm(pool);
-    if (commit && status == PMS_OK && !pool->opened.read_only)
+    if (commit && status == PMS_OK && pool->hold.on)
         pms_hold_release(pool);
     return status;
 }
