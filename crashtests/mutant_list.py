@@ -371,6 +371,8 @@ _HOLD = [
     Mutant("hold_slots_open", "commit/hold.c", "pms_idle_left_by(&pool->undo, off) == pool->hold.tag))", "off == 0))",
            "an idle slot is written while the held version needs it (I8)", native=HELD),
     Mutant("hold_slots_reopened", "commit/hold.c", "(pool->hold.before || pms_idle", "(pms_idle", "the same after a crash (I8)", native=HELD),
+    Mutant("hold_mirrors", "commit/landing.c", "        if (pool->hold.on)\n            pms_idle_leave", "        if (pool->failed)\n            pms_idle_leave",
+           "the same of slots that a landing flipped (I8)", native=HELD),
     Mutant("hold_release_unwritten", "commit/hold.c", "    pms_held_write(u, pool->hold.tag, 0, PMS_HELD_NOT);\n", "",
            "what was released is held after a crash", native=HELD),
     Mutant("hold_release_unfenced", "commit/hold.c", "    pms_persist_fence(&pool->persist);\n    pool->hold.tag = 0;", "    pool->hold.tag = 0;",

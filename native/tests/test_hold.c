@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "commit/landing.h"
 #include "crash/power.h"
 #include "hold_fixture.h"
 
@@ -80,6 +81,27 @@ static void turn(struct pms_pool *p)
     small(p);
 }
 static void noise(struct pms_pool *p) { fill_next(p, 0xee); }
+/* the next version is copied into its slot by the commit, as a mirror's */
+static void land(struct pms_pool *p)
+{
+    static unsigned char mirrored[SLOT_BYTES];
+    static char meta[8] = "\x81\xa5slots";
+    struct pms_slot_pair slots;
+    struct pms_error e;
+    MUST(pms_slot_find(p, 0, "w", 1, &slots, &e));
+    uint32_t next = !slots.current;
+    memset(mirrored, mirrored[0] + 1, sizeof mirrored);
+    meta[7] = (char)next;
+    struct pms_land_copy copy = {.data = slots.data[next], .bytes = SLOT_BYTES, .src = mirrored};
+    struct pms_land_flip turned = {.data = slots.data[next],
+                                   .name = "w",
+                                   .meta = meta,
+                                   .name_bytes = 1,
+                                   .meta_bytes = sizeof meta};
+    struct pms_landing *l = pms_landing_new(&copy, 1, &turned, 1, -1, &e);
+    MUST(l ? pms_landing_arm(p, l, &e) : e.status);
+    pms_landing_free(l);
+}
 static void many_names(struct pms_pool *p)
 {
     char name[16];
@@ -89,7 +111,7 @@ static void many_names(struct pms_pool *p)
     }
 }
 
-#define STORIES 10
+#define STORIES 11
 static const struct {
     const char *name;
     struct step step[STEPS_MAX];
@@ -194,6 +216,17 @@ static const struct {
       {COMMIT, turn},
       {REOPEN, 0},
       {LOSING, noise},
+      {-1, 0}}},
+    {"mirrors",
+     {{COMMIT, land},
+      {WORK, small},
+      {BACK, 0},
+      {COMMIT, land},
+      {COMMIT, land},
+      {REOPEN, 0},
+      {COMMIT, land},
+      {COMMIT, small},
+      {BACK, 0},
       {-1, 0}}},
     {"slots are freed",
      {{COMMIT, turn},
