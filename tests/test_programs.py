@@ -32,6 +32,14 @@ def test_programs_end_with_the_same_bits(name: str, forks: ForkServer) -> None:
     assert report.resumed >= len(CHOSEN[name].stops)
 
 
+@pytest.mark.parametrize(
+    ("name", "found"), [("forgetful", ["kill", "term", "raise", "break"]), ("hasty", ["term"])]
+)
+def test_the_harness_finds_faults(name: str, found: list[str], forks: ForkServer) -> None:
+    report = harness.examine(registry.PROGRAMS[name], forks)
+    assert [problem.partition(":")[0] for problem in report.problems] == found
+
+
 def test_there_are_enough_of_them() -> None:
     kinds = {one.kind for one in registry.load().values()}
     assert len(kinds) >= 60

@@ -100,8 +100,7 @@ class ModelBinding:
     def check(self) -> None:
         """Compares the model with the stored one. Changes nothing.
 
-        Raises:
-            MismatchError: they differ; it lists how.
+        Raises: MismatchError: they differ; it lists how.
         """
         stored = self._layout()
         compare(

@@ -22,6 +22,7 @@ _MOST_LIVES = 60
 _TIMEOUT_SECONDS = 120.0
 _PACKAGE_FOLDER = Path(__file__).resolve().parents[len(__package__.split("."))]
 _DOMAINS = ("process", "process", "emulated", "file")
+_IN_MEMORY = _DOMAINS[:3]
 
 
 @dataclass
@@ -64,7 +65,7 @@ def server() -> ForkServer:
 def examine(program: Program, forks: ForkServer, seed: int = 0) -> Report:
     """Everything that is done with one program."""
     chance = random.Random(f"{program.name} {seed}")
-    report = Report(program.name, domain=chance.choice(_DOMAINS))
+    report = Report(program.name, domain=chance.choice(_IN_MEMORY if program.memory else _DOMAINS))
     began = time.monotonic()
     memory = None if report.domain == "file" else "/dev/shm"
     with tempfile.TemporaryDirectory(prefix="pmstore-program-", dir=memory) as folder:

@@ -276,6 +276,31 @@ def no_loader(path: str) -> State:
         return {"model": model, "optimizer": optimizer, "drawn": state, "losses": list(losses)}
 
 
+@program()
+def own_generators(path: str) -> State:
+    """No loader, and one generator of each kind, all given as stateful."""
+    x, y = numbers()[:]
+    first, second = np.random.default_rng(1), np.random.RandomState(2)
+    third, fourth = random.Random(3), torch.Generator().manual_seed(4)
+    given = {"first": first, "second": second, "third": third, "fourth": fourth}
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with pmstore.open(path) as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful=given)
+        losses = store.list("losses")
+        while run.step < 30:
+            chosen = torch.from_numpy(first.permutation(120)[:10])
+            noise = torch.randn(10, 10, generator=fourth) * float(second.normal())
+            loss = mse(model(x[chosen] + 0.01 * noise), y[chosen]) * third.uniform(0.9, 1.1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            run.commit(loss)
+        drawn = [first.random(), second.rand(), third.random(), fourth.get_state()]
+        return {"model": model, "optimizer": optimizer, "losses": list(losses), "drawn": drawn}
+
+
 class Noisy(tud.Dataset[Any]):
     """With a generator of its own, as many tutorials write it."""
 

@@ -28,6 +28,10 @@ class Program:
     quick: bool
     needs: str
     """Modules that it imports itself, since not everybody has them; spaces between them."""
+    memory: bool
+    """Its store has to lie in memory."""
+    faulty: bool
+    """It is wrong by itself, and the harness must find it."""
 
     @property
     def kind(self) -> str:
@@ -44,6 +48,8 @@ def program(
     stops: tuple[str, ...] = STOPS,
     quick: bool | Collection[str] = False,
     needs: str = "",
+    memory: bool = False,
+    faulty: bool = False,
 ) -> Callable[[Callable[..., State]], Callable[..., State]]:
     """See the package's docstring. quick: True, or the variants that are in the short choice."""
 
@@ -55,19 +61,19 @@ def program(
             assert name not in PROGRAMS, name
             short = quick if isinstance(quick, bool) else variant in quick
             given = () if variant is None else (variant,)
-            PROGRAMS[name] = Program(name, made, given, plain, stops, short, needs)
+            PROGRAMS[name] = Program(name, made, given, plain, stops, short, needs, memory, faulty)
         return made
 
     return register
 
 
 def load() -> dict[str, Program]:
-    """Imports every file of programs."""
+    """Imports every file of programs. Returns those that must be right."""
     package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
         if module.name not in ("__main__", "extras"):
             importlib.import_module(f"{__package__}.{module.name}")
-    return PROGRAMS
+    return {name: one for name, one in PROGRAMS.items() if not one.faulty}
 
 
 def _with_moments(function: Callable[..., State]) -> Callable[..., State]:

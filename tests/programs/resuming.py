@@ -110,3 +110,25 @@ def kept(path: str) -> State:
             run.keep(best="loss")
         told = {"again": store["again"] if run.step == 36 else 0.0, "losses": list(losses)}
         return {"model": model, "optimizer": optimizer, **told}
+
+
+@program(memory=True)
+def held(path: str) -> State:
+    """Every fifth step is taken back after its commit, and done again: with the same bits, so that
+    it does not matter whether a process does it, or is killed before."""
+    model, loader, tried = mlp(), batches(), set()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with pmstore.open(path, hold=True) as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
+        losses = store.list("losses")
+        for x, y in run.batches(epochs=3):
+            loss = mse(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            run.commit(loss)
+            if run.step % 5 == 0 and run.step not in tried:
+                tried.add(run.step)
+                run.rewind(steps=1)
+        return {"model": model, "optimizer": optimizer, "losses": list(losses)}
