@@ -28,6 +28,7 @@ def open(
     lock_timeout: float | None = 0.0,
     hot: bool = True,
     force: bool = False,
+    hold: bool = False,
 ) -> Store:
     """Opens or creates a store.
 
@@ -46,6 +47,14 @@ def open(
         quiet at a commit).
     force: open a store that UncleanMachineCrashError or UncleanCopyError would refuse. It may be
         torn.
+    hold: each commit holds the version before it, so that `Store.rewind` can go back to it, once,
+        also after a crash and another open with hold=True. The next commit lets go of it; so does
+        leaving `with` normally; leaving it by an exception, `close` and a crash do not. Of slots
+        and mirrors that the commit changed, the next version takes the place of the one that is
+        held: to open it (`Slots.next`, a step of an optimizer on slots, a commit of mirrors) lets
+        go, too. Room for two transactions' logs: the file is about three times what it holds. Not
+        in domain "file". Without hold, a version that an earlier open holds stays until the first
+        commit.
 
     Raises:
         StoreLockedError: it is open elsewhere; names the process.
@@ -91,6 +100,7 @@ def open(
         lock_timeout_seconds=lock_timeout,
         hot=hot,
         force=force,
+        hold=hold,
         ranges=array.span,
     )
     store = Store(Core(pool))

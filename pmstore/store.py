@@ -203,10 +203,24 @@ class Store(Root):
         Raises: TransactionError inside a transaction block, or while another thread or task is in
             one.
         """
+        self._go_back(self._core.pool.rollback)
+
+    def rewind(self) -> None:
+        """Back to the commit before the last, if it is held (`holds`; see `hold` of
+        `pmstore.open`): once. What is pending is rolled back.
+
+        It is a commit, with an epoch of its own, whose content is that version's: durable on
+        return, and a crash leaves the last commit, still with the version before it, or the end.
+
+        Raises: TransactionError: nothing is held; and as `rollback`.
+        """
+        self._go_back(self._core.pool.back)
+
+    def _go_back(self, step: Callable[[], None]) -> None:
         if self._mirrors is not None:
             self._mirrors.before_rollback()
         with self._core.lock:
-            self._core.pool.rollback()
+            step()
         if self._mirrors is not None:
             self._mirrors.restore()
 

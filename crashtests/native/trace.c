@@ -144,7 +144,8 @@ static void differ(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t by
 {
     uint64_t end = off + bytes < file_bytes ? off + bytes : file_bytes;
     while (off < end) {
-        uint64_t block = PMS_PAGE - off % PMS_PAGE < end - off ? PMS_PAGE - off % PMS_PAGE : end - off;
+        uint64_t block = PMS_PAGE - off % PMS_PAGE < end - off ? PMS_PAGE - off % PMS_PAGE
+                                                               : end - off;
         if (memcmp(live + off, shadow + off, block) == 0) {
             off += block;
             continue;

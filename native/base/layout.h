@@ -18,6 +18,11 @@
 #define PMS_MAGIC "PMSTORE\n" /* 8 bytes, no NUL */
 #define PMS_VERSION 2u
 
+/* ---- features that must be known: bits of the superblock's features_incompat ---- */
+/* Each log is cut in halves, taken in turn: room for a transaction that is held (struct pms_held)
+ * beside the one that runs. */
+#define PMS_FEATURE_HOLD 1ull
+
 /* ---- fixed pages at the start of the file ---- */
 #define PMS_OFF_SUPER(copy) ((uint64_t)(copy) * PMS_PAGE)            /* copy 0, 1 */
 #define PMS_OFF_ANCHOR (2ull * PMS_PAGE)                             /* byte domains: one word */
@@ -70,6 +75,25 @@ static_assert(sizeof(struct pms_superblock) == PMS_PAGE, "superblock");
  * finished transaction; bits 48..63: check bits of those 48. */
 #define PMS_TX_BITS 48u
 #define PMS_TX_MASK ((1ull << PMS_TX_BITS) - 1)
+
+/* ---- the held version: two lines behind the anchor's, by the parity of the transaction ----
+ * "The log still has all that transaction tag overwrote." */
+#define PMS_OFF_HELD(tx) (PMS_OFF_ANCHOR + (1 + ((tx) & 1)) * PMS_LINE)
+
+enum pms_held_for {
+    PMS_HELD_NOT = 0,       /* released, or never held */
+    PMS_HELD_FOR_STORE = 1, /* open(hold=True) */
+    PMS_HELD_FOR_JOB = 2,   /* until all ranks have it: nothing writes it yet */
+};
+
+struct pms_held {
+    uint64_t tag;         /* the transaction */
+    uint64_t entries;     /* its entries in the log: all of them, or it is not held */
+    uint32_t held;        /* enum pms_held_for */
+    uint8_t reserved[40]; /* zero */
+    uint32_t crc;         /* CRC-32C of all bytes before it, from the session's nonce on */
+};
+static_assert(sizeof(struct pms_held) == PMS_LINE, "held");
 
 /* ---- session record: outside transactions, double-buffered by generation ---- */
 #define PMS_HISTORY_BYTES 384u

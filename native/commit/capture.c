@@ -140,8 +140,7 @@ static void warm(struct pms_capture *c, uint64_t off, uint64_t bytes)
     }
 }
 
-/* Appends the pre-images of those pages of the span that are not prepared. */
-static void append_span(struct pms_capture *c, struct pms_span span)
+void pms_capture_append(struct pms_capture *c, struct pms_span span)
 {
     struct pms_undo *u = c->undo;
     uint64_t p = span.off / PMS_PAGE, end = (span.off + span.bytes) / PMS_PAGE;
@@ -215,7 +214,7 @@ static bool on_fault(struct pms_watched *w, uint64_t off)
         unprotect(c, widened(c, prepared_run(c, span, off), true));
     } else if (ours) {
         span = widened(c, span, false);
-        append_span(c, span);
+        pms_capture_append(c, span);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
         if (pms_map_take(c->map, span.off, span.bytes))
             pms_map_copy_ahead(c->map, span.off, span.bytes);
@@ -312,7 +311,7 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
         pms_undo_gather(c->undo);
     uint64_t before = c->captures;
     for (uint64_t i = 0; i < kept; i++)
-        append_span(c, span[i]);
+        pms_capture_append(c, span[i]);
     if (by_all_cores)
         pms_undo_gathered(c->undo);
     /* F1: all entries, before any of their targets becomes writable (I2) */

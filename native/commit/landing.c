@@ -275,6 +275,8 @@ int pms_landing_land(struct pms_pool *pool, struct pms_landing *l, struct pms_er
             pms_idle_publish_locked(&pool->undo, f->block.at.extent_off, f->block.at.extent_bytes,
                                     pms_pair_used(&f->pair, &f->block));
         describe(pool, f, !f->pair.slots.current);
+        if (pool->hold.on)
+            pms_idle_leave(&pool->undo, f->pair.slots.data[f->pair.slots.current]);
     }
     return PMS_OK;
 }

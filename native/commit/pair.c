@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "commit/hold.h"
 #include "log/idle.h"
 
 static const char meta_head[PMS_PAIR_META] = "\x81\xa5slots";
@@ -70,6 +71,7 @@ int pms_pair_open(struct pms_pool *pool, const struct pms_pair_block *block,
     if (pms_idle_is_left(&pool->undo, b->extent_off))
         return pms_fail(error, PMS_E_STATE,
                         "flipped in this transaction: the other slot holds the committed version");
+    pms_hold_leave_slot(pool, b->extent_off);
     pms_idle_open(&pool->undo, b->extent_off, b->extent_bytes);
     return PMS_OK;
 }

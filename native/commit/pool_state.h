@@ -49,6 +49,13 @@ struct pms_tx {
     struct pms_landing *landing; /* what the next commit waits for, or NULL: landing.h */
 };
 
+/* The version before the last commit, while its log is kept: hold.c, tx.c. */
+struct pms_holding {
+    bool on;      /* each commit holds the version before it, and releases the one before that */
+    uint64_t tag; /* the transaction whose log is kept; 0: none */
+    bool before;  /* since before this open: what it needs of slots is not known one by one */
+};
+
 struct pms_populate { /* populate.c's alone */
     pthread_t thread; /* if running */
     bool running;
@@ -60,6 +67,7 @@ struct pms_pool {
     struct pms_gate gate;
     struct pms_opened opened;
     struct pms_tx tx;
+    struct pms_holding hold;
     struct pms_populate populate;
     /* what the file says of itself: changed by growth, and by whoever writes it */
     struct pms_superblock super;

@@ -11,6 +11,7 @@
 #include <stddef.h>
 
 #include "crash/debug.h"
+#include "commit/hold.h"
 #include "commit/landing.h"
 #include "commit/pool_state.h"
 #include "base/quiet.h"
@@ -170,9 +171,9 @@ static void write_back(struct pms_pool *pool)
     }
 }
 
-static void finish(struct pms_pool *pool)
+static void finish(struct pms_pool *pool, uint64_t tx)
 {
-    pool->tx.last = pool->undo.tag;
+    pool->tx.last = tx;
     pms_persist_store8(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR),
                        pms_anchor_pack(pool->tx.last));
     pms_persist_flush(&pool->persist, pms_map_at(&pool->map, PMS_OFF_ANCHOR), sizeof(uint64_t));
@@ -186,11 +187,13 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing,
     if (status != PMS_OK)
         return status;
     write_back(pool);
+    if (pool->undo.log.halves)
+        pms_hold_begin(pool);
     /* It is F1 of the copies of hot ranges, too: what was stored there since, and is on its way
      * home, they undo. */
     /* F2: all data of the transaction, before the anchor that makes it the state */
     pms_persist_fence(&pool->persist);
-    finish(pool);
+    finish(pool, pool->undo.tag);
     /* The next transaction's first entries go to the other fast log: this transaction's log
      * stays whole until F3. */
     capture_ahead(pool, pool->tx.last + 1, &ahead);
@@ -312,7 +315,7 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
     pool->tx.commits++;
     if (pms_debug_board)
         pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->opened.domain);
-    pms_heap_committed(pool->heap);
+    pms_heap_committed(pool->heap, pool->hold.tag != 0);
     return PMS_OK;
 }
 
@@ -344,7 +347,14 @@ static void roll_back_in_place(struct pms_pool *pool)
     PMS_ASSERT(n >= (int64_t)pms_undo_entries(u)); /* every entry appended is found again (I1) */
     /* all pre-images back home, before the anchor gives their log up */
     pms_persist_fence(&pool->persist);
-    finish(pool);
+    if (!u->log.halves) {
+        finish(pool, u->tag);
+    } else {
+        /* By two: the other half of the log may be that of the held version. This one is used
+         * again at once: so the anchor, before its entries are overwritten. */
+        finish(pool, u->tag + 1);
+        pms_persist_fence(&pool->persist);
+    }
     capture_ahead(pool, pool->tx.last + 1, &(struct ahead){0});
     /* F3: the anchor, before the log of this transaction is overwritten */
     pms_persist_fence(&pool->persist);
@@ -374,25 +384,61 @@ static void roll_back_private(struct pms_pool *pool)
     pms_undo_fence_locked(u);
 }
 
+/* Readers that asked before the first store, or after the last, know that memory changed. */
+static void announce(struct pms_pool *pool)
+{
+    atomic_fetch_add(&pool->tx.put_backs, 1);
+    pms_full_fence(); /* the count, before the stores that it announces */
+}
+
+/* The heap is another one. */
+static int look_anew(struct pms_pool *pool, struct pms_error *error)
+{
+    pool->tx.rollbacks++;
+    int status = pms_heap_rebuild(pool->heap, error);
+    if (status == PMS_OK && pool->hold.tag)
+        status = pms_heap_hold(pool->heap, pool->hold.tag, error);
+    /* without an index nothing can be allocated or freed safely */
+    pool->failed = pool->failed || status != PMS_OK;
+    return status;
+}
+
 int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error)
 {
     pms_landing_disarm(pool);
     if (!pms_tx_pending(pool))
         return PMS_OK;
     pms_undo_lock(&pool->undo);
-    atomic_fetch_add(&pool->tx.put_backs, 1);
-    pms_full_fence(); /* the count, before the stores that it announces */
+    announce(pool);
     if (pool->map.shared)
         roll_back_in_place(pool);
     else
         roll_back_private(pool);
     atomic_fetch_add(&pool->tx.put_backs, 1);
     pms_undo_unlock(&pool->undo);
-    pool->tx.rollbacks++;
-    int status = pms_heap_rebuild(pool->heap, error);
-    /* without an index nothing can be allocated or freed safely */
-    pool->failed = pool->failed || status != PMS_OK;
-    return status;
+    return look_anew(pool, error);
+}
+
+/* Going back is a transaction like any other: it stores what the held one overwrote. Crash anywhere
+ * in it => it is undone, and the version is held as before. */
+int pms_tx_back(struct pms_pool *pool, struct pms_error *error)
+{
+    int status = pms_hold_check(pool, error);
+    if (status == PMS_OK)
+        status = pms_tx_rollback(pool, error);
+    if (status != PMS_OK)
+        return status;
+    pms_undo_lock(&pool->undo);
+    announce(pool);
+    pms_hold_put_back(pool);
+    atomic_fetch_add(&pool->tx.put_backs, 1);
+    pms_undo_unlock(&pool->undo);
+    bool on = pool->hold.on;
+    pool->hold.on = false; /* once */
+    status = commit(pool, NULL, error);
+    pool->hold.on = on;
+    int anew = look_anew(pool, status == PMS_OK ? error : NULL);
+    return status == PMS_OK ? anew : status;
 }
 
 /* ---- counts ---- */

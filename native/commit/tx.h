@@ -28,4 +28,10 @@ int pms_tx_commit(struct pms_pool *pool, struct pms_error *error);
  * index. */
 int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error);
 
+/* Back to the held version, the commit before the last, in memory too: what is pending is rolled
+ * back, then a commit follows whose state is that version's. Nothing is held after it.
+ * ERRORS: PMS_E_STATE: nothing is held; as those of a roll back.  CRASH: the last commit, with the
+ * version before it still held; or the end. */
+int pms_tx_back(struct pms_pool *pool, struct pms_error *error);
+
 #endif

@@ -402,15 +402,57 @@ static void commit_slab(struct pms_heap *h, struct pms_extent *e)
         }
 }
 
-void pms_heap_committed(struct pms_heap *h)
+/* Slots that were freed in the transaction, pinned ones too. */
+static void hold_slab(struct pms_heap *h, struct pms_extent *e)
 {
+    if (e->bits_round == h->round)
+        memcpy(pms_slab_held(e), pms_slab_dead(e), pms_slab_words(e->cls) * sizeof(uint64_t));
+}
+
+static void release_slab(struct pms_heap *h, struct pms_extent *e)
+{
+    for (uint32_t w = 0; w < pms_slab_words(e->cls); w++) {
+        uint64_t held = pms_slab_held(e)[w];
+        pms_slab_held(e)[w] = 0;
+        for (; held; held &= held - 1) {
+            uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(held);
+            uint64_t off = e->page * PMS_PAGE + (uint64_t)slot * pms_class_bytes(e->cls);
+            if (!e->pins || !pms_pin_find(&h->index, off))
+                slot_gone(h, e, slot);
+        }
+    }
+}
+
+void pms_heap_release(struct pms_heap *h)
+{
+    while (h->index.held) {
+        struct pms_extent *e = h->index.held;
+        h->index.held = e->held_next;
+        e->held = false;
+        if (e->state == PMS_EXTENT_SLAB)
+            release_slab(h, e);
+        else if (!e->pins)
+            extent_gone(h, e);
+    }
+}
+
+void pms_heap_committed(struct pms_heap *h, bool hold)
+{
+    if (h->index.held)
+        pms_heap_release(h);
     while (h->index.deferred) {
         struct pms_extent *e = h->index.deferred;
         pms_index_undefer(&h->index, e);
-        if (e->state == PMS_EXTENT_SLAB)
-            commit_slab(h, e);
-        else if (!e->pins)
+        if (hold)
+            pms_index_hold(&h->index, e);
+        if (e->state == PMS_EXTENT_SLAB) {
+            if (hold)
+                hold_slab(h, e);
+            else
+                commit_slab(h, e);
+        } else if (!hold && !e->pins) {
             extent_gone(h, e);
+        }
     }
     h->round++;
 }
@@ -443,6 +485,8 @@ static void slot_unpinned(struct pms_heap *h, struct pms_extent *e, uint32_t slo
             return; /* freed in this transaction: the commit lets it go */
         pms_bit_clear(pms_slab_dead(e), slot);
     }
+    if (pms_bit(pms_slab_held(e), slot))
+        return; /* the release lets it go */
     slot_gone(h, e, slot);
     if (e->used == 0)
         pms_index_undefer(&h->index, e);
@@ -460,7 +504,8 @@ void pms_heap_unpin(struct pms_heap *h, uint64_t off)
     e->pins--;
     if (e->state == PMS_EXTENT_SLAB)
         slot_unpinned(h, e, pms_heap_slot_at(e, off));
-    else if (e->state == PMS_EXTENT_DEAD && !e->pins && (!e->deferred || pms_heap_born_now(h, e)))
+    else if (e->state == PMS_EXTENT_DEAD && !e->pins && !e->held &&
+             (!e->deferred || pms_heap_born_now(h, e)))
         extent_gone(h, e);
 }
 

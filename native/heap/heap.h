@@ -62,8 +62,16 @@ void pms_heap_unpin(struct pms_heap *heap, uint64_t off);
 void pms_heap_each_pin(struct pms_heap *heap, void (*fn)(void *ctx, uint64_t off, uint64_t bytes),
                        void *ctx);
 
-/* After the commit point: blocks freed by the transaction become reusable (I6). */
-void pms_heap_committed(struct pms_heap *heap);
+/* After the commit point: blocks freed by the transaction become reusable (I6). hold: not yet, but
+ * those that were held. */
+void pms_heap_committed(struct pms_heap *heap, bool hold);
+
+/* What is held becomes reusable. */
+void pms_heap_release(struct pms_heap *heap);
+
+/* After the index was built: blocks that the transaction `tag` freed, whose log is kept, are held.
+ * REQUIRES: it is the last one that was committed. ERRORS: PMS_E_OS (no memory). */
+int pms_heap_hold(struct pms_heap *heap, uint64_t tag, struct pms_error *error);
 
 /* The block that holds the byte at off; live tells whether a slot is in use. false: outside all
  * segments, in a free extent (also one that a view still holds) or past a slab's slots.

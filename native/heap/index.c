@@ -351,7 +351,8 @@ struct pms_extent *pms_index_carve(struct pms_index *ix, struct pms_extent *rang
 
 void pms_index_release(struct pms_index *ix, struct pms_extent *e)
 {
-    PMS_ASSERT(e->state != PMS_EXTENT_FREE && !e->deferred && e->pins == 0 && e->bucket < 0);
+    PMS_ASSERT(e->state != PMS_EXTENT_FREE && !e->deferred && !e->held && e->pins == 0 &&
+               e->bucket < 0);
     hash_remove(ix, e);
     free(e->bits);
     e->bits = NULL;
@@ -396,12 +397,21 @@ void pms_index_undefer(struct pms_index *ix, struct pms_extent *e)
     e->deferred_prev = e->deferred_next = NULL;
 }
 
+void pms_index_hold(struct pms_index *ix, struct pms_extent *e)
+{
+    if (e->held)
+        return;
+    e->held = true;
+    e->held_next = ix->held;
+    ix->held = e;
+}
+
 /* ---- slabs ---- */
 
 uint64_t *pms_slab_bits_new(unsigned cls)
 {
     uint32_t words = pms_slab_words(cls), slots = pms_class_slots(cls);
-    uint64_t *bits = calloc((size_t)3 * words, sizeof(uint64_t));
+    uint64_t *bits = calloc((size_t)4 * words, sizeof(uint64_t));
     if (bits && slots % 64)
         bits[words - 1] = ~0ull << (slots % 64);
     return bits;

@@ -25,7 +25,9 @@ struct pms_extent {
     struct pms_extent *list_prev, *list_next; /* bin of FREE, bucket of SLAB */
     struct pms_extent *deferred_prev, *deferred_next;
     uint64_t round; /* in which it was born */
-    /* SLAB: busy, born, dead: slots not to be had, born in bits_round, freed in bits_round */
+    struct pms_extent *held_next;
+    /* SLAB: busy, born, dead, held: slots not to be had, born in bits_round, freed in bits_round,
+     * needed by the held version */
     uint64_t *bits;
     uint64_t bits_round;
     uint32_t used; /* SLAB: busy slots */
@@ -36,6 +38,7 @@ struct pms_extent {
     uint8_t hint;  /* SLAB: no free slot in the words before it */
     int8_t bucket; /* SLAB: which list it is in, -1 = none */
     bool deferred; /* waits for the commit, with all of itself or with slots */
+    bool held;     /* waits for the release of the held version, likewise */
 };
 
 #define PMS_BINS (16u + 33u * 16u)
@@ -67,6 +70,7 @@ struct pms_index {
     struct pms_slab_lists slabs[2][PMS_CLASSES];
     uint64_t surplus[2][PMS_CLASSES / 64]; /* classes with more than one empty slab */
     struct pms_extent *deferred;
+    struct pms_extent *held;
     struct pms_pin *pin; /* hash by off */
     uint64_t pin_room, pin_used;
 };
@@ -100,6 +104,7 @@ uint64_t pms_index_largest(const struct pms_index *ix); /* pages */
 
 void pms_index_defer(struct pms_index *ix, struct pms_extent *e);
 void pms_index_undefer(struct pms_index *ix, struct pms_extent *e);
+void pms_index_hold(struct pms_index *ix, struct pms_extent *e);
 
 /* ---- slabs ---- */
 static inline uint32_t pms_slab_words(unsigned cls) { return (pms_class_slots(cls) + 63) / 64; }
@@ -111,6 +116,10 @@ static inline uint64_t *pms_slab_born(const struct pms_extent *e)
 static inline uint64_t *pms_slab_dead(const struct pms_extent *e)
 {
     return e->bits + 2 * pms_slab_words(e->cls);
+}
+static inline uint64_t *pms_slab_held(const struct pms_extent *e)
+{
+    return e->bits + 3 * pms_slab_words(e->cls);
 }
 static inline bool pms_bit(const uint64_t *bits, uint32_t i)
 {

@@ -182,8 +182,9 @@ static int fill(struct pms_heap *h, struct pms_error *error)
             return status;
     }
     int status = pms_heap_rebuild(h, error);
-    /* no store of ours: an allocation checks it (I5) */
-    if (status == PMS_OK && h->log_need > pms_undo_capacity(h->undo))
+    /* no store of ours: an allocation checks it (I5), or did when the log was one */
+    uint64_t capacity = pms_undo_capacity(h->undo) * (h->undo->log.halves ? 2 : 1);
+    if (status == PMS_OK && h->log_need > capacity)
         status = pms_fail(error, PMS_E_CORRUPT,
                           "page table: more is allocated than the log has room for");
     return status;

@@ -33,13 +33,29 @@ static uint64_t log_bytes(uint64_t data_pages)
                     PMS_PAGE);
 }
 
-static void place(struct pms_segment *s, uint64_t off, uint64_t data_pages)
+/* Of the next segment: where logs are cut in halves each half takes it all, and what segments
+ * before lack because they were made without. */
+static uint64_t next_log_bytes(const struct pms_superblock *super, uint64_t data_pages)
+{
+    uint64_t bytes = log_bytes(data_pages);
+    if (!(super->features_incompat & PMS_FEATURE_HOLD))
+        return bytes;
+    bytes *= 2;
+    for (uint32_t i = 0; i < super->segment_count; i++) {
+        uint64_t wanted = 2 * log_bytes(super->segment[i].data_pages);
+        bytes += wanted > super->segment[i].log_bytes ? wanted - super->segment[i].log_bytes : 0;
+    }
+    return bytes;
+}
+
+static void place(const struct pms_superblock *super, struct pms_segment *s, uint64_t off,
+                  uint64_t data_pages)
 {
     memset(s, 0, sizeof *s);
     s->data_pages = data_pages;
     s->table_off = off;
     s->log_off = off + table_bytes(data_pages);
-    s->log_bytes = log_bytes(data_pages);
+    s->log_bytes = next_log_bytes(super, data_pages);
     s->data_off = s->log_off + s->log_bytes;
     if (data_pages * PMS_PAGE >= HUGE_SEGMENT) {
         uint64_t aligned = pms_huge_up(s->data_off);
@@ -54,22 +70,23 @@ static uint64_t end_of(const struct pms_segment *s)
 }
 
 /* The largest segment that starts at off and ends by `end`. */
-static void fit(struct pms_segment *s, uint64_t off, uint64_t end)
+static void fit(const struct pms_superblock *super, struct pms_segment *s, uint64_t off,
+                uint64_t end)
 {
     uint64_t lo = 0, hi = end > off ? (end - off) / PMS_PAGE : 0;
     while (lo < hi) {
         uint64_t mid = lo + (hi - lo + 1) / 2;
-        place(s, off, mid);
+        place(super, s, off, mid);
         if (end_of(s) <= end)
             lo = mid;
         else
             hi = mid - 1;
     }
-    place(s, off, lo);
+    place(super, s, off, lo);
 }
 
 int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes,
-                   enum pms_domain domain, struct pms_error *error)
+                   enum pms_domain domain, uint64_t features, struct pms_error *error)
 {
     memset(super, 0, sizeof *super);
     if (file_bytes < PMS_MIN_SIZE) {
@@ -92,9 +109,12 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
     if (getrandom(super->uuid, sizeof super->uuid, 0) != sizeof super->uuid ||
         getrandom(&super->hash_seed, sizeof super->hash_seed, 0) != sizeof super->hash_seed)
         return pms_fail_errno(error, "reading randomness");
+    struct pms_segment first;
+    super->features_incompat = features;
+    fit(super, &first, PMS_OFF_SEGMENTS, pms_page_down(file_bytes));
+    super->segment[0] = first;
     super->segment_count = 1;
-    fit(&super->segment[0], PMS_OFF_SEGMENTS, pms_page_down(file_bytes));
-    super->file_bytes = end_of(&super->segment[0]);
+    super->file_bytes = end_of(&first);
     return PMS_OK;
 }
 
@@ -106,9 +126,9 @@ int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes,
     uint64_t pages = pms_page_up(asked + 2 * PMS_HUGE) / PMS_PAGE;
     uint64_t share = super->file_bytes / GROWTH_SHARE / 2 / PMS_PAGE;
     struct pms_segment s;
-    place(&s, super->file_bytes, pages > share ? pages : share);
+    place(super, &s, super->file_bytes, pages > share ? pages : share);
     if (end_of(&s) > most) { /* the rest up to the limit, if that is enough */
-        fit(&s, super->file_bytes, most);
+        fit(super, &s, super->file_bytes, most);
         if (s.data_pages * PMS_PAGE < data_bytes) {
             int status = pms_fail(error, PMS_E_FULL,
                                   most == FILE_MAX ? "a store has at most 64 TiB"
@@ -217,7 +237,7 @@ int pms_super_check(const struct pms_superblock *s, struct pms_error *error)
 {
     if (memcmp(s->magic, PMS_MAGIC, sizeof s->magic) != 0)
         return pms_fail(error, PMS_E_NOT_A_STORE, "not a pmstore file (no magic)");
-    if (s->version != PMS_VERSION || s->features_incompat != 0) {
+    if (s->version != PMS_VERSION || s->features_incompat & ~PMS_FEATURE_HOLD) {
         int status = pms_fail(error, PMS_E_VERSION,
                               "made by another version of pmstore (format %u, features %llx)",
                               s->version, (unsigned long long)s->features_incompat);
@@ -290,6 +310,20 @@ int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super,
     return errno ? pms_fail_errno(error, "writing the superblock") : PMS_OK;
 }
 
+int pms_super_write_both(int fd, struct pms_persist *p, struct pms_superblock *super,
+                         struct pms_error *error)
+{
+    int status = pms_super_write(fd, p, super, error);
+    if (status != PMS_OK)
+        return status;
+    /* The other copy too, so that either one may be damaged. Should it not be written, the first
+     * is durable, and the next write goes to the copy that failed. */
+    struct pms_superblock twin = *super;
+    if (pms_super_write(fd, p, &twin, error) == PMS_OK)
+        *super = twin;
+    return PMS_OK;
+}
+
 int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super,
                     enum pms_domain domain, struct pms_error *error)
 {
@@ -297,6 +331,7 @@ int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super,
     if (status)
         return status;
     super->domain = (uint32_t)domain;
+    super->features_incompat &= ~PMS_FEATURE_HOLD;
     if (getrandom(super->uuid, sizeof super->uuid, 0) != sizeof super->uuid)
         return pms_fail_errno(error, "reading randomness");
     /* page tables and data, before the superblock that refers to them */

@@ -9,10 +9,10 @@
 #include "seam/persist.h"
 #include "base/status.h"
 
-/* Fills super for a new file of about file_bytes. ERRORS: PMS_E_INVALID: smaller than
- * PMS_MIN_SIZE; PMS_E_OS: no randomness. */
+/* Fills super for a new file of about file_bytes. features: PMS_FEATURE_*. ERRORS: PMS_E_INVALID:
+ * smaller than PMS_MIN_SIZE; PMS_E_OS: no randomness. */
 int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t max_bytes,
-                   enum pms_domain domain, struct pms_error *error);
+                   enum pms_domain domain, uint64_t features, struct pms_error *error);
 
 /* Adds a segment of at least data_bytes of room behind the file's end. ERRORS: PMS_E_FULL:
  * max_bytes, or too many segments. */
@@ -39,6 +39,11 @@ uint32_t pms_super_sound_copies(int fd);
 /* Generation + 1, into the other copy, durable on return.  CRASH: the old or the new one holds. */
 int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super,
                     struct pms_error *error);
+
+/* The same into both copies. Should the second one fail, that is told in *error alone:
+ * the first is durable. */
+int pms_super_write_both(int fd, struct pms_persist *p, struct pms_superblock *super,
+                         struct pms_error *error);
 
 /* Makes a file whose page tables and data are in place a store of its own: a new uuid, empty
  * logs, the superblock last. super: as it was; checked.  ERRORS: PMS_E_CORRUPT, PMS_E_VERSION,

@@ -15,14 +15,13 @@ struct pms_pte pms_table_encode(const struct pms_descriptor *x)
     return (struct pms_pte){word | (uint64_t)pms_check16(x->page, word) << CHECK_SHIFT, x->aux};
 }
 
-const char *pms_table_decode(const struct pms_map *map, const struct pms_table *t, uint64_t page,
-                             struct pms_descriptor *x)
+static inline const char *decode(const struct pms_table *t, uint64_t page, struct pms_pte pte,
+                                 struct pms_descriptor *x)
 {
-    uint64_t off = pms_table_entry(t, page), word = pms_table_load(map, off),
-             bare = word & ((1ull << CHECK_SHIFT) - 1);
+    uint64_t word = pte.word, bare = word & ((1ull << CHECK_SHIFT) - 1);
     *x = (struct pms_descriptor){.page = page,
                                  .pages = bare & PMS_EXTENT_PAGES_MAX,
-                                 .aux = pms_table_load(map, off + offsetof(struct pms_pte, aux)),
+                                 .aux = pte.aux,
                                  .kind = (enum pms_kind)(bare >> KIND_SHIFT),
                                  .cls = (unsigned)(bare >> CLASS_SHIFT & 0xff)};
     if (pms_check16(page, bare) != word >> CHECK_SHIFT)
@@ -38,6 +37,21 @@ const char *pms_table_decode(const struct pms_map *map, const struct pms_table *
     if (pms_kind_is_large(x->kind) ? x->aux < 1 || x->aux > x->pages * PMS_PAGE : x->aux != 0)
         return "bytes of an extent";
     return NULL;
+}
+
+const char *pms_table_decode(const struct pms_map *map, const struct pms_table *t, uint64_t page,
+                             struct pms_descriptor *x)
+{
+    uint64_t off = pms_table_entry(t, page);
+    struct pms_pte pte = {pms_table_load(map, off),
+                          pms_table_load(map, off + offsetof(struct pms_pte, aux))};
+    return decode(t, page, pte, x);
+}
+
+const char *pms_table_decode_pte(const struct pms_table *t, uint64_t page,
+                                 const struct pms_pte *pte, struct pms_descriptor *x)
+{
+    return decode(t, page, *pte, x);
 }
 
 static const char *check_bitmap(const struct pms_map *map, const struct pms_table *t,

@@ -67,6 +67,10 @@ struct pms_pte pms_table_encode(const struct pms_descriptor *x);
 const char *pms_table_decode(const struct pms_map *map, const struct pms_table *t, uint64_t page,
                              struct pms_descriptor *x);
 
+/* The same of an entry that is somewhere else. */
+const char *pms_table_decode_pte(const struct pms_table *t, uint64_t page,
+                                 const struct pms_pte *pte, struct pms_descriptor *x);
+
 /* Calls fn for each extent of the table, checked with its bitmap. At most one step for each
  * page, whatever the table says. Returns fn's first non-zero result. ERRORS: PMS_E_CORRUPT. */
 typedef int (*pms_table_fn)(void *ctx, const struct pms_table *t, const struct pms_descriptor *x,

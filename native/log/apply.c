@@ -116,6 +116,29 @@ int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base
     return count;
 }
 
+struct sound {
+    const struct pms_superblock *super;
+    uint64_t left; /* of the log */
+};
+
+static int check_entry(void *ctx, const struct pms_entry *entry, const void *image)
+{
+    struct sound *s = ctx;
+    uint64_t bytes = pms_undo_entry_bytes(entry->len);
+    (void)image;
+    if (!target_allowed(s->super, entry->target, entry->len) || bytes > s->left)
+        return APPLY_BAD_TARGET;
+    s->left -= bytes;
+    return 0;
+}
+
+bool pms_undo_sound(const struct pms_undo *u, uint64_t tag, const struct pms_superblock *super)
+{
+    /* what was captured was live, and all of it fits (I5) */
+    struct sound s = {super, pms_undo_capacity(u)};
+    return pms_undo_scan(u, tag, check_entry, &s) == 0;
+}
+
 static int compare(void *ctx, const struct pms_entry *entry, const void *image)
 {
     const struct pms_map *map = ctx;

@@ -18,7 +18,7 @@ static uint64_t image_offset(uint64_t len)
     return len <= ENTRY_INLINE ? sizeof(struct pms_entry) : PMS_LINE;
 }
 
-static uint64_t entry_bytes(uint64_t len)
+uint64_t pms_undo_entry_bytes(uint64_t len)
 {
     return len <= ENTRY_INLINE ? PMS_LINE : PMS_LINE + ((len + PMS_LINE - 1) & ~(PMS_LINE - 1ull));
 }
@@ -39,7 +39,7 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
     for (;;) {
         PMS_ASSERT(l->at_extent < l->extent_count);
         uint64_t room = l->extent[l->at_extent].bytes - l->at;
-        if (entry_bytes(n) <= room)
+        if (pms_undo_entry_bytes(n) <= room)
             break;
         if (n > PMS_PAGE && room >= PMS_LINE + PMS_PAGE) {
             n = (room - PMS_LINE) & ~(uint64_t)(PMS_PAGE - 1);
@@ -49,7 +49,7 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
         l->at = 0;
     }
     struct piece p = {u->tag, l->extent[l->at_extent].off + l->at, off, (uint32_t)n, l->seq++};
-    l->at += entry_bytes(n);
+    l->at += pms_undo_entry_bytes(n);
     if (p.seq < l->taken_room) {
         struct pms_taken *t = &l->taken[p.seq];
         atomic_store_explicit(&t->target, off, memory_order_relaxed);
@@ -176,10 +176,11 @@ void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
 
 uint64_t pms_undo_copy_ahead(struct pms_undo *u, struct pms_ahead *next, uint64_t off, uint64_t len)
 {
-    PMS_ASSERT(len <= PMS_HOT_RANGE_MAX && next->at + entry_bytes(len) <= PMS_FASTLOG_BYTES);
+    PMS_ASSERT(len <= PMS_HOT_RANGE_MAX &&
+               next->at + pms_undo_entry_bytes(len) <= PMS_FASTLOG_BYTES);
     struct piece p = {u->tag + 1, PMS_OFF_FASTLOG((u->tag + 1) & 1) + next->at, off, (uint32_t)len,
                       next->seq++};
-    next->at += entry_bytes(len);
+    next->at += pms_undo_entry_bytes(len);
     write_entry(u, u->log.persist, &p, u->map->user + off, u->log.steady);
     return p.pos + image_offset(p.len);
 }
@@ -230,7 +231,7 @@ static bool entry_valid(const struct pms_undo *u, const struct pms_log_extent *x
     if (out->tag != tag || out->seq != seq || out->len == 0 || out->len > ENTRY_MAX ||
         out->reserved != 0)
         return false;
-    if (at + entry_bytes(out->len) > x->bytes)
+    if (at + pms_undo_entry_bytes(out->len) > x->bytes)
         return false;
     uint32_t crc = pms_crc32c(u->persist->log_seed, out, 28);
     return pms_crc32c(crc, p + image_offset(out->len), out->len) == out->crc;
@@ -244,13 +245,15 @@ int pms_undo_scan(const struct pms_undo *u, uint64_t tag,
         struct pms_log_extent x = u->log.extent[i];
         if (i == 0)
             x.off = PMS_OFF_FASTLOG(tag & 1);
+        else if (u->log.halves)
+            x.off = pms_undo_half(&x, u->tag, tag);
         uint64_t at = 0;
         struct pms_entry e;
         for (; entry_valid(u, &x, at, tag, seq, &e); seq++) {
             int stop = fn(ctx, &e, u->log.base + x.off + at + image_offset(e.len));
             if (stop)
                 return stop;
-            at += entry_bytes(e.len);
+            at += pms_undo_entry_bytes(e.len);
         }
     }
     return 0;

@@ -68,6 +68,13 @@ int pms_undo_scan(const struct pms_undo *u, uint64_t tag,
 int64_t pms_undo_apply(struct pms_undo *u, uint64_t tag, unsigned char *dst_base,
                        const struct pms_superblock *super, uint64_t *bytes);
 
+/* in the log, header included */
+uint64_t pms_undo_entry_bytes(uint64_t len);
+
+/* Whether what apply would put back belongs where it says, and could be captured in one
+ * transaction, as it was. */
+bool pms_undo_sound(const struct pms_undo *u, uint64_t tag, const struct pms_superblock *super);
+
 /* Whether the user's pages are what the running transaction's entries say: only those that were
  * captured as whole pages, each of which has one entry; the engine's own granules nobody else
  * stores to. REQUIRES: the log lock; they are protected. */

@@ -10,6 +10,11 @@ bool pms_idle_is(const struct pms_undo *u, uint64_t off)
 
 void pms_idle_leave(struct pms_undo *u, uint64_t off) { u->left[off / PMS_PAGE] = u->tag; }
 
+uint64_t pms_idle_left_by(const struct pms_undo *u, uint64_t off)
+{
+    return u->left[off / PMS_PAGE];
+}
+
 bool pms_idle_is_left(const struct pms_undo *u, uint64_t off)
 {
     return u->left[off / PMS_PAGE] == u->tag;

@@ -28,6 +28,8 @@ void pms_idle_publish_locked(struct pms_undo *u, uint64_t off, uint64_t len, uin
  * names it, and it must not be opened. */
 void pms_idle_leave(struct pms_undo *u, uint64_t off);
 bool pms_idle_is_left(const struct pms_undo *u, uint64_t off);
+/* the last transaction that turned away from it, since open */
+uint64_t pms_idle_left_by(const struct pms_undo *u, uint64_t off);
 
 /* An idle block is about to be freed: its pages are captured again like all others. Nothing
  * happens if it is not idle. */

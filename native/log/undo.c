@@ -73,14 +73,28 @@ static void prefer_huge(struct pms_undo *u, const struct pms_log_extent *extent)
         (void)madvise(u->log.base + from, (size_t)(to - from), MADV_HUGEPAGE);
 }
 
+/* A transaction and the one before it never have the same half. */
+static void turn_halves(struct pms_log *l, uint64_t from, uint64_t to)
+{
+    for (uint32_t i = 1; i < l->extent_count; i++)
+        l->extent[i].off = pms_undo_half(&l->extent[i], from, to);
+}
+
 void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super)
 {
+    struct pms_log *l = &u->log;
+    l->extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(u->tag & 1), PMS_FASTLOG_BYTES};
+    l->halves = !l->in_memory && super->features_incompat & PMS_FEATURE_HOLD;
     for (uint32_t i = 0; i < super->segment_count; i++) {
-        u->log.extent[i + 1] = (struct pms_log_extent){super->segment[i].log_off,
-                                                       super->segment[i].log_bytes};
-        prefer_huge(u, &u->log.extent[i + 1]);
+        l->extent[i + 1] = (struct pms_log_extent){super->segment[i].log_off,
+                                                   super->segment[i].log_bytes};
+        if (l->halves)
+            l->extent[i + 1].bytes = l->extent[i + 1].bytes / 2 & ~(uint64_t)(PMS_PAGE - 1);
+        prefer_huge(u, &l->extent[i + 1]);
     }
-    u->log.extent_count = super->segment_count + 1;
+    l->extent_count = super->segment_count + 1;
+    if (l->halves)
+        turn_halves(l, 0, u->tag);
 }
 
 uint64_t pms_undo_capacity(const struct pms_undo *u)
@@ -110,6 +124,8 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag)
     PMS_ASSERT(tag > u->tag && tag <= PMS_TX_MASK);
     clear_granules(u);
     u->dirty.count = 0;
+    if (u->log.halves)
+        turn_halves(&u->log, u->tag, tag);
     u->tag = tag;
     u->log.seq = 0;
     u->stored = false;

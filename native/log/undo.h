@@ -36,6 +36,8 @@ struct pms_log {
     /* [0] = fast log of this parity, [1..] = segments */
     struct pms_log_extent extent[PMS_MAX_SEGMENTS + 1];
     uint32_t extent_count;
+    /* segments' logs are cut in halves (PMS_FEATURE_HOLD); extent: those of this parity */
+    bool halves;
     uint32_t at_extent; /* where the next entry goes */
     uint64_t at;
     uint32_t seq;   /* of the next entry: so many there are */
@@ -67,6 +69,12 @@ struct pms_granules {
     /* of these, born: not on the list of what commit writes back, so written back at every store */
     uint64_t (*born)[2];
 };
+
+/* Where the half of transaction `to` begins; x: that of transaction `from`. */
+static inline uint64_t pms_undo_half(const struct pms_log_extent *x, uint64_t from, uint64_t to)
+{
+    return x->off - (from & 1) * x->bytes + (to & 1) * x->bytes;
+}
 
 struct pms_undo;
 struct pms_snapshots;

@@ -1,11 +1,12 @@
 /* Closing a store:
  *
  *   1  end      the running transaction is committed or rolled back; what waits for the next commit
- *               has failed
+ *               has failed; a store that holds lets go after a commit: it was the last
  *   2  part     live views get pages of their own: from here on no thread stores into the file
  *   3  home     domain file: what the journal holds is written home
  *   4  sync     all data
- *   5  mark     the session record says that the store was closed
+ *   5  mark     the session record says that the store was closed; logs are whole again, where
+ *               nothing is held
  *   6  free     memory, files, and the lock last: whoever gets it finds a closed store
  *
  * Crash in 1 to 4 => the next open recovers the last commit. In 5 => the same, or a closed store:
@@ -16,6 +17,7 @@
 #include <string.h>
 
 #include "base/pages.h"
+#include "commit/hold.h"
 #include "commit/landing.h"
 #include "commit/pool_state.h"
 #include "commit/refs.h"
@@ -119,7 +121,12 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
     /* it is over: a copy that began in it does not have all of its entries */
     pms_footer_note(&pool->map, pool->tx.last, PMS_FOOTER_ALL);
     pool->session.state = PMS_SESSION_CLEAN;
-    return pms_session_write(pool->opened.fd, &pool->persist, &pool->session, error);
+    status = pms_session_write(pool->opened.fd, &pool->persist, &pool->session, error);
+    if (status != PMS_OK || pool->hold.tag || !(pool->super.features_incompat & PMS_FEATURE_HOLD))
+        return status;
+    /* others may open it again; should it not be written, the next open does it */
+    pool->super.features_incompat &= ~PMS_FEATURE_HOLD;
+    return pms_super_write_both(pool->opened.fd, &pool->persist, &pool->super, error);
 }
 
 void pms_close_engine(struct pms_pool *pool)
@@ -143,6 +150,8 @@ static int end_transaction(struct pms_pool *pool, int commit, struct pms_error *
                           "a transaction block was open when the store was closed: all that was "
                           "written since it was entered is rolled back");
     pms_landing_disarm(pool);
+    if (commit && status == PMS_OK && pool->hold.on)
+        pms_hold_release(pool);
     return status;
 }
 

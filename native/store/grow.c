@@ -25,15 +25,9 @@ static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32
     if (status == PMS_OK)
         status = pms_map_grow(&pool->map, super->file_bytes, error);
     if (status == PMS_OK)
-        status = pms_super_write(pool->opened.fd, &pool->persist, super, error);
-    if (status != PMS_OK)
-        return status; /* the superblock in force does not know the new part */
-    /* The other copy too, so that either one may be damaged. Should it not be written, the first
-     * is durable, and the next write goes to the copy that failed. */
-    struct pms_superblock twin = *super;
-    if (pms_super_write(pool->opened.fd, &pool->persist, &twin, error) == PMS_OK)
-        *super = twin;
-    return PMS_OK;
+        /* on an error the superblock in force does not know the new part */
+        status = pms_super_write_both(pool->opened.fd, &pool->persist, super, error);
+    return status;
 }
 
 /* The new part begins where the footer is. */

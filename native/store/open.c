@@ -8,31 +8,35 @@
  *    6  fill      writer: room on the disk for the file's holes
  *    7  recover   writer: the last commit, in the file, under the log that is to be in force
  *    8  limit     writer: another limit of growth
- *    9  plan      writer: this session's record, in memory alone; room for a footer
- *   10  map       the views
- *   11  show      reader: the last commit, in private pages
- *   12  footer    writer: kept from here on
- *   13  journal   domain file: the thread that writes home; memory for commits
- *   14  engine    log, heap, capture: memory alone
- *   15  memory    writer: may all of the view be written?
- *   16  begin     writer: the session record says that the store is open
- *   17  start     writer: the first transaction, which captures what every commit changes
- *   18  root      new: the root directory, committed
- *   19  publish   new: the file gets the name
+ *    9  halves    writer: logs are cut in halves, or whole again
+ *   10  plan      writer: this session's record, in memory alone; room for a footer
+ *   11  map       the views
+ *   12  show      reader: the last commit, in private pages
+ *   13  footer    writer: kept from here on
+ *   14  journal   domain file: the thread that writes home; memory for commits
+ *   15  engine    log, heap, capture: memory alone
+ *   16  hold      writer: what the held version needs stays; room for two transactions' logs
+ *   17  memory    writer: may all of the view be written?
+ *   18  begin     writer: the session record says that the store is open
+ *   19  start     writer: the first transaction, which captures what every commit changes
+ *   20  root      new: the root directory, committed
+ *   21  publish   new: the file gets the name
  *
  * Crash in 1 or 2 => a file under a name that nobody asks for and nobody locks: the next creator
- * removes it. So it stays for a new store up to 19, whose rename gives the path the whole store or
+ * removes it. So it stays for a new store up to 21, whose rename gives the path the whole store or
  * leaves there what was. The others:
  *    6 => some holes are filled; no byte that can be read has changed
  *    7 => the next open does it again, to the same end
  *    8 => the old superblock holds, or the new one
- *    9 => the file may be a page longer than its superblock says
- *   12 => the footer names the last transaction, which is over: it is no part of the state
- *   13 => a page of the ring is written as it was, to try how it can be written
- *   16 => one copy of the record, or both, say that the store was left open: the next open finds
+ *    9 => the logs, which are empty but for what is held, are of either kind
+ *   10 => the file may be a page longer than its superblock says
+ *   13 => the footer names the last transaction, which is over: it is no part of the state
+ *   14 => a page of the ring is written as it was, to try how it can be written
+ *   16 => the store has grown by a segment, or not
+ *   18 => one copy of the record, or both, say that the store was left open: the next open finds
  *         logs that hold nothing
- *   17 => entries of what is there anyway: the next open puts them back, and nothing changes
- * In 3 to 5, 10, 11, 14 and 15 nothing is stored. A reader stores nothing at all. */
+ *   19 => entries of what is there anyway: the next open puts them back, and nothing changes
+ * In 3 to 5, 11, 12, 15 and 17 nothing is stored. A reader stores nothing at all. */
 #include "store/open.h"
 
 #include <errno.h>
@@ -49,6 +53,7 @@
 #include "seam/footer.h"
 #include "store/close.h"
 #include "store/filelock.h"
+#include "store/grow.h"
 #include "store/populate.h"
 #include "store/recover.h"
 #include "store/room.h"
@@ -80,7 +85,8 @@ static int format(struct opening *o, struct pms_error *error)
     struct pms_pool *pool = o->pool;
     uint64_t bytes = o->options->size ? o->options->size : PMS_DEFAULT_SIZE;
     int status = pms_super_plan(&pool->super, bytes, o->options->max_size,
-                                (enum pms_domain)o->options->domain, error);
+                                (enum pms_domain)o->options->domain,
+                                o->options->hold ? PMS_FEATURE_HOLD : 0, error);
     return status == PMS_OK ? pms_super_format(pool->opened.fd, &pool->persist, &pool->super, error)
                             : status;
 }
@@ -113,10 +119,12 @@ static int judge(struct opening *o, struct pms_error *error)
 static int choose_domain(struct opening *o, struct pms_error *error)
 {
     struct pms_pool *pool = o->pool;
-    (void)error;
     pool->opened.domain = pms_domain_choose(pool->opened.fd, (enum pms_domain)o->options->domain,
                                             (enum pms_domain)pool->super.domain);
     pool->persist.flush = pms_domain_flush(pool->opened.domain);
+    if (o->options->hold && pool->opened.domain == PMS_DOMAIN_FILE)
+        return pms_fail(error, PMS_E_UNSUPPORTED,
+                        "domain file cannot hold the version before a commit");
     return PMS_OK;
 }
 
@@ -148,6 +156,21 @@ static int set_limit(struct opening *o, struct pms_error *error)
     struct pms_superblock super = pool->super;
     super.max_bytes = max_bytes;
     int status = pms_super_write(pool->opened.fd, &pool->persist, &super, error);
+    if (status == PMS_OK)
+        pool->super = super;
+    return status;
+}
+
+/* While the logs are empty, but for what is held. */
+static int cut_logs(struct opening *o, struct pms_error *error)
+{
+    struct pms_pool *pool = o->pool;
+    bool halves = o->options->hold || pool->hold.tag;
+    if (halves == ((pool->super.features_incompat & PMS_FEATURE_HOLD) != 0))
+        return PMS_OK;
+    struct pms_superblock super = pool->super;
+    super.features_incompat ^= PMS_FEATURE_HOLD;
+    int status = pms_super_write_both(pool->opened.fd, &pool->persist, &super, error);
     if (status == PMS_OK)
         pool->super = super;
     return status;
@@ -221,6 +244,17 @@ static int start_engine(struct opening *o, struct pms_error *error)
                : status;
 }
 
+static int begin_hold(struct opening *o, struct pms_error *error)
+{
+    struct pms_pool *pool = o->pool;
+    int status = pool->hold.tag ? pms_heap_hold(pool->heap, pool->hold.tag, error) : PMS_OK;
+    struct pms_heap_stats stats;
+    pms_heap_stats(pool->heap, &stats);
+    if (status == PMS_OK && stats.log_need > pms_undo_capacity(&pool->undo))
+        status = pms_pool_grow(pool, PMS_PAGE, error); /* made, or filled, without halves (I5) */
+    return status;
+}
+
 static int check_memory(struct opening *o, struct pms_error *error)
 {
     return pms_room_check_memory(o->pool, error);
@@ -275,12 +309,14 @@ static const struct step {
     {fill_holes, WRITER},
     {recover, WRITER},
     {set_limit, WRITER},
+    {cut_logs, WRITER},
     {plan_session, WRITER},
     {map_views, ALL},
     {show, READER},
     {begin_footer, WRITER},
     {open_journal, WRITER},
     {start_engine, ALL},
+    {begin_hold, WRITER},
     {check_memory, WRITER},
     {begin_session, WRITER},
     {start_transaction, WRITER},
@@ -382,6 +418,7 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
         return status;
     }
     o.pool->opened.path = o.files.path;
+    o.pool->hold.on = own.hold; /* from the first commit of the user's on */
     fill_info(o.pool);
     pms_populate_start(o.pool);
     if (!o.pool->populate.running)

@@ -21,6 +21,7 @@ struct pms_options {
     int32_t domain;          /* enum pms_domain */
     int32_t hot;             /* 0: protect every page again at every commit */
     int32_t force;           /* 1: open a store that PMS_E_UNCLEAN or PMS_E_COPIED would refuse */
+    int32_t hold;            /* 1: each commit holds the version before it */
     int64_t lock_timeout_ns; /* 0 = at once, < 0 = for ever */
 };
 #define PMS_DEFAULT_SIZE (64ull << 20)

@@ -1,5 +1,6 @@
 
 #include "store/recover.h"
+#include "log/held.h"
 #include "seam/footer.h"
 #include "store/session.h"
 
@@ -90,17 +91,22 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
         return status;
     pms_undo_set_extents(&undo, &pool->super);
     pms_undo_begin(&undo, pool->tx.last + 1);
+    struct pms_held held;
+    pool->hold = (struct pms_holding){.before = true};
+    if (pms_held_find(&undo, pool->tx.last, &held))
+        pool->hold.tag = held.tag;
+    bool held_sound = !pool->hold.tag || pms_undo_sound(&undo, held.tag, &pool->super);
     struct difference d = {.map = map};
     pms_undo_scan(&undo, pool->tx.last + 1, count_difference, &d);
     status = pms_session_check_copy(pool, pool->tx.last + 1,
                                     d.seen < PMS_FOOTER_ALL ? d.seen : PMS_FOOTER_ALL - 1, error);
-    int64_t n = status == PMS_OK
+    int64_t n = status == PMS_OK && held_sound
                     ? pms_undo_apply(&undo, pool->tx.last + 1, map->engine, &pool->super, NULL)
                     : 0;
     pms_undo_close(&undo);
     if (status != PMS_OK)
         return status;
-    if (n < 0)
+    if (n < 0 || !held_sound)
         return pms_fail(error, PMS_E_CORRUPT, "an undo log entry belongs to no place in the store");
     pool->opened.info.undone_entries = d.entries;
     pool->opened.info.undone_bytes = d.bytes;
@@ -123,14 +129,15 @@ static int undo_mapped(struct pms_pool *pool, struct pms_map *map, struct pms_er
 {
     uint64_t entries = 0, *anchor = pms_map_at(map, PMS_OFF_ANCHOR);
     int status = undo_in(pool, map, &entries, error);
-    if (status != PMS_OK || entries == 0)
+    /* The session of a held log goes on: what was appended in vain must not count one day. */
+    if (status != PMS_OK || (entries == 0 && !pool->hold.tag))
         return status;
     status = settle(pool, error);
     if (status != PMS_OK)
         return status;
     /* By two: a commit cut off before its F3 may have left entries captured ahead, under the tag
      * after the one undone here. No transaction may ever run under that tag: they would follow
-     * its own first entries as if they were its. */
+     * its own first entries as if they were its. And the held version keeps its half of the log. */
     pool->tx.last += 2;
     pms_persist_store8(&pool->persist, anchor, pms_anchor_pack(pool->tx.last));
     pms_persist_flush(&pool->persist, anchor, sizeof *anchor);
@@ -199,6 +206,10 @@ int pms_recover_file(struct pms_pool *pool, struct pms_error *error)
 {
     bool was_in_place = in_place((enum pms_domain)pool->session.domain);
     int status = was_in_place ? undo_file(pool, error) : replay(pool, NULL, error);
+    if (status == PMS_OK && pool->hold.tag && !in_place(pool->opened.domain))
+        status = pms_fail(error, PMS_E_STATE,
+                          "the version before the last commit is held in another domain: open it "
+                          "in that one, or run pmstore resolve");
     if (status != PMS_OK || was_in_place == in_place(pool->opened.domain))
         return status;
     /* data, before the other log takes over */

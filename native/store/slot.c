@@ -4,6 +4,7 @@
 #include "commit/gate.h"
 #include "commit/txblock.h"
 #include "store/object.h"
+#include "commit/hold.h"
 #include "commit/pair.h"
 #include "log/idle.h"
 
@@ -83,6 +84,8 @@ static int flip(struct pms_pool *pool, const struct pms_pair *pair, bool again, 
         return pms_fail(error, PMS_E_STATE,
                         "slots '%.*s' were flipped in this transaction already: commit first",
                         (int)name_bytes, name);
+    if (idle.alone)
+        pms_hold_leave_slot(pool, idle.at.extent_off);
     pms_undo_store(&pool->undo, pair->where, &next, sizeof next);
     if (idle.alone)
         pms_idle_publish(&pool->undo, idle.at.extent_off, idle.at.extent_bytes,

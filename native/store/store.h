@@ -11,6 +11,7 @@
 
 #include "commit/handler.h"
 #include "commit/refs.h"
+#include "commit/resolve.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"
 #include "commit/write.h"

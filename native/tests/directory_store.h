@@ -39,7 +39,7 @@ static inline uint64_t pages_of(uint64_t bytes) { return (bytes + PMS_PAGE - 1) 
 
 static inline void commit(struct store *s)
 {
-    pms_heap_committed(s->heap);
+    pms_heap_committed(s->heap, false);
     pms_undo_begin(&s->undo, ++s->tag);
 }
 

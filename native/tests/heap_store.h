@@ -96,7 +96,7 @@ static inline void store_close(struct store *s)
 
 static inline void commit(struct store *s)
 {
-    pms_heap_committed(s->heap);
+    pms_heap_committed(s->heap, false);
     begin(s);
 }
 

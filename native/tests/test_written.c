@@ -65,8 +65,8 @@ static void large_one(uint64_t c, uint64_t a)
 static void refused(uint64_t a)
 {
     int32_t answer = 7;
-    struct pms_range outside = {(uint64_t)(uintptr_t)memory(a) + (1ull << 50), 8},
-                     below = {8, 8}, endless = {(uint64_t)(uintptr_t)memory(a), UINT64_MAX};
+    struct pms_range outside = {(uint64_t)(uintptr_t)memory(a) + (1ull << 50), 8}, below = {8, 8},
+                     endless = {(uint64_t)(uintptr_t)memory(a), UINT64_MAX};
     CHECK(pms_written(pool, &outside, 1, &answer, &e) == PMS_E_INVALID);
     CHECK(pms_written(pool, &below, 1, &answer, &e) == PMS_E_INVALID);
     CHECK(pms_written(pool, &endless, 1, &answer, &e) == PMS_E_INVALID);

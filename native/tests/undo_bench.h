@@ -51,7 +51,7 @@ static inline void bench_open(struct bench *b, uint64_t file_bytes, uint64_t gro
     memset(b, 0, sizeof *b);
     b->persist.flush = pms_persist_best_flush();
     b->fd = memfd_create("undo", MFD_CLOEXEC);
-    bool good = pms_super_plan(&b->super, file_bytes, 0, PMS_DOMAIN_EMULATED, &e) == PMS_OK &&
+    bool good = pms_super_plan(&b->super, file_bytes, 0, PMS_DOMAIN_EMULATED, 0, &e) == PMS_OK &&
                 (!growth || pms_super_plan_growth(&b->super, growth, &e) == PMS_OK) &&
                 ftruncate(b->fd, (off_t)b->super.file_bytes) == 0 &&
                 pms_map_open(&b->map, b->fd, b->super.file_bytes, 0, PMS_MAP_SHARED, &b->persist,

@@ -10,15 +10,25 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 # Importing a module of commands registers them.
-from pmstore.commands import change, crashtest, exchange, inspect, portable, repair, show, tiers  # noqa: F401
+from pmstore.commands import (  # noqa: F401
+    change,
+    crashtest,
+    exchange,
+    inspect,
+    portable,
+    repair,
+    resolve,
+    show,
+    tiers,
+)
 from pmstore.commands.app import app as app
 
 for _other in entry_points(group="pmstore.commands"):  # of other packages: pmstore_lab's
     _other.load()
 
 _ORDER = (  # noqa: SIM905
-    "create info ls show set rm check repair dump load compact export import flush trust epochs "
-    "restore export-tier crashtest demo"
+    "create info ls show set rm check repair resolve dump load compact export import flush trust "
+    "epochs restore export-tier crashtest demo"
 ).split()
 _PLACE = {name: place for place, name in enumerate(_ORDER)}
 # In the help, as a person meets them.

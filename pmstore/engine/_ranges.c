@@ -126,8 +126,8 @@ PyObject *binding_written(Handle *h, PyObject *arrays)
         struct pms_error error = {0};
         int32_t written = 0;
         int status;
-        Py_BEGIN_ALLOW_THREADS status =
-            binding_engine.written(h->pool, r.at, r.count, &written, &error);
+        Py_BEGIN_ALLOW_THREADS status = binding_engine.written(h->pool, r.at, r.count, &written,
+                                                               &error);
         Py_END_ALLOW_THREADS result = status == PMS_OK ? PyBool_FromLong(written)
                                                        : binding_raise(h, &error);
     }

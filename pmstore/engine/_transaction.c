@@ -202,8 +202,7 @@ static int begin(Transaction *t, const struct pms_entered *entry, const struct r
         return -1;
     if (!hook && !r->count)
         return 0;
-    Py_BEGIN_ALLOW_THREADS if (hook)
-        status = binding_engine.commit_pending(h->pool, entry, &error);
+    Py_BEGIN_ALLOW_THREADS if (hook) status = binding_engine.commit_pending(h->pool, entry, &error);
     if (status == PMS_OK && r->count)
         status = binding_engine.will_write(h->pool, r->at, r->count, &error);
     Py_END_ALLOW_THREADS if (status == PMS_OK) return 0;

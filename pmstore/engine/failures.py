@@ -223,9 +223,12 @@ def _exception(path: str, error: Any) -> Exception:
         made = errors.NameExistsError(f"{path}: {what}")
     elif status == _lib.PMS_E_UNSUPPORTED:
         problem = what
-        made = errors.DomainError(
-            errno.EOPNOTSUPP, f"{what}. Open it with domain='file', or 'process' on tmpfs", path
+        remedy = (
+            "Open it without hold, or on tmpfs"
+            if "hold" in what
+            else "Open it with domain='file', or 'process' on tmpfs"
         )
+        made = errors.DomainError(errno.EOPNOTSUPP, f"{what}. {remedy}", path)
     elif status == _lib.PMS_E_STATE:
         made = errors.TransactionError(f"{path}: {what}")
     elif status == _lib.PMS_E_NOT_FOUND:

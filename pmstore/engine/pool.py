@@ -65,6 +65,7 @@ class Pool:
         lock_timeout_seconds: float | None,
         hot: bool,
         force: bool,
+        hold: bool,
         ranges: Callable[[Any], Iterable[tuple[int, int]]],
     ) -> None:
         """Opens the file. ranges: (address, bytes) pairs of an object that has no buffer, for
@@ -81,6 +82,7 @@ class Pool:
                 "domain": DOMAINS[domain],
                 "hot": hot,
                 "force": force,
+                "hold": hold,
             },
         )
         self.path = path
@@ -147,6 +149,21 @@ class Pool:
 
     def rollback(self) -> None:
         self.call(_lib.pms_rollback)
+
+    def back(self) -> None:
+        """To the version before the last commit, if it is held.
+
+        Raises: TransactionError: it is not.
+        """
+        self.call(_lib.pms_back)
+
+    def release(self) -> None:
+        """The version before the last commit is not needed any more."""
+        self.call(_lib.pms_release)
+
+    def holds(self) -> bool:
+        """Whether the version before the last commit is held."""
+        return bool(_lib.pms_holds(self.raw))
 
     def block_depth(self) -> int:
         """Of the calling thread's transaction block; 0 = it is in none."""

@@ -157,6 +157,8 @@ class Info:
     unclean_opens: int
     uuid: str
     recovery: Recovery
+    held: bool
+    """Whether the version before the last commit can still be had: `Store.rewind`."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -173,6 +175,11 @@ class Info:
                     "them after a crash"
                 ),
                 f"recovery  {self.recovery}",
+                *(
+                    ("held      the version before the last commit: pmstore resolve",)
+                    if self.held
+                    else ()
+                ),
             )
         )
 

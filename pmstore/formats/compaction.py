@@ -12,7 +12,7 @@ from pathlib import Path
 from pmstore.engine.constants import FILL_COPY, GROUP, LIST, MIN_SIZE_BYTES, PAGE_BYTES, ROOT, VALUE
 from pmstore.engine.failures import damaged
 from pmstore.engine.pool import Pool
-from pmstore.errors import CorruptStoreError
+from pmstore.errors import CorruptStoreError, TransactionError
 from pmstore.objects.core import Payload
 from pmstore.opening import open as open_store
 from pmstore.store import Store
@@ -54,7 +54,8 @@ def compact(
     lock_timeout: as of `pmstore.open`. progress: called with bytes done and bytes in all.
 
     Raises: what `open` with mode "r+" raises; CorruptStoreError if the store's check finds a
-        problem (nothing was changed); StoreFullError, OSError.
+        problem (nothing was changed); TransactionError: the version before the last commit is held;
+        StoreFullError, OSError.
 
     >>> import numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -68,6 +69,11 @@ def compact(
         report = old.check()
         if report.problems:
             raise damaged(old.path, f"not compacted, because the check finds: {report.problems[0]}")
+        if old.holds:
+            raise TransactionError(
+                f"{old.path}: the version before the last commit is held, and would be lost: "
+                f"pmstore resolve {old.path} --keep, or --back, first"
+            )
         real = Path(os.path.realpath(old.path))
         before = old.stats().file_bytes
         for room in _ROOM:

@@ -4,6 +4,8 @@
 ((3, 1), (1, 2))
 >>> order_of((2, 3), (1, 2)), order_of((2, 3), (3, 1)), order_of((2, 3), (6, 2))
 ((1, 0), None, False)
+>>> order_of((4, 1, 3, 3), (9, 1, 3, 1)), order_of((4, 1, 3, 3), (9, 9, 3, 1))
+((0, 2, 3, 1), None)
 """
 
 from __future__ import annotations
@@ -28,9 +30,15 @@ def order_of(
 ) -> tuple[int, ...] | Literal[False] | None:
     """The order of the axes if the elements are dense; None for C order; False if they are not
     dense."""
-    if 0 in shape:
+    if 0 in shape or tuple(strides) == strides_of(shape, None):
         return None
-    # An axis of length 1 has no stride that matters; it keeps its place among the others.
+    # The stride of an axis of length 1 moves nothing. But torch tells channels_last by it, and then
+    # computes in another order; so it is kept where an order gives the same. Of equal strides that
+    # axis is the faster one.
+    exact = sorted(range(len(shape)), key=lambda axis: (-strides[axis], shape[axis] == 1))
+    if tuple(strides) == strides_of(shape, exact):
+        return tuple(exact)
+    # Otherwise it keeps its place among the others.
     wide = [axis for axis in range(len(shape)) if shape[axis] > 1]
     by_stride = sorted(wide, key=lambda axis: -strides[axis])
     places = iter(by_stride)

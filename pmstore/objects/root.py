@@ -65,6 +65,12 @@ class Root(Group):
         wrong."""
         return self._core.pool.rollbacks()
 
+    @property
+    def holds(self) -> bool:
+        """Whether the version before the last commit is held, so that `Store.rewind` can go back to
+        it (see `hold` of `pmstore.open`)."""
+        return self._core.pool.holds()
+
     def stats(self) -> Stats:
         """Sizes and counts, now."""
         return inspection.stats(self._core.pool)
@@ -87,6 +93,7 @@ class Root(Group):
             unclean_opens=info.unclean_opens,
             uuid=info.uuid.hex(),
             recovery=self._recovery,
+            held=self._core.pool.holds(),
         )
 
     def usage(self) -> tuple[SegmentUsage, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from pmstore import Store
 from pmstore.torch.choices import Choices
 from pmstore.torch.differences import compare, has_more
-from pmstore.torch.errors import AttachError, ChangedError, MismatchError
+from pmstore.torch.errors import ChangedError, MismatchError
 from pmstore.torch.fingerprint import Settings, fingerprint, plain
 from pmstore.torch.fitting import Fitting
 from pmstore.torch.part import Part
@@ -77,10 +77,12 @@ def _other_pieces(
     missing = [piece for piece, there in stored.items() if there and not given.get(piece)]
     unexpected = [piece for piece, there in given.items() if there and not stored.get(piece)]
     if "mirror" in (*missing, *unexpected):
-        raise AttachError(
+        raise MismatchError(
             f"the stored run {name!r} is {'' if stored['mirror'] else 'not '}mirrored, and so it "
             "stays: attach(..., mirror=...) says how. Or begin a run with another name from it: "
-            "pmstore.torch.load(store, model) first, then attach(..., name=...)"
+            "pmstore.torch.load(store, model) first, then attach(..., name=...)",
+            missing=missing,
+            unexpected=unexpected,
         )
     left = [
         piece

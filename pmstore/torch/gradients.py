@@ -25,6 +25,11 @@ from pmstore.torch.part import Part
 
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64  # of torch's own memory
+_NOT_KEPT = (
+    "before the last commit, which does not keep such: call zero_grad() before backward(). If they "
+    "are to be used again, change them between optimizer.step() and run.commit(), for example by "
+    "parameter.grad.mul_(0.9): what was changed there is kept"
+)
 
 
 def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
@@ -74,8 +79,8 @@ class GradientKeeper:
         self._last: _Names | None = None
         # id of a gradient that an optimizer has used -> itself, and its version then
         self._spent: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        # id of a gradient that stands for one that was not kept -> itself
-        self._unknown: dict[int, weakref.ref[torch.Tensor]] = {}
+        # id of a gradient that stands for one that was not kept -> itself, and its version then
+        self._unknown: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def spend(self, parameters: list[torch.Tensor]) -> None:
         """An optimizer has just used their gradients: their content is not needed, until they are
@@ -91,7 +96,7 @@ class GradientKeeper:
 
     def _is_unknown(self, gradient: torch.Tensor) -> bool:
         known = self._unknown.get(id(gradient))
-        return known is not None and known() is gradient and _starts_with_nan(gradient)
+        return known is not None and known[0]() is gradient and _starts_with_nan(gradient)
 
     def refuse_unknown(self, called: str, parameters: list[torch.Tensor]) -> None:
         """Before an optimizer uses their gradients.
@@ -100,24 +105,29 @@ class GradientKeeper:
         """
         if self._unknown:
             self._unknown = {
-                key: held
-                for key, held in self._unknown.items()
-                if (one := held()) is not None and _starts_with_nan(one)
+                key: known
+                for key, known in self._unknown.items()
+                if (one := known[0]()) is not None and _starts_with_nan(one)
             }
         if self._unknown and any(
             one.grad is not None and _starts_with_nan(one.grad) for one in parameters
         ):
-            raise TransactionError(
-                f"{called} would use gradients that it had used before the last commit, which does "
-                "not keep such: call zero_grad() before backward(). If they are to be used again, "
-                "change them between optimizer.step() and run.commit(), for example by "
-                "parameter.grad.mul_(0.9): what was changed there is kept"
-            )
+            raise TransactionError(f"{called} would use gradients that it had used {_NOT_KEPT}")
 
     def write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Pending until the next commit. The block of a kept one goes when it is not needed twice
-        in a row: a loop that accumulates needs the same blocks again."""
+        in a row: a loop that accumulates needs the same blocks again.
+
+        Raises: TransactionError: one that was not kept has been added to. Who used it was not seen
+            before: a step that a GradScaler left out, for its NaN, or one with a closure.
+        """
         found = [(name, one.grad) for name, one in parameters if one.grad is not None]
+        for name, gradient in found:
+            if self._is_unknown(gradient) and gradient._version != self._unknown[id(gradient)][1]:
+                raise TransactionError(
+                    f"the gradient of {name} was added to one that its optimizer had used "
+                    f"{_NOT_KEPT}. Take the step back with run.rollback()"
+                )
         last = self._stored() if self._last is None else self._last
         kept = [
             (name, gradient)
@@ -205,5 +215,6 @@ class GradientKeeper:
                 parameter.grad.copy_(self._store[f"{self._path}/{encode_name(name)}"])
             elif parameter.grad.numel():
                 _first(parameter.grad).fill_(torch.nan)
-                self._unknown[id(parameter.grad)] = weakref.ref(parameter.grad)
+                gradient = parameter.grad
+                self._unknown[id(gradient)] = (weakref.ref(gradient), gradient._version)
                 self.spend([parameter])

@@ -218,20 +218,30 @@ class Run:
 
         States that were kept later stay in the list. Of two of the same step the newer one counts.
 
-        Needs room beside the store for a copy of the state while it lasts.
+        With `to` it needs room beside the store for a copy of the state while it lasts. With
+        `steps` it needs nothing, but a store that was opened with hold=True (see `pmstore.open`).
 
         Args:
+            steps: 1: to the commit before the last, once: a further commit is needed before the
+                next time. With optimizers on slots, not once the next step has begun.
             to: a step, or the name that the state was given by `keep`.
 
         Raises: NotKeptError, which lists what there is; MismatchError: the state is of another
             model, optimizer or other pieces, or (ChangedError) of a time when the program gave
-            other settings; TransactionError inside a transaction block;
+            other settings; TransactionError inside a transaction block, or the store does not hold
+            the commit before the last;
             StoreFullError, TierError, OSError. In every case store and program are at the last
             commit.
         """
-        if to is None or steps is not None:
-            raise TypeError("rewind(to=step), or rewind(to='name'): a state that run.keep kept")
-        self._keeper.rewind(to)
+        if (to is None) == (steps is None) or steps not in (None, 1):
+            raise TypeError(
+                "rewind(steps=1): to the commit before the last; or rewind(to=step), "
+                "rewind(to='name'): to a state that run.keep kept"
+            )
+        if to is None:
+            self._steps.rewind_one()
+        else:
+            self._keeper.rewind(to)
 
     def transaction(self, loss: float | torch.Tensor | None = None) -> RunTransaction:
         """A transaction block that ends a step: it commits, as `commit` does, when it is left

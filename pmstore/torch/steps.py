@@ -197,6 +197,20 @@ class Steps:
             self.store.rollback()  # of nothing, but mirrors follow
             self._restore()
 
+    def rewind_one(self) -> None:
+        """To the commit before the last. See `Run.rewind`."""
+        if self.progress.committed == 0:
+            raise TransactionError(
+                f"the run {self.name!r} is at its first commit, which attach made: there is no "
+                "step to go back to"
+            )
+        place = f"{self.name}/given"
+        given = self.store.get(place)
+        self.go_to(self.store.rewind)
+        self.loss = None
+        if self.store.get(place) != given:  # settings changed in the step that was taken back
+            self.store[place] = given
+
     # ---- around optimizer.step
 
     def _before_update(

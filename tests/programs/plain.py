@@ -69,6 +69,9 @@ class _Run:
         self.step += 1
         return True
 
+    def rewind(self, steps: int) -> None:
+        """Here the step is not done again: it would be the same."""
+
     @contextlib.contextmanager
     def transaction(self, loss: Any = None) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace()

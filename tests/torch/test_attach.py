@@ -167,6 +167,24 @@ def test_channels_last_and_slashes_and_empty_tensors(path: Path) -> None:
         assert in_heap(store, "run/model/a%2Fb%25.weight", getattr(second, "a/b%").weight)
 
 
+def test_a_memory_format_is_kept_where_only_a_stride_of_one_tells_it(path: Path) -> None:
+    """Of a convolution over one channel: torch computes in another order by that stride."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Conv2d(1, 4, 3, padding=1).to(memory_format=torch.channels_last)
+
+    x = torch.rand(2, 1, 8, 8)
+    plain = model()(x)
+    for _ in range(2):
+        with pmstore.open(path) as store:
+            held = model()
+            attach(store, model=held)
+            assert held.weight.stride() == model().weight.stride() == (9, 1, 3, 1)
+            with torch.no_grad():
+                assert held(x).stride() == plain.stride() and torch.equal(held(x), plain)
+
+
 def test_parameters_outside_the_model(path: Path) -> None:
     for number in range(2):
         with pmstore.open(path) as store:

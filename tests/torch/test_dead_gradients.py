@@ -94,3 +94,34 @@ def test_a_gradient_that_was_changed_after_the_step_is_kept(path: Path) -> None:
         optimizer.step()
         run.commit()
         assert weight.tolist() == pytest.approx([0.55, 0.55])
+
+
+@pytest.mark.parametrize("how", ["scaler", "closure"])
+def test_a_step_that_nobody_could_refuse_is_not_committed(tmp_path: Path, how: str) -> None:
+    """A GradScaler leaves a step out in which it finds a NaN, and says nothing; with a closure the
+    gradients are computed inside the step."""
+
+    def life() -> None:
+        torch.manual_seed(1)
+        net = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+        def backward() -> torch.Tensor:
+            loss = net(torch.ones(1, 2)).sum()
+            scaler.scale(loss).backward() if how == "scaler" else loss.backward()
+            return loss
+
+        with pmstore.open(tmp_path / "run.pm") as store:
+            run = attach(store, model=net, optimizer=optimizer, scaler=scaler)
+            if how == "scaler":
+                backward()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step(backward)
+            run.commit()
+
+    life()
+    with pytest.raises(pmstore.TransactionError, match=r"call zero_grad\(\) before backward"):
+        life()
