@@ -19,8 +19,8 @@ def open_source(loader: Iterable[Any]) -> Source:
         TypeError: it cannot be iterated, or only once.
     """
     if has_state(loader):
-        loads = isinstance(loader, DataLoader)
-        return StatefulLoader(loader, holders_of(loader) if loads else {"loader": loader})
+        own = {"loader": loader}
+        return StatefulLoader(loader, holders_of(loader) if isinstance(loader, DataLoader) else own)
     if isinstance(loader, DataLoader):
         if isinstance(loader.dataset, IterableDataset):
             # It has no indices to skip. Its workers are new ones each epoch, also with
