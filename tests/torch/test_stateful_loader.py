@@ -59,7 +59,6 @@ def stateful(data: Any, **given: Any) -> Callable[[], Any]:
 KINDS: dict[str, Callable[[], Any]] = {
     "own": Own,
     "torchdata": stateful(Noisy(), shuffle=True),
-    "stream": stateful(Stream()),
 }
 
 
@@ -69,8 +68,6 @@ KINDS: dict[str, Callable[[], Any]] = {
 def test_killed_at_each_step(shm: Path, kind: str, ahead: int, by_epoch: bool) -> None:
     if kind != "own":
         pytest.importorskip("torchdata")
-    if kind == "stream":
-        pytest.skip("it reads again what it skips, and draws again")
     compare(shm, KINDS[kind], 2, ahead=ahead, told=ahead or None, by_epoch=by_epoch)
 
 
