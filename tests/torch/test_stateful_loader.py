@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_ahead import Noisy, Stream, compare, looking_ahead
+from test_ahead import Noisy, compare, looking_ahead
 from torch import nn
 
 import pmstore
