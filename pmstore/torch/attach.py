@@ -122,7 +122,8 @@ def attach(
         StoreFullError: no room.
         TypeError: policy is neither a rule nor a scheduler; resume is no Resume.
         In every case store and program are as before; only where an object refuses the state that
-        is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the store.
+        is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the
+        store.
     """
     if policy is not None and not isinstance(policy, (CommitScheduler, CommitPolicy)):
         raise TypeError(

@@ -67,7 +67,7 @@ class DataLoops:
                 place.begin(0)
                 watch = progress.lookahead = Lookahead(place, ahead)
                 reader.go_to(place.done)
-        if empty and self._ended == epochs:
+        if empty and epochs == self._ended == 1:  # the default, in a loop over epochs
             raise ValueError(
                 f"run.batches(epochs={epochs}) has come to its end already: epochs is how many "
                 "data epochs the run has in all. In a loop over them write `for epoch in "

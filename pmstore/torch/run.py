@@ -293,8 +293,8 @@ class Run:
                 step is committed.
             AttachError: no loader was given to attach.
             RuntimeError: in a loop, once another loop has begun or the run was detached.
-            ValueError: the loader gave no batch in a whole data epoch; ahead is negative; the last
-                loop had as many epochs and has come to its end, and there are no more.
+            ValueError: the loader gave no batch in a whole data epoch; ahead is negative; epochs is 1
+                and the one data epoch has come to its end in an earlier loop.
             LookaheadError: the program holds other batches than `ahead` says. `commit` and
                 `transaction` raise it too, and commit nothing.
         """
