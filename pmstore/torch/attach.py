@@ -120,7 +120,7 @@ def attach(
         TornStepError: the last commit was made in the middle of a step.
         TransactionError: inside a transaction of the store.
         StoreFullError: no room.
-        TypeError: policy is neither a rule nor a scheduler.
+        TypeError: policy is neither a rule nor a scheduler; resume is no Resume.
         In every case store and program are as before; only where an object refuses the state that
         is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the
         store.
@@ -133,6 +133,8 @@ def attach(
         )
     if guard is not None and not isinstance(guard, PreemptionGuard):
         raise TypeError(f"guard is a PreemptionGuard of pmstore.scheduler, not {guard!r}")
+    if resume is not None and not isinstance(resume, Resume):
+        raise TypeError(f"resume is a pmstore.torch.Resume(...), not {resume!r}")
     program = Program.gather(
         model=model,
         optimizer=optimizer,

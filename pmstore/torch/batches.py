@@ -23,6 +23,7 @@ class DataLoops:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._loop: object | None = None  # the one that goes on
+        self._ended: int | None = None  # `epochs` of the last one that came to its end
 
     def close(self) -> None:
         """No loop goes on after this; worker processes end."""
@@ -41,11 +42,13 @@ class DataLoops:
         steps.begun.over = False
         restored = progress.restored
         reader = _Reader(source, place.done, lambda: steps.schedule.expect(epochs, source))
+        empty = True
         while True:
             watch.ask()
             loaded = reader.load(epochs, place.again, careful=place.ahead > 0)
             if loaded is None:
                 break
+            empty = False
             steps.leave()
             given, before = loaded
             place.forwards = steps.begun.forwards
@@ -65,6 +68,13 @@ class DataLoops:
                 place.begin(0)
                 watch = progress.lookahead = Lookahead(place, ahead)
                 reader.go_to(place.done)
+        if empty and epochs == self._ended == 1:  # the default, in a loop over epochs
+            raise ValueError(
+                f"run.batches(epochs={epochs}) has come to its end already: epochs is how many "
+                "data epochs the run has in all. In a loop over them write `for epoch in "
+                "range(run.data_epoch, epochs): for batch in run.batches(epochs=epoch + 1)`"
+            )
+        self._ended = epochs
         place.forwards = steps.begun.forwards
         place.end(reader.behind)
         watch.end()

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from pmstore.torch.errors import AttachError, MismatchError
+
+_WRAPPER = re.compile(r"(?<![^./])(?:_orig_mod|module)\.")
+"""What torch.compile, DataParallel and the like put before a model's names."""
+
+
+def of_wrapper(stored: Iterable[str], given: Iterable[str]) -> str:
+    """What to write where only a wrapper stands between two models; "": they differ otherwise."""
+    ours, theirs = set(stored), set(given)
+    inside = {_WRAPPER.sub("", name) for name in ours}
+    if ours == theirs or inside != {_WRAPPER.sub("", name) for name in theirs}:
+        return ""
+    if ours == inside:
+        return (
+            "the given model is the stored one inside a wrapper (torch.compile, DataParallel): "
+            "give the one inside, model._orig_mod or model.module"
+        )
+    return (
+        "the stored model was given inside a wrapper (torch.compile, DataParallel): wrap the given "
+        "one in the same way before"
+    )
 
 
 def fits(stored: Sequence[int], given: Sequence[int]) -> bool:

@@ -96,6 +96,8 @@ class Keeper:
         loss = None if steps.loss is None else float(steps.loss)
         if series == "best":
             value = loss if value is None and best == "loss" else value
+            if value is None and steps.waiting:
+                return None  # the policy has committed nothing yet
             if value is None:
                 raise ValueError(
                     "best='loss' takes the loss that the last commit was given: "

@@ -12,6 +12,7 @@ from torch import nn
 import pmstore.opening
 from pmstore import Store
 from pmstore.torch.errors import AttachError, MismatchError, records
+from pmstore.torch.fit import of_wrapper
 from pmstore.torch.keys import encode_name, full_name, under
 from pmstore.torch.mirrored import packed
 from pmstore.torch.part import Part
@@ -37,8 +38,8 @@ def load(
             one, which is opened for reading and closed.
         model: of the run. Of a run with several, a dict of some of them, by their keys.
         name: of the run.
-        strict: False: what has no counterpart is left as it is, on either side. Shapes are compared
-            all the same.
+        strict: False: what has no counterpart is left as it is, on either side; but not if that is
+            all. Shapes are compared all the same.
 
     Raises:
         MismatchError: the model's names or shapes are others than the stored ones. It was not
@@ -143,9 +144,12 @@ def _pairs(
         for name in wanted
         if name in given and held[name].shape != given[name].shape
     ]
-    if mismatched or (strict and (missing or unexpected)):
+    nothing = held.keys().isdisjoint(given) and bool(wanted)
+    if mismatched or nothing or (strict and (missing or unexpected)):
+        strict = strict or nothing
+        wrapper = of_wrapper(wanted, given)
         raise MismatchError(
-            "the model is not the one whose state is stored",
+            "the model is not the one whose state is stored" + (f": {wrapper}" if wrapper else ""),
             missing=missing if strict else (),
             unexpected=unexpected if strict else (),
             mismatched=mismatched,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.torch.fit import check_fit, copy_common
+from pmstore.torch.fit import check_fit, copy_common, of_wrapper
 from pmstore.torch.keys import encode_name
 from pmstore.torch.layout import (
     Member,
@@ -103,10 +103,14 @@ class ModelBinding:
         Raises: MismatchError: they differ; it lists how.
         """
         stored = self._layout()
+        given = as_stored(stored, plan(self._members))
+        what = "the model is not the one whose state is stored"
+        if wrapper := of_wrapper(stored, given):
+            compare(stored, given, f"{what}: {wrapper}", ())
         compare(
             stored,
-            as_stored(stored, plan(self._members)),
-            "the model is not the one whose state is stored",
+            given,
+            what,
             ('Resume(model="partial") takes what both have, by name, and the rest as given',),
         )
 

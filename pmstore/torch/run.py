@@ -293,7 +293,8 @@ class Run:
                 step is committed.
             AttachError: no loader was given to attach.
             RuntimeError: in a loop, once another loop has begun or the run was detached.
-            ValueError: the loader gave no batch in a whole data epoch; ahead is negative.
+            ValueError: the loader gave no batch in a whole data epoch; ahead is negative; epochs is
+                1 and that data epoch has come to its end in an earlier loop.
             LookaheadError: the program holds other batches than `ahead` says. `commit` and
                 `transaction` raise it too, and commit nothing.
         """

@@ -50,6 +50,11 @@ class Steps:
     def attached(self) -> bool:
         return not self.detached and not self.store.closed
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the last finished step was given a loss, and is not committed yet."""
+        return self._given is not None and self.progress.finished != self.progress.committed
+
     # ---- attach
 
     def bind(self, *, resumed: bool) -> None:

@@ -21,6 +21,7 @@ from training import BATCHES, Job, assert_same, contents, make_job, train, undis
 
 import pmstore
 from pmstore.errors import TierError, TransactionError
+from pmstore.scheduler import EveryN
 from pmstore.testing import ForkServer
 from pmstore.tiers import kept as kept_epochs
 from pmstore.tiers.kept import KeptName, Reason
@@ -239,6 +240,23 @@ def test_the_best_n(store: pmstore.Store, mode: Any, best: list[int]) -> None:
     found = by_step[best[0]]
     assert found.loss == pytest.approx(losses[best[0] - 1])
     assert found.values == (("loss", found.loss),)
+
+
+def test_the_best_of_a_run_with_a_policy(tmp_path: Path) -> None:
+    """Called at each step, as without one; also before the first commit, and after a resume."""
+    job = make_job()
+    for losses in ([0.5, 0.4, 0.3, 0.2], [0.1, 0.1, 0.1]):
+        with pmstore.open(tmp_path / "s") as store:
+            run = job.attach(store, policy=EveryN(3))
+            for loss in losses:
+                for batch in run.batches(epochs=None):
+                    job.step(batch)
+                    run.commit(loss)
+                    break
+                run.keep(best="loss")
+            states = [one.loss for one in run.kept()]
+        job = make_job()
+    assert states == [0.1]
 
 
 def test_the_best_of_another_figure_over_processes(tmp_path: Path) -> None:

@@ -252,6 +252,20 @@ def test_bad_use(store: pmstore.Store) -> None:
         next(first)
 
 
+def test_a_loop_over_epochs_that_counts_them_anew(store: pmstore.Store) -> None:
+    """`epochs` counts in all: it would train one, silently."""
+    run = attach(store, loader=[1, 2])
+    for batch in run.batches():
+        assert batch in (1, 2)
+        run.commit()
+    with pytest.raises(ValueError, match=r"has come to its end already.*epoch \+ 1"):
+        next(run.batches())
+    for epoch in range(1, 5):
+        for _ in run.batches(epochs=epoch + 1):
+            run.commit()
+    assert run.step == 10
+
+
 def test_a_loader_with_other_generators(path: Path) -> None:
     with pmstore.open(path) as store:
         take(attach(store, loader=DataLoader(NUMBERS, shuffle=True, generator=seeded())), limit=1)

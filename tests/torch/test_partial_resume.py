@@ -433,3 +433,33 @@ def test_killed_in_the_middle_it_is_as_before_or_whole(path: Path, server: ForkS
         at += 1 + at // 5
     assert seen["before"] > 5
     assert seen["whole"]
+
+
+class Compiled(nn.Module):
+    """As torch.compile makes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+
+@pytest.mark.parametrize("wrap", [Compiled, nn.DataParallel])
+def test_a_model_in_a_wrapper(path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """Resume would find nothing that both have: the message says what to write."""
+    model = nn.Linear(2, 2)
+    for name, one in (("plain", model), ("wrapped", wrap(nn.Linear(2, 2)))):
+        with pmstore.open(path) as store:
+            pmstore.torch.attach(store, model=one, name=name).commit()
+    with pmstore.open(path) as store:
+        with pytest.raises(MismatchError, match="give the one inside") as inside:
+            pmstore.torch.attach(store, model=wrap(model), name="plain")
+        assert "Resume" not in str(inside.value)
+        with pytest.raises(MismatchError, match="wrap the given one"):
+            pmstore.torch.attach(store, model=nn.Linear(2, 2), name="wrapped")
+        with pytest.raises(MismatchError, match="give the one inside"):
+            pmstore.torch.load(store, wrap(nn.Linear(2, 2)), name="plain", strict=False)
+
+
+def test_resume_of_another_kind(path: Path) -> None:
+    with pmstore.open(path) as store, pytest.raises(TypeError, match="Resume"):
+        pmstore.torch.attach(store, model=nn.Linear(2, 2), resume={"lr": "program"})  # type: ignore[arg-type]
