@@ -40,7 +40,7 @@ class Guards:
         return bool(self._guards)
 
     def add(self, guard: Guard) -> None:
-        self._guards.append(ref(guard))
+        self._guards = [*(one for one in self._guards if one() is not None), ref(guard)]
 
     def _alive(self) -> list[Guard]:
         return [guard for reference in self._guards if (guard := reference()) is not None]

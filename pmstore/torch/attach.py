@@ -19,15 +19,14 @@ from pmstore.torch.errors import AttachError, TornStepError, records
 from pmstore.torch.keys import called
 from pmstore.torch.optimizer import parameters_of
 from pmstore.torch.pieces import Pieces
-from pmstore.torch.program import Program
+from pmstore.torch.program import FORMAT, FORMATS, Program
 from pmstore.torch.progress import Progress
 from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
-from pmstore.torch.schedule import Schedule
+from pmstore.torch.schedule import Schedule, check_schedule
 from pmstore.torch.stateful import Stateful
 from pmstore.torch.steps import Steps
 
-_FORMAT = 1
 _Piece = TypeVar("_Piece")
 _Many: TypeAlias = _Piece | Mapping[str, _Piece] | Sequence[_Piece] | None
 _runs: weakref.WeakValueDictionary[int, Steps] = weakref.WeakValueDictionary()
@@ -162,6 +161,7 @@ def attach(
             "the store is open for reading, and a run writes: open it with mode='r+'. To read a "
             f"stored model, use store['{name}/model'], which maps names to tensors"
         )
+    check_schedule(store, policy, tiers, guard)
     resumed = f"{name}/about" in store
     steps = (_resume if resumed else _begin)(store, name, program, resume or Resume())
     try:
@@ -183,7 +183,7 @@ def _begin(store: Store, name: str, program: Program, resume: Resume) -> Steps:
         pieces.create(progress.place)
         progress.write(0)
         store[f"{name}/about"] = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "torch": str(torch.__version__),
             "pieces": program.given(),
         }
@@ -253,8 +253,8 @@ def _refuse_twice(store: Store, name: str, program: Program) -> None:
 
 def _check_format(store: Store, name: str) -> None:
     about = store[f"{name}/about"]
-    if about["format"] != _FORMAT:
+    if about["format"] not in FORMATS:
         raise AttachError(
             f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
-            f"{_FORMAT}: use the version that wrote it"
+            f"{' and '.join(map(str, FORMATS))}: use the version that wrote it"
         )

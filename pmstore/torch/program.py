@@ -16,6 +16,13 @@ from pmstore.torch.optimizer import parameters_of
 from pmstore.torch.stateful import Stateful, as_stateful, extra_state, is_stateful
 from pmstore.torch.whole import refuse_empty, refuse_wrapped
 
+FORMAT = 2
+"""Of a run that is written. Versions that know format 1 alone would open a loader's place in
+another order: they know nothing of batches held, of a batch that is cut, nor where generators
+were found."""
+FORMATS = (1, FORMAT)
+"""That are read. A resume makes a run's format the newest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

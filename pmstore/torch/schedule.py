@@ -15,6 +15,31 @@ from pmstore.torch.progress import Progress
 from pmstore.torch.source import Source
 
 
+def check_schedule(
+    store: Store,
+    policy: CommitPolicy | CommitScheduler | None,
+    tiers: Sequence[str],
+    guard: PreemptionGuard | None,
+) -> None:
+    """Before anything is done. Raises: AttachError: a scheduler of the program's own that does not
+    know a tier, or has a guard already."""
+    if not isinstance(policy, CommitScheduler):
+        return
+    known = {target.name for target in policy.targets}
+    unknown = {tier for tier in tiers if not store.tiers[tier].every} - known
+    if unknown:
+        raise AttachError(
+            f"the scheduler has no tier {min(unknown)!r}: make it with "
+            f"CommitScheduler(policy, store=store, tiers=[{min(unknown)!r}])"
+        )
+    if guard is not None and policy.guard is not None:
+        raise AttachError(
+            "the scheduler has a guard already, which attach's guard= would replace: give "
+            "it to one of the two. With the scheduler's, break out of the loop when "
+            "run.scheduler.stopping is true; with attach's, run.batches() does it"
+        )
+
+
 class Schedule:
     """Puts a policy in charge of a run's commits. A rule gets a scheduler, which chooses among the
     tiers if the rule can.
@@ -32,8 +57,7 @@ class Schedule:
         tiers: Sequence[str] = (),
         guard: PreemptionGuard | None = None,
     ) -> None:
-        """Raises: AttachError: a scheduler of the program's own that does not know a tier, or has a
-        guard already."""
+        """They were checked: see `check_schedule`."""
         self._store = store
         self._progress = progress
         # it is told how long the job will be; a scheduler of the program's own is not
@@ -42,22 +66,9 @@ class Schedule:
         tiers = [tier for tier in tiers if not store.tiers[tier].every]
         if policy is None or isinstance(policy, OneTarget):
             self._flushed, tiers = tiers, []
-        if isinstance(policy, CommitScheduler):
-            unknown = set(tiers) - {target.name for target in policy.targets}
-            if unknown:
-                raise AttachError(
-                    f"the scheduler has no tier {min(unknown)!r}: make it with "
-                    f"CommitScheduler(policy, store=store, tiers=[{min(unknown)!r}])"
-                )
-        elif policy is not None:
+        if policy is not None and not isinstance(policy, CommitScheduler):
             policy = CommitScheduler(policy, store=store, tiers=tiers, run=name)
         if guard is not None and policy is not None:
-            if policy.guard is not None:
-                raise AttachError(
-                    "the scheduler has a guard already, which attach's guard= would replace: give "
-                    "it to one of the two. With the scheduler's, break out of the loop when "
-                    "run.scheduler.stopping is true; with attach's, run.batches() does it"
-                )
             policy.guard = guard
         self.scheduler = policy
         self.guard = guard

@@ -109,10 +109,10 @@ class Steps:
             pending.join()
         self.progress.settle()
         self.store.refuse_half(but=self)
-        self._write()
-        self._given = loss.detach() if isinstance(loss, torch.Tensor) else loss
         committed = False
         try:
+            self._write()
+            self._given = loss.detach() if isinstance(loss, torch.Tensor) else loss
             if self.schedule.scheduler is None and not wait and not self.schedule.told:
                 try:
                     # that one: a flush takes what is committed now, and waits for what is under way
@@ -126,7 +126,8 @@ class Steps:
             first = next(iter(self.pieces.optimizers.values()), None)
             committed = self.schedule.commit(loss, first.optimizer if first is not None else None)
         finally:
-            self.begun.end(committed=committed)
+            if self.begun.ended:
+                self.begun.end(committed=committed)
         if committed:
             self._committed()
         return committed
@@ -143,7 +144,7 @@ class Steps:
     def stop(self) -> None:
         """Before a step begins: if the guard was told to stop, finished steps are committed before
         anything of the next is written."""
-        if not self.schedule.told or self._why() or self.store.in_transaction:
+        if not (self.attached and self.schedule.told) or self._why() or self.store.in_transaction:
             return
         if self.progress.finished != self.progress.committed:
             self.schedule.stop()

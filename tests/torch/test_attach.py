@@ -612,3 +612,25 @@ def test_a_store_open_for_reading(path: Path) -> None:
             attach(store, model=mlp())
         model = mlp()
         model.load_state_dict({name: tensor.clone() for name, tensor in store["run/model"].items()})
+
+
+def test_formats_of_runs(path: Path) -> None:
+    """A run of the first format is read, and made the newest, which versions that know the first
+    alone refuse; one of a later version is refused."""
+    with pmstore.open(path) as store:
+        make_job().attach(store)
+        about = store["run/about"]
+        assert about["format"] == 2
+        store["run/about"] = {**about, "format": 1}
+    with pmstore.open(path) as store:
+        make_job().attach(store)
+        assert store["run/about"]["format"] == 2
+    with pmstore.open(path) as store:  # it was committed
+        assert store["run/about"]["format"] == 2
+        store["run/about"] = {**about, "format": 3}
+    with pmstore.open(path) as store:
+        with pytest.raises(
+            AttachError, match="has format 3, this version of pmstore reads 1 and 2"
+        ):
+            make_job().attach(store)
+        assert store["run/about"]["format"] == 3

@@ -332,6 +332,32 @@ def test_which_guards_are_refused(store: pmstore.Store) -> None:
     assert run.stopping
 
 
+def test_a_refused_guard_changes_nothing(store: pmstore.Store) -> None:
+    scheduler = CommitScheduler(EveryN(2), store=store, guard=Notice())
+    store.commit()
+    before = store.epoch
+    for _ in range(2):
+        model = mlp()
+        memory = [one.data_ptr() for one in model.parameters()]
+        optimizer = torch.optim.AdamW(model.parameters())
+        with pytest.raises(AttachError, match="has a guard already"):
+            attach(store, model=model, optimizer=optimizer, policy=scheduler, guard=Notice())
+        assert "run" not in store
+        assert store.epoch == before
+        assert [one.data_ptr() for one in model.parameters()] == memory
+
+
+def test_a_forward_after_the_store_was_closed(path: Path) -> None:
+    guard = Notice()
+    with pmstore.open(path) as store:
+        run, model, optimizer = make(store, guard=guard)
+        one_step(model, optimizer)
+        guard.notify()
+        run.commit()
+        assert run.stopping
+    model(torch.randn(6, 8))  # is the program's own business
+
+
 def test_the_last_commit_is_flushed(tmp_path: Path, path: Path) -> None:
     guard = Notice()
     with pmstore.open(path) as store:
@@ -583,6 +609,33 @@ def test_flush_takes_the_last_commit(tmp_path: Path, store: pmstore.Store) -> No
     with pmstore.open(tmp_path / "again.pm", mode="r") as other:
         assert torch.equal(other["run/model/1.running_mean"], before)
     run.rollback()
+
+
+class Interrupting(torch.Tensor):
+    """A loss that is interrupted when the commit takes it."""
+
+    def detach(self) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_commit_does_not_hide_the_next_step(store: pmstore.Store) -> None:
+    """The program goes on after Ctrl-C; the step after it is a step as any other."""
+    run, model, optimizer = make(store)
+    one_step(model, optimizer)
+    with pytest.raises(KeyboardInterrupt):
+        run.commit(torch.zeros(()).as_subclass(Interrupting))
+    model(torch.randn(6, 8))
+    with pytest.raises(TransactionError, match="called in training mode"):
+        store.commit()
+    run.rollback()
+    assert run.step == 0
+
+
+def test_guards_of_detached_runs_are_forgotten(store: pmstore.Store) -> None:
+    for number in range(5):
+        make(store, name=f"run {number}")[0].detach()
+        gc.collect()
+    assert len(store._guards._guards) <= 2
 
 
 def test_copies_of_the_model_begin_nothing(store: pmstore.Store) -> None:
