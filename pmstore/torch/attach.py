@@ -121,8 +121,9 @@ def attach(
         TransactionError: inside a transaction of the store.
         StoreFullError: no room.
         TypeError: policy is neither a rule nor a scheduler.
-        In every case store and program are as before; only where an object refuses the state that is
-        stored for it (its `load_state_dict` raises), what `resume` asked for is done in the store.
+        In every case store and program are as before; only where an object refuses the state that
+        is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the
+        store.
     """
     if policy is not None and not isinstance(policy, (CommitScheduler, CommitPolicy)):
         raise TypeError(

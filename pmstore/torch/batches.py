@@ -48,6 +48,7 @@ class DataLoops:
                 break
             steps.leave()
             given, before = loaded
+            place.forwards = steps.begun.forwards
             place.hand_out(reader.behind, before)
             watch.hand_out(given[0])
             yield given.pop()  # the program alone says how long it lives
@@ -64,6 +65,7 @@ class DataLoops:
                 place.begin(0)
                 watch = progress.lookahead = Lookahead(place, ahead)
                 reader.go_to(place.done)
+        place.forwards = steps.begun.forwards
         place.end(reader.behind)
         watch.end()
         steps.begun.over = not steps.begun.forward
@@ -115,9 +117,10 @@ class _Reader:
                     self._batches = source.resume(here)
                 batch, before = self._load_next(held, careful)
                 if batch is _END:
-                    self.go_to(Position(here.data_epoch + 1))  # worker processes end here
+                    # worker processes end here
+                    self.go_to(Position(here.data_epoch + 1, state=source.state()))
                     continue
-                self.behind = here.next()
+                self.behind = here.next(source.state())
             if self._looks and self._made_late(here, now):
                 self.go_to(here)
                 continue
@@ -129,14 +132,14 @@ class _Reader:
     def _load_first(self, held: Held | None) -> Any:
         source, epoch = self._source, self.behind.data_epoch
         if held is None:
-            self._batches, start = source.begin(epoch)
+            self._batches, start = source.begin(self.behind)
             batch = next(self._batches, _END)
         else:
             start = held.behind.start or {}
             with rng.unchanged(source.generators):
                 self._batches = source.reopen(Position(epoch, 0, start))
                 batch = next(self._batches, _END)
-        self.behind = Position(epoch, 1, start)
+        self.behind = Position(epoch, 1, start, source.state())
         return batch
 
     def _load_next(self, held: Held | None, careful: bool) -> tuple[Any, dict[str, Any] | None]:

@@ -28,6 +28,8 @@ class _BeforeForward:
             if begun.before is not None and not torch.compiler.is_compiling() and not begun.forward:
                 begun.before()
             begun.forward = True
+            if not torch.compiler.is_compiling():  # a number that changes is compiled again
+                begun.forwards += 1
 
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":  # asked for by torch.jit.script
@@ -55,6 +57,7 @@ class Begun:
 
     Attributes:
         forward: of a model, since the last step ended.
+        forwards: of all models, since the run was attached; those of compiled code are not seen.
         updating: `optimizer.step()` was called since then.
         ended: the step was ended, and its commit is under way.
         over: the loop over the data has come to its end, and left nothing undone: a forward from
@@ -64,6 +67,7 @@ class Begun:
 
     def __init__(self, store: Store, pieces: Pieces) -> None:
         self.forward = False
+        self.forwards = 0
         self.updating = False
         self.ended = False
         self.over = False

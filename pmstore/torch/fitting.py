@@ -224,6 +224,7 @@ class Fitting:
                 loader.write(Place(position))
             else:
                 Part(self._store, f"{path}/start").write(None)
+                self._store.pop(f"{path}/state", None)
         elif self._choices.hit("batch_size", "samples", "loader"):
             position = keep_samples(
                 self._store, path, position, self._settings["loader"], self._program.loader

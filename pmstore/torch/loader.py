@@ -8,7 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from pmstore.torch.map_loader import MapLoader, clone_of, holders_of
-from pmstore.torch.source import SequenceSource, Source
+from pmstore.torch.source import SequenceSource, Source, has_state
+from pmstore.torch.stateful_loader import StatefulLoader
 
 
 def open_source(loader: Iterable[Any]) -> Source:
@@ -17,6 +18,9 @@ def open_source(loader: Iterable[Any]) -> Source:
     Raises:
         TypeError: it cannot be iterated, or only once.
     """
+    if has_state(loader):
+        own = {"loader": loader}
+        return StatefulLoader(loader, holders_of(loader) if isinstance(loader, DataLoader) else own)
     if isinstance(loader, DataLoader):
         if isinstance(loader.dataset, IterableDataset):
             # It has no indices to skip. Its workers are new ones each epoch, also with

@@ -24,6 +24,7 @@ class LoaderPart:
     `<path>/found`        which generators there are, by their places, and the version of this
     `<path>/start`        of all that the order depends on, at the data epoch's start
     `<path>/generators`   of those that the loader's objects hold, now
+    `<path>/state`        of a loader that says where it is, behind the last batch trained on
     `<path>/held`         of the batches held: their epochs' starts, and before each was loaded
     """
 
@@ -35,6 +36,8 @@ class LoaderPart:
         self._start = Part(store, f"{path}/start")
         self._generators = Part(store, f"{path}/generators")
         self._held = Part(store, f"{path}/held")
+        self._state = Part(store, f"{path}/state")
+        self._state_written: object = None
         self._start_written: object = self  # what is stored; nothing known yet
         self._drawn: bytes | None = None  # the generators' states that are stored, if known
         self._kept = False  # whether batches held are stored
@@ -48,7 +51,7 @@ class LoaderPart:
         missing, unexpected, mismatched = self._differences()
         if missing or unexpected or mismatched:
             raise MismatchError(
-                "the loader is not the one whose place is stored: its random generators differ",
+                "the loader is not the one whose place is stored: its generators or state differ",
                 missing=missing,
                 unexpected=unexpected,
                 mismatched=mismatched,
@@ -58,6 +61,10 @@ class LoaderPart:
     def _differences(self) -> tuple[list[str], list[str], list[str]]:
         """Generators that are missing, unexpected, and of another kind."""
         found = self.source.generators
+        says = self._read_state() is not None
+        if self._start.stored and self._start.read() is not None and says != self.source.says_where:
+            has = "a state_dict" if self.source.says_where else "no state_dict"
+            return [], [], [f"it has {has}, unlike the stored one"]
         if not self._found.stored:
             count, first = len(self._generators.read()), _first_found(found)
             if count == len(first):
@@ -86,6 +93,9 @@ class LoaderPart:
         if self._start_written is not place.done.start:
             self._start.write(place.done.start)
             self._start_written = place.done.start
+        if place.done.state is not self._state_written:
+            self._state.write(place.done.state)
+            self._state_written = place.done.state
         states = rng.states_of(self.source.generators)
         drawn = rng.bits_of(states) if states else b""
         if drawn != self._drawn:
@@ -101,6 +111,7 @@ class LoaderPart:
         if not waiting and not self._kept:
             return
         last: Any = place.done.start
+        forwards, group = place.seen
         batches = []
         for one in waiting:
             # an epoch's start once, with its first batch
@@ -110,7 +121,7 @@ class LoaderPart:
         self._held.write(
             {
                 "doubtful": place.doubtful,
-                "accumulation": place.accumulation if place.ahead != 1 else None,
+                "habit": [forwards, *(group or (None, 0))],
                 "batches": batches,
             }
         )
@@ -122,14 +133,15 @@ class LoaderPart:
 
         Raises: ValueError: the start is not there, or is no state of these generators.
         """
-        for part in (self._found, self._start, self._generators, self._held):
+        for part in (self._found, self._start, self._state, self._generators, self._held):
             part.forget()
         self._drawn = None
         source = self.source
         cut_source(source, read_cut(self._store, self._path))
         source.earlier = not self._found.stored
-        start = self._state(self._start.read())
-        place.done = Position(place.done.data_epoch, place.done.batch, start)
+        start = self._start_of(self._start.read())
+        place.done = Position(place.done.data_epoch, place.done.batch, start, self._read_state())
+        self._state_written = place.done.state
         self._start_written = start
         if start is not None:
             # now, and not when the next batch is asked for
@@ -147,7 +159,9 @@ class LoaderPart:
     def _restore_held(self, place: Place) -> None:
         held = self._held.read()
         place.doubtful = held["doubtful"]
-        place.accumulation = held["accumulation"]
+        forwards, batches, commits = held.get("habit", (None, None, 0))
+        place.habit.forwards = forwards
+        place.habit.group = None if batches is None else (batches, commits)
         behind = place.done
         for start, before in held["batches"]:
             if start is not None:
@@ -155,7 +169,10 @@ class LoaderPart:
             behind = behind.next()
             place.again.append(Held(behind, before))
 
-    def _state(self, start: Any) -> Any:
+    def _read_state(self) -> Any:
+        return self._state.read() if self._state.stored else None
+
+    def _start_of(self, start: Any) -> Any:
         if start is None or isinstance(start["generators"], dict):
             return start
         return {**start, "generators": self._by_place(start["generators"])}

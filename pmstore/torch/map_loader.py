@@ -30,6 +30,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from pmstore.torch import rng
+from pmstore.torch.replay import batches_again
 from pmstore.torch.seeded import Seeded
 from pmstore.torch.source import Source
 
@@ -171,12 +172,13 @@ class _Indices:
             self._drawn = list(itertools.islice(self, 1))
 
     def skip(self) -> None:
-        while self._to_skip:
+        for _ in batches_again(self._to_skip):
             self._to_skip -= 1
             try:
                 self._draw()
             except StopIteration:
                 self._to_skip = 0
+                break
 
     def _draw(self) -> Any:
         if self._iterator is None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from pmstore.torch.habit import Habit
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """Batches behind it in its data epoch, and the states that the epoch's order depends on, at
-    its start (None: it has not started)."""
+    its start (None: it has not started).
+
+    Attributes:
+        state: of a loader that says where it is, as its `state_dict` gave it; else None.
+    """
 
     data_epoch: int = 0
     batch: int = 0
     start: dict[str, Any] | None = None
+    state: Any = field(default=None, compare=False)
 
-    def next(self) -> Position:
+    def next(self, state: Any = None) -> Position:
         """Behind one batch more."""
-        return Position(self.data_epoch, self.batch + 1, self.start)
+        return Position(self.data_epoch, self.batch + 1, self.start, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class Place:
     The program holds `ahead` batches at a commit that it has not trained on: look-ahead, as
     prefetchers have it. So handing out one batch moves the position behind the one that many
     before it. At the end of the data the batches held are trained on while none is handed out;
-    then each step moves the position on by as many batches as the steps before did.
+    then a step moves the position on as `habit` says.
 
     Attributes:
         done: behind the last batch that counts as trained on.
@@ -50,7 +57,8 @@ class Place:
         ahead: of the loop that goes on.
         doubtful: whether those held are held because it looks so, and not because the program said
             so: a loop without look-ahead counts them as trained on.
-        accumulation: batches a step; None: not known yet.
+        habit: what the program does with each batch.
+        forwards: of the model, since the process began.
     """
 
     def __init__(self, done: Position | None = None) -> None:
@@ -58,12 +66,16 @@ class Place:
         self.again: deque[Held] = deque()
         self.ahead = 0
         self.doubtful = False
-        self.accumulation: int | None = None
+        self.habit = Habit()
+        self.forwards = 0
         self._held: deque[Held] = deque()
         self._end: Position | None = None  # once the loop has handed out all it has
-        self._trained = 0  # batches that `done` moved by since the last step
-        self._last = 0  # by how many it moved for the step before that
         self._step: int | None = None  # that was finished last
+        # since the last batch was handed out, or the loop had none
+        self._before = 0  # forwards until then
+        self._commits = 0
+        self._using = False  # whether one was released then: the program trains on that
+        self._trained = 0  # of those held, once there are no more
 
     @property
     def given(self) -> Position:
@@ -77,6 +89,13 @@ class Place:
         """All batches behind the position that were handed out once."""
         return [*self._held, *self.again]
 
+    @property
+    def seen(self) -> tuple[int | None, tuple[int, int] | None]:
+        """Of the habit, to be stored with a commit."""
+        if self._using and self._commits:
+            return self.habit.so_far(self.forwards - self._before, self._commits)
+        return self.habit.forwards, self.habit.group
+
     def begin(self, ahead: int) -> None:
         """A loop begins. What the one before it held, its program no longer does."""
         if self._end is not None:
@@ -88,12 +107,15 @@ class Place:
                 self.again.clear()
         self._held.clear()
         self._end = None
-        self._trained = 0
+        self._using = False
+        self.habit.begin()
         self.ahead = ahead
         self.doubtful = False
 
     def hand_out(self, behind: Position, before: dict[str, Any] | None) -> None:
+        self._used()
         self._held.append(Held(behind, before))
+        self._using = len(self._held) > self.ahead
         self._release(self.ahead)
 
     def doubt(self) -> None:
@@ -109,7 +131,10 @@ class Place:
 
     def end(self, position: Position) -> None:
         """The loop has no more batches; position: behind all of them."""
+        self._used()
         self._end = position
+        self._using = False
+        self._trained = 0
         if not self._held:
             self.done = position
 
@@ -121,30 +146,46 @@ class Place:
         self._held.clear()
         self.ahead = 0
         self.doubtful = False
-        self.accumulation = None
+        self.habit = Habit()
         self._end = self._step = None
-        self._trained = self._last = 0
+        self._using = False
 
     def finish(self, step: int) -> None:
-        """A step ends; called again for the same step, if storing it failed, nothing happens."""
+        """A step ends; called again for the same step, if storing it failed, nothing happens.
+
+        Raises: LookaheadError: nobody knows which batches it was of.
+        """
         if step == self._step:
             return
-        self._step = step
+        commits = self._commits + 1
         if self._end is not None and self._held:
-            if self.accumulation is None:
-                self.accumulation = self._trained + 1
-            self._release(len(self._held) - max(self.accumulation - self._trained, 1))
-            self._trained = 0
+            self._release(len(self._held) - self._trained_now(commits))
             if not self._held:
                 self.done = self._end
-        elif self._trained:
-            # One that differs may be a step that was left out: nan, or the end of an epoch.
-            if self.accumulation is None or self._trained == self._last:
-                self.accumulation = self._trained
-            self._last, self._trained = self._trained, 0
+        elif self.ahead > 1 and not self.doubtful:
+            self.habit.check()
+        self._step = step
+        self._commits = commits
+
+    def _trained_now(self, commits: int) -> int:
+        """How many of those held are trained on since the step before."""
+        before = self._trained
+        if self.doubtful or (before == 0 and len(self._held) == 1):
+            self._trained += 1
+        else:
+            self._trained = max(
+                self.habit.trained(self.forwards - self._before, commits), self._trained
+            )
+        return self._trained - before
+
+    def _used(self) -> None:
+        """The program is done with the batch that was released last, if one was."""
+        if self._using:
+            self.habit.over(self.forwards - self._before, self._commits)
+        self._before = self.forwards
+        self._commits = 0
 
     def _release(self, keep: int) -> None:
         """The first of those held count as trained on, but for so many."""
         while len(self._held) > max(keep, 0):
             self.done = self._held.popleft().behind
-            self._trained += 1

@@ -11,7 +11,7 @@ from pmstore import Store
 from pmstore.torch.errors import AttachError
 from pmstore.torch.fingerprint import Settings
 from pmstore.torch.place import Position
-from pmstore.torch.source import Source
+from pmstore.torch.source import Source, has_state
 
 Cut = tuple[int, int, int]
 """Of which data epoch, of which batch in it, how many samples at its begin were trained before."""
@@ -30,8 +30,8 @@ def keep_samples(
     if not _counts(loader) or not isinstance(old, int) or not isinstance(every, int):
         raise AttachError(
             'Resume(batch_size="samples") takes a DataLoader over a map-style data set, with a '
-            'batch_size and without a batch sampler of its own. Resume(data="next epoch") skips '
-            "what is left of the data epoch"
+            'batch_size, without a batch sampler of its own or a state_dict. Resume(data="next '
+            'epoch") skips what is left of the data epoch'
         )
     done = position.batch * old
     cut = read_cut(store, path)
@@ -52,6 +52,7 @@ def read_cut(store: Store, path: str) -> Cut | None:
 def _counts(loader: Any) -> bool:
     return (
         isinstance(loader, DataLoader)
+        and not has_state(loader)
         and not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is BatchSampler
     )

@@ -14,6 +14,7 @@ from typing import Any
 from pmstore.torch import rng
 from pmstore.torch.generators import Found, find
 from pmstore.torch.place import Position
+from pmstore.torch.replay import batches_again
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -30,6 +31,8 @@ class Source:
 
     replays = True
     """Whether it draws again what was drawn for the batches it skips."""
+    says_where = False
+    """Whether its loader says where it is: `state`."""
 
     def __init__(self, loader: Iterable[Any], holders: dict[str, Any], samplers: list[Any]) -> None:
         """holders: objects to look for generators in, by names; samplers: that may have a state."""
@@ -37,7 +40,7 @@ class Source:
         self.late: dict[str, Any] = {}
         self.data_epoch = 0  # that was opened last
         self.earlier = False  # the run was stored by a pmstore that drew otherwise
-        self._samplers = [one for one in samplers if _has_state(one)]
+        self._samplers = [one for one in samplers if has_state(one)]
         self._holders = holders
         self._attributes = [
             Found(f"{name} attributes", _Attributes(one), "numbers")
@@ -60,10 +63,10 @@ class Source:
         except TypeError:
             return None
 
-    def begin(self, data_epoch: int) -> tuple[Iterator[Any], dict[str, Any]]:
+    def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
         """The batches of a new epoch, and its start."""
         start = rng.capture(self.generators)
-        self.data_epoch = data_epoch
+        self.data_epoch = position.data_epoch
         start["samplers"] = [copy.deepcopy(one.state_dict()) for one in self._samplers]
         return self.open(0, start), start
 
@@ -98,13 +101,18 @@ class Source:
         end = object()
         if skip == 0:
             return self._stream(iterator, None)
+        again = batches_again(skip)
+        next(again)
         first = next(iterator, end)
         stream = rng.capture()
         with rng.isolated(stream):
-            for _ in range(skip - 1):
+            for _ in again:
                 if first is end or next(iterator, end) is end:
                     break
         return self._stream(iterator, stream)
+
+    def state(self) -> Any:
+        """Of a loader that says where it is; it is nobody else's. None: of another one."""
 
     def close(self) -> None:
         """Ends what lives on between epochs."""
@@ -136,7 +144,7 @@ class SequenceSource(Source):
         return (self.loader[index] for index in range(skip, len(self.loader)))
 
 
-def _has_state(sampler: Any) -> bool:
+def has_state(sampler: Any) -> bool:
     return callable(getattr(sampler, "state_dict", None)) and callable(
         getattr(sampler, "load_state_dict", None)
     )
@@ -145,7 +153,7 @@ def _has_state(sampler: Any) -> bool:
 def _may_count(sampler: Any) -> bool:
     """Whether it may change itself; torch's own do not, but for `set_epoch`."""
     own = type(sampler).__module__.partition(".")[0] != "torch"
-    return (own or hasattr(sampler, "set_epoch")) and not _has_state(sampler)
+    return (own or hasattr(sampler, "set_epoch")) and not has_state(sampler)
 
 
 class _Attributes:

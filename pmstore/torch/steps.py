@@ -159,6 +159,7 @@ class Steps:
         """Brings the store up to date with what Python holds; pending."""
         progress = self.progress
         finished = progress.finished + 1
+        progress.place.forwards = self.begun.forwards
         progress.end_of_step(finished)
         self.pieces.write(progress.place)
         progress.write(finished)

@@ -51,6 +51,8 @@ class _Life:
     fired: bool
     in_step: bool
     reached: int
+    """Steps that the run held when it was first attached; before that, and without torch, the
+    store's epoch when it was opened."""
     setup: dict[str, int]
     counts: dict[str, int]
     result: Bits | None
@@ -207,7 +209,7 @@ class _Examination:
             raise _Broken("it did not end")
         said = (home / "stderr").read_text(errors="replace").strip()[-800:]
         lines = [line.split() for line in (home / "journal").read_text().splitlines()]
-        reached = [list(map(int, line[1:])) for line in lines if line[0] == "reached"]
+        reached = [list(map(int, line[1:])) for line in lines if line[0] == "reached"][:2]
         fired = [line for line in lines if line[0] == "fired"]
         end = [line for line in lines if line[0] in ("ended", "exit", "raised")]
         if not ran.killed and not end:

@@ -86,6 +86,9 @@ class Program:
         accumulation: int = 1,
         by_epoch: bool = False,
         skip: Callable[[Run], bool] = lambda run: False,
+        leave_out: Callable[[Any], bool] = lambda batch: False,
+        commits: int = 1,
+        forwards: Callable[[Any], int] = lambda batch: 1,
     ) -> None:
         seed()
         model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.3), nn.Linear(5, 1))
@@ -107,12 +110,17 @@ class Program:
                 batches = run.batches(epochs=epoch + 1, ahead=told)
                 for given in looking_ahead(batches, ahead):
                     batch = given[0] if isinstance(given, list) else given
-                    loss = model(batch).square().mean()
-                    if skip(run):
+                    loss = torch.zeros(())
+                    for _ in range(forwards(batch)):
+                        loss = loss + model(batch).square().mean()
+                    if skip(run) or leave_out(batch):
                         continue
                     loss.backward()
                     seen.append(batch.tolist())
                     if len(seen) == accumulation:
+                        for _ in range(commits - 1):
+                            step(seen)
+                            model(batch).square().mean().backward()
                         step(seen)
                         seen = []
                 if seen:
@@ -140,7 +148,7 @@ def compare(tmp_path: Path, make: Callable[[], Any], each: int = 1, **given: Any
     ):
         assert list(killed["log"]) == list(whole["log"])
         assert killed["end"] == whole["end"]
-        if "skip" not in given and not given.get("by_epoch"):
+        if not given.keys() & {"skip", "leave_out", "commits"} and not given.get("by_epoch"):
             per_epoch = make()
             taken = sum(len(step) for step in whole["log"])
             assert taken == EPOCHS * sum(1 for _ in per_epoch)
@@ -174,6 +182,79 @@ def test_steps_left_out(shm: Path) -> None:
     # the first of all, without look-ahead: not mistaken for it
     (shm / "none").mkdir()
     compare(shm / "none", LOADERS["noisy"], accumulation=1, skip=lambda run: run.batch == 0)
+
+
+def in_order(batches: int, size: int = 1) -> Callable[[], Any]:
+    return lambda: list(torch.arange(3.0 * batches * size).reshape(batches, size, 3) / 50)
+
+
+@pytest.mark.parametrize("by_epoch", [False, True], ids=["one loop", "a loop an epoch"])
+@pytest.mark.parametrize("forwards", ["the same", "others"])
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_several_commits_a_batch(shm: Path, ahead: int, forwards: str, by_epoch: bool) -> None:
+    """Killed between two batches nothing is lost, at the end of the data neither; killed between
+    the commits of a batch, only those that would have followed of that batch."""
+    given: dict[str, Any] = {"ahead": ahead, "told": ahead, "by_epoch": by_epoch, "commits": 2}
+    if forwards == "others":
+        given["forwards"] = lambda batch: 1 + int(round(batch[0, 0].item() * 50) % 2)
+    compare(shm, in_order(6), 2, **given)
+    path = shm / "each.pm"
+    killed_at_each_step(lambda steps: Program(path, in_order(6)()).train(steps, **given), 1)
+    with pmstore.open(path, mode="r") as store, pmstore.open(shm / "whole.pm", mode="r") as whole:
+        seen = list(store["log"])
+        assert [one for one in whole["log"] if one not in seen] == []
+        once = [one for index, one in enumerate(seen) if one not in seen[max(index - 1, 0) : index]]
+        assert once == list(whole["log"])[::2]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
+@pytest.mark.parametrize("batches", [3, 4, 5])
+def test_short_data_epochs(shm: Path, batches: int, accumulation: int) -> None:
+    compare(shm, in_order(batches), ahead=2, told=2, accumulation=accumulation, by_epoch=True)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_step_left_out_at_the_end(shm: Path, number: int) -> None:
+    first = in_order(6)()[number]
+    compare(shm, in_order(6), ahead=3, told=3, leave_out=lambda batch: torch.equal(batch, first))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+def test_other_forwards_with_each_batch(shm: Path, accumulation: int) -> None:
+    compare(
+        shm,
+        in_order(6),
+        ahead=2,
+        told=2,
+        accumulation=accumulation,
+        forwards=lambda batch: 1 + int(round(batch[0, 0].item() * 50) % 2),
+    )
+
+
+def test_what_the_end_would_not_show_is_refused(path: Path) -> None:
+    with pmstore.open(path) as store:
+        run, step = small(store, in_order(2)())
+        model = run._steps.pieces.modules[0]
+        batches = looking_ahead(run.batches(ahead=2), 2)
+        model(next(batches)).sum().backward()
+        with pytest.raises(LookaheadError, match=r"run\.batches\(epochs"):
+            step(next(batches))
+        assert run.step == 0
+        run.rollback()
+
+
+def test_other_forwards_and_commits_with_each_batch(path: Path) -> None:
+    with pytest.raises(LookaheadError, match=r"ahead=1"), pmstore.open(path) as store:
+        run, step = small(store, in_order(9)())
+        for number, batch in enumerate(looking_ahead(run.batches(ahead=2), 2)):
+            for _ in range(1 + number % 2):
+                step(batch)
+    assert 2 < run.step < 6
+    with pmstore.open(path) as store:
+        run, step = small(store, in_order(9)())
+        for number, batch in enumerate(looking_ahead(run.batches(ahead=1), 1)):
+            for _ in range(1 + number % 2):
+                step(batch)
 
 
 def small(store: pmstore.Store, batches: Any = None) -> tuple[Run, Callable[[Any], None]]:

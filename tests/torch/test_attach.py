@@ -182,7 +182,8 @@ def test_a_memory_format_is_kept_where_only_a_stride_of_one_tells_it(path: Path)
             attach(store, model=held)
             assert held.weight.stride() == model().weight.stride() == (9, 1, 3, 1)
             with torch.no_grad():
-                assert held(x).stride() == plain.stride() and torch.equal(held(x), plain)
+                assert held(x).stride() == plain.stride()
+                assert torch.equal(held(x), plain)
 
 
 def test_parameters_outside_the_model(path: Path) -> None:

@@ -117,8 +117,9 @@ def work(ack: Callable[[int], None], path: str, mode: str, how: dict[str, Any]) 
     if "delay" in how:
         timer = threading.Timer(how["delay"], disturb, [how["way"]])
         timer.daemon = True
-        timer.start()
     try:
+        if "delay" in how:
+            timer.start()  # which waits: the signal may come before it returns
         with pmstore.open(path, size="8MiB") as store:
             try:
                 train(store, make_job(**MODES[mode]), mode, how, **guard)
@@ -126,6 +127,8 @@ def work(ack: Callable[[int], None], path: str, mode: str, how: dict[str, Any]) 
                 ended = RAISED  # it broke out of the loop: the store's block is left in order
             else:
                 ended = DONE
+        if "delay" in how and not guard:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except SystemExit as end:
         ended = EXITED if end.code == 0 else RAISED
     except (KeyboardInterrupt, Boom):

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 import pmstore
-from pmstore.torch import AttachError, Run, attach
+from pmstore.torch import AttachError, Run, attach, replay
 
 NUMBERS = TensorDataset(torch.arange(20))
 
@@ -260,3 +260,31 @@ def test_a_loader_with_other_generators(path: Path) -> None:
         pytest.raises(AttachError, match=r"not given:\n +generator: torch Generator"),
     ):
         attach(store, loader=DataLoader(NUMBERS, shuffle=True))
+
+
+class Words(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(20.0)
+
+
+@pytest.mark.parametrize("data", [NUMBERS, Words()], ids=["indices", "all"])
+def test_what_takes_long_to_go_through_again_says_so(
+    store: pmstore.Store,
+    data: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = attach(store, loader=DataLoader(data, batch_size=2))
+    batches = run.batches()
+    for _ in range(6):
+        next(batches)
+    run.commit()
+    run.rollback()
+    next(batches)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(replay, "_FIRST", 0.0)
+    run.rollback()
+    next(batches)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "pmstore: going through 1 of 6 batches again ..."
+    assert last.startswith("pmstore: went through 6 batches again in ")

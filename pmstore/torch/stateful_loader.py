@@ -1,0 +1,73 @@
+"""A loader that says itself where it is, by `state_dict`: nothing is gone through again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from pmstore.torch import rng
+from pmstore.torch.place import Position
+from pmstore.torch.source import Source
+
+
+class StatefulLoader(Source):
+    """torchdata's StatefulDataLoader, or an object of the program's own. It is used as it is given,
+    with its own workers."""
+
+    replays = False
+    says_where = True
+    loader: Any
+
+    def __init__(self, loader: Any, holders: dict[str, Any]) -> None:
+        super().__init__(loader, holders, [])
+        self._first: Any = None  # its state before anything was read from it
+        self._at: Any = None  # its state, if that is known: the object of a position
+
+    def state(self) -> Any:
+        self._at = copy.deepcopy(self.loader.state_dict())
+        return self._at
+
+    def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
+        start = rng.capture(self.generators)
+        start["loader"] = position.state
+        self.data_epoch = position.data_epoch
+        return self._open(position.state), start
+
+    def reopen(self, position: Position) -> Iterator[Any]:
+        assert position.start is not None
+        self.data_epoch = position.data_epoch
+        rng.restore(position.start, self.generators)
+        if position.batch == 0:
+            return self._open(position.start["loader"])
+        self._remember()
+        self._load(position.state)
+        batches: Iterator[Any] = iter(self.loader)
+        return batches
+
+    def _open(self, state: Any) -> Iterator[Any]:
+        """A new epoch; state: that the epoch before left, None: there was none."""
+        self._remember()
+        wanted = self._first if state is None else state
+        if wanted is not self._at:
+            if isinstance(self.loader, DataLoader):
+                # What it loads is an iterator at the end of the epoch before.
+                with rng.unchanged(self.generators):
+                    self._load(wanted)
+                    iter(self.loader)
+            else:
+                self._load(wanted)
+        self._at = None
+        batches: Iterator[Any] = iter(self.loader)
+        return batches
+
+    def _remember(self) -> None:
+        if self._first is None:
+            with rng.unchanged(self.generators):
+                self._first = self.state()
+
+    def _load(self, state: Any) -> None:
+        self._at = None
+        self.loader.load_state_dict(copy.deepcopy(state))
