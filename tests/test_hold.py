@@ -272,3 +272,33 @@ def test_a_view_of_what_came_and_went_stays(path: Path) -> None:
         store.commit()
         assert (store["old"] == 3).all()
         assert not store.check().problems
+
+
+@pytest.mark.parametrize("unit", [200, 8192, 100_000])
+def test_a_full_store_can_hold_too(path: Path, unit: int) -> None:
+    """Made without hold, and filled: the log lacks the second half, which is made now."""
+    size = 4 << 20
+    with pmstore.open(path, "a", size=size, max_size=size) as store:
+        with pytest.raises(pmstore.StoreFullError):
+            for i in range(10_000):
+                store.zeros(f"a{i}", unit, dtype=np.uint8)
+        store.commit()
+    with pmstore.open(path, "a", hold=True, max_size=4 * size) as store:
+        for name in store:
+            store[name][:] = 1
+        store.commit()
+        store.rewind()
+        assert all((store[name] == 0).all() for name in store)
+        assert not store.check().problems
+
+
+def test_what_logs_lack_for_halves_is_added_once(path: Path) -> None:
+    with pmstore.open(path, "a", size="16MiB") as store:
+        store.zeros("a", 7 << 20, dtype=np.uint8)
+        store.commit()
+    with pmstore.open(path, "a", hold=True) as store:
+        for i in range(8):
+            store.zeros(f"b{i}", 7 << 20, dtype=np.uint8)
+            store.commit()
+        stats = store.stats()
+        assert stats.file_bytes < 3.3 * stats.data_bytes

@@ -169,6 +169,16 @@ int pms_heap_add_segment(struct pms_heap *h, uint32_t i, struct pms_error *error
     return status ? status : index_table(h, &h->table[i], error);
 }
 
+/* What fits in the logs when they are not cut in halves, as they may have been when it was
+ * allocated. */
+static uint64_t whole_logs(const struct pms_superblock *super)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < super->segment_count; i++)
+        sum += pms_undo_room_of(super->segment[i].log_bytes);
+    return sum;
+}
+
 static int fill(struct pms_heap *h, struct pms_error *error)
 {
     uint64_t room = h->map->reserve > h->map->bytes ? h->map->reserve : h->map->bytes;
@@ -182,9 +192,8 @@ static int fill(struct pms_heap *h, struct pms_error *error)
             return status;
     }
     int status = pms_heap_rebuild(h, error);
-    /* no store of ours: an allocation checks it (I5), or did when the log was one */
-    uint64_t capacity = pms_undo_capacity(h->undo) * (h->undo->log.halves ? 2 : 1);
-    if (status == PMS_OK && h->log_need > capacity)
+    if (status == PMS_OK && h->log_need > whole_logs(h->super))
+        /* no store of ours: an allocation checks it (I5) */
         status = pms_fail(error, PMS_E_CORRUPT,
                           "page table: more is allocated than the log has room for");
     return status;

@@ -33,19 +33,18 @@ static uint64_t log_bytes(uint64_t data_pages)
                     PMS_PAGE);
 }
 
-/* Of the next segment: where logs are cut in halves each half takes it all, and what segments
- * before lack because they were made without. */
+/* Of the next segment: where logs are cut in halves each half takes it all, and what the segments
+ * before lack, together, because some were made without. */
 static uint64_t next_log_bytes(const struct pms_superblock *super, uint64_t data_pages)
 {
-    uint64_t bytes = log_bytes(data_pages);
+    uint64_t bytes = log_bytes(data_pages), wanted = 0, made = 0;
     if (!(super->features_incompat & PMS_FEATURE_HOLD))
         return bytes;
-    bytes *= 2;
     for (uint32_t i = 0; i < super->segment_count; i++) {
-        uint64_t wanted = 2 * log_bytes(super->segment[i].data_pages);
-        bytes += wanted > super->segment[i].log_bytes ? wanted - super->segment[i].log_bytes : 0;
+        wanted += 2 * log_bytes(super->segment[i].data_pages);
+        made += super->segment[i].log_bytes;
     }
-    return bytes;
+    return 2 * bytes + (wanted > made ? wanted - made : 0);
 }
 
 static void place(const struct pms_superblock *super, struct pms_segment *s, uint64_t off,

@@ -99,10 +99,9 @@ void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super
 
 uint64_t pms_undo_capacity(const struct pms_undo *u)
 {
-    /* the fast log is a bonus; at an extent's end at most one page and a header stay unused */
-    uint64_t sum = 0;
+    uint64_t sum = 0; /* the fast log is a bonus */
     for (uint32_t i = 1; i < u->log.extent_count; i++)
-        sum += u->log.extent[i].bytes > 2 * PMS_PAGE ? u->log.extent[i].bytes - 2 * PMS_PAGE : 0;
+        sum += pms_undo_room_of(u->log.extent[i].bytes);
     return sum;
 }
 

@@ -131,6 +131,13 @@ void pms_undo_close(struct pms_undo *u);
 /* empties the log of this transaction; dirty list too */
 void pms_undo_begin(struct pms_undo *u, uint64_t tag);
 
+/* Of these bytes of a log, those that entries fill for sure: at its end at most one page and a
+ * header stay unused. */
+static inline uint64_t pms_undo_room_of(uint64_t log_bytes)
+{
+    return log_bytes > 2 * PMS_PAGE ? log_bytes - 2 * PMS_PAGE : 0;
+}
+
 /* Bytes of entries that fit for sure in one transaction, whatever their sizes (I5). */
 uint64_t pms_undo_capacity(const struct pms_undo *u);
 
