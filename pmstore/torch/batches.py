@@ -37,6 +37,7 @@ class DataLoops:
         loop = self._loop = object()
         steps, progress = self._steps, self._steps.progress
         place = progress.place
+        steps.data_unused = False
         place.begin(ahead or 0)
         watch = progress.lookahead = Lookahead(place, ahead)
         steps.begun.over = False

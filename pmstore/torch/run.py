@@ -58,7 +58,13 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Finished steps that the store's last commit holds, over all processes of this run."""
+        """Steps that were ended, by `commit` or a transaction, over all processes of this run."""
+        return self._steps.progress.finished
+
+    @property
+    def committed(self) -> int:
+        """Those of them that the store's last commit holds: where the run would go on after a kill.
+        Fewer than `step` with a policy that leaves commits out, or while one is under way."""
         return self._steps.progress.committed
 
     @property

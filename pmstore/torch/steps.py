@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ class Steps:
         transactions: blocks of `Run.transaction` that are open, one in the other.
         pending: of the last commit that was not waited for.
         loss: that the last commit was given.
+        data_unused: no loop over the loader was begun, and nobody was told.
         counts: fields of `RunStats`.
     """
 
@@ -42,6 +44,7 @@ class Steps:
         self.loss: float | torch.Tensor | None = None
         self._given: float | torch.Tensor | None = None  # of the last finished step
         self.detached = False
+        self.data_unused = pieces.loader is not None
         self.counts = {"steps": 0, "commits": 0, "rollbacks": 0}
         self.schedule = Schedule(store, name, progress)  # until attach has another
         self._handles: list[Any] = []
@@ -103,6 +106,16 @@ class Steps:
     def end(self, loss: float | torch.Tensor | None, wait: bool = True) -> bool:
         """See `Run.commit`."""
         self.require()
+        if self.data_unused:
+            self.data_unused = False
+            warnings.warn(
+                f"attach was given a loader, but no batch of it was taken by run.batches(), so "
+                f"that the place of the run {self.name!r} in the data is not known: after a resume "
+                "the data begins anew. Write `for batch in run.batches(epochs=...)`, or give "
+                "attach no loader",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         landed = self.pending is not None
         if self.pending is not None:
             pending, self.pending = self.pending, None
