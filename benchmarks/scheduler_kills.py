@@ -123,7 +123,7 @@ def _child(config: dict[str, Any], say: Connection) -> None:
                 "step",
                 train=trained - start,
                 commit=end - trained,
-                done=run.step if committed else None,
+                done=run.committed if committed else None,
             )
             if done == config["steps"]:
                 break

@@ -431,7 +431,7 @@ void pms_heap_release(struct pms_heap *h)
         e->held = false;
         if (e->state == PMS_EXTENT_SLAB)
             release_slab(h, e);
-        else if (!e->pins)
+        else if (!e->pins && !e->deferred) /* those: when what freed them commits */
             extent_gone(h, e);
     }
 }

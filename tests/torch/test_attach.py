@@ -532,8 +532,8 @@ def test_a_policy_decides_and_steps_count(path: Path) -> None:
         steps = []
         for number in range(7):
             assert run.commit(torch.tensor(float(number))) == (number % 3 == 2)
-            steps.append(run.step)
-        assert steps == [0, 0, 3, 3, 3, 6, 6]
+            steps.append((run.step, run.committed))
+        assert steps == list(zip(range(1, 8), [0, 0, 3, 3, 3, 6, 6], strict=True))
         assert store.epoch == epoch + 2
         assert asked[:2] == [(1, 0.0), (2, 1.0)]
         assert run.stats().steps == 7

@@ -259,9 +259,9 @@ def test_finished_steps_are_committed_before_the_next_begins(store: pmstore.Stor
         one_step(model, optimizer)
         run.commit()
     guard.notify()
-    assert run.step == 0
+    assert run.committed == 0
     model(torch.randn(6, 8))
-    assert run.step == 3
+    assert run.committed == 3
     held = {name: one.clone() for name, one in model.state_dict().items()}
     run.rollback()
     assert not torch.equal(held["1.running_mean"], model.state_dict()["1.running_mean"])

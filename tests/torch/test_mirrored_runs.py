@@ -238,7 +238,7 @@ def test_a_copy_that_fails(store: pmstore.Store) -> None:
     job.step(next(batches))
     with pytest.raises(MirrorError, match="gone"):
         run.commit()
-    assert run.step == 1
+    assert run.committed == 1
     copiers[torch.device("cpu")] = HostCopier()
     run.rollback()
     assert run.step == 1

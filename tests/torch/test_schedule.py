@@ -77,7 +77,7 @@ def test_a_run_left_by_an_exception_resumes_at_its_last_commit(path: Path, numbe
                 assert run.scheduler.steps == run.step == step
                 lives += 1
                 train(run, model, optimizer, min(step + 15, 40) if lives < 4 else 40)
-                step = run.step
+                step = run.committed
                 if lives < 4:
                     raise KeyboardInterrupt
                 store.commit()
