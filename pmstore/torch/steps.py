@@ -106,7 +106,7 @@ class Steps:
     def end(self, loss: float | torch.Tensor | None, wait: bool = True) -> bool:
         """See `Run.commit`."""
         self.require()
-        if self.data_unused:
+        if self.data_unused and self.begun.updating:
             self.data_unused = False
             warnings.warn(
                 f"attach was given a loader, but no batch of it was taken by run.batches(), so "

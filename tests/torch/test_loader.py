@@ -302,3 +302,23 @@ def test_what_takes_long_to_go_through_again_says_so(
     first, last = capsys.readouterr().err.splitlines()
     assert first == "pmstore: going through 1 of 6 batches again ..."
     assert last.startswith("pmstore: went through 6 batches again in ")
+
+
+def test_a_loader_that_nobody_loops_over_is_told(store: pmstore.Store) -> None:
+    """A program that loops over the DataLoader itself: its data begins anew after a resume."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.ones(6, 2), batch_size=2)
+    run = attach(store, model=model, optimizer=optimizer, loader=loader)
+    run.commit()  # no step: nothing to be told
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        run.commit()
+
+    batches = iter(loader)
+    with pytest.warns(RuntimeWarning, match=r"no batch of it was taken by run.batches\(\)"):
+        step(next(batches))
+    step(next(batches))  # once
