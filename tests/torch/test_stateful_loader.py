@@ -56,10 +56,7 @@ def stateful(data: Any, **given: Any) -> Callable[[], Any]:
     return make
 
 
-KINDS: dict[str, Callable[[], Any]] = {
-    "own": Own,
-    "torchdata": stateful(Noisy(), shuffle=True),
-}
+KINDS: dict[str, Callable[[], Any]] = {"own": Own, "torchdata": stateful(Noisy(), shuffle=True)}
 
 
 @pytest.mark.parametrize("by_epoch", [False, True], ids=["one loop", "a loop an epoch"])
