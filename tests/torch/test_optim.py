@@ -318,7 +318,7 @@ def test_roll_back_and_resume(shm: Path) -> None:
         store.rollback()  # and closing without another commit
         run.rollback()
     other = _model(99)
-    again = optim.SGD(other.parameters(), lr=0.5, momentum=0.9)
+    again = optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(store, model=other, optimizer=again)
         assert run.resumed
@@ -327,12 +327,12 @@ def test_roll_back_and_resume(shm: Path) -> None:
         assert again.state[other[0].weight]["step"] == 3
         run.detach()
         _train(other, again, 1)  # in place from now on
-        with pytest.raises(MismatchError, match=r"other sizes|not the one"):
+        with pytest.raises(MismatchError, match="momentum of the optimizer"):
             fresh = _model(1)
             pmstore.torch.attach(
                 store, model=fresh, optimizer=optim.SGD(fresh.parameters(), lr=0.1)
             )
-        with pytest.raises(MismatchError, match="the optimizer is not the one"):
+        with pytest.raises(MismatchError, match="class of the optimizer"):
             fresh = _model(1)
             pmstore.torch.attach(store, model=fresh, optimizer=optim.AdamW(fresh.parameters()))
 

@@ -429,6 +429,7 @@ def test_state_without_a_place_is_refused(store: pmstore.Store) -> None:
     momentum.param_groups[0]["params"][0].grad = torch.ones(200, 100)
     momentum.step()
     optimizer.load_state_dict(momentum.state_dict())
+    w.grad = torch.ones_like(w)
     for action in (optimizer.step, run.commit):
         with pytest.raises(AttachError, match="attached without momentum_buffer"):
             action()
