@@ -70,7 +70,8 @@ def build() -> Path:
     target = BUILD / "watch"
     BUILD.mkdir(parents=True, exist_ok=True)
     source = ROOT / "crashtests" / "native" / "watch.c"
-    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(source)]
+    options = ["-O2", "-Wall", "-Wextra", "-Werror", "-I", str(ROOT / "native")]
+    command = ["cc", *options, "-o", str(target), str(source)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return target
 

@@ -19,8 +19,10 @@ def resolve(
         bool, typer.Option("--back", help="Back to the commit before the last.")
     ] = False,
 ) -> None:
-    """Decides by hand about the version before the last commit, which a store holds that was open
-    with hold=True when its program died (pmstore info tells).
+    """Goes back to the held version, or lets go of it.
+
+    A store that was open with hold=True when its program died holds the version before its last
+    commit (pmstore info tells).
 
     Exit code 1 if nothing is held.
 

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore import exchange, portable
+from pmstore import exchange
 from pmstore.commands.program import app
-from pmstore.formats import described
+from pmstore.formats import described, portable
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust
 from pmstore.tiers.manager import GROUP
