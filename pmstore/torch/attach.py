@@ -19,7 +19,7 @@ from pmstore.torch.errors import AttachError, TornStepError, records
 from pmstore.torch.keys import called
 from pmstore.torch.optimizer import parameters_of
 from pmstore.torch.pieces import Pieces
-from pmstore.torch.program import FORMAT, FORMATS, Program
+from pmstore.torch.program import FORMAT, Program, check_format
 from pmstore.torch.progress import Progress
 from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
@@ -196,7 +196,7 @@ def _begin(store: Store, name: str, program: Program, resume: Resume) -> Steps:
 def _resume(store: Store, name: str, program: Program, resume: Resume) -> Steps:
     """The stored run. Everything is compared before the program is touched."""
     with records(store.path, name):
-        _check_format(store, name)
+        check_format(store, name)
         progress = Progress.open(store, name)
         if progress.torn:
             raise TornStepError(
@@ -249,12 +249,3 @@ def _refuse_twice(store: Store, name: str, program: Program) -> None:
                 f"as {run.name!r}: its memory can be in one place only. Call that Run's detach() "
                 "first"
             )
-
-
-def _check_format(store: Store, name: str) -> None:
-    about = store[f"{name}/about"]
-    if about["format"] not in FORMATS:
-        raise AttachError(
-            f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
-            f"{' and '.join(map(str, FORMATS))}: use the version that wrote it"
-        )

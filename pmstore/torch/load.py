@@ -14,8 +14,10 @@ from pmstore import Store
 from pmstore.torch.errors import AttachError, MismatchError, records
 from pmstore.torch.fit import of_wrapper
 from pmstore.torch.keys import encode_name, full_name, under
+from pmstore.torch.layout import Place, decode_place
 from pmstore.torch.mirrored import packed
 from pmstore.torch.part import Part
+from pmstore.torch.program import check_format
 from pmstore.torch.slot_views import Kept, described_kept, make_views
 from pmstore.torch.stateful import extra_state
 
@@ -36,7 +38,8 @@ def load(
     Args:
         store: an open store, of which it takes what is there now, committed or not; or the path of
             one, which is opened for reading and closed.
-        model: of the run. Of a run with several, a dict of some of them, by their keys.
+        model: of the run. Of a run with several, a dict of some of them, by their keys. A buffer
+            that grew while it was trained may have its first shape, and is given the stored one.
         name: of the run.
         strict: False: what has no counterpart is left as it is, on either side; but not if that is
             all. Shapes are compared all the same.
@@ -55,11 +58,16 @@ def load(
         raise AttachError(f"the store has no run {name!r}: give the name that attach was given")
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     with records(store.path, name):
+        check_format(store, name)
         _check_keys(store, name, models)
-        held = _held(store, name)
-        pairs = _pairs(held, models, strict)
+        layout = {key: decode_place(raw) for key, raw in store[f"{name}/model_layout"].items()}
+        held = _held(store, name, layout)
+        grown = {key: place.first for key, place in layout.items() if place.first is not None}
+        pairs = _pairs(held, models, strict, grown)
         with torch.no_grad():
             for target, stored in pairs:
+                if target.shape != stored.shape:  # a buffer that grew while it was trained
+                    target.data = torch.empty_like(stored, dtype=target.dtype, device=target.device)
                 target.copy_(stored)
         for key, one in models.items():
             extra, part = extra_state(one), Part(store, f"{name}/{under('model_extra_state', key)}")
@@ -85,9 +93,8 @@ def _check_keys(store: Store, name: str, models: Mapping[str, nn.Module]) -> Non
         )
 
 
-def _held(store: Store, name: str) -> dict[str, torch.Tensor]:
+def _held(store: Store, name: str, layout: Mapping[str, Place]) -> dict[str, torch.Tensor]:
     """All parameters and buffers by their full names. They alias the store."""
-    layout = store[f"{name}/model_layout"]
     several = store[f"{name}/about"]["pieces"].get("model") is not True
     mirror = (
         packed(store[f"{name}/mirror"], store[f"{name}/mirror_layout"])
@@ -95,12 +102,13 @@ def _held(store: Store, name: str) -> dict[str, torch.Tensor]:
         else None
     )
     found: dict[str, torch.Tensor] = {}
-    for key, (_, _, _, root, view) in layout.items():
+    for key, place in layout.items():
+        root = place.tied_to
         if mirror is not None:
             block = mirror[f"model/{root}"]
         else:
             block = store[f"{name}/model/{root if several else encode_name(root)}"]
-        found[key] = block if view is None else block.as_strided(*view)
+        found[key] = block if place.view is None else block.as_strided(*place.view)
     for piece in store[f"{name}/about"]["pieces"]:
         if piece.partition("/")[0] == "optimizer" and f"{name}/{piece}/slots" in store:
             found.update(_of_slots(store, f"{name}/{piece}"))
@@ -128,8 +136,12 @@ def _of_slots(store: Store, path: str) -> dict[str, torch.Tensor]:
 
 
 def _pairs(
-    held: Mapping[str, torch.Tensor], models: Mapping[str, nn.Module], strict: bool
+    held: Mapping[str, torch.Tensor],
+    models: Mapping[str, nn.Module],
+    strict: bool,
+    grown: Mapping[str, list[int]],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """grown: the first shapes of buffers that have another one now."""
     given: dict[str, torch.Tensor] = {}
     for key, model in models.items():
         for tensors in (model.named_parameters, model.named_buffers):
@@ -142,7 +154,9 @@ def _pairs(
     mismatched = [
         f"{name}: stored {tuple(held[name].shape)}, given {tuple(given[name].shape)}"
         for name in wanted
-        if name in given and held[name].shape != given[name].shape
+        if name in given
+        and held[name].shape != given[name].shape
+        and list(given[name].shape) != grown.get(name)
     ]
     nothing = held.keys().isdisjoint(given) and bool(wanted)
     if mismatched or nothing or (strict and (missing or unexpected)):

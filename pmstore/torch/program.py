@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pmstore import Store
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import called, encode_name, under
 from pmstore.torch.optimizer import parameters_of
@@ -143,3 +144,13 @@ def _on_an_accelerator(models: dict[str, nn.Module], optimizers: dict[str, Optim
     tensors: list[torch.Tensor] = [one for model in models.values() for one in model.parameters()]
     tensors += [one for optimizer in optimizers.values() for one in parameters_of(optimizer)]
     return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
+
+
+def check_format(store: Store, name: str) -> None:
+    """Raises: AttachError: the stored run is of a version that this one cannot read."""
+    about = store[f"{name}/about"]
+    if about["format"] not in FORMATS:
+        raise AttachError(
+            f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
+            f"{' and '.join(map(str, FORMATS))}: use the version that wrote it"
+        )

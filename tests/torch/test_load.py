@@ -12,7 +12,7 @@ from training import MODELS, OPTIMIZERS, make_job, train
 
 import pmstore
 import pmstore.torch
-from pmstore.torch import AttachError, MismatchError, load
+from pmstore.torch import AttachError, MismatchError, attach, load
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -141,3 +141,44 @@ def test_extra_state(path: Path) -> None:
     other = Counted(2, 2)
     load(path, other)
     assert other.calls == 7
+
+
+class Growing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.cat([self.seen, x.detach().sum().reshape(1)])
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("mirror", [None, True])
+def test_a_buffer_that_grew(path: Path, mirror: bool | None) -> None:
+    with pmstore.open(path) as store:
+        model = Growing()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = attach(store, model=model, optimizer=optimizer, mirror=mirror)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            run.commit()
+        trained = {name: one.clone() for name, one in model.state_dict().items()}
+    fresh = Growing()
+    load(path, fresh)
+    assert fresh.seen.tolist() == [2, 2, 2]
+    assert all(torch.equal(one, trained[name]) for name, one in fresh.state_dict().items())
+    wrong = Growing()
+    wrong.seen = torch.zeros(2)
+    with pytest.raises(MismatchError, match=r"seen: stored \(3,\), given \(2,\)"):
+        load(path, wrong)
+
+
+def test_a_run_of_a_later_version(path: Path) -> None:
+    with pmstore.open(path) as store:
+        attach(store, model=Growing())
+        store["run/about"] = {**store["run/about"], "format": 99}
+        with pytest.raises(AttachError, match="has format 99"):
+            load(store, Growing())
