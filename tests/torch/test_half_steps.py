@@ -3,6 +3,7 @@ lost."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import io
@@ -830,3 +831,41 @@ model(torch.ones(1, 2)); run.commit()
     assert "is lost, 1 finished step among it" in done.stderr
     with pmstore.open(path) as store:
         assert attach(store, model=nn.Linear(2, 2)).step == 0
+
+
+def test_from_a_task_a_thread_and_a_child(store: pmstore.Store) -> None:
+    """The step is the store's, whoever else would commit."""
+    run, model, optimizer = make(store)
+    one_step(model, optimizer)
+    run.commit()
+    model(torch.randn(6, 8))
+
+    async def task() -> None:
+        async with store.transaction():
+            store["task"] = 1
+
+    with pytest.raises(TransactionError, match="called in training mode"):
+        asyncio.run(task())
+    told: list[type[BaseException]] = []
+
+    def commits() -> None:
+        try:
+            store.commit()
+        except TransactionError as error:
+            told.append(type(error))
+
+    thread = threading.Thread(target=commits)
+    thread.start()
+    thread.join()
+    assert told == [TransactionError]
+    child = os.fork()
+    if child == 0:
+        try:
+            store.commit()
+        except pmstore.PmstoreError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    run.rollback()
+    assert run.step == 1
+    assert "task" not in store

@@ -683,3 +683,38 @@ def test_kills_of_keeps_and_rewinds(
     kept = [name for name in os.listdir(tmp_path / "run.pm.kept") if name.endswith(".kept")]
     assert len(kept) <= 4
     assert not [name for name in os.listdir(tmp_path / "run.pm.kept") if name.endswith(".new")]
+
+
+def test_no_room_to_go_back(path: Path) -> None:
+    """The state needs more room than a full store has: all is as before, and goes on."""
+    with pmstore.open(path, size="4MiB", max_size="4MiB") as store:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        run = attach(store, model=model, optimizer=optimizer)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            run.commit()
+
+        store["large"] = np.zeros(100_000)
+        step()
+        flush = run.keep("large")
+        assert flush is not None
+        flush.wait()
+        del store["large"]
+        step()
+        with pytest.raises(pmstore.StoreFullError):
+            for number in range(1000):
+                store[f"fill{number}"] = np.zeros(10_000)
+        step()
+        before = contents(store)
+        with pytest.raises(pmstore.StoreFullError):
+            run.rewind(to="large")
+        assert run.step == 3
+        assert_same(contents(store), before)
+        step()
+        assert run.committed == 4
+        assert store.check().problems == ()
