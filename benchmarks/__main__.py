@@ -10,11 +10,27 @@ import sys
 import time
 
 from benchmarks.harness import Budget, TimeUp, report_kept
-from benchmarks.runner import QUESTIONS, run
+from benchmarks.runner import QUESTIONS, Ended, run
+
+_AGAIN_SECONDS = 5
 
 
 def _time_is_up(number: int, frame: object) -> None:
+    signal.alarm(_AGAIN_SECONDS)  # a finalizer or a callback that was under way keeps it to itself
     raise TimeUp
+
+
+def _answer(name: str, quick: bool, seconds: float) -> None:
+    """In this process, until it is told to end."""
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _time_is_up)
+    module = importlib.import_module(f"benchmarks.{name}")
+    try:
+        module.main(quick, Budget(seconds))
+    except TimeUp:
+        for number in (signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+        report_kept(name)
 
 
 def main() -> int:
@@ -49,24 +65,19 @@ def main() -> int:
         return 0
     if args.here:
         for name in names:
-            seconds = args.seconds or QUESTIONS[name].share(args.quick)
-            module = importlib.import_module(f"benchmarks.{name}")
-            signal.signal(signal.SIGTERM, _time_is_up)
-            try:
-                module.main(args.quick, Budget(seconds))
-            except TimeUp:
-                report_kept(name)
+            _answer(name, args.quick, args.seconds or QUESTIONS[name].share(args.quick))
         return 0
     start = time.monotonic()
-    failed = run(names, args.quick, args.seconds)
+    ends = run(names, args.quick, args.seconds)
     print(f"\n{time.monotonic() - start:.0f} s; load {os.getloadavg()[0]:.1f}")
     if args.results:
         from benchmarks import results
 
         print(f"wrote {results.write()}")
-    if failed:
-        print(f"not answered: {', '.join(failed)}")
-    return 1 if failed else 0
+    for ended in (Ended.OUT_OF_TIME, Ended.FAILED):
+        if such := [name for name, how in ends.items() if how is ended]:
+            print(f"{ended.value}: {', '.join(such)}")
+    return 1 if Ended.FAILED in ends.values() else 0
 
 
 if __name__ == "__main__":

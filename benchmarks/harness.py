@@ -126,6 +126,7 @@ class TimeUp(BaseException):
 
 
 _kept: list[Row] = []
+_measured: dict[tuple[str, str], Row] = {}
 
 
 def kept() -> list[Row]:
@@ -134,11 +135,10 @@ def kept() -> list[Row]:
 
 
 def report_kept(question: str) -> None:
-    """After TimeUp. Raises: SystemExit: there is nothing."""
-    if not any(r.measured for r in _kept):
-        raise SystemExit(1)
+    """After TimeUp: what the question has, also the rounds of the case that was under way."""
+    rows = list((_measured | {(r.case, r.method): r for r in _kept}).values())
     rest = missing("what is missing", "the rest", NONE, LIMIT)
-    report(question, f"{question}: what was measured until the limit of its time", [*_kept, rest])
+    report(question, f"{question}: what was measured until the limit of its time", [*rows, rest])
 
 
 class Budget:
@@ -215,25 +215,38 @@ def measure(
     go on."""
     times: dict[str, list[float]] = {m.name: [] for m in methods}
     failed: dict[str, str] = {}
-    for i in (budget or Budget()).rounds(rounds, least, warm_up):
-        for m in methods:
-            if m.name in failed:
-                continue
-            try:
-                start = time.perf_counter()
-                own = m.run()
-                seconds = time.perf_counter() - start if own is None else own
-            except Exception as error:  # whatever a peer raises
-                failed[m.name] = f"failed: {words_of(error)}"
-                continue
-            if i >= 0:
-                times[m.name].append(seconds * 1e6 / per_run)
-    return [
+    try:
+        for i in (budget or Budget()).rounds(rounds, least, warm_up):
+            for m in methods:
+                if m.name in failed:
+                    continue
+                try:
+                    start = time.perf_counter()
+                    own = m.run()
+                    seconds = time.perf_counter() - start if own is None else own
+                except Exception as error:  # whatever a peer raises
+                    failed[m.name] = f"failed: {words_of(error)}"
+                    continue
+                if i >= 0:
+                    times[m.name].append(seconds * 1e6 / per_run)
+    except TimeUp:
+        _keep(
+            summarize(m.name, case, m.durability, times[m.name]) for m in methods if times[m.name]
+        )
+        raise
+    return _keep(
         missing(m.name, case, m.durability, failed[m.name])
         if m.name in failed
         else summarize(m.name, case, m.durability, times[m.name], **m.extra())
         for m in methods
-    ]
+    )
+
+
+def _keep(rows: Iterable[Row]) -> list[Row]:
+    """For a question that has to end before it has put them anywhere."""
+    made = list(rows)
+    _measured.update(((r.case, r.method), r) for r in made)
+    return made
 
 
 def find(rows: Sequence[Row], case: str, method: str) -> Row | None:

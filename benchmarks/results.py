@@ -186,9 +186,13 @@ def all_rows(question: str) -> str:
     if not found:
         return ""
     answer = found[0]
-    rows = [Row(**_with_nan(row)) for row in answer["rows"]]
-    shown = table(rows, answer["ratio"], UNITS.get(question, "us"))
+    shown = table(rows_of(answer), answer["ratio"], UNITS.get(question, "us"))
     return "\n".join([answer["title"], shown, *(f"  note: {note}" for note in answer["notes"])])
+
+
+def rows_of(answer: Mapping[str, Any]) -> list[Row]:
+    """The rows of a stored answer."""
+    return [Row(**_with_nan(row)) for row in answer["rows"]]
 
 
 def _with_nan(row: dict[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.harness import ROOT, RUN_VARIABLE, SCRATCH_PREFIX
 
-ALL_SECONDS, QUICK_SECONDS = 19 * 60, 115
+ALL_SECONDS, QUICK_SECONDS = 28 * 60, 232
 """What the shares of all questions are at most. What one goes on after its share the later ones
 give."""
 
@@ -33,7 +34,8 @@ LEFT_TO_LATER = 0.8
 """Of their shares, whatever the ones before do."""
 
 SLACK_SECONDS = 20.0
-REPORT_SECONDS = 20.0  # of a question that was told to end
+REPORT_SECONDS = 60.0
+"""Of a question that was told to end. One that does not has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +58,41 @@ _SHARES = {
     "slots": (48, 6),
     "restart": (222, 14),
     "growth": (78, 6),
+    "scale": (60, 20),
     "key_value": (8, 5),
     "containers": (28, 4),
     "instructions": (10, 10),
     "scheduler": (95, 8),
     "scheduler_kills": (60, 10),
     "tiers": (106, 8),
+    "beside": (60, 10),
+    "job_commits": (60, 12),
+    "job_restart": (120, 25),
+    "frameworks": (90, 30),
+    "checkpoints": (150, 20),
 }
 QUESTIONS = {name: Question(name, *seconds) for name, seconds in _SHARES.items()}
 
 
-def run(names: Sequence[str], quick: bool, seconds: float | None = None) -> list[str]:
-    """Runs them, with so many seconds each, or their shares; the names of those that did not end
-    well. One's limit is half as much again as its share, and what a start takes on a busy machine;
-    in a full run less, if the later ones would lose more than a fifth of theirs."""
+class Ended(Enum):
+    ANSWERED = "answered"
+    OUT_OF_TIME = "out of time, with the rounds that it had"
+    FAILED = "failed"
+
+
+def run(names: Sequence[str], quick: bool, seconds: float | None = None) -> dict[str, Ended]:
+    """Runs them, with so many seconds each, or their shares: how each ended. One's limit is half as
+    much again as its share, and what a start takes on a busy machine; in a full run less, if the
+    later ones would lose more than a fifth of theirs."""
     ends = time.monotonic() + (QUICK_SECONDS if quick else ALL_SECONDS)
-    failed = []
+    found = {}
     with _reaper() as tell:
         for i, name in enumerate(names):
             share, limit = _share_and_limit(names[i:], ends - time.monotonic(), quick)
             if seconds is not None:
                 share, limit = seconds, 1.5 * seconds + SLACK_SECONDS
-            if not _run_one(QUESTIONS[name], quick, share, limit, tell):
-                failed.append(name)
-    return failed
+            found[name] = _run_one(QUESTIONS[name], quick, share, limit, tell)
+    return found
 
 
 def _share_and_limit(names: Sequence[str], left: float, quick: bool) -> tuple[float, float]:
@@ -99,8 +112,8 @@ def sweep(run_name: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _run_one(question: Question, quick: bool, share: float, limit: float, tell: Tell) -> bool:
-    """share, limit: seconds. It is ended by force at its limit."""
+def _run_one(question: Question, quick: bool, share: float, limit: float, tell: Tell) -> Ended:
+    """share, limit: seconds. At its limit it is told to end, and later ended by force."""
     for kind in ("json", "png"):
         (harness.OUT / f"{question.name}.{kind}").unlink(missing_ok=True)
     command = [
@@ -122,11 +135,11 @@ def _run_one(question: Question, quick: bool, share: float, limit: float, tell: 
             start_new_session=True,
         )
         tell.running(process.pid)
-        why = f"ended after its limit of {limit:.3g} s"
+        told = False
         try:
             status = process.wait(limit)
-            why = f"ended with status {status}"
         except subprocess.TimeoutExpired:
+            told = True
             process.terminate()  # it reports what it has
             with suppress(subprocess.TimeoutExpired):
                 process.wait(REPORT_SECONDS)
@@ -144,15 +157,24 @@ def _run_one(question: Question, quick: bool, share: float, limit: float, tell: 
         seconds, busy = time.monotonic() - start, _cpu_seconds() - busy
         print(
             f"  ({question.name}: {seconds:.0f} s of {share:.0f} s, {busy:.0f} s of processor "
-            "time)",
+            f"time{', out of time' if told else ''})",
             flush=True,
         )
-        return True
+        return Ended.OUT_OF_TIME if told else Ended.ANSWERED
     print("".join(said.splitlines(keepends=True)[-30:]), file=sys.stderr, flush=True)
     last = said.strip().splitlines()[-1:] or ["no words"]
-    print(f"\n== {question.name}: NOT ANSWERED: {why}: {last[0]}", flush=True)
-    harness.write_json(question.name, question.name, failure=f"{why}: {last[0]}", quick=quick)
-    return False
+    ended = Ended.FAILED
+    why = f"ended with status {status}: {last[0]}"
+    if told and status == -signal.SIGTERM:  # before it had begun
+        ended, why = (
+            Ended.OUT_OF_TIME,
+            f"its limit of {limit:.3g} s was over before its first round",
+        )
+    elif told:
+        why = f"did not end within {REPORT_SECONDS:.0f} s after its limit of {limit:.3g} s"
+    print(f"\n== {question.name}: NOT ANSWERED: {why}", flush=True)
+    harness.write_json(question.name, question.name, failure=why, quick=quick)
+    return ended
 
 
 def _cpu_seconds() -> float:

@@ -1,46 +1,55 @@
-"""Policies on the MNIST demo under SIGKILL, with a mean time between failures of seconds: what each
-added and what each lost.
+"""Policies on the MNIST demo under SIGKILL, with seconds between failures: what each costs in
+reality, beside what the simulation says of the same jobs.
 
-Every policy trains the demo's model in its own store (domain "file", on a disk: a commit waits for
-it), in processes that are killed after exponential times; the times are the same for every policy,
-and the policies take turns, a process each. A process that is killed resumes at the last commit.
-Counted in seconds of the training processes:
+Every policy trains the demo's model in stores of its own (domain "file", on a disk: a commit waits
+for it), in processes that are killed after exponential times; the times are the same for every
+policy, and the policies take turns, a process each. A process that is killed resumes at the last
+commit. A policy goes on, job after job, until it has been killed 16 times. Counted in seconds of
+the training processes, / the seconds of the work that was done:
 
 * lost: training time of steps that had to be done again, the one that the kill cut included;
 * added: time in `run.commit` at every step, kept or lost, and what steps took longer than plain
   ones (first writes after a commit).
 
 Time from a kill to the first step (Python, imports, data) is the same for all and left out.
+
+The simulation (`pmstore_lab.simulation`) runs the same policies on jobs of as many steps, with the
+plain step's time, the mean time that this policy's commits added, and the same mean time between
+failures. Both have their spread: in reality the standard error that follows from what single kills
+cost, in the simulation the standard deviation of so many kills.
+
+"Rate learned" begins every job with what is assumed of a job of which nothing is known.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 import signal
 import statistics
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import NONE, POWER, SEED, Budget, Row, missing, report, scratch
 
-KILLS = 3  # of a job, on average
-MOST_STEPS, LEAST_STEPS = 600, 100  # of a job; by the time there is
+KILLS = 16  # of each policy, at least
+JOB_KILLS = 8  # of a job, on average
+MOST_STEPS, LEAST_STEPS = 1200, 240  # of a job; by the time there is
+SIMULATED = 12  # times as many kills
 NEVER = 1 << 40
 POLICIES: dict[str, dict[str, Any]] = {
     "no commits, no kills": {"name": "EveryN", "steps": NEVER},
     "every step": {"name": "EveryN", "steps": 1},
-    "every 10 steps": {"name": "EveryN", "steps": 10},
     "every 100 steps": {"name": "EveryN", "steps": 100},
     "CheckFreq 3.5 %": {"name": "CheckFreq"},
-    "Young, true rate": {"name": "Young"},
-    "scheduler time, true rate": {"name": "time", "rate": True},
-    "scheduler time, rate learned": {"name": "time", "rate": False},
-    "scheduler progress, true rate": {"name": "progress", "rate": True},
+    "Young, true rate": {"name": "Young", "rate": True},
+    "auto, true rate": {"name": "Auto", "rate": True},
+    "auto, rate learned": {"name": "Auto"},
 }
 PLAIN = "no commits, no kills"
 FORKS = multiprocessing.get_context("forkserver")
@@ -48,16 +57,29 @@ FORKS = multiprocessing.get_context("forkserver")
 
 @dataclass(slots=True)
 class Tally:
-    """One policy's job, over its processes. Seconds."""
+    """One policy's jobs, over their processes. Seconds."""
 
-    done: int = 0  # steps that the last commit holds
+    jobs: int = 1  # that have begun
+    done: int = 0  # steps of the present one that its last commit holds
+    work: int = 0  # steps of those that have ended
     lives: int = 0
-    kills: int = 0
     commits: int = 0
-    lost: float = 0.0
+    lost: list[float] = field(default_factory=list)  # by each kill
     added: float = 0.0
     steps: list[float] = field(default_factory=list)  # training time of each, kept or lost
     loss: float = 0.0  # at the end
+
+
+def _rule(policy: dict[str, Any]) -> Any:
+    from pmstore.scheduler import Auto, EveryN
+    from pmstore_lab.simulation.baselines import CheckFreq, Young
+
+    return {
+        "EveryN": lambda: EveryN(policy["steps"]),
+        "CheckFreq": CheckFreq,
+        "Young": Young,
+        "Auto": lambda: Auto(free_budget=0.0),
+    }[policy["name"]]()
 
 
 # ---- the trainer
@@ -72,37 +94,15 @@ def _child(config: dict[str, Any], say: Connection) -> None:
 
     import pmstore
     import pmstore.torch
-    from pmstore.scheduler import (
-        CheckFreq,
-        CommitScheduler,
-        ConvergenceAware,
-        EveryN,
-        HazardModel,
-        Known,
-        Young,
-    )
+    from pmstore.scheduler import CommitScheduler, Known
     from pmstore_lab.demo_trainer import Config, make_job, train_step
 
     job = make_job(Config(config["data"], config["store"], None, "file", config["steps"], SEED, 1))
-    rate = 1.0 / config["mtbf"]
     with pmstore.open(config["store"], domain="file") as store:
-        policy = config["policy"]
-        if policy["name"] in ("time", "progress"):
-            # The prior's four hours are meant for failures that are hours apart: here they are
-            # seconds apart.
-            hazard = HazardModel(store, prior_seconds=2.0 * config["mtbf"])
-            rule = ConvergenceAware(policy["name"], free_budget=0.0)
-            known = Known(config["steps"], rate if policy["rate"] else None, hazard)
-            scheduler = CommitScheduler(rule, store=store, known=known)
-        else:
-            rules = {
-                "EveryN": lambda: EveryN(policy["steps"]),
-                "CheckFreq": CheckFreq,
-                "Young": lambda: Young(rate),
-            }
-            scheduler = CommitScheduler(
-                rules[policy["name"]](), store=store, known=Known(config["steps"], rate)
-            )
+        rate = 1.0 / config["mtbf"] if config["policy"].get("rate") else None
+        scheduler = CommitScheduler(
+            _rule(config["policy"]), store=store, known=Known(config["steps"], rate)
+        )
         run = pmstore.torch.attach(
             store,
             model=job.model,
@@ -117,7 +117,7 @@ def _child(config: dict[str, Any], say: Connection) -> None:
             start, loss = end, train_step(job, batch)
             trained = time.monotonic()
             done += 1
-            committed = run.commit(loss)
+            committed = run.end_step(loss)
             end = time.monotonic()
             tell(
                 "step",
@@ -141,7 +141,7 @@ def _life(
     """One process, killed so many seconds after it was ready. True if it reached the end before."""
     config = {
         "data": str(folder),
-        "store": str(folder / f"{list(POLICIES).index(name)}-{steps}.pm"),
+        "store": str(folder / f"{list(POLICIES).index(name)}-{steps}-{tally.jobs}.pm"),
         "steps": steps,
         "policy": POLICIES[name],
         "mtbf": mtbf,
@@ -189,8 +189,11 @@ def _life(
     if not finished:
         if status != -signal.SIGKILL:
             raise RuntimeError(f"a trainer ended with status {status}")
-        tally.kills += 1
-        tally.lost += sum(since) + time.monotonic() - last
+        tally.lost.append(sum(since) + time.monotonic() - last)
+    else:
+        tally.work += steps
+        tally.jobs += 1
+        tally.done = 0
     return finished
 
 
@@ -214,10 +217,46 @@ def _steps_in(folder: Path, policies: int, budget: Budget) -> tuple[int, float]:
         _life(folder, PLAIN, steps, tried, None, 1.0)
     a_life = time.monotonic() - start
     step = statistics.median(tried.steps)
-    # A job takes half as long again as its steps (commits, what is done twice), and so many lives.
-    left = 0.9 * budget.left / policies - (1 + KILLS) * a_life
-    steps = max(LEAST_STEPS, min(MOST_STEPS, int(left / (1.5 * step))))
+    # Each policy has so many lives; a job takes half as long again as its steps (commits, what is
+    # done twice), and the last job of each is over its kills.
+    each = 0.9 * budget.left / policies - (KILLS + JOB_KILLS / 2) * a_life
+    steps = int(JOB_KILLS * each / (1.5 * step * (KILLS + JOB_KILLS / 2)))
+    steps = max(LEAST_STEPS, min(MOST_STEPS, steps))
     return steps, steps * step
+
+
+# ---- the simulation
+
+
+def _simulated(name: str, tally: Tally, steps: int, plain: float, mtbf: float) -> list[float]:
+    """Lost and added time / work, of jobs like the real ones."""
+    import numpy as np
+
+    from pmstore.scheduler import HazardModel
+    from pmstore_lab.simulation import CURVES, Cell, CostClass, Job
+    from pmstore_lab.simulation.failures import poisson
+    from pmstore_lab.simulation.figure import scheduler
+
+    policy = POLICIES[name]
+    commit = max(_added(tally, plain), 0.0) / max(tally.commits, 1)
+    cost = CostClass("demo", plain, commit, 0.0, 0.0, steps * plain)
+    cell = Cell(cost, CURVES["exponential"], mtbf)
+    found = []
+    for seed in range(SIMULATED):
+        spent = 0.0
+        for number in range(tally.jobs - 1):
+            chance = np.random.default_rng([SEED, seed, number])
+            failures = poisson(chance, mtbf, 1000.0 * cost.job)
+            hazard = HazardModel()
+            rate = cell.rate if policy.get("rate") else None
+            make = scheduler(_rule(policy), rate, hazard=hazard)
+            spent += Job(cell, seed).run(make, failures, hazard=hazard).overhead
+        found.append(spent / ((tally.jobs - 1) * cost.job))
+    return found
+
+
+def _added(tally: Tally, plain: float) -> float:
+    return tally.added + max(sum(tally.steps) - len(tally.steps) * plain, 0.0)
 
 
 def main(quick: bool, budget: Budget) -> None:
@@ -226,21 +265,23 @@ def main(quick: bool, budget: Budget) -> None:
     names = [
         name
         for name in POLICIES
-        if not quick or name in (PLAIN, "every step", "scheduler time, true rate")
+        if not quick or name in (PLAIN, "every 100 steps", "auto, rate learned")
     ]
+    kills = 4 if quick else KILLS
     tallies = {name: Tally() for name in names}
     with scratch("disk") as folder:
         _write_data(folder)
         steps, job_seconds = _steps_in(folder, len(names), budget)
-        mtbf = job_seconds / KILLS
+        mtbf = job_seconds / JOB_KILLS
         waiting, life = list(names), 0
         chance = random.Random(SEED)
-        while waiting and not budget.spent:
+        while waiting and not (life and budget.spent):
             seconds = chance.expovariate(1.0 / mtbf)
             life += 1
             for name in list(waiting):
-                if _life(
-                    folder, name, steps, tallies[name], None if name == PLAIN else seconds, mtbf
+                tally, kill = tallies[name], None if name == PLAIN else seconds
+                if _life(folder, name, steps, tally, kill, mtbf) and (
+                    name == PLAIN or len(tally.lost) >= kills
                 ):
                     waiting.remove(name)
             print(
@@ -248,51 +289,41 @@ def main(quick: bool, budget: Budget) -> None:
                 flush=True,
             )
     plain = statistics.median(tallies[PLAIN].steps)
-    case = f"{steps} steps of {plain * 1e3:.1f} ms, a SIGKILL every {mtbf:.1f} s"
+    case = f"jobs of {steps} steps of {plain * 1e3:.1f} ms, a SIGKILL every {mtbf:.2f} s"
     rows = []
     for name, tally in tallies.items():
         if name == PLAIN or name in waiting:
             continue
-        slower = max(sum(tally.steps) - len(tally.steps) * plain, 0.0)
-        total = tally.added + slower + tally.lost
+        work = tally.work * plain
+        added, lost = _added(tally, plain), sum(tally.lost)
+        total = added + lost
+        simulated = _simulated(name, tally, steps, plain, mtbf)
         extra = {
-            "lost s": tally.lost,
-            "added s": tally.added + slower,
-            "of which in commit s": tally.added,
-            "kills": float(tally.kills),
+            "reality": total / work,
+            "its error": statistics.pstdev(tally.lost) * math.sqrt(len(tally.lost)) / work,
+            "simulation": statistics.mean(simulated),
+            "its spread": statistics.pstdev(simulated),
+            "lost": lost / work,
+            "added": added / work,
+            "kills": float(len(tally.lost)),
             "commits": float(tally.commits),
-            "steps done": float(len(tally.steps)),
-            "of work": total / (steps * plain),
+            "jobs": float(tally.jobs - 1),
         }
-        us = total * 1e6
+        us = total / work * 1e6  # in a second of work
         rows.append(Row(name, case, us, us, us, POWER, None, extra))
     best = min((row.median_us for row in rows), default=1.0)
-    rows = [
-        Row(
-            r.method,
-            r.case,
-            r.median_us,
-            r.min_us,
-            r.max_us,
-            r.durability,
-            r.median_us / best,
-            r.extra,
-        )
-        for r in rows
-    ]
+    rows = [replace(row, ratio=row.median_us / best) for row in rows]
     late = [
-        missing(
-            name, case, POWER, f"not at its end after {tallies[name].lives} lives: no time left"
-        )
+        missing(name, case, POWER, f"{len(tallies[name].lost)} kills, not at its end: no time left")
         for name in waiting
     ]
     notes = [
         f"plain step: median {plain * 1e3:.2f} ms ({PLAIN}, {NONE})",
-        "one job for each policy: chance decides between close ones",
+        "lost and added time in a second of work; reality and simulation: the same as shares",
     ]
     report(
         "scheduler_kills",
-        "Lost and added time of commit policies on the MNIST demo under SIGKILL",
+        "Lost and added time of commit policies under SIGKILL, in reality and in the simulation",
         sorted(rows, key=lambda row: row.median_us) + late,
         ratio_text="lost + added over the least",
         notes=notes,

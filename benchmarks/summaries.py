@@ -363,6 +363,11 @@ SUMMARIES = {
         ends("insert (mean)", "get"),
         "slope of",
     ),
+    "scale": Summary(
+        "One operation. *Put and commit*: of one small value. With more time, up to 40 GiB.",
+        pivot(cases_down=True),
+        "slope of",
+    ),
     "key_value": Summary(
         "One operation (and over pmstore process).", pivot(r"put.*|get.*|reopen.*", cases_down=True)
     ),
@@ -374,8 +379,17 @@ SUMMARIES = {
         "Simulated jobs; *Young*, *CheckFreq*: rules for the interval of checkpoints.", aims, ".*"
     ),
     "scheduler_kills": Summary(
-        "Lost and added time together (and over the least).",
-        by_method({"lost s": "lost, s", "added s": "added, s", "commits": "commits"}),
+        "Lost and added time together, in a second of work (and over the least).",
+        by_method(
+            {
+                "reality": "reality, of work",
+                "its error": "+-",
+                "simulation": "simulation, of work",
+                "its spread": "+-",
+                "kills": "kills",
+                "commits": "commits",
+            }
+        ),
     ),
     "tiers": Summary(
         "How long a save blocks the program, how much slower steps are beside it; then writing and"
@@ -396,5 +410,25 @@ SUMMARIES = {
             ),
             {"step slowdown": "a step beside it, over one alone"},
         ),
+    ),
+    "beside": Summary(
+        "A step of a writer that commits each step, and what a reader waits for.",
+        pivot(r".*", cases_down=True),
+    ),
+    "job_commits": Summary(
+        "What is waited for beside the commit (and over a blocking all-reduce).",
+        pivot(r"added to a step, (domain .*)", cases_down=True),
+    ),
+    "job_restart": Summary(
+        "Both ranks are killed at once (and over pmstore's).",
+        pivot(r"(?!Python).*", cases_down=True),
+    ),
+    "frameworks": Summary(
+        "A step, and what is done again after SIGKILL: a commit each step, none, and the"
+        " framework's own checkpoint every 100 steps.",
+        pivot(r".*", cases_down=True),
+    ),
+    "checkpoints": Summary(
+        "Times (and over torch's own writer or reader, or memcpy).", pivot(cases_down=True)
     ),
 }

@@ -199,7 +199,7 @@ class PlainWriting(Saver):
 
     def start(self) -> None:
         self.thread = threading.Thread(
-            target=_direct, args=(self.folder / "plain", self.block, self.total)
+            target=direct, args=(self.folder / "plain", self.block, self.total)
         )
         self.thread.start()
 
@@ -296,7 +296,7 @@ def _training(
 # ---- bandwidth, increments, ranks ----
 
 
-def _direct(path: Path, buffer: np.ndarray[Any, Any], total: int) -> float:
+def direct(path: Path, buffer: np.ndarray[Any, Any], total: int) -> float:
     """Seconds of writing a new file; deleting the one before is not counted."""
     path.unlink(missing_ok=True)
     start = time.perf_counter()
@@ -308,7 +308,7 @@ def _direct(path: Path, buffer: np.ndarray[Any, Any], total: int) -> float:
     return time.perf_counter() - start
 
 
-def _aligned(count: int) -> np.ndarray[Any, Any]:
+def aligned_block(count: int) -> np.ndarray[Any, Any]:
     """On huge pages, as a flush's own: the plain methods are as fast as they can be."""
     import mmap
 
@@ -320,7 +320,7 @@ def _aligned(count: int) -> np.ndarray[Any, Any]:
 
 
 def _random(count: int) -> np.ndarray[Any, Any]:
-    block = _aligned(count)
+    block = aligned_block(count)
     block[:] = np.random.default_rng(0).integers(0, 256, count, np.uint8)
     return block
 
@@ -370,7 +370,7 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
 
         def plain() -> float:
             (disk / "plain").unlink(missing_ok=True)
-            return timed(PLAIN, lambda: _direct(disk / "plain", block, size))
+            return timed(PLAIN, lambda: direct(disk / "plain", block, size))
 
         def flush(name: str, full: bool) -> float:
             """Until the epoch counts; deleting the one before is not counted."""
@@ -386,7 +386,7 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
 
         def plain_part() -> None:
             """Chunks, then what says where they are: each synced, with its name."""
-            _direct(disk / "part", part, part.nbytes)
+            direct(disk / "part", part, part.nbytes)
             fd = os.open(disk, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
@@ -417,7 +417,7 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
             _drop(disk / "plain")
             fd = os.open(disk / "plain", os.O_RDONLY | os.O_DIRECT)
             start = time.perf_counter()
-            fresh = _aligned(size + block.nbytes)
+            fresh = aligned_block(size + block.nbytes)
             for at in range(0, size, block.nbytes):
                 os.preadv(fd, [fresh[at : at + block.nbytes].data], at)
             seconds = time.perf_counter() - start
@@ -467,7 +467,7 @@ def _disk_alone(case: str, size: int) -> list[harness.Row]:
         for _ in range(3):
             for writers, taken in times.items():
                 jobs = [
-                    pool.submit(_direct, disk / f"{writers} {i}", block, size // writers)
+                    pool.submit(direct, disk / f"{writers} {i}", block, size // writers)
                     for i in range(writers)
                 ]
                 taken.append(1e6 * max(job.result() for job in jobs))

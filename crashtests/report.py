@@ -198,6 +198,7 @@ class Report:
 
 BESIDE = {
     "mixtures": "Mixtures of Hypothesis: {programs:,} programs, {images:,} distinct images",
+    "protocol": "Global commits: {states:,} states of all interleavings, {mutants} mutants",
     "tiers": "Tiers: {images:,} distinct images, {faults:,} failing operations",
 }
 """Runs of their own, which leave what they did for the report, and what is said of it."""

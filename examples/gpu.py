@@ -32,10 +32,8 @@ def train(path: str, steps: int, device: str) -> list[torch.Tensor]:
             loss = nn.functional.mse_loss(model(features), features.flip(1))
             loss.backward()
             optimizer.step()  # waits until the last commit has read what it is about to write
-            run.commit(wait=False)  # copied, and made durable, while the next step runs
-        if run.pending is not None:
-            run.pending.wait()
-        print(f"step {run.step} committed")
+            run.end_step(loss, wait=False)  # a commit is copied, and made durable, meanwhile
+    print(f"step {run.step} committed")
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 

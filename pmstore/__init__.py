@@ -14,6 +14,8 @@ What else there is, imported when it is used:
                              generators (needs torch)
     pmstore.torch.optim      AdamW, Adam, SGD that write the next version beside the committed one:
                              no copy at a commit
+    pmstore.dcp              storage for torch.distributed.checkpoint; runs read as checkpoints
+    pmstore.integrations     Lightning, Hugging Face, Accelerate, Ray, scikit-learn, JAX
     pmstore.scheduler        when to commit, and to which tier: learned while the job runs
     Store.add_tier, restore  committed state flows to disks and object stores in the background, and
                              back (pmstore.tiers)
@@ -27,43 +29,47 @@ What else there is, imported when it is used:
 All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells how it works.
 """
 
-import importlib
-from typing import TYPE_CHECKING
+from pmstore.base.doors import door
+from pmstore.base.version import VERSION
 
-from pmstore.engine._binding import Transaction
-from pmstore.engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
-from pmstore.errors import (
-    ClosedStoreError,
-    CorruptStoreError,
-    DomainError,
-    ForkedStoreError,
-    FormatVersionError,
-    MirrorError,
-    MovedError,
-    NameExistsError,
-    NotAStoreError,
-    PmstoreError,
-    ReadOnlyStoreError,
-    StoreFullError,
-    StoreLockedError,
-    TierError,
-    TransactionError,
-    UncleanCopyError,
-    UncleanMachineCrashError,
-)
-from pmstore.formats.compaction import Compaction, compact
-from pmstore.objects.containers import Group
-from pmstore.objects.entries import Entry
-from pmstore.objects.lists import List
-from pmstore.objects.slots import Slots
-from pmstore.opening import open
-from pmstore.store import Store
-
+TYPE_CHECKING = False  # as typing's, which takes longer to import than all of this
 if TYPE_CHECKING:
-    from pmstore import exchange, portable
+    from pmstore import dcp, errors, exchange, portable, pymm, scheduler, testing, tiers, torch
+    from pmstore.engine._binding import Transaction
+    from pmstore.engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
+    from pmstore.errors import (
+        ClosedStoreError,
+        CorruptStoreError,
+        DomainError,
+        ForkedStoreError,
+        FormatVersionError,
+        InDoubtError,
+        MirrorError,
+        MixedStoresError,
+        MovedError,
+        NameExistsError,
+        NotAStoreError,
+        PeerLostError,
+        PmstoreError,
+        ReadOnlyStoreError,
+        SnapshotLostError,
+        StoreFullError,
+        StoreLockedError,
+        TierError,
+        TransactionError,
+        UncleanCopyError,
+        UncleanMachineCrashError,
+    )
+    from pmstore.formats.compaction import Compaction, compact
+    from pmstore.objects.containers import Group
+    from pmstore.objects.entries import Entry
+    from pmstore.objects.lists import List
+    from pmstore.objects.slots import Slots
+    from pmstore.opening import open
+    from pmstore.store import Store
     from pmstore.tiers import TierConfig, epochs, restore
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "CheckReport",
@@ -75,17 +81,21 @@ __all__ = [
     "ForkedStoreError",
     "FormatVersionError",
     "Group",
+    "InDoubtError",
     "Info",
     "List",
     "MirrorError",
+    "MixedStoresError",
     "MovedError",
     "NameExistsError",
     "NotAStoreError",
+    "PeerLostError",
     "PmstoreError",
     "ReadOnlyStoreError",
     "Recovery",
     "SegmentUsage",
     "Slots",
+    "SnapshotLostError",
     "Stats",
     "Store",
     "StoreFullError",
@@ -98,20 +108,46 @@ __all__ = [
     "UncleanMachineCrashError",
     "__version__",
     "compact",
+    "dcp",
     "epochs",
+    "errors",
     "exchange",
     "open",
     "portable",
+    "pymm",
     "restore",
     "scheduler",
+    "testing",
+    "tiers",
     "torch",
 ]
 
+if not TYPE_CHECKING:  # which would take every name for one of ours
+    __getattr__ = door(
+        "pmstore",
+        {
+            "pmstore.engine._binding": ("Transaction",),
+            "pmstore.engine.reports": ("CheckReport", "Info", "Recovery", "SegmentUsage", "Stats"),
+            "pmstore.errors": (
+                *("ClosedStoreError", "CorruptStoreError", "DomainError", "ForkedStoreError"),
+                *("FormatVersionError", "InDoubtError", "MirrorError", "MixedStoresError"),
+                *("MovedError", "NameExistsError", "NotAStoreError", "PeerLostError"),
+                *("PmstoreError", "ReadOnlyStoreError", "SnapshotLostError", "StoreFullError"),
+                *("StoreLockedError", "TierError", "TransactionError", "UncleanCopyError"),
+                *("UncleanMachineCrashError",),
+            ),
+            "pmstore.formats.compaction": ("Compaction", "compact"),
+            "pmstore.objects.containers": ("Group",),
+            "pmstore.objects.entries": ("Entry",),
+            "pmstore.objects.lists": ("List",),
+            "pmstore.objects.slots": ("Slots",),
+            "pmstore.opening": ("open",),
+            "pmstore.store": ("Store",),
+            "pmstore.tiers": ("TierConfig", "epochs", "restore"),
+        },
+        ("dcp", "errors", "exchange", "portable", "pymm", "scheduler", "testing", "tiers", "torch"),
+    )
 
-def __getattr__(name: str) -> object:
-    # nor fsspec's and tiers' modules before they are used
-    if name in ("TierConfig", "restore", "epochs"):
-        return getattr(importlib.import_module("pmstore.tiers"), name)
-    if name in ("torch", "scheduler", "exchange", "portable"):  # import pmstore imports no torch
-        return importlib.import_module(f"pmstore.{name}")
-    raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -26,13 +26,20 @@ class PmstoreError(Exception):
 
 
 class StoreLockedError(PmstoreError, BlockingIOError):
-    """Another process, or another `open` in this one, holds the store's lock.
+    """Another process, or another `open` in this one, holds the store's lock. For readers (mode
+    "r"): and it does not answer them.
 
     Attributes:
         pid: a holder's process id, or None where the system does not tell (/proc/locks).
     """
 
     pid: int | None = None
+
+
+class SnapshotLostError(PmstoreError, RuntimeError):
+    """A store that is read beside a writer (`pmstore.open`, mode "r") went on, and what was asked
+    for cannot be had as of the commit that this reader shows. What was read before stays as it
+    is."""
 
 
 class MirrorError(PmstoreError, RuntimeError):
@@ -106,6 +113,16 @@ class ForkedStoreError(TransactionError):
     """The store belongs to the parent process; in a fork child it can only be read."""
 
 
+class InDoubtError(TransactionError):
+    """The version before the last commit is held for a job of several ranks, and it is not known
+    that all of them have the last commit. What would let go of it is refused: commits, transaction
+    blocks, the next version of slots that it has, `Store.rewind`.
+
+    Leaving the store's `with` raises it too, where something was written: the store is closed, what
+    was pending is rolled back, and what is held stays.
+    """
+
+
 class ClosedStoreError(PmstoreError, ValueError):
     """The store was closed."""
 
@@ -123,4 +140,22 @@ class DomainError(PmstoreError, OSError):
 
 
 class TierError(PmstoreError, OSError):
-    """A storage tier failed."""
+    """A storage tier failed.
+
+    Attributes:
+        damaged: what was asked for is there, and damaged or not whole.
+    """
+
+    damaged: bool = False
+
+
+class MixedStoresError(PmstoreError, RuntimeError):
+    """The stores, or the programs, of a job's ranks do not belong together: no state of the job is
+    in all of them, or one rank did what the others did not. Raised at every rank. Nothing was
+    lost."""
+
+
+class PeerLostError(PmstoreError, RuntimeError):
+    """Another rank of the job has died, or did not come in time. This rank's store stays at its
+    last commit and holds the one before: start the job again, and all ranks go on from the same
+    step."""

@@ -1,5 +1,13 @@
-"""safetensors and npz, in and out."""
+"""safetensors and npz, in and out: of stores and groups, and of runs (`*_run`)."""
 
 from pmstore.formats.exchange import export_npz, export_safetensors, import_npz, import_safetensors
+from pmstore.formats.runs import export_run, import_run
 
-__all__ = ["export_npz", "export_safetensors", "import_npz", "import_safetensors"]
+__all__ = [
+    "export_npz",
+    "export_run",
+    "export_safetensors",
+    "import_npz",
+    "import_run",
+    "import_safetensors",
+]

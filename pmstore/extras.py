@@ -3,15 +3,21 @@ install."""
 
 from __future__ import annotations
 
-_EXTRAS = {"torch": "torch", "safetensors": "export"}
+_BY = {
+    "torch": "'pmstore[torch]'",
+    "safetensors": "'pmstore[export]'",
+    "sklearn": "scikit-learn",
+    "ray": "'ray[train]'",
+    **{name: name for name in ("lightning", "transformers", "accelerate", "jax")},
+}
+"""What brings a package; 'pmstore[all]' brings the others."""
 
 
 def missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The error, with the extra of pmstore that brings the package."""
-    extra = _EXTRAS.get((error.name or "").partition(".")[0], "all")
-    return ModuleNotFoundError(
-        f"this needs {error.name}: pip install 'pmstore[{extra}]'", name=error.name
-    )
+    """The error, with what to install."""
+    name = (error.name or "").partition(".")[0]
+    by = _BY.get(name, "'pmstore[all]'")
+    return ModuleNotFoundError(f"this needs {name}: pip install {by}", name=error.name)
 
 
 class _Optional:
@@ -27,5 +33,5 @@ class _Optional:
             raise missing(error) from None
 
 
-optional = _Optional()
-"""`with optional: import torch`: ModuleNotFoundError names the extra."""
+optional: _Optional = _Optional()
+"""`with optional: import torch`: ModuleNotFoundError says what to install."""

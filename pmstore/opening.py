@@ -29,18 +29,22 @@ def open(
     hot: bool = True,
     force: bool = False,
     hold: bool = False,
+    lock: bool = False,
 ) -> Store:
     """Opens or creates a store.
 
     mode: "a" opens, or creates if there is none or an empty file; "r+" opens; "w" creates,
-        replacing what is there; "x" creates, and there must be nothing; "r" opens for reading: it
-        excludes writers, and shows a crashed file as of its last commit without changing it. Arrays
-        are then not writeable.
+        replacing what is there; "x" creates, and there must be nothing; "r" opens for reading,
+        also while another process writes: it shows the last commit, whole, and stays at it until
+        `Store.refresh`; a crashed file it shows without changing it. Arrays are then not writeable,
+        and private copies of what is stored, made when they are first looked up.
     size: of a new file, in bytes or as "4GiB" (default 64 MiB, at least 1 MiB). It grows by itself.
     max_size: the file never grows beyond; it replaces what an existing store was given before.
         None: that, or no limit but the file system.
     domain: what a commit survives (see `SURVIVES`); "auto": "dax" where the file system can,
         "process" on tmpfs, else "file".
+    lock: of mode "r": keeps writers out as long as it is open. Arrays are then the file's own
+        pages, and nothing is copied.
     lock_timeout: seconds to wait for another process that has the store open; 0: none; None: for
         ever.
     hot: False protects all pages again at every commit (slower; no assumption about writers being
@@ -51,10 +55,11 @@ def open(
         also after a crash and another open with hold=True. The next commit lets go of it; so does
         leaving `with` normally; leaving it by an exception, `close` and a crash do not. Of slots
         and mirrors that the commit changed, the next version takes the place of the one that is
-        held: to open it (`Slots.next`, a step of an optimizer on slots, a commit of mirrors) lets
-        go, too. Room for two transactions' logs: the file is about three times what it holds. Not
-        in domain "file". Without hold, a version that an earlier open holds stays until the first
-        commit.
+        held: to open it (`Slots.next`, a step of an optimizer on slots, a commit of mirrors, also
+        one that fails) lets go, too. Room for two transactions' logs: the file is about three times
+        what it holds. Without hold, a version that an earlier open holds stays until the first
+        commit. One that is held for a job of several ranks stays until the job attaches the store
+        again, or `pmstore resolve`: till then a commit raises InDoubtError.
 
     Raises:
         StoreLockedError: it is open elsewhere; names the process.
@@ -91,19 +96,27 @@ def open(
         raise ValueError(
             f"size={size!r} is too small: a store needs at least {MIN_SIZE_BYTES} bytes (1 MiB)"
         )
-    pool = Pool(
-        name,
-        mode,
-        size_bytes=size_bytes,
-        max_size_bytes=parse_size(max_size, "max_size"),
-        domain=domain,
-        lock_timeout_seconds=lock_timeout,
-        hot=hot,
-        force=force,
-        hold=hold,
-        ranges=array.span,
-    )
-    store = Store(Core(pool))
+    if lock and mode != "r":
+        raise ValueError("lock=True is of mode 'r': every other mode has the lock")
+    beside = mode == "r" and not lock
+
+    def open_pool(keep: bool) -> Pool:
+        return Pool(
+            name,
+            mode,
+            size_bytes=size_bytes,
+            max_size_bytes=parse_size(max_size, "max_size"),
+            domain=domain,
+            lock_timeout_seconds=lock_timeout,
+            hot=hot,
+            force=force,
+            hold=hold,
+            beside=beside,
+            keep=keep,
+            ranges=array.span,
+        )
+
+    store = Store(Core(open_pool(False), open_pool if beside else None))
     if mode != "r":
         try:
             # told to whoever uses them
@@ -114,3 +127,25 @@ def open(
             store.close()
             raise
     return store
+
+
+def open_before(path: str) -> Store:
+    """As `open(path, "r", lock=True)`, but what is shown is the version before the last commit,
+    which the store holds.
+
+    Raises: TransactionError: it holds none; and as `open`.
+    """
+    pool = Pool(
+        path,
+        "r",
+        size_bytes=0,
+        max_size_bytes=0,
+        domain="auto",
+        lock_timeout_seconds=0.0,
+        hot=True,
+        force=False,
+        hold=False,
+        before=True,
+        ranges=array.span,
+    )
+    return Store(Core(pool))

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
 from pmstore.engine._binding import Transaction
 from pmstore.engine.constants import ROLLED_BACK
-from pmstore.engine.history import History
+from pmstore.engine.pool import exiting
 from pmstore.errors import ClosedStoreError
 from pmstore.extras import optional
 from pmstore.objects.core import Core
 from pmstore.objects.guards import Guard, Guards, tell
-from pmstore.objects.root import Root
+from pmstore.tiers.flushing import Flushing
 
 if TYPE_CHECKING:
     import torch
 
+    from pmstore.engine.history import History
+    from pmstore.engine.snapshot import Snapshot
     from pmstore.mirror.mirror import Mirror
     from pmstore.mirror.mirrors import Mirrors
     from pmstore.mirror.pending import PendingCommit
-    from pmstore.tiers.config import TierConfig
-    from pmstore.tiers.handle import Flush
-    from pmstore.tiers.manager import Tiers
 
 _LEAVING_SECONDS = 10.0
 """That leaving the store's `with` waits for another thread's transaction block. It ends: that
 thread may be waiting for this one."""
 
 
-class Store(Root):
+_FOLLOW_SECONDS = 0.1
+"""Between two looks for a new commit."""
+
+
+class Store(Flushing):
     """An open store, made by `pmstore.open`: a mapping of names to arrays, tensors, values and
     groups (see `Group`).
 
@@ -50,12 +55,11 @@ class Store(Root):
     transaction blocks take turns.
     """
 
-    __slots__ = ("__weakref__", "_guards", "_mirrors", "_tiers")
+    __slots__ = ("__weakref__", "_guards", "_mirrors")
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._guards = Guards()
-        self._tiers: Tiers | None = None
         self._mirrors: Mirrors | None = None
         _open_stores[id(self)] = self
 
@@ -76,6 +80,19 @@ class Store(Root):
         """Raises: TransactionError: a commit now would raise it, on account of another guard."""
         self._guards.refuse_half(but)
 
+    def pin_committed(self) -> Snapshot | None:
+        """The last commit, if what the program sees in arrays and tensors is that; else None. But
+        for idle slots: see `idle_blocks`. No commit waits for it: what they overwrite is kept in
+        memory, at most as much as the store holds.
+        """
+        from pmstore.engine.snapshot import Snapshot
+
+        snapshot = Snapshot(self._core.pool, self._core.pool.info.reserve_bytes)
+        if self.written() or self._guards.half() or snapshot.epoch != self.epoch:
+            snapshot.close()
+            return None
+        return snapshot
+
     def _hook(self) -> None:
         """Has transaction blocks ask guards and mirrors."""
         reference = ref(self)
@@ -87,6 +104,9 @@ class Store(Root):
                 store._guards.refuse_half()
             if store._mirrors is not None:
                 store._mirrors.hook(when)
+            # of the outermost block: an inner one undoes nothing
+            if when == ROLLED_BACK and not store._core.pool.block_depth() and not store.closed:
+                store._guards.went_back()
 
         self._core.pool.handle.hook = hook
 
@@ -139,6 +159,8 @@ class Store(Root):
         ...     a.tolist()
         [1.0, 0.0, 0.0]
         """
+        if self._core.job is not None:  # which says why; entering would take it for a job that died
+            self._guards.refuse_half()
         return self._core.pool.handle.transaction(writes, timeout)
 
     def will_write(self, *arrays: Any) -> None:
@@ -212,9 +234,11 @@ class Store(Root):
         It is a commit, with an epoch of its own, whose content is that version's: durable on
         return, and a crash leaves the last commit, still with the version before it, or the end.
 
-        Raises: TransactionError: nothing is held; and as `rollback`.
+        Raises: TransactionError: nothing is held; InDoubtError: for a job; and as `rollback`.
         """
-        self._go_back(self._core.pool.back)
+        if self._core.job is not None:
+            raise self._core.job.alone("rewind()")
+        self._go_back(self._core.pool.rewind)
 
     def _go_back(self, step: Callable[[], None]) -> None:
         if self._mirrors is not None:
@@ -223,11 +247,50 @@ class Store(Root):
             step()
         if self._mirrors is not None:
             self._mirrors.restore()
+        self._guards.went_back()
 
     @property
     def in_transaction(self) -> bool:
         """Whether the caller, thread or task, is in a transaction block."""
         return self._core.pool.block_depth() > 0
+
+    # ---- reading beside a writer ----
+
+    def refresh(self, keep: bool = False) -> bool:
+        """Shows the last commit of the process that writes to the store: of one opened with mode
+        "r". Returns whether it is another commit than the one that was shown.
+
+        Arrays and tensors that were read before stay what they were; look them up again.
+
+        keep: asks the writer to keep this commit for this reader until all of it was read, for up
+            to a minute after the last read: as much memory of the writer's as it holds. Else it
+            keeps a part (at most 64 MiB), and a large array that is rewritten while it is read, or
+            before, raises SnapshotLostError. The writer never waits for a reader: it gives up what
+            it keeps first.
+
+        Raises: StoreLockedError: a process writes to it and does not answer; TransactionError: it
+            was not opened with mode="r", or with lock=True; and as `pmstore.open`.
+        """
+        return self._core.refresh(keep)
+
+    def follow(self, timeout: float | None = None) -> Iterator[int]:
+        """Waits for commits of the process that writes, shows each newest one (`refresh`), and
+        yields its epoch. Commits that come faster than they are asked for are passed over.
+
+        timeout: seconds without a new commit, after which it ends; None: it never does.
+
+        Raises: as `refresh`; TypeError, ValueError: timeout is no such number.
+        """
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError(f"timeout is a number of seconds, not {timeout}")
+        while True:
+            waited, pause = time.monotonic(), _FOLLOW_SECONDS / 16
+            while not self.refresh():
+                if timeout is not None and time.monotonic() - waited >= timeout:
+                    return
+                time.sleep(pause)
+                pause = min(2 * pause, _FOLLOW_SECONDS)
+            yield self.epoch
 
     # ---- life ----
 
@@ -235,31 +298,36 @@ class Store(Root):
         """Rolls back what is uncommitted, transaction blocks of other threads too, and gives the
         file up. Idempotent.
 
-        Arrays and tensors that are still alive become private copies at the same addresses. In a
-        fork child, where the store is the parent's, nothing happens.
+        Arrays and tensors that are still alive become private, at the same addresses. It returns at
+        once; who opens the file waits until what they show of it is copied, in the background.
+        In a fork child, where the store is the parent's, nothing happens.
 
         Raises: OSError if the last commits cannot be synced; closed nevertheless.
         """
         self._close(False, False)
 
-    def _close(self, commit: bool, raising: bool) -> None:
-        """raising: something, that goes on afterwards."""
+    def _close(self, commit: bool, raising: bool, kept: bool = False) -> None:
+        """raising: something, that goes on afterwards. kept: what was pending is committed."""
         if self.closed:
             return
         ours = self._core.process == os.getpid()
         lost: list[str] = []
 
         def may_commit() -> bool:
+            nonlocal kept
             if self._guards.half() or (raising and self._guards.running()):
                 lost.extend(self._guards.lost(True))
                 return False
             self._core.pool.handle.take_in_moved()
             if self._mirrors is not None:
                 self._mirrors.arm()
+            kept = True
             return True
 
         def end() -> None:
             try:
+                if ours:
+                    self._guards.ending(kept, raising)
                 if not commit and ours:
                     lost.extend(self._guards.lost(False))
             finally:
@@ -295,7 +363,17 @@ class Store(Root):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
         orderly = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        self._close(orderly, kind is not None)
+        kept = False
+        if not self.closed and self._core.process == os.getpid():
+            try:
+                if kind is not None or self._guards.half():
+                    self._guards.raising()
+                if orderly:
+                    kept = self._guards.leaving(kind is not None)
+            except BaseException:
+                self._close(False, True)
+                raise
+        self._close(orderly and not kept, kind is not None, kept)
 
     # ---- mirrors ----
 
@@ -329,102 +407,13 @@ class Store(Root):
             self._hook()
         return self._mirrors
 
-    # ---- tiers ----
-
-    @property
-    def tiers(self) -> Mapping[str, TierConfig]:
-        """The tiers that the store has, by name."""
-        return self._open_tiers().configs
-
-    def _open_tiers(self) -> Tiers:
-        if self._tiers is None:
-            from pmstore.tiers.manager import Tiers
-
-            with self._core.lock:  # two of them would write to the same tiers
-                if self._tiers is None:
-                    made = Tiers(self._core.pool)
-                    made.load(self)
-                    self._tiers = made
-        return self._tiers
-
-    def add_tier(
-        self, name: str, tier: TierConfig | str | os.PathLike[str] = "", **fields: NoReturn
-    ) -> None:
-        """Adds a place that committed state is flushed to, or changes one. The store remembers it
-        (from the next commit on).
-
-            store.add_tier("disk", "/mnt/checkpoints/run")
-            store.add_tier("s3", TierConfig("s3://bucket/run", keep=3, every=500))
-
-        What it remembers counts where this file had the tier added, by this user. A store that was
-        copied, restored or came from elsewhere names its tiers in a warning, and does not flush to
-        them by itself: add them again, or `pmstore trust` it.
-
-        tier: a URL or path alone is a `TierConfig` of it, with defaults for all else. Given again,
-            it replaces all that was said of the tier before.
-
-        Raises: TierError, ValueError, TypeError.
-        """
-        if fields:
-            from pmstore.tiers.config import wrong_fields
-
-            raise wrong_fields(name, fields)
-        self._open_tiers().add(self, name, tier)
-
-    def remove_tier(self, name: str) -> None:
-        """Forgets a tier, after its flush under way. What is in it stays.
-
-        Raises: TierError: there is none of that name.
-        """
-        self._open_tiers().remove(self, name)
-
-    def flush(
-        self,
-        tier: str,
-        *,
-        wait: bool = False,
-        full: bool = False,
-        progress: Callable[[int, int], object] | None = None,
-    ) -> Flush:
-        """Flushes the last commit to a tier, in the background; the store is used as before
-        meanwhile.
-
-        Only chunks that changed since this process's last flush to the tier are written; full: all
-        of them. The epoch counts when its manifest is there, and then survives this machine as far
-        as the tier does; epochs beyond `keep` are deleted after that (`drain` waits for it). Up to
-        eight flushes to a tier wait for each other, a further call for the first of them. wait:
-        return when it counts. progress: called with (bytes written, bytes to write) ten times a
-        second and at the end, on some thread; it may use the store, wait for the flush, drain or
-        close.
-
-        Raises: TierError, OSError: of the flush before, if nobody was told; with wait of this one.
-        """
-        handle = self._open_tiers().flush(tier, full, progress)
-        return handle.wait() if wait else handle
-
-    def flush_if_idle(self, tier: str) -> Flush | None:
-        """As `flush`, unless the tier's last flush is still under way, or deletes old epochs: then
-        None.
-
-        Raises: as `flush`.
-        """
-        tiers = self._open_tiers()
-        return tiers.flush(tier, False) if tiers.idle(tier) else None
-
-    def drain(self, timeout: float | None = None) -> None:
-        """Waits for all flushes under way, and until old epochs are deleted.
-
-        Raises: TimeoutError after timeout seconds; TierError, OSError: of a flush that nobody was
-            told of.
-        """
-        if self._tiers is not None:
-            self._tiers.drain(timeout)
-
     # ---- what belongs to this file, not to what is in it ----
 
     @property
     def history(self) -> History:
         """How the runs that had the store open ended. No roll back touches it."""
+        from pmstore.engine.history import History
+
         return History(self._core.pool)
 
     def hand_over(self, heir: Store) -> None:
@@ -439,7 +428,17 @@ class Store(Root):
 _open_stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
 
 
+def writable_stores() -> list[Store]:
+    """Those that this process has open for writing."""
+    return [
+        store
+        for store in alive(_open_stores)
+        if not store.closed and store.mode != "r" and store._core.process == os.getpid()
+    ]
+
+
 def _close_all() -> None:
+    exiting()
     with ExitStack() as closing:  # all of them, whatever one of them raises
         for store in alive(_open_stores):
             closing.callback(store.close)

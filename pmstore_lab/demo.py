@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 import pmstore
+from pmstore.base.words import is_own_name
 from pmstore.objects import values
 
 Progress = Callable[[str, int], None]
@@ -325,11 +326,16 @@ def differences(first: Path, second: Path) -> tuple[list[str], int]:
     """The names under which two stores do not hold the same bytes, and how many names were
     compared.
 
-    The clock of the last commit is left out: it is the one thing that should differ.
+    The clock of the last commit, and what the library keeps of times, are left out: they are what
+    should differ.
     """
     with pmstore.open(first, mode="r") as one, pmstore.open(second, mode="r") as other:
         ours, theirs = dict(_leaves(one, "")), dict(_leaves(other, ""))
-        names = sorted((ours.keys() | theirs.keys()) - {"clock"})
+        names = sorted(
+            name
+            for name in ours.keys() | theirs.keys()
+            if name != "clock" and not is_own_name(name)
+        )
         return [name for name in names if ours.get(name) != theirs.get(name)], len(names)
 
 

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import left_behind
+import pairwise
 import pytest
 from hypothesis import settings
 
@@ -39,6 +41,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and children would inherit it: tests that send Control-C
     # would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Nothing but tests is imported here, although doctests are looked for in every module: the
+    others are programs that tests start, and some change the process that imports them."""
+    program = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if program else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"pairwise: {pairwise.__doc__}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("PMSTORE_TESTS") == "all":
+        return
+    left_out = pairwise.left_out(items)
+    items[:] = [item for item in items if item not in left_out]
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays. Tests collect garbage a thousand times: without this each time looks
+    at all of torch, and takes a tenth of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -71,6 +100,14 @@ def store(path: Path) -> Iterator[pmstore.Store]:
     opened = pmstore.open(path, size="8MiB")
     yield opened
     opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _process_as_it_was() -> Iterator[None]:
+    """What a test, or a library that it calls, puts into the environment is gone after it: a RANK
+    that was left would make one rank of the next test's job. Anything else that a later test could
+    notice fails the test that leaves it."""
+    yield from left_behind.watch()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -144,11 +144,20 @@ def test_locked_by_another_process(path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline().strip() == "open"
-        for mode in ("r", "r+", "a", "w"):
+        for mode in ("r+", "a", "w"):
             with pytest.raises(pmstore.StoreLockedError, match=f"process {holder.pid}") as caught:
                 pmstore.open(path, mode)  # type: ignore[arg-type]
             assert caught.value.pid == holder.pid
             assert isinstance(caught.value, BlockingIOError)
+        with pytest.raises(pmstore.StoreLockedError, match=f"process {holder.pid}"):
+            pmstore.open(path, "r", lock=True)
+        with pmstore.open(path, "r") as beside:
+            assert list(beside) == []
+            assert beside.recovery.live
+            assert "open for writing" in str(beside.recovery)
+            for wrong in ("5", float("nan")):
+                with pytest.raises((TypeError, ValueError)):
+                    next(beside.follow(timeout=wrong))  # type: ignore[arg-type]
         with pytest.raises(pmstore.StoreLockedError):
             pmstore.open(path, lock_timeout=0.2)
         threading.Timer(0.2, holder.stdin.close).start()
@@ -164,6 +173,21 @@ def test_locked_by_this_process(store: pmstore.Store) -> None:
 def test_readers_share(made: Path) -> None:
     with pmstore.open(made, "r") as one, pmstore.open(made, "r") as two:
         assert one["x"] == two["x"]
+        with pmstore.open(made) as writer:  # they do not keep it waiting
+            writer["later"] = 1
+        assert "later" not in one
+        assert one.refresh()
+        assert one["later"] == 1
+        assert "later" not in two
+
+
+def test_readers_with_a_lock_share_and_keep_writers_out(made: Path) -> None:
+    with (
+        pmstore.open(made, "r", lock=True) as one,
+        pmstore.open(made, "r", lock=True) as two,
+        pmstore.open(made, "r") as three,
+    ):
+        assert one["x"] == two["x"] == three["x"]
         with pytest.raises(pmstore.StoreLockedError):
             pmstore.open(made)
 

@@ -112,15 +112,18 @@ def test_what_is_no_store(command: str, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr == (
         f"pmstore: {other}: not a pmstore file (no magic). It was left as it is: give a store's "
-        f"path, or, to have a new store there, remove it and pmstore create {other}\n"
+        "path\n"
     )
     assert other.read_text() == "something else"
     assert run(command).exit_code == 2
     with pmstore.open(tmp_path / "busy.pm"):
         busy = run(command, tmp_path / "busy.pm")
-        assert busy.exit_code == 2
-        assert "held open" in busy.stderr
-        assert busy.stderr.endswith(": stop it, or wait until it is done\n")
+        if command in ("repair", "compact"):
+            assert busy.exit_code == 2
+            assert "held open" in busy.stderr
+            assert busy.stderr.endswith(": stop it, or wait until it is done\n")
+        else:  # read beside it
+            assert busy.exit_code == 0, busy.stderr
 
 
 PYTHON = re.compile(r"\w+\(|\w=['\w]|`")
@@ -139,8 +142,8 @@ def test_errors_speak_to_users_of_the_command_line(tmp_path: Path) -> None:
     pmstore.open(full, size="1MiB", max_size="1MiB").close()
     np.save(wrong, np.array([{}], dtype=object), allow_pickle=True)
     for code, said, words in (
-        (1, "remove it and pmstore create", ["show", text, "x"]),
-        (1, "remove it and pmstore create", ["dump", text, tmp_path / "x"]),
+        (1, "give a store's path", ["show", text, "x"]),
+        (1, "give a store's path", ["dump", text, tmp_path / "x"]),
         (1, "pmstore restore", ["info", damaged]),
         (2, "pmstore rm", ["set", full, "x", "--dtype", "S900000", '["x"]']),
         (2, "--domain file", ["create", tmp_path / "dax.pm", "--domain", "dax"]),
@@ -187,7 +190,10 @@ def test_output_that_cannot_be_written(path: Path) -> None:
     command = [sys.executable, "-m", "pmstore", "ls", str(path)]
     with open("/dev/full", "w") as full:
         told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (told.returncode, told.stderr) == (2, "pmstore: No space left on device\n")
+    assert (told.returncode, told.stderr) == (
+        2,
+        "pmstore: standard output: No space left on device\n",
+    )
     read, write = os.pipe()
     os.close(read)
     told = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)

@@ -129,12 +129,15 @@ def test_a_kill_whose_state_is_refused_says_what_had_been_committed(disk: Path) 
     assert result.trials[0].kills[0].acknowledged > 0
 
 
+ABSOLUTE = Path(f"/dev/shm/pmstore-test-{os.getpid()}-absolute.pm")
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
         ("import sys; sys.exit(3)", "status 3"),
         ("print()", "opens no store"),
-        (CORRECT.replace("run.pm", "/dev/shm/pmstore-test-absolute.pm"), "relative"),
+        (CORRECT.replace("run.pm", str(ABSOLUTE)), "relative"),
         ("import pmstore; pmstore.open('run.pm', size='4MiB').close()", "commits nothing"),
     ],
 )  # fmt: skip
@@ -143,7 +146,7 @@ def test_programs_that_cannot_be_tested(disk: Path, source: str, says: str) -> N
         with pytest.raises(ValueError, match=says):
             crash_test(write(disk, source), folder=disk, trials=1)
     finally:
-        Path("/dev/shm/pmstore-test-absolute.pm").unlink(missing_ok=True)
+        ABSOLUTE.unlink(missing_ok=True)
 
 
 def test_power_failure_is_not_asked_of_a_domain_that_does_not_claim_it(disk: Path) -> None:

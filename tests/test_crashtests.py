@@ -23,7 +23,7 @@ from crashtests import built, campaign, jobs, long, mixtures, mutant_list, mutan
 from crashtests.report import Report, commit_id, leave
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGES = int(os.environ.get("PMS_CRASH_IMAGES", "2000"))
+IMAGES = int(os.environ.get("PMS_CRASH_IMAGES", "250"))
 
 pytestmark = pytest.mark.skipif(
     shutil.which("make") is None or shutil.which("cc") is None, reason="needs a C compiler and make"
@@ -52,6 +52,24 @@ def test_every_image_recovers() -> None:
             assert report["workloads"][name][model] > 0  # type: ignore[index]
 
 
+def other_engine(place: Path, built_in: Path, file: str, text: str) -> tuple[Path, Path]:
+    """Sources with another text of one file, and a folder to build in, where nothing else has to be
+    compiled again."""
+    source, target = place / "native", place / "build"
+    for path in built.engine_sources():
+        link = source / path.relative_to(ROOT / "native")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    (source / file).unlink()
+    (source / file).write_text(text)
+    target.mkdir()
+    for path in built_in.glob("*.o"):
+        shutil.copy2(path, target)
+    shutil.copytree(built_in / "engine", target / "engine")
+    (target / "engine" / file.replace(".c", ".o")).unlink()
+    return source, target
+
+
 def test_mixtures_recover() -> None:
     tally = mixtures.run(examples=3, budget=40, number=1)
     assert tally.failure == ""
@@ -77,18 +95,14 @@ def test_every_store_of_the_engine_goes_through_the_seam(tmp_path: Path) -> None
     outcomes = jobs.detect()
     assert not [failure for o in outcomes for failure in o.failures]
     assert sum(o.result["stores"] for o in outcomes) > 500
-    source = tmp_path / "native"
-    shutil.copytree(ROOT / "native", source, ignore=shutil.ignore_patterns("build", "tests"))
-    text = (source / "log" / "stores.c").read_text()
+    text = (ROOT / "native" / "log" / "stores.c").read_text()
     rogue = text.replace(
         "pms_persist_store(u->persist, pms_map_at(u->map, off), src, len);",
         "memcpy(pms_map_at(u->map, off), src, len);",
     )
     assert rogue != text
-    (source / "log" / "stores.c").write_text(rogue)
-    found = [
-        failure for o in jobs.detect(source, tmp_path / "build", "groups") for failure in o.failures
-    ]
+    source, target = other_engine(tmp_path, jobs.BUILD / "detector", "log/stores.c", rogue)
+    found = [failure for o in jobs.detect(source, target, "groups") for failure in o.failures]
     assert "past the seam" in found[0]["message"]
 
 
@@ -159,22 +173,9 @@ def test_a_failure_says_how_to_have_it_again(model: str, broken: str, tmp_path: 
     """Exit code 1; seed, commit and command that make the failing image again, and the image
     itself; all in the report, too."""
     jobs.build()
-    source, target = tmp_path / "native", tmp_path / "build"
-    for path in built.engine_sources():
-        link = source / path.relative_to(ROOT / "native")
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)
     (mutant,) = (m for m in mutant_list.MUTANTS if m.name == broken)
-    text = (source / mutant.file).read_text()
-    (source / mutant.file).unlink()
-    (source / mutant.file).write_text(mutants.broken(mutant, text))
-    target.mkdir()
-    for path in jobs.BUILD.glob("*.o"):
-        shutil.copy2(path, target)
-    shutil.copytree(
-        jobs.BUILD / "engine", target / "engine"
-    )  # nothing of the unchanged engine is compiled again
-    (target / "engine" / mutant.file.replace(".c", ".o")).unlink()
+    text = mutants.broken(mutant, (ROOT / "native" / mutant.file).read_text())
+    source, target = other_engine(tmp_path, jobs.BUILD, mutant.file, text)
 
     options = [
         "--only",

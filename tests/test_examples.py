@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
 import pmstore
-from pmstore.testing import ForkServer
+from pmstore.testing import ForkServer, job_test
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-from examples import gmm, gpu, kmeans  # noqa: E402
+from examples import gmm, gpu, kmeans, posterior  # noqa: E402
 
 ITERATIONS = 25
 
@@ -35,6 +37,8 @@ def blobs() -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def state(store: pmstore.Store, name: str) -> list[bytes]:
+    if name == "posterior":
+        return [store[f"{name}/{part}"].tobytes() for part in ("moments", "deviations")]
     parts = ["centres"] if name == "kmeans" else ["weights", "means", "covariances"]
     return [store[f"{name}/{part}"].current.tobytes() for part in parts]
 
@@ -42,7 +46,11 @@ def state(store: pmstore.Store, name: str) -> list[bytes]:
 def run(ack: Callable[[int], None], name: str, path: str, domain: str) -> None:
     """In a child that dies. One iteration at a time, so that each is acknowledged."""
     with pmstore.open(path, size="2MiB", domain=domain) as store:  # type: ignore[arg-type]
-        fit = {"kmeans": kmeans.fit, "gmm": gmm.fit}[name]
+        fit: Callable[..., Any] = {
+            "kmeans": kmeans.fit,
+            "gmm": gmm.fit,
+            "posterior": posterior.fit,
+        }[name]
         for iteration in range(store.get(f"{name}/iteration", 0) + 1, ITERATIONS + 1):
             fit(store, blobs(), 7, iteration)
             ack(store[f"{name}/iteration"])
@@ -54,7 +62,7 @@ def server() -> Iterator[ForkServer]:
         yield made
 
 
-@pytest.mark.parametrize("name", ["kmeans", "gmm"])
+@pytest.mark.parametrize("name", ["kmeans", "gmm", "posterior"])
 def test_kills_do_not_change_a_bit(server: ForkServer, shm: Path, name: str, domain: str) -> None:
     whole, killed = shm / "whole.pm", shm / "killed.pm"
     assert server.run("test_examples:run", [name, str(whole), domain]).exit_code == 0
@@ -127,7 +135,31 @@ def test_gmm_agrees_with_scikit_learn(store: pmstore.Store) -> None:
         np.testing.assert_allclose(mine, reference, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["kmeans", "gmm"])
+def test_samples_are_of_the_posterior(store: pmstore.Store) -> None:
+    """Around the solution of least squares, with the covariance that SWAG's paper gives."""
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(2000, 4))
+    wanted = inputs @ [1.0, -2.0, 3.0, 0.0] + rng.normal(size=2000)
+    data = np.column_stack([inputs, wanted])
+    rank, steps = 6, posterior.FIRST + 1500
+    posterior.fit(store, data, rank, steps, rate=0.05)
+    drawn = posterior.sample(store, 100_000)
+    best = np.linalg.lstsq(inputs, wanted, rcond=None)[0]
+    np.testing.assert_allclose(drawn.mean(0), best, atol=0.1)
+    trace = []  # the same descent, without a store
+    weights = np.zeros(4)
+    for step in range(steps):
+        rows = np.random.default_rng((0, step)).integers(len(data), size=32)
+        weights = weights - 0.05 / 32 * (inputs[rows] @ weights - wanted[rows]) @ inputs[rows]
+        trace.append(weights)
+    after = np.array(trace[posterior.FIRST :])
+    means = np.cumsum(after, 0) / np.arange(1, len(after) + 1)[:, None]
+    deviations = (after - means)[-rank:]
+    covariance = (np.diag(after.var(0)) + deviations.T @ deviations / (rank - 1)) / 2
+    np.testing.assert_allclose(np.cov(drawn.T), covariance, rtol=0.1, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["kmeans", "gmm", "posterior"])
 def test_as_a_program(shm: Path, name: str) -> None:
     command = [sys.executable, "-m", f"examples.{name}", str(shm / "run.pm")]
     first = subprocess.run(
@@ -147,3 +179,18 @@ def test_mirrored_training_goes_on(shm: Path, capsys: pytest.CaptureFixture[str]
     parts = gpu.train(str(shm / "parts.pm"), 12, "cpu")
     assert all(one.equal(other) for one, other in zip(whole, parts, strict=True))
     assert "goes on after step 5 on cpu\nstep 12 committed" in capsys.readouterr().out
+
+
+def test_data_parallel_ranks_go_on_together(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is killed, in its training; torchrun starts both again. The bits are those of a job that
+    nobody killed."""
+    (shm / "program").mkdir()
+    shutil.copy(ROOT / "examples" / "ddp.py", shm / "program")
+    monkeypatch.setattr(tempfile, "tempdir", str(shm))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "ddp.py", ".", "2"]
+    result = job_test(command, folder=shm / "program", at=[(1, 400)])
+    assert result.ok, str(result)
+    (kill,) = result.trials[0].kills
+    assert (kill.victim, kill.primitive) == ("ddp1.pm", 400)
+    assert not any("model" in name or "optimizer" in name for name in result.not_compared)

@@ -17,11 +17,13 @@ from typer.testing import CliRunner, Result
 
 import pmstore
 from pmstore.commands.program import app
+from pmstore.errors import TransactionError
+from pmstore.opening import open_before
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    path = Path(f"/dev/shm/pms-hold-{os.getpid()}.pm")
+@pytest.fixture(params=["/dev/shm", "/var/tmp"], ids=["memory", "disk"])
+def path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    path = Path(f"{request.param}/pms-hold-{os.getpid()}.pm")
     path.unlink(missing_ok=True)
     yield path
     path.unlink(missing_ok=True)
@@ -44,6 +46,38 @@ def dies(path: Path, program: str) -> None:
     script += dedent(program) + "\nos.kill(os.getpid(), signal.SIGKILL)\n"
     ended = subprocess.run([sys.executable, "-c", script, path], timeout=120, check=False)
     assert ended.returncode == -9
+
+
+def test_a_reader_is_shown_the_version_before(path: Path) -> None:
+    """Arrays, slots, values and names, and no byte of the file changes."""
+    dies(
+        path,
+        """
+        array, pair = store.zeros("array", 5000), store.slots("pair", 20_000)
+        for step in range(4):
+            array[:] = pair.next[:] = step
+            pair.flip()
+            store.pop(f"x{step - 1}", None)
+            store[f"x{step}"] = array + 0.5
+            store.commit()
+        array[:] = 99
+        store["pending"] = 1
+        """,
+    )
+    file = path.read_bytes()
+    for step in (3, 2):
+        with open_before(str(path)) if step == 2 else pmstore.open(path, "r", lock=True) as store:
+            assert set(store) == {"array", "pair", f"x{step}"}
+            assert (store["array"] == step).all()
+            assert (store["pair"].current == step).all()
+            assert (store[f"x{step}"] == step + 0.5).all()
+            assert store.check().problems == ()
+    assert path.read_bytes() == file
+    with pmstore.open(path) as store:
+        store["more"] = 1
+        store.commit()
+    with pytest.raises(TransactionError, match="no version before the last commit is held"):
+        open_before(str(path))
 
 
 def test_rewind_goes_back_one_commit_once(path: Path) -> None:
@@ -182,18 +216,21 @@ def test_slots_let_go_when_the_next_version_takes_the_held_ones_place(path: Path
         assert (slots.current == 3).all()
 
 
-def test_domain_file_cannot_hold_yet(tmp_path: Path) -> None:
-    with pytest.raises(pmstore.DomainError, match=r"cannot hold .* without hold, or on tmpfs"):
-        pmstore.open(tmp_path / "run.pm", size="4MiB", domain="file", hold=True)
-    assert not list(tmp_path.iterdir())
-
-
-def test_another_domain_is_refused_while_something_is_held(path: Path) -> None:
-    dies(path, "store['step'] = 1; store.commit(); store['step'] = 2; store.commit()")
+@pytest.mark.parametrize(("first", "then"), [("process", "file"), ("file", "emulated")])
+def test_another_domain_is_refused_while_something_is_held(
+    path: Path, first: pmstore.Domain, then: pmstore.Domain
+) -> None:
+    pmstore.open(path, size="4MiB").close()  # for resolve its own domain is that of the disk
+    store = held(path, domain=first)
+    for step in (1, 2):
+        store["step"] = step
+        store.commit()
+    store.close()
     with pytest.raises(pmstore.TransactionError, match=r"held in another domain.*resolve"):
-        pmstore.open(path, domain="file")
-    assert command("resolve", path, "--keep").exit_code == 0
-    with pmstore.open(path, domain="file") as store:
+        pmstore.open(path, domain=then)
+    result = command("resolve", path, "--keep")
+    assert result.exit_code == 0, result.output
+    with pmstore.open(path, domain=then) as store:
         assert store["step"] == 2
 
 

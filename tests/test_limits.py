@@ -69,9 +69,11 @@ for use in (get, make, mirror, attach, pymm_tensor):
         raise AssertionError
 sys.modules["safetensors"] = None
 from pmstore import exchange
+plain = pmstore.open(sys.argv[1] + ".plain", size="1MiB")  # tensors would need torch before
+plain["x"] = np.ones(3)
 for use in (exchange.export_safetensors, exchange.import_safetensors):
     try:
-        use(store, sys.argv[1] + ".safetensors")
+        use(plain, sys.argv[1] + ".safetensors")
     except ModuleNotFoundError as error:
         assert str(error) == "this needs safetensors: pip install 'pmstore[export]'", error
     else:
@@ -144,4 +146,4 @@ def test_memory_of_what_nobody_writes(tmp_path: Path) -> None:
         array, before = store["b"], anonymous()
         with store.transaction(writes=[array]):
             array[:] = 1
-        assert size * 1.9 < anonymous() - before < size * 2.5  # the copy and its pre-image
+        assert size * 0.9 < anonymous() - before < size * 1.5  # its pre-image is at home

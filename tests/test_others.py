@@ -538,7 +538,7 @@ def test_locks_follow_no_links(shm: Path) -> None:
     pmstore.open(shm / "s.pm", "x").close()
     (shm / "link.pm").symlink_to("s.pm")
     for mode in ("r", "r+"):
-        with pmstore.open(shm / "link.pm", mode) as store:  # type: ignore[call-overload]
+        with pmstore.open(shm / "link.pm", mode, lock=mode == "r") as store:  # type: ignore[call-overload]
             held = {
                 (task / "fdinfo" / fd.name).read_text()
                 # the lock's holder has descriptors of its own

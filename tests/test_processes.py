@@ -19,11 +19,11 @@ import pytest
 import pmstore
 
 
-def holder(path: Path, mode: str = "r+") -> subprocess.Popen[str]:
+def holder(path: Path, mode: str = "r+", lock: bool = False) -> subprocess.Popen[str]:
     """A process that has the store open until its standard input ends."""
     code = (
-        f"import pmstore, sys\nwith pmstore.open({str(path)!r}, {mode!r}) as s:\n    print(1, "
-        "flush=True)\n    sys.stdin.read()"
+        f"import pmstore, sys\nwith pmstore.open({str(path)!r}, {mode!r}, lock={lock}) as s:\n"
+        "    print(1, flush=True)\n    sys.stdin.read()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -44,7 +44,7 @@ def test_the_second_writer_learns_who_is_the_first(made: Path) -> None:
     process = holder(made)
     for mode in ("r+", "a", "w", "r"):
         with pytest.raises(pmstore.StoreLockedError, match=f"process {process.pid}") as caught:
-            pmstore.open(made, mode)  # type: ignore[arg-type]
+            pmstore.open(made, mode, lock=mode == "r")  # type: ignore[arg-type]
         assert caught.value.pid == process.pid
         assert "lock_timeout" in str(caught.value)
     begun = time.monotonic()
@@ -69,12 +69,23 @@ def test_a_killed_writer_holds_nothing(made: Path) -> None:
         assert "killed" in str(store.recovery)
 
 
-def test_readers_exclude_writers(made: Path) -> None:
-    process = holder(made, "r")
-    with pmstore.open(made, "r") as store:
-        assert store["a"].sum() == 4950
+def test_readers_with_the_lock_exclude_writers(made: Path) -> None:
+    process = holder(made, "r", lock=True)
+    for lock in (False, True):
+        with pmstore.open(made, "r", lock=lock) as store:
+            assert store["a"].sum() == 4950
     with pytest.raises(pmstore.StoreLockedError, match=f"process {process.pid}"):
         pmstore.open(made)
+    process.communicate()
+
+
+def test_readers_without_it_exclude_nobody(made: Path) -> None:
+    process = holder(made, "r")
+    with pmstore.open(made, "r") as reader, pmstore.open(made) as store:
+        store["b"] = 1
+        store.commit()
+        assert reader.refresh()
+        assert reader["b"] == 1
     process.communicate()
 
 

@@ -4,11 +4,16 @@ pool)."""
 from __future__ import annotations
 
 import gc
+import re
+import subprocess
+import sys
 import unittest
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import pmstore
 
 PROGRAMS = Path(__file__).parent / "pymm_programs"
 
@@ -39,3 +44,46 @@ def test_program(program: str, shm: Path) -> None:
     namespace.clear()
     del cases
     gc.collect()
+
+
+def test_the_runner(shm: Path) -> None:
+    """`make upstream-pymm`, with a checkout of two programs of ours."""
+    folder = shm / "checkout" / "testing"
+    folder.mkdir(parents=True)
+    (folder / "good.py").write_text(
+        "import os, unittest\nimport pymm\n"
+        "class T(unittest.TestCase):\n"
+        "    def test_it(self):\n"
+        "        s = pymm.shelf('s', pmem_path='/mnt/pmem0', size_mb=1)\n"
+        "        s.x = 1\n"
+        "        assert os.path.exists('/mnt/pmem0/s.pm')\n"
+        "if __name__ == '__main__':\n    unittest.main()\n"
+    )
+    (folder / "later.py").write_text("import pymm\ns = pymm.shelf('s')\nassert s.x == 1\ns.y.z\n")
+    (folder / "other.py").write_text("print('no program of PyMM')\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.upstream_pymm", str(shm / "checkout")],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.stdout.splitlines()[:2] == [
+        "testing/good.py: ok",
+        "testing/later.py: AttributeError: 'NoneType' object has no attribute 'z'",
+    ]
+    assert "1 of 2 programs passed, 1 failed, 0 were not run; 1 of 1 unit tests" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_the_page(shm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of docs/PYMM.md."""
+    page = (Path(__file__).parent.parent / "docs" / "PYMM.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for _ in range(2):
+        exec(program.replace("/mnt/pmem0", str(shm)), {})
+        assert capsys.readouterr().out == "['x', 'count']\n['x', 'count'] 6\n"
+    with pmstore.open(shm / "run.pm") as store:
+        assert (store["x"] == 2).all()
+        assert store["count"] == 6

@@ -14,24 +14,21 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore.engine.history import Announced
 from pmstore.scheduler import (
-    COCI,
-    CheckFreq,
+    Auto,
     CommitPolicy,
     CommitScheduler,
-    ConvergenceAware,
     CostModel,
-    Daly,
     EveryN,
     EverySeconds,
-    EveryStep,
     HazardModel,
     IterationTimer,
     Known,
     LossFit,
     TerminationModel,
-    Young,
 )
+from pmstore_lab.simulation.baselines import COCI, CheckFreq, Daly, EveryStep, Young
 from pmstore_lab.simulation.driver import Clock
 from pmstore_lab.simulation.optimum import best_integer
 
@@ -64,7 +61,7 @@ class Bench:
         dirty_bytes: Any = None,
         **known: Any,
     ) -> CommitScheduler:
-        rule = ConvergenceAware(objective, free_budget=free_budget, max_overhead=max_overhead)
+        rule = Auto(objective, free_budget=free_budget, max_overhead=max_overhead)
         return CommitScheduler(
             policy or rule,
             targets={name: self.target(name) for name in self.costs},
@@ -180,7 +177,7 @@ def test_one_commit_at_a_time_is_in_the_background_and_its_slowdown_is_learned()
         return Background(bench, 20.0)
 
     scheduler = CommitScheduler(
-        ConvergenceAware(free_budget=0),
+        Auto(free_budget=0),
         targets={"disk": commit},
         clock=bench.clock,
         known=Known(failure_rate_per_second=0.005),
@@ -222,7 +219,7 @@ def test_paused_time_is_at_risk_but_no_work() -> None:
         (Young(0.001), round(math.sqrt(2 * 0.5 / 0.001))),
         (Daly(0.001), round(math.sqrt(1000) * (1 + math.sqrt(0.00025) / 3 + 0.00025 / 9) - 0.5)),
         (CheckFreq(0.035), math.ceil(0.5 / 0.035)),
-        (ConvergenceAware(), best_integer(0.5, 0.001, 1.0)),
+        (Auto(), best_integer(0.5, 0.001, 1.0)),
     ],
 )
 def test_policies_are_interchangeable(policy: CommitPolicy, interval: int) -> None:
@@ -251,11 +248,12 @@ def test_coci_depends_on_the_unit_of_time() -> None:
     "make",
     [
         lambda: EveryN(0),
+        lambda: EveryN(-1),
         lambda: EverySeconds(-1),
         lambda: Young(math.nan),
         lambda: CheckFreq(0),
         lambda: COCI(decay_per_second=1.0),
-        lambda: ConvergenceAware("speed"),  # type: ignore[arg-type]
+        lambda: Auto("speed"),  # type: ignore[arg-type]
         lambda: CommitScheduler(targets={}),
         lambda: CommitScheduler(),
         lambda: CommitScheduler(tiers=["disk"]),
@@ -268,9 +266,15 @@ def test_arguments_that_mean_nothing_raise_at_once(make: Any) -> None:
         make()
 
 
+@pytest.mark.parametrize("steps", [1.5, math.inf, "3", None])
+def test_steps_are_whole_numbers(steps: Any) -> None:
+    with pytest.raises(TypeError, match="number of steps between commits, at least 1, not"):
+        EveryN(steps)
+
+
 def test_what_is_no_policy() -> None:
     for given in ("speed", {"store": int}):
-        with pytest.raises(TypeError, match="a rule, such as"):
+        with pytest.raises(TypeError, match="or a rule of"):
             CommitScheduler(given, targets={"a": int})  # type: ignore[arg-type]
 
 
@@ -320,7 +324,7 @@ def test_cost_by_bytes() -> None:
         cost.add(0.3 + 2e-9 * dirty, dirty)
     assert cost.fixed_seconds == pytest.approx(0.3, rel=1e-6)
     assert cost.seconds_per_byte == pytest.approx(2e-9, rel=1e-6)
-    assert cost.price(2e9) == pytest.approx(4.3)
+    assert cost.price(2e9) == pytest.approx(4.3, rel=0.01)
     assert cost.p99 > 2.0
 
 
@@ -329,24 +333,26 @@ def test_a_cost_that_jumps_is_followed_within_two_commits() -> None:
     for _ in range(50):
         cost.add(1.0)
     cost.add(10.0)
-    assert cost.price() == pytest.approx(5.5)
-    cost.add(1.0)  # a stray
-    assert cost.price() == pytest.approx(1.0)
+    assert 4.0 < cost.price() < 7.0  # a stray, or the first of many
+    cost.add(1.0)  # a stray: one in 52 is 10 times as dear
+    assert 1.0 < cost.price() < 1.2
+    for _ in range(100):
+        cost.add(1.0)
     cost.add(10.0)
     cost.add(12.0)
-    assert cost.price() == pytest.approx(11.0)
+    assert cost.price() == pytest.approx(11.0, rel=0.1)
     for bad in (math.nan, -1.0, math.inf):
+        before = cost.price()
         cost.add(bad)
-    assert cost.price() == pytest.approx(11.0)
+        assert cost.price() == before
 
 
-def test_hazard_is_a_gamma_posterior() -> None:
+def test_hazard_is_a_posterior_mean() -> None:
     hazard = HazardModel()
-    assert hazard.rate() == pytest.approx(0.5 / (4 * 3600))
-    hazard.expose(36 * 3600.0)
     for _ in range(10):
+        hazard.expose(3.6 * 3600.0)
         hazard.failed()
-    assert hazard.rate() == pytest.approx(10.5 / (40 * 3600))
+    assert hazard.rate() == pytest.approx(10 / (36 * 3600), rel=0.1)
     assert sum(hazard.rate(i, 3) for i in range(3)) == pytest.approx(hazard.rate())
     for _ in range(30):
         hazard.failed(2)
@@ -461,7 +467,9 @@ def test_a_rate_that_is_none_is_learned(rate: Any) -> None:
     with pytest.warns(RuntimeWarning, match="is no rate"):
         scheduler = bench.scheduler(failure_rate_per_second=rate)
     bench.run(scheduler, 50)
-    assert scheduler.hazard_rate == pytest.approx(0.5 / (4 * 3600), rel=0.01)
+    nothing_known = HazardModel()
+    nothing_known.expose(50.0)
+    assert scheduler.hazard_rate == pytest.approx(nothing_known.rate(), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -500,7 +508,7 @@ def test_state_commits_with_the_users(shm: Path) -> None:
                 store.commit()
 
             scheduler = CommitScheduler(
-                ConvergenceAware("progress"),
+                Auto("progress"),
                 store=store,
                 targets={"store": commit},
                 clock=bench.clock,
@@ -522,7 +530,7 @@ def test_state_commits_with_the_users(shm: Path) -> None:
                 assert scheduler.steps == committed < uncommitted
             return found, committed, scheduler
 
-    _, committed, first = open_and_run(103)
+    _, committed, first = open_and_run(105)
     found, _, second = open_and_run(0)
     assert found == committed
     assert second.targets[0].cost.price() == pytest.approx(0.5)
@@ -564,7 +572,7 @@ def _dies(ack: Any, path: str, noticed: bool) -> None:
     hazard.expose(10.0)
     hazard.save(now=True)
     if noticed:
-        hazard.preempted()
+        hazard.announce(Announced.PREEMPTION)
     store["uncommitted"] = 1
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -576,7 +584,7 @@ def test_lengths_of_earlier_runs(shm: Path) -> None:
         ):
             bench = Bench(1.0)
             scheduler = CommitScheduler(
-                ConvergenceAware("explore"),
+                Auto("explore"),
                 store=store,
                 clock=bench.clock,
                 known=Known(total, 0.1),
@@ -587,9 +595,7 @@ def test_lengths_of_earlier_runs(shm: Path) -> None:
                 scheduler.commit()
             else:
                 store.commit()  # reached its end, and the program commits
-        last = CommitScheduler(
-            ConvergenceAware("explore"), store=store, known=Known(1000), run="next"
-        )
+        last = CommitScheduler(Auto("explore"), store=store, known=Known(1000), run="next")
         assert last.termination.rate == pytest.approx(2 / 1450)
         assert CommitScheduler(store=store, run="r0").termination.rate == pytest.approx(1 / 1350)
 
@@ -620,9 +626,7 @@ def test_a_loop_in_the_style_of_scikit_learn(shm: Path) -> None:
         with pmstore.open(path) as store:
             centres = store.require("centres", (3, 2), "float64")
             done = store.require("done", (1,), "int64")
-            scheduler = CommitScheduler(
-                ConvergenceAware("balanced"), store=store, known=Known(60, 10.0)
-            )
+            scheduler = CommitScheduler(Auto("balanced"), store=store, known=Known(60, 10.0))
             assert scheduler.steps == done[0]
             start = np.array(centres) if done[0] else "k-means++"
             model = MiniBatchKMeans(3, init=start, n_init=1, random_state=0)
@@ -705,9 +709,7 @@ def test_a_damaged_state_starts_anew(shm: Path, place: int, value: float) -> Non
     with pmstore.open(shm / "damaged.pm") as store:
         bench = Bench(1.0)
         bench.run(
-            CommitScheduler(
-                ConvergenceAware("progress"), store=store, clock=bench.clock, known=Known(500)
-            ),
+            CommitScheduler(Auto("progress"), store=store, clock=bench.clock, known=Known(500)),
             50,
             2.0,
         )
@@ -715,7 +717,7 @@ def test_a_damaged_state_starts_anew(shm: Path, place: int, value: float) -> Non
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             scheduler = CommitScheduler(
-                ConvergenceAware("progress"), store=store, clock=bench.clock, known=Known(500)
+                Auto("progress"), store=store, clock=bench.clock, known=Known(500)
             )
             assert scheduler.steps in (0, 1, 50) or place == 2
             bench.run(scheduler, 100, 2.0)
@@ -725,7 +727,7 @@ def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
     with pmstore.open(shm / "early.pm") as store:
         bench = Bench(1.0)
         scheduler = CommitScheduler(
-            ConvergenceAware("progress"), store=store, clock=bench.clock, known=Known(500)
+            Auto("progress"), store=store, clock=bench.clock, known=Known(500)
         )
         for i in range(3):
             bench.run(scheduler, 1, 3.0 - i)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pmstore.scheduler import EverySeconds, Young
+from pmstore.scheduler import EverySeconds
 from pmstore_lab.simulation import (
     COSTS,
     CURVES,
@@ -28,6 +28,7 @@ from pmstore_lab.simulation import (
     noisy,
     optimum,
 )
+from pmstore_lab.simulation.baselines import Young
 from pmstore_lab.simulation.failures import (
     PUBLIC_MTBF_HOURS,
     poisson,
@@ -36,13 +37,14 @@ from pmstore_lab.simulation.failures import (
     trace,
     weibull,
 )
-from pmstore_lab.simulation.study import FIGURES, Size, scheduler
+from pmstore_lab.simulation.figure import Size, scheduler
+from pmstore_lab.simulation.study import FIGURES
 
 METRICS: tuple[Metric, ...] = ("time", "value", "progress", "termination")
 SIZE = (
     Size()
     if os.environ.get("PMSTORE_SCHEDULER_FULL")
-    else Size(job=0.3, seeds=1, rate_seeds=8, trials=3000)
+    else Size(job=0.3, seeds=1, rate_seeds=4, trials=3000)
 )
 
 
@@ -81,46 +83,68 @@ def test_the_search_may_start_where_the_last_one_ended(metric: Metric, curve: st
 
 
 @pytest.mark.parametrize("metric", ["time", "value"])
-def test_the_price_of_a_schedule_is_the_mean_of_simulated_jobs(metric: Metric) -> None:
-    """Independent of the scheduler: a segment is tried until no failure comes."""
+@pytest.mark.parametrize("background", [0.0, 6.0])
+def test_the_price_of_a_schedule_is_the_mean_of_simulated_jobs(
+    metric: Metric, background: float
+) -> None:
+    """Independent of the scheduler: a segment is tried until no failure comes; one that comes while
+    its commit is written in the background begins it anew."""
     cell = small(iterations=60, mtbf=50.0)
-    commits = [7, 20, 35, 60]
+    cell = replace(cell, cost=replace(cell.cost, background=background, slowdown=0.0))
+    ends = [0, 7, 20, 35, 60]
     rng = np.random.default_rng(7)
     value = cell.value()
     d, price = cell.cost.iteration, cell.cost.price
     trials = 40_000
     total = np.zeros(trials)
-    for a, b in itertools.pairwise([0, *commits]):
+    at = np.zeros(trials, int)  # ends[at] is durable; the commit before `launched` seconds
+    pending = np.zeros(trials, bool)  # the segment that ends at ends[at + 1] is being written
+    while (left := np.flatnonzero(at + pending < 4)).size:
+        here = at[left] + pending[left]
+        a, b = np.array(ends)[here], np.array(ends)[here + 1]
         length = (b - a) * d + price
-        left = np.arange(trials)
-        total += price
-        while left.size:
-            when = rng.exponential(cell.mtbf, left.size)
-            left, when = left[when < length], when[when < length]
-            reached = np.interp(a + np.minimum(when / d, b - a), np.arange(61), value) - value[a]
-            np.add.at(total, left, when if metric == "time" else reached)
-    expected = Segments(cell, metric).total(commits)
+        when = rng.exponential(cell.mtbf, left.size)
+        reached = np.interp(a + np.minimum(when / d, b - a), np.arange(61), value) - value[a]
+        failed = when < length
+        lost = np.where(failed, when if metric == "time" else reached, 0.0)
+        paid = np.where(failed, 0.0, price)
+        early = failed & pending[left] & (when < background)  # the one before is lost with it
+        first = np.array(ends)[np.maximum(here - 1, 0)]
+        again = (a - first) * d if metric == "time" else value[a] - value[first]
+        total[left] += lost + paid + np.where(early, again, 0.0)
+        pending_now = pending[left] & ~early
+        at[left] += pending_now
+        pending[left] = ~failed & (background > 0)
+        at[left] += ~failed & (background == 0)
+    expected = Segments(cell, metric).total(ends[1:])
+    if background:  # nothing comes after the last commit that could be lost with it
+        last = Segments(replace(cell, cost=replace(cell.cost, background=0.0)), metric)
+        expected += float(last.cost(35, 60) - Segments(cell, metric).cost(35, 60))
     assert expected == pytest.approx(
         total.mean(), abs=4 * total.std() / math.sqrt(trials) + 0.002 * expected
     )
 
 
-def test_the_driver_agrees_with_the_exact_price() -> None:
+@pytest.mark.parametrize("background", [0.0, 5.0])
+def test_the_driver_agrees_with_the_exact_price(background: float) -> None:
     """Jobs under simulated failures, run by the scheduler, cost on average what its schedule
-    should."""
+    should; and so does what was at stake in them, which scatters less."""
     cell = replace(
         Cell(COSTS["disk"], CURVES["exponential"], 400.0),
-        cost=replace(COSTS["disk"], job=1800.0, background=0.0),
+        cost=replace(COSTS["disk"], job=1800.0, background=background, slowdown=0.0),
     )
     job = Job(cell, 0, noise=(0.0, 0.0))
 
     run = scheduler(EverySeconds(20.0), cell.rate)
     expected = Segments(cell, "time").total(job.run(run).commits)
-    found = [
-        job.run(run, poisson(np.random.default_rng(s), cell.mtbf, 20000.0)).overhead
-        for s in range(150)
+    outcomes = [
+        job.run(run, poisson(np.random.default_rng(s), cell.mtbf, 20000.0)) for s in range(150)
     ]
+    found = [outcome.overhead for outcome in outcomes]
+    at_stake = [outcome.at_stake for outcome in outcomes]
     assert expected == pytest.approx(np.mean(found), abs=4 * np.std(found) / math.sqrt(len(found)))
+    assert expected == pytest.approx(np.mean(at_stake), rel=0.03)
+    assert np.std(at_stake) < 0.5 * np.std(found)
 
 
 def test_long_jobs_with_many_failures_stay_exact() -> None:

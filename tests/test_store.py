@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -482,3 +483,17 @@ def test_an_open_after_a_close_does_not_search_the_journal(disk: Path) -> None:
             assert store["a"] == 2
             assert store.recovery.clean
             assert _read_calls() - before < 200
+
+
+def test_a_check_says_how_far_it_is(path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    with pmstore.open(path, size="32MiB") as store:
+        for number in range(5000):
+            store[f"group{number % 7}/{number}"] = number
+        store.list("numbers").extend(range(3000))
+        store["array"] = np.zeros(100)
+        report = store.check(progress=lambda *at: told.append(at))
+    assert report.problems == ()
+    assert all(before <= after for before, after in pairwise(told))
+    done, total = told[-1]
+    assert done == total == report.blocks + report.names + 3000

@@ -141,6 +141,7 @@ def test_no_merge_was_left_half_done() -> None:
         "pmstore_lab",
         "crashtests",
         "benchmarks",
+        "gpu_check",
         "examples",
         "tests",
         "docs",
@@ -168,7 +169,20 @@ def test_no_merge_was_left_half_done() -> None:
 ROOT = NATIVE.parent
 PYTHON_LAYERS = (
     *("errors", "extras", "base", "engine", "objects", "mirror", "tiers", "store", "opening"),
-    *("scheduler", "torch", "pymm", "formats", "exchange", "portable", "testing", "show"),
+    *(
+        "scheduler",
+        "course",
+        "distributed",
+        "torch",
+        "dcp",
+        "integrations",
+        "pymm",
+        "formats",
+        "exchange",
+        "portable",
+        "testing",
+        "show",
+    ),
     *("pmstore", "commands", "__main__"),
 )
 """Folders and modules of pmstore/, and pmstore itself, whose names count as where they come from.

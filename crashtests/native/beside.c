@@ -66,7 +66,7 @@ void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of)
             return;
         f->left--;
         wl_done(w, pms_snapshot_write(f->snapshot, f->fd, PMS_PAGE, &f->next, 1, f->next * PMS_PAGE,
-                                      &crc, &transfer, &w->error));
+                                      &crc, NULL, NULL, &transfer, &w->error));
         if (!w->failed && (pread(f->fd, page, PMS_PAGE, (off_t)(f->next * PMS_PAGE)) != PMS_PAGE ||
                            pms_crc32c(0, page, PMS_PAGE) != crc))
             wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT,

@@ -20,6 +20,7 @@
 #define HANG_MS 20000
 
 bool oracle_allows_leaks;
+bool oracle_knows_history = true;
 
 struct shared {
     struct question q;
@@ -180,7 +181,7 @@ static struct verdict judge_recovered(const struct question *q)
     struct verdict v = {.ok = true, .digest = wl_digest(pool)};
     uint64_t epoch = pms_epoch(pool);
     int checked = pms_check(pool, &r, &e);
-    bool whole = wl_history_whole(pool);
+    bool whole = !oracle_knows_history || wl_history_whole(pool);
     int closed = pms_pool_close(pool, 0, &e);
     pms_pool_release(pool);
     if (!is_allowed(q, v.digest)) {

@@ -26,7 +26,8 @@ struct question {
 
 extern bool machine_restarted; /* wraps.c: the engine is told another boot id than the machine's */
 
-extern bool oracle_allows_leaks; /* of the workload: set before the first question */
+extern bool oracle_allows_leaks;  /* of the workload: set before the first question */
+extern bool oracle_knows_history; /* written by a workload, not by another program; likewise */
 
 struct oracle;
 struct oracle *oracle_new(void);

@@ -136,6 +136,7 @@ bool scene_know(struct options *o, struct scene *s)
     unsigned char *now = calloc(1, TRACE_MAX_FILE);
     uint64_t bytes = t->base_bytes;
     uint32_t n = 0, commits = 0;
+    oracle_knows_history = false; /* of a commit policy, say */
     memcpy(now, s->base, bytes);
     file_write(s->path, now, bytes);
     bool known = !t->overflow && know_state(s->path, c->domain, n++);

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 #endif
 #if defined(__aarch64__)
+#include <arm_acle.h>
 #include <sys/auxv.h>
 #ifndef HWCAP_CRC32
 #define HWCAP_CRC32 (1 << 7)
@@ -95,7 +96,11 @@ PMS_NO_TSAN uint32_t pms_crc32c_portable(uint32_t crc, const void *data, size_t 
 /* ---- by instruction ---- */
 
 #if defined(__x86_64__)
+#if defined(__clang__)
+#define CRC_TARGET __attribute__((target("crc32"))) /* gcc before 12 does not know it */
+#else
 #define CRC_TARGET __attribute__((target("sse4.2")))
+#endif
 CRC_TARGET static inline uint64_t step8(uint64_t crc, uint64_t w)
 {
     return __builtin_ia32_crc32di(crc, w);
@@ -108,12 +113,9 @@ CRC_TARGET static inline uint32_t step1(uint32_t crc, unsigned char b)
 #define CRC_TARGET __attribute__((target("+crc")))
 CRC_TARGET static inline uint64_t step8(uint64_t crc, uint64_t w)
 {
-    return __builtin_aarch64_crc32cx((uint32_t)crc, w);
+    return __crc32cd((uint32_t)crc, w);
 }
-CRC_TARGET static inline uint32_t step1(uint32_t crc, unsigned char b)
-{
-    return __builtin_aarch64_crc32cb(crc, b);
-}
+CRC_TARGET static inline uint32_t step1(uint32_t crc, unsigned char b) { return __crc32cb(crc, b); }
 #endif
 
 #ifdef CRC_TARGET

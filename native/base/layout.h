@@ -22,6 +22,9 @@
 /* Each log is cut in halves, taken in turn: room for a transaction that is held (struct pms_held)
  * beside the one that runs. */
 #define PMS_FEATURE_HOLD 1ull
+/* The page table marks blocks of slots (PMS_KIND_SLOT), for which no log is backed. */
+#define PMS_FEATURE_THIN 2ull
+#define PMS_FEATURES (PMS_FEATURE_HOLD | PMS_FEATURE_THIN)
 
 /* ---- fixed pages at the start of the file ---- */
 #define PMS_OFF_SUPER(copy) ((uint64_t)(copy) * PMS_PAGE)            /* copy 0, 1 */
@@ -83,7 +86,7 @@ static_assert(sizeof(struct pms_superblock) == PMS_PAGE, "superblock");
 enum pms_held_for {
     PMS_HELD_NOT = 0,       /* released, or never held */
     PMS_HELD_FOR_STORE = 1, /* open(hold=True) */
-    PMS_HELD_FOR_JOB = 2,   /* until all ranks have it: nothing writes it yet */
+    PMS_HELD_FOR_JOB = 2,   /* pms_hold_for_job: until all ranks have the commit after it */
 };
 
 struct pms_held {
@@ -113,8 +116,10 @@ struct pms_session {
     /* of the file, and when it was created (CLOCK_REALTIME): a copy has others. 0: not known */
     uint64_t inode;
     int64_t born_ns;
-    uint8_t footer;       /* 1: the page behind the last segment is kept, see footer.h */
-    uint8_t reserved[35]; /* zero */
+    uint8_t footer;    /* 1: the page behind the last segment is kept, see footer.h */
+    uint8_t unused[7]; /* zero */
+    uint64_t backed;   /* at least so many bytes of entries have their room on the disk; 0: ask */
+    uint8_t reserved[20]; /* zero */
     uint32_t crc;
 };
 static_assert(sizeof(struct pms_session) == 512, "one sector");
@@ -149,6 +154,8 @@ enum pms_kind {
     /* the same two, the engine's: never writable through the user's view */
     PMS_KIND_META_LARGE = 4,
     PMS_KIND_META_SLAB = 5,
+    /* LARGE, of a pair of slots: no log is backed for it before it is captured (I5) */
+    PMS_KIND_SLOT = 6,
 };
 
 struct pms_pte {
@@ -169,13 +176,18 @@ struct pms_janchor {
     uint64_t window;     /* bytes, multiple of PMS_PAGE */
     /* what the record of tx + 1 carries: crc of the record of tx, or a new start after a reset */
     uint32_t chain;
-    uint8_t pad[512 - 32 - 8];
+    uint32_t zero;
+    /* transaction whose record, should it be the last one, holds nothing any more; 0: none */
+    uint64_t let_go;
+    uint8_t pad[512 - 48 - 4];
     uint32_t crc;
 };
 static_assert(sizeof(struct pms_janchor) == 512, "one sector");
 
 /* followed by runs, padded to a page; then the images of the runs not marked home, in order */
 struct pms_record {
+    /* PMS_RECORD_MAGIC; its highest byte: enum pms_held_for. While a record that holds is the last
+     * one its images are not written home */
     uint64_t magic;
     uint64_t tx;
     uint64_t bytes;       /* of the whole record, multiple of PMS_PAGE */
@@ -188,6 +200,7 @@ struct pms_record {
 };
 static_assert(sizeof(struct pms_record) == 48, "record");
 #define PMS_RECORD_MAGIC 0x314c4e4a534d50ull
+#define PMS_RECORD_HELD_BIT 56u
 
 struct pms_run {
     uint64_t page; /* file page number of the first page */

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 struct kept {
@@ -51,13 +52,20 @@ void pms_process_prepare(const struct pms_fork_hooks *h)
     pthread_once(&once, install);
 }
 
-int pms_process_open(const char *path, int flags, mode_t mode)
+struct wanted {
+    const char *path; /* NULL: a socket */
+    int flags, domain, type;
+    mode_t mode;
+};
+
+static int keep(const struct wanted *w)
 {
     struct kept *k = malloc(sizeof *k);
     if (!k)
         return -1;
     pthread_mutex_lock(&gate);
-    k->fd = open(path, flags | O_CLOEXEC, mode);
+    k->fd = w->path ? open(w->path, w->flags | O_CLOEXEC, w->mode)
+                    : socket(w->domain, w->type | SOCK_CLOEXEC, 0);
     int fd = k->fd, err = errno;
     if (fd >= 0) {
         k->next = list;
@@ -68,6 +76,16 @@ int pms_process_open(const char *path, int flags, mode_t mode)
         free(k);
     errno = err;
     return fd;
+}
+
+int pms_process_open(const char *path, int flags, mode_t mode)
+{
+    return keep(&(struct wanted){.path = path, .flags = flags, .mode = mode});
+}
+
+int pms_process_socket(int domain, int type)
+{
+    return keep(&(struct wanted){.domain = domain, .type = type});
 }
 
 void pms_process_close(int fd)

@@ -13,9 +13,10 @@ struct pms_fork_hooks {
 };
 void pms_process_prepare(const struct pms_fork_hooks *hooks);
 
-/* open(2) and close(2) of a descriptor that no fork child keeps, not even one forked by another
- * thread between the two halves of either. O_CLOEXEC is added. -1 with errno. */
+/* open(2), socket(2) and close(2) of a descriptor that no fork child keeps, not even one forked by
+ * another thread between the two halves of either. O_CLOEXEC is added. -1 with errno. */
 int pms_process_open(const char *path, int flags, mode_t mode);
+int pms_process_socket(int domain, int type);
 void pms_process_close(int fd);
 
 /* Differs in a fork child from what it was in the parent. */

@@ -29,7 +29,9 @@ enum pms_status {
     PMS_E_NOT_FOUND = 14,
     PMS_E_INVALID = 15,     /* an argument is out of range */
     PMS_E_UNSUPPORTED = 16, /* the domain asked for is not to be had here */
+    PMS_E_INDOUBT = 18,     /* the last commit may not be one of all ranks: see commit/hold.h */
     PMS_E_COPIED = 17,      /* a copy of a store that was open, or that nobody closed */
+    PMS_E_LOST = 19, /* what a reader sees beside a writer can not be had any more: live/sight.h */
 };
 
 struct pms_error {

@@ -1,7 +1,6 @@
 #include "base/thread.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -70,6 +69,29 @@ bool pms_thread_has_ended(const struct pms_thread *t)
     if (t->record)
         return atomic_load(&t->record->number) != t->number;
     return syscall(SYS_tgkill, getpid(), t->id, 0) != 0 && errno == ESRCH;
+}
+
+int pms_thread_start(pthread_t *thread, struct pms_thread_kind kind, void *(*run)(void *arg),
+                     void *arg)
+{
+    pthread_t detached;
+    pthread_attr_t attr;
+    sigset_t blocked, before;
+    pthread_attr_init(&attr);
+    if (!thread)
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    if (kind.stack_bytes)
+        pthread_attr_setstacksize(&attr, kind.stack_bytes);
+    sigfillset(&blocked);
+    if (kind.own_faults) {
+        sigdelset(&blocked, SIGSEGV);
+        sigdelset(&blocked, SIGBUS);
+    }
+    pthread_sigmask(SIG_SETMASK, &blocked, &before); /* inherited */
+    int err = pthread_create(thread ? thread : &detached, &attr, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
+    return err;
 }
 
 void pms_thread_after_fork_in_child(void)

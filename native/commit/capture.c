@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "log/bare.h"
+#include "log/charge.h"
 #include "seam/mappings.h"
 #include "base/pages.h"
 #include "base/sort.h"
@@ -140,6 +142,20 @@ static void warm(struct pms_capture *c, uint64_t off, uint64_t bytes)
     }
 }
 
+/* A part's pre-image goes into the log, or is at home and stays there. */
+static void append_part(struct pms_capture *c, uint64_t off, uint64_t bytes, bool bare)
+{
+    struct pms_undo *u = c->undo;
+    if (bare) {
+        pms_bare_capture(u, off, bytes);
+    } else {
+        pms_undo_append(u, off, bytes);
+        pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, bytes);
+    }
+    warm(c, off, bytes);
+    c->captures++;
+}
+
 void pms_capture_append(struct pms_capture *c, struct pms_span span)
 {
     struct pms_undo *u = c->undo;
@@ -155,12 +171,22 @@ void pms_capture_append(struct pms_capture *c, struct pms_span span)
         uint64_t off = first * PMS_PAGE, bytes = (p - first) * PMS_PAGE;
         /* protect, then copy: else it is a mixture */
         PMS_ASSERT(!pms_map_all_writable(c->map, off, PMS_PAGE));
-        pms_undo_append(u, off, bytes);
-        warm(c, off, bytes);
-        pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, bytes);
+        for (uint64_t done = 0, n; done < bytes; done += n) {
+            bool bare;
+            n = pms_bare_part(u, off + done, bytes - done, &bare);
+            append_part(c, off + done, n, bare);
+        }
         pms_undo_set_prepared(u, off, bytes);
-        c->captures++;
     }
+}
+
+/* What captures of a span take of the log that is not there yet: of slots. */
+static uint64_t uncharged(const struct pms_capture *c, struct pms_span span)
+{
+    uint64_t pages = 0, end = (span.off + span.bytes) / PMS_PAGE;
+    for (uint64_t p = span.off / PMS_PAGE; c->undo->charge.slots && p < end; p++)
+        pages += pms_charge_is_slot(c->undo, p) && !pms_undo_page_prepared(c->undo, p);
+    return pages * (PMS_PAGE + PMS_LINE);
 }
 
 static void unprotect(struct pms_capture *c, struct pms_span span)
@@ -188,6 +214,18 @@ static bool engine_page(const struct pms_capture *c, uint64_t off)
     return !c->map->shared && pms_undo_is_engines(c->undo, off / PMS_PAGE);
 }
 
+/* A fault cannot be refused: where the disk is full the process ends, and the last commit is the
+ * state. */
+static bool charge_fault(struct pms_capture *c, uint64_t off, struct pms_span *span)
+{
+    *span = widened(c, *span, false);
+    if (pms_charge_slots(c->undo, uncharged(c, *span)) == 0)
+        return true;
+    *span = (struct pms_span){page_down(off), PMS_PAGE}; /* what has to be */
+    c->watched.full = pms_charge_slots(c->undo, uncharged(c, *span)) != 0;
+    return !c->watched.full;
+}
+
 static bool on_fault(struct pms_watched *w, uint64_t off)
 {
     struct pms_capture *c = (struct pms_capture *)((char *)w -
@@ -212,12 +250,13 @@ static bool on_fault(struct pms_watched *w, uint64_t off)
         if (pms_heap_find(c->heap, off, &b))
             span = (struct pms_span){b.extent_off, b.extent_bytes};
         unprotect(c, widened(c, prepared_run(c, span, off), true));
-    } else if (ours) {
-        span = widened(c, span, false);
+    } else if (ours && charge_fault(c, off, &span)) {
         pms_capture_append(c, span);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
         if (pms_map_take(c->map, span.off, span.bytes))
             pms_map_copy_ahead(c->map, span.off, span.bytes);
+    } else {
+        ours = false;
     }
     pms_undo_unlock(c->undo);
     return ours;
@@ -292,6 +331,22 @@ static uint64_t choose_settled(const struct pms_capture *c, struct pms_span *spa
     return chosen;
 }
 
+/* All of them, or nothing is captured. */
+static int charge_spans(struct pms_capture *c, const struct pms_span *span, uint64_t count,
+                        struct pms_error *error)
+{
+    uint64_t need = 0;
+    for (uint64_t i = 0; c->undo->charge.slots && i < count;)
+        need += uncharged(c, take_run(span, count, &i));
+    errno = pms_charge_slots(c->undo, need);
+    if (!errno)
+        return PMS_OK;
+    int status = pms_fail_errno(error, "allocating log space for slots that are written in place");
+    if (error)
+        error->needed = need;
+    return status;
+}
+
 int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t count,
                       struct pms_error *error)
 {
@@ -306,6 +361,11 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
     }
     pms_sort(span, kept, sizeof *span);
     pms_undo_lock(c->undo);
+    int status = charge_spans(c, span, kept, error);
+    if (status != PMS_OK) {
+        pms_undo_unlock(c->undo);
+        return status;
+    }
     bool by_all_cores = bytes >= PMS_UNDO_PARALLEL;
     if (by_all_cores)
         pms_undo_gather(c->undo);
@@ -387,7 +447,7 @@ static bool leaves_writable(const struct pms_dirty *d)
 {
     if (d->kind == PMS_DIRTY_HOT)
         return !d->kept; /* else it cooled */
-    return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FRESH;
+    return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FRESH || d->kind == PMS_DIRTY_BARE;
 }
 
 void pms_capture_protect(struct pms_capture *c)

@@ -8,6 +8,8 @@
 
 #include "base/thread.h"
 #include "commit/handler.h"
+#include "commit/unlock.h"
+#include "live/server.h"
 #include "seam/holder.h"
 
 static struct pms_pool *pool_of(struct pms_watched *w)
@@ -59,6 +61,7 @@ static void in_child(void)
 {
     pms_handler_after_fork_in_child(disown);
     pms_holder_after_fork_in_child();
+    pms_serve_after_fork_in_child();
     pms_parallel_after_fork_in_child();
     pms_undo_after_fork_in_child();
     pms_thread_after_fork_in_child();
@@ -67,4 +70,5 @@ static void in_child(void)
 void pms_fork_prepare_once(void)
 {
     pms_process_prepare(&(struct pms_fork_hooks){before, in_parent, in_child});
+    pms_unlock_prepare_once(); /* behind them: it waits before they take anything */
 }

@@ -50,6 +50,9 @@ static void explain(const struct pms_watched *w)
 {
     if (atomic_load(&w->forked))
         say("pmstore: write to an array of a store that the parent process opened: a forked child may only read it\n");
+    else if (w->full)
+        say("pmstore: write to slots, not declared, while the disk is full: no room to undo it; "
+            "the store is as at its last commit (a declared write raises StoreFullError)\n");
     else if (w->read_only)
         say("pmstore: write to an array of a store opened with mode=\"r\"\n");
     else
@@ -92,7 +95,7 @@ static bool offer(struct pms_watched *w, const siginfo_t *info, const void *cont
     if (atomic_load(&w->unreadable) && aloud) {
         say("pmstore: use of an array of a store (domain file) that another process opened: only "
             "its own fork children may read it, where the system lets them (/proc/self/mem); open "
-            "it here with mode=\"r\" after it is closed there, or pass copies\n");
+            "it here with mode=\"r\", or pass copies\n");
         return false;
     }
     if (!is_write(info, context))

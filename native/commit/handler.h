@@ -14,6 +14,7 @@ struct pms_watched {
      * false: not a place where users write. Async-signal-safe: no memory, no library lock. */
     bool (*fault)(struct pms_watched *w, uint64_t off);
     bool read_only;
+    bool full;          /* why not: the disk has no room for a pre-image. Under the log lock */
     _Atomic int forked; /* this process is a child of the store's owner */
     /* and what it would read may be of several commits: no page can be read */
     _Atomic int unreadable;

@@ -6,35 +6,72 @@
 #include "log/idle.h"
 #include "log/marks.h"
 
+/* What this session's commits hold. */
+static void set(struct pms_pool *pool, uint64_t tag, enum pms_held_for held)
+{
+    pool->hold.tag = tag;
+    pool->hold.held = held;
+    pool->hold.before = false;
+    pool->hold.in_doubt = held == PMS_HELD_FOR_JOB;
+}
+
 void pms_hold_begin(struct pms_pool *pool)
 {
     struct pms_undo *u = &pool->undo;
-    bool on = pool->hold.on;
-    pms_held_write(u, u->tag, pms_undo_entries(u), on ? PMS_HELD_FOR_STORE : PMS_HELD_NOT);
-    pool->hold.tag = on ? u->tag : 0;
-    pool->hold.before = false;
+    enum pms_held_for on = pool->hold.on;
+    if (!pool->journal) /* else the journal's record says it */
+        pms_held_write(u, u->tag, pms_undo_entries(u), on);
+    set(pool, on ? u->tag : 0, on);
 }
 
-void pms_hold_release(struct pms_pool *pool)
+static void release_in_place(struct pms_pool *pool)
 {
     struct pms_undo *u = &pool->undo;
-    if (!pool->hold.tag)
-        return;
     pms_undo_lock(u);
     pms_held_write(u, pool->hold.tag, 0, PMS_HELD_NOT);
     /* the record, before anything that the version needs is stored to */
     pms_persist_fence(&pool->persist);
-    pool->hold.tag = 0;
-    pool->hold.before = false;
     pms_undo_unlock(u);
+}
+
+/* Not durable in domain file: nothing that the version needs changes before the journal has seen
+ * to that. */
+static void let_go(struct pms_pool *pool)
+{
+    if (!pool->hold.tag)
+        return;
+    if (pool->journal)
+        pms_journal_let_go(pool->journal);
+    else
+        release_in_place(pool);
+    set(pool, 0, PMS_HELD_NOT);
     pms_heap_release(pool->heap);
 }
 
-void pms_hold_leave_slot(struct pms_pool *pool, uint64_t off)
+int pms_hold_release(struct pms_pool *pool, struct pms_error *error)
 {
-    if (pool->hold.tag &&
-        (pool->hold.before || pms_idle_left_by(&pool->undo, off) == pool->hold.tag))
-        pms_hold_release(pool);
+    let_go(pool);
+    return pool->journal ? pms_journal_let_go_surely(pool->journal, error) : PMS_OK;
+}
+
+void pms_hold_lost(struct pms_pool *pool) { let_go(pool); }
+
+int pms_hold_leave_slot(struct pms_pool *pool, uint64_t off, struct pms_error *error)
+{
+    if (!pool->hold.tag ||
+        (!pool->hold.before && pms_idle_left_by(&pool->undo, off) != pool->hold.tag))
+        return PMS_OK;
+    int status = pms_hold_check_doubt(pool, error);
+    if (status == PMS_OK)
+        let_go(pool);
+    return status;
+}
+
+int pms_hold_check_doubt(const struct pms_pool *pool, struct pms_error *error)
+{
+    return pool->hold.in_doubt
+               ? pms_fail(error, PMS_E_INDOUBT, "nothing more is committed meanwhile")
+               : PMS_OK;
 }
 
 int pms_hold_check(const struct pms_pool *pool, struct pms_error *error)
@@ -49,15 +86,32 @@ int pms_hold_check(const struct pms_pool *pool, struct pms_error *error)
 
 /* ---- going back ---- */
 
+/* In a private view pages that the engine stores to stay writable: they are captured as its own.
+ * REQUIRES: the user's are protected. */
+static bool is_engines(const struct pms_pool *pool, uint64_t off)
+{
+    return !pool->map.shared && pms_map_all_writable(&pool->map, off, PMS_PAGE);
+}
+
 /* An entry's target, captured for the running transaction. Whole pages as a user's: they may be. */
 static int capture_again(void *ctx, const struct pms_entry *entry, const void *image)
 {
     struct pms_pool *pool = ctx;
+    uint64_t end = entry->target + entry->len;
     (void)image;
-    if ((entry->target | entry->len) % PMS_PAGE == 0)
-        pms_capture_append(&pool->capture, (struct pms_span){entry->target, entry->len});
-    else
+    if ((entry->target | entry->len) % PMS_PAGE != 0) {
         pms_undo_prepare_locked(&pool->undo, entry->target, entry->len);
+        return 0;
+    }
+    for (uint64_t from = entry->target, to; from < end; from = to) {
+        bool engines = is_engines(pool, from);
+        for (to = from + PMS_PAGE; to < end && is_engines(pool, to) == engines;)
+            to += PMS_PAGE;
+        if (engines)
+            pms_undo_prepare_locked(&pool->undo, from, to - from);
+        else
+            pms_capture_append(&pool->capture, (struct pms_span){from, to - from});
+    }
     return 0;
 }
 

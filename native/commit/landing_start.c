@@ -1,8 +1,9 @@
 /* Who has a landing carried out: the next commit, or a thread that commits with it. */
 #include <errno.h>
-#include <signal.h>
 
+#include "base/thread.h"
 #include "commit/gate.h"
+#include "commit/hold.h"
 #include "commit/refs.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"
@@ -13,11 +14,14 @@ int pms_landing_arm(struct pms_pool *pool, struct pms_landing *l, struct pms_err
     int status = pms_pool_enter_write(pool, error);
     if (status != PMS_OK)
         return status;
-    pms_landing_disarm(pool);
-    pms_landing_hold(l, pool);
-    pool->tx.landing = l;
+    status = pms_hold_check_doubt(pool, error);
+    if (status == PMS_OK) {
+        pms_landing_disarm(pool);
+        pms_landing_hold(l, pool);
+        pool->tx.landing = l;
+    }
     pms_pool_leave(pool);
-    return PMS_OK;
+    return status;
 }
 
 /* ---- a thread that commits ---- */
@@ -42,25 +46,23 @@ static void *commit(void *arg)
 
 int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
 {
-    pthread_t thread;
-    sigset_t all, before;
     /* in the caller's thread: his own block is to be told from another's */
     int status = pms_pool_enter_alone(pool, "commit()", error);
     if (status != PMS_OK)
         return status;
-    pool->refs++;
+    status = pms_hold_check_doubt(pool, error);
+    if (status == PMS_OK)
+        pool->refs++;
     pms_pool_leave(pool);
+    if (status != PMS_OK)
+        return status;
     pms_landing_hold(l, pool);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: Python's handlers never run on it */
-    errno = pthread_create(&thread, NULL, commit, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = pms_thread_start(NULL, (struct pms_thread_kind){0}, commit, l);
     if (errno) {
         status = pms_fail_errno(error, "starting a thread");
         pms_landing_free(l);
         pms_pool_unref(pool);
         return status;
     }
-    pthread_detach(thread);
     return PMS_OK;
 }

@@ -71,9 +71,10 @@ int pms_pair_open(struct pms_pool *pool, const struct pms_pair_block *block,
     if (pms_idle_is_left(&pool->undo, b->extent_off))
         return pms_fail(error, PMS_E_STATE,
                         "flipped in this transaction: the other slot holds the committed version");
-    pms_hold_leave_slot(pool, b->extent_off);
-    pms_idle_open(&pool->undo, b->extent_off, b->extent_bytes);
-    return PMS_OK;
+    int status = pms_hold_leave_slot(pool, b->extent_off, error);
+    if (status == PMS_OK)
+        pms_idle_open(&pool->undo, b->extent_off, b->extent_bytes);
+    return status;
 }
 
 uint64_t pms_pair_used(const struct pms_pair *pair, const struct pms_pair_block *block)

@@ -27,6 +27,8 @@ struct pms_info {  /* fixed from open on */
     uint8_t uuid[16];
     uint64_t inode;       /* of the file: a copy of it has another one */
     uint64_t permissions; /* of the file, when it was opened: 0600 and the like */
+    int32_t beside; /* enum pms_sight_of: a reader without the lock, and whose pages it sees */
+    int32_t reserved;
 };
 
 struct pms_slot_pair {

@@ -10,6 +10,8 @@
 #include "base/process.h"
 #include "base/thread.h"
 #include "heap/super.h"
+#include "live/server.h"
+#include "live/sight.h"
 #include "names/directory.h"
 
 /* Who may operate on the store now: the operation lock, and whose transaction block is open.
@@ -31,8 +33,10 @@ struct pms_opened {
     int fd;
     int lock_fd; /* the holder's: holder.h */
     enum pms_domain domain;
-    bool read_only; /* mode r */
-    bool forced;    /* opened by force, whatever may be torn */
+    bool read_only;  /* mode r */
+    bool forced;     /* opened by force, whatever may be torn */
+    bool before;     /* mode r: shows the held version */
+    uint64_t backed; /* of the logs: so many bytes of entries have their room on the disk */
     struct pms_info info;
 };
 
@@ -45,15 +49,20 @@ struct pms_tx {
     struct pms_run *runs;
     uint64_t runs_room;
     uint64_t commits, rollbacks;
+    _Atomic uint64_t epoch;      /* of the last commit; the root has that of one under way, too */
     _Atomic uint64_t put_backs;  /* odd while a roll back stores */
     struct pms_landing *landing; /* what the next commit waits for, or NULL: landing.h */
 };
 
 /* The version before the last commit, while its log is kept: hold.c, tx.c. */
 struct pms_holding {
-    bool on;      /* each commit holds the version before it, and releases the one before that */
-    uint64_t tag; /* the transaction whose log is kept; 0: none */
-    bool before;  /* since before this open: what it needs of slots is not known one by one */
+    /* for whom each commit holds the version before it, and releases the one before that */
+    enum pms_held_for on;
+    uint64_t tag;           /* the transaction whose log is kept; 0: none */
+    enum pms_held_for held; /* for whom that is */
+    bool before;   /* since before this open: what it needs of slots is not known one by one */
+    bool in_doubt; /* held for a job, which has not allowed that it goes */
+    bool going_back;
 };
 
 struct pms_populate { /* populate.c's alone */
@@ -61,6 +70,19 @@ struct pms_populate { /* populate.c's alone */
     bool running;
     _Atomic bool stop, done;
     _Atomic uint64_t bytes;
+};
+
+/* Views of a store that was closed: outlive.c's alone, under the operation lock. */
+struct pms_outliving {
+    struct pms_pin *block;  /* what was pinned at the close, by offset; free */
+    uint64_t count, alive;  /* of them: those that still are */
+    uint64_t next, done;    /* the block that is copied next, and how far that one is */
+    bool parted;            /* all of them; else some show the file's pages, and always will */
+    bool working;           /* something is still done there, and unmaps what is left then */
+    bool stuck;             /* there was no memory for a copy: under unlock.c's lock, as the next */
+    struct pms_pool *after; /* in the list of those whose views may show the file */
+    /* unlocks it, when nobody refers to it any more: neither copied nor waited for. Or NULL */
+    void (*at_last)(struct pms_pool *pool);
 };
 
 struct pms_pool {
@@ -80,6 +102,10 @@ struct pms_pool {
     struct pms_heap *heap;
     struct pms_capture capture;
     struct pms_journal *journal; /* domain file, opened for writing */
+    /* who reads beside who writes: of a reader, and of a writer */
+    struct pms_sight sight;
+    struct pms_served served;
+    struct pms_outliving left;
     /* anybody's, under the operation lock */
     uint64_t refs; /* the handle, and every pin */
     bool failed;   /* a sync failed: what is durable is unknown; no more commits. For good */
@@ -89,6 +115,13 @@ struct pms_pool {
 static inline bool pms_pool_forked(const struct pms_pool *pool)
 {
     return pool->gate.process != pms_process_generation();
+}
+
+/* The last transaction of which the file's pages may show something. */
+static inline uint64_t pms_pool_home(const struct pms_pool *pool)
+{
+    bool held = pool->opened.domain == PMS_DOMAIN_FILE && pool->hold.tag;
+    return pool->tx.last - held;
 }
 
 static inline struct pms_root *pms_pool_root(struct pms_pool *pool)

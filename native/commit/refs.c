@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "commit/gate.h"
+#include "commit/outlive.h"
 #include "heap/state.h"
 
 void pms_pool_unref(struct pms_pool *pool)
@@ -15,9 +16,12 @@ void pms_pool_unref(struct pms_pool *pool)
     if (!last)
         return;
     PMS_ASSERT(pool->gate.closed);
+    if (pool->left.at_last)
+        pool->left.at_last(pool);
     pms_map_close(&pool->map);
     pthread_cond_destroy(&pool->gate.left);
     pthread_mutex_destroy(&pool->gate.lock);
+    free(pool->left.block);
     free(pool->opened.path);
     free(pool);
 }
@@ -37,7 +41,9 @@ void pms_unpin(struct pms_pool *pool, uint64_t data)
         return;
     pthread_mutex_lock(&pool->gate.lock);
     /* after a failure the index may be incomplete, and nothing is allocated any more */
-    if (!pool->gate.closed && !pool->failed)
+    if (pool->gate.closed)
+        pms_outlive_unpin(pool, data);
+    else if (!pool->failed)
         pms_heap_unpin(pool->heap, data);
     pthread_mutex_unlock(&pool->gate.lock);
     pms_pool_unref(pool);

@@ -11,7 +11,15 @@ int pms_release(struct pms_pool *pool, struct pms_error *error);
 /* Back to it: pms_tx_back. ERRORS: as above, and those of pms_tx_back. */
 int pms_back(struct pms_pool *pool, struct pms_error *error);
 
-/* Whether one is held: enum pms_held_for. */
+/* A version that is held for a job may go: all ranks have the last commit. The next commit lets go
+ * of it, and is in doubt in its turn. Nothing is stored. Idempotent. ERRORS: PMS_E_READONLY,
+ * PMS_E_CLOSED. */
+int pms_allow(struct pms_pool *pool, struct pms_error *error);
+
+/* Whether one is held, and for whom: enum pms_held_for. */
 int pms_holds(struct pms_pool *pool);
+
+/* Whether one is held for a job that has not allowed that it goes: commits are refused. */
+int pms_in_doubt(struct pms_pool *pool);
 
 #endif

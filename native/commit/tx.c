@@ -15,6 +15,7 @@
 #include "commit/landing.h"
 #include "commit/pool_state.h"
 #include "base/quiet.h"
+#include "log/bare.h"
 #include "log/snapshot.h"
 #include "base/sort.h"
 
@@ -70,13 +71,18 @@ void pms_tx_start(struct pms_pool *pool)
     pms_undo_unlock(&pool->undo);
 }
 
+static bool pending_locked(const struct pms_pool *pool)
+{
+    return pms_dirty_count(&pool->undo.dirty) > pool->tx.begun ||
+           pms_capture_hot_changed(&pool->capture);
+}
+
 bool pms_tx_pending(struct pms_pool *pool)
 {
     if (pool->undo.stored) /* changes under the operation lock only */
         return true;
     pms_undo_lock(&pool->undo);
-    bool pending = pms_dirty_count(&pool->undo.dirty) > pool->tx.begun ||
-                   pms_capture_hot_changed(&pool->capture);
+    bool pending = pending_locked(pool);
     pms_undo_unlock(&pool->undo);
     return pending;
 }
@@ -208,8 +214,6 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing,
 
 static_assert(offsetof(struct pms_run, page) == 0, "sorted by it");
 
-#define STRAIGHT_HOME_PAGES 16u /* fresh extents from this size on are not written twice */
-
 /* Makes n runs ascending and disjoint, and joins neighbours. Returns how many are left. */
 static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
 {
@@ -224,8 +228,7 @@ static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
             if (end <= last->page + last->pages)
                 continue;
             r.page = last->page + last->pages;
-            r.pages = (uint32_t)(end - r.page);
-            r.home = 0;
+            r.pages = (uint32_t)(end - r.page); /* still home: dead at the last commit */
         }
         if (last && r.page == last->page + last->pages && r.home == last->home &&
             (uint64_t)last->pages + r.pages <= UINT32_MAX)
@@ -250,7 +253,7 @@ static uint32_t gather_runs(struct pms_pool *pool)
         pool->tx.runs[n++] = (struct pms_run){
             .page = first,
             .pages = (uint32_t)(end - first),
-            .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= STRAIGHT_HOME_PAGES,
+            .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= PMS_STRAIGHT_HOME_PAGES,
         };
     }
     return (uint32_t)merge_runs(pool->tx.runs, n);
@@ -276,13 +279,17 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
     if (status != PMS_OK)
         return status;
     struct pms_change change = {.tx = pool->tx.last + 1,
+                                .held = pool->hold.on,
                                 .runs = pool->tx.runs,
                                 .run_count = gather_runs(pool),
                                 .images = image,
-                                .image_count = gather_images(pool, &ahead, image)};
+                                .image_count = gather_images(pool, &ahead, image),
+                                .backing = &pool->undo.charge.backing,
+                                .thin = pool->undo.charge.slots};
     status = pms_journal_commit(pool->journal, &change, &indeterminate, error);
     if (status == PMS_OK) {
         pool->tx.last++;
+        pms_hold_begin(pool);
         capture_ahead(pool, pool->undo.tag + 1, &ahead);
         pms_undo_fence_locked(&pool->undo);
     } else {
@@ -295,6 +302,8 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
     pms_undo_unlock(&pool->undo);
     if (indeterminate)
         pool->failed = true;
+    else if (status != PMS_OK && !pool->hold.going_back)
+        pms_hold_lost(pool); /* the copies of hot ranges lie over its log */
     return status;
 }
 
@@ -313,10 +322,20 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
     if (status != PMS_OK)
         return status;
     pool->tx.commits++;
+    atomic_store(&pool->tx.epoch, pms_pool_root(pool)->epoch);
     if (pms_debug_board)
         pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->opened.domain);
     pms_heap_committed(pool->heap, pool->hold.tag != 0);
     return PMS_OK;
+}
+
+/* As above, unless it would end what other ranks may need. */
+static int commit_no_doubt(struct pms_pool *pool, struct pms_landing *landing,
+                           struct pms_error *error)
+{
+    if (pool->hold.in_doubt && (landing || pms_tx_pending(pool)))
+        return pms_hold_check_doubt(pool, error);
+    return commit(pool, landing, error);
 }
 
 static int commit_landing(struct pms_pool *pool, struct pms_landing *landing,
@@ -324,7 +343,7 @@ static int commit_landing(struct pms_pool *pool, struct pms_landing *landing,
 {
     struct pms_error own = {0};
     pool->tx.landing = NULL;
-    int status = commit(pool, landing, &own);
+    int status = commit_no_doubt(pool, landing, &own);
     if (status != PMS_OK && error)
         *error = own;
     pms_landing_finish(landing, status, &own);
@@ -334,10 +353,29 @@ static int commit_landing(struct pms_pool *pool, struct pms_landing *landing,
 int pms_tx_commit(struct pms_pool *pool, struct pms_error *error)
 {
     return pool->tx.landing ? commit_landing(pool, pool->tx.landing, error)
-                            : commit(pool, NULL, error);
+                            : commit_no_doubt(pool, NULL, error);
 }
 
 /* ---- roll back ---- */
+
+/* The log of the running transaction is given up, with all transactions up to `last`; the next one
+ * runs. */
+static void begin_anew(struct pms_pool *pool, uint64_t last)
+{
+    bool same = ((last + 1) & 1) == (pool->undo.tag & 1);
+    if (pool->journal) { /* which counts committed transactions alone */
+        capture_ahead(pool, last + 1, &(struct ahead){0});
+        pms_undo_fence_locked(&pool->undo);
+        return;
+    }
+    finish(pool, last);
+    if (same) /* the same log is used again at once: so the anchor, before it is overwritten */
+        pms_persist_fence(&pool->persist);
+    capture_ahead(pool, last + 1, &(struct ahead){0});
+    /* F3: the anchor, before the log of the last transaction is overwritten */
+    pms_persist_fence(&pool->persist);
+    pms_undo_fenced(&pool->undo);
+}
 
 static void roll_back_in_place(struct pms_pool *pool)
 {
@@ -347,18 +385,8 @@ static void roll_back_in_place(struct pms_pool *pool)
     PMS_ASSERT(n >= (int64_t)pms_undo_entries(u)); /* every entry appended is found again (I1) */
     /* all pre-images back home, before the anchor gives their log up */
     pms_persist_fence(&pool->persist);
-    if (!u->log.halves) {
-        finish(pool, u->tag);
-    } else {
-        /* By two: the other half of the log may be that of the held version. This one is used
-         * again at once: so the anchor, before its entries are overwritten. */
-        finish(pool, u->tag + 1);
-        pms_persist_fence(&pool->persist);
-    }
-    capture_ahead(pool, pool->tx.last + 1, &(struct ahead){0});
-    /* F3: the anchor, before the log of this transaction is overwritten */
-    pms_persist_fence(&pool->persist);
-    pms_undo_fenced(u);
+    /* By two: the other half of the log may be that of the held version. */
+    begin_anew(pool, u->log.halves ? u->tag + 1 : u->tag);
 }
 
 #define PUT_BACK_MOST 64
@@ -380,8 +408,8 @@ static void roll_back_private(struct pms_pool *pool)
                    (int64_t)pms_undo_entries(u)); /* every entry appended is found again (I1) */
         pms_capture_protect_all(&pool->capture);
     } while (!pms_undo_is_applied(u) && --rounds);
-    capture_ahead(pool, u->tag + 1, &(struct ahead){0});
-    pms_undo_fence_locked(u);
+    pms_bare_give_back(u); /* nobody slips in here: these stay protected */
+    begin_anew(pool, u->log.halves ? u->tag + 1 : u->tag);
 }
 
 /* Readers that asked before the first store, or after the last, know that memory changed. */
@@ -433,12 +461,37 @@ int pms_tx_back(struct pms_pool *pool, struct pms_error *error)
     pms_hold_put_back(pool);
     atomic_fetch_add(&pool->tx.put_backs, 1);
     pms_undo_unlock(&pool->undo);
-    bool on = pool->hold.on;
-    pool->hold.on = false; /* once */
+    enum pms_held_for on = pool->hold.on;
+    pool->hold.on = PMS_HELD_NOT; /* once */
+    pool->hold.going_back = true;
     status = commit(pool, NULL, error);
     pool->hold.on = on;
-    int anew = look_anew(pool, status == PMS_OK ? error : NULL);
-    return status == PMS_OK ? anew : status;
+    pool->hold.going_back = false;
+    if (status != PMS_OK) { /* domain file: it is held in the file, and can be gone back to there */
+        pms_tx_rollback(pool, NULL);
+        pool->failed = true;
+        return status;
+    }
+    return look_anew(pool, error);
+}
+
+/* ---- halves ---- */
+
+int pms_tx_halve(struct pms_pool *pool, struct pms_error *error)
+{
+    struct pms_undo *u = &pool->undo;
+    int status = PMS_OK;
+    pms_undo_lock(u);
+    pms_capture_protect_all(&pool->capture); /* who stores from here on waits for the lock */
+    if (u->stored || pending_locked(pool)) {
+        status = pms_fail(error, PMS_E_STATE, "something is pending: commit it, or roll it back");
+    } else {
+        pool->super.features_incompat |= PMS_FEATURE_HOLD;
+        pms_undo_set_extents(u, &pool->super);
+        begin_anew(pool, u->tag | 1);
+    }
+    pms_undo_unlock(u);
+    return status;
 }
 
 /* ---- counts ---- */
@@ -452,9 +505,8 @@ uint64_t pms_epoch(struct pms_pool *pool)
                        !atomic_load(&pool->capture.watched.unreadable) && !pool->gate.closed
                    ? pms_pool_root(pool)->epoch
                    : 0;
-    /* else a close in another thread might unmap it under the read */
     pthread_mutex_lock(&pool->gate.lock);
-    uint64_t epoch = pool->gate.closed ? 0 : pms_pool_root(pool)->epoch;
+    uint64_t epoch = pool->gate.closed ? 0 : atomic_load(&pool->tx.epoch);
     pthread_mutex_unlock(&pool->gate.lock);
     return epoch;
 }

@@ -34,4 +34,11 @@ int pms_tx_rollback(struct pms_pool *pool, struct pms_error *error);
  * version before it still held; or the end. */
 int pms_tx_back(struct pms_pool *pool, struct pms_error *error);
 
+/* A store's logs are cut in halves from the next transaction on, which begins here: of an even
+ * number, so that its half is where a whole log begins, and its entries are found whatever the
+ * superblock says while it runs. Which the caller makes say so before another one begins.
+ * ERRORS: PMS_E_STATE: something is pending.  REQUIRES: room (I5); a byte-addressable domain.
+ * CRASH: the last commit; under a superblock that says either. */
+int pms_tx_halve(struct pms_pool *pool, struct pms_error *error);
+
 #endif

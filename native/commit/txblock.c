@@ -10,6 +10,8 @@
 #include <time.h>
 
 #include "commit/gate.h"
+#include "commit/hold.h"
+#include "commit/landing.h"
 #include "commit/tx.h"
 #include "commit/handler.h"
 
@@ -189,6 +191,17 @@ static int commit_pending(struct pms_pool *pool, struct pms_error *error)
     return pms_tx_commit(pool, error);
 }
 
+/* Before a transaction block. One that is in doubt from its beginning could not be left. */
+static int commit_before(struct pms_pool *pool, struct pms_error *error)
+{
+    if (pool->hold.on != PMS_HELD_FOR_JOB || (!pool->tx.landing && !pms_tx_pending(pool)))
+        return commit_pending(pool, error);
+    pms_landing_disarm(pool);
+    return pms_fail(error, PMS_E_INDOUBT,
+                    "a transaction block, which begins with a commit of what is pending, would be "
+                    "in doubt: commit that first");
+}
+
 int pms_txblock_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t timeout_ns,
                       struct pms_entered *entry, struct pms_error *error)
 {
@@ -199,8 +212,12 @@ int pms_txblock_enter(struct pms_pool *pool, uint64_t task, int commit, int64_t 
         return status;
     if (pool->gate.owner.number)
         status = wait_for_txblock(pool, v, timeout_ns, &undone, error);
-    if (status == PMS_OK && pool->gate.depth == 0 && commit)
-        status = commit_pending(pool, error);
+    if (status == PMS_OK && pool->gate.depth == 0) {
+        if (pool->hold.in_doubt)
+            status = pms_hold_check_doubt(pool, error); /* it could not be left with a commit */
+        else if (commit)
+            status = commit_before(pool, error);
+    }
     if (status == PMS_OK) {
         if (pool->gate.depth++ == 0)
             open_txblock(pool, task);
@@ -269,7 +286,7 @@ int pms_txblock_commit_pending(struct pms_pool *pool, const struct pms_entered *
         return status;
     PMS_ASSERT(entry->depth == 1);
     if (pool->gate.owner.number && pool->gate.number == entry->number)
-        status = commit_pending(pool, error);
+        status = commit_before(pool, error);
     else
         status = pms_fail(error, PMS_E_STATE,
                           "the transaction block was rolled back while it was entered");

@@ -1,12 +1,16 @@
 /* Declared writes, and whether there were any. */
 #include "commit/write.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checksum.h"
+#include "base/sort.h"
 #include "commit/gate.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"
+#include "log/bare.h"
 #include "log/entries.h"
 
 int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
@@ -61,6 +65,11 @@ static int entry_differs(void *ctx, const struct pms_entry *entry, const void *i
     return differs(ctx, entry->target, entry->len, image);
 }
 
+static int home_differs(void *ctx, uint64_t target, uint64_t len, const unsigned char *image)
+{
+    return differs(ctx, target, len, image);
+}
+
 /* REQUIRES: the log lock. */
 static bool any_differs(struct look *l)
 {
@@ -95,9 +104,109 @@ int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t 
         *written = pms_tx_pending(pool);
     } else if (status == PMS_OK) {
         pms_undo_lock(&pool->undo);
-        *written = any_differs(&l);
+        int differ = any_differs(&l);
+        if (!differ)
+            differ = pms_bare_scan(&pool->undo, l.from, l.to, home_differs, &l);
         pms_undo_unlock(&pool->undo);
+        *written = differ > 0;
+        errno = differ < 0 ? -differ : 0;
+        if (errno)
+            status = pms_fail_errno(error, "reading the store's file");
     }
+    pms_pool_leave(pool);
+    return status;
+}
+
+#define SAMPLE_BYTES 64u
+
+struct summing { /* of what is pending beside sorted ranges */
+    const unsigned char *user;
+    const struct pms_span *beside;
+    uint64_t count, left; /* bytes that may still come */
+    uint32_t sum;
+};
+
+/* false: too much is pending */
+static bool sum_piece(struct summing *s, uint64_t from, uint64_t to)
+{
+    if (from >= to)
+        return true;
+    if (to - from > s->left)
+        return false;
+    s->left -= to - from;
+    const uint64_t place[2] = {from, to};
+    s->sum = pms_crc32c(s->sum, place, sizeof place);
+    s->sum = pms_crc32c(s->sum, s->user + from, (size_t)(to - from));
+    return true;
+}
+
+static bool sum_range(struct summing *s, uint64_t from, uint64_t to)
+{
+    uint64_t low = 0, high = s->count; /* the first that ends behind `from` */
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (s->beside[middle].off + s->beside[middle].bytes <= from)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low < s->count && s->beside[low].off < to; low++) {
+        if (!sum_piece(s, from, s->beside[low].off))
+            return false;
+        uint64_t end = s->beside[low].off + s->beside[low].bytes;
+        from = end > from ? end : from;
+    }
+    return sum_piece(s, from, to);
+}
+
+static void sum_samples(struct summing *s)
+{
+    for (uint64_t i = 0; i < s->count; i++) {
+        const unsigned char *at = s->user + s->beside[i].off;
+        uint64_t bytes = s->beside[i].bytes, few = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
+        s->sum = pms_crc32c(s->sum, at, (size_t)few);
+        s->sum = pms_crc32c(s->sum, at + (bytes - few) / 2, (size_t)few);
+        s->sum = pms_crc32c(s->sum, at + (bytes - few), (size_t)few);
+    }
+}
+
+int pms_pending_sum(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
+                    uint64_t most, uint32_t *sum, int32_t *known, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    struct pms_span *beside = count ? calloc(count, sizeof *beside) : NULL;
+    if (count && !beside)
+        status = pms_fail_errno(error, "allocating memory");
+    uint64_t end = 0;
+    for (uint64_t i = 0; status == PMS_OK && i < count; i++) {
+        uint64_t at = ranges[i].addr - pool->opened.info.base;
+        if (at > pool->map.bytes || ranges[i].bytes > pool->map.bytes - at)
+            status = pms_fail(error, PMS_E_INVALID, "the range is not inside this store");
+        beside[i] = (struct pms_span){at, ranges[i].bytes};
+    }
+    if (status == PMS_OK) {
+        pms_sort(beside, count, sizeof *beside);
+        for (uint64_t i = 0; i < count; i++) { /* those that lie in others count once */
+            struct pms_span *b = &beside[i];
+            uint64_t from = b->off > end ? b->off : end, to = b->off + b->bytes;
+            *b = (struct pms_span){from, to > from ? to - from : 0};
+            end = to > end ? to : end;
+        }
+        struct summing s = {.user = pool->map.user, .beside = beside, .count = count, .left = most};
+        pms_undo_lock(&pool->undo);
+        const struct pms_dirty *d = pms_dirty_first(&pool->undo.dirty),
+                               *behind = pms_dirty_end(&pool->undo.dirty);
+        *known = 1;
+        for (; *known && d < behind; d++)
+            *known = sum_range(&s, d->off, d->off + d->len);
+        pms_undo_unlock(&pool->undo);
+        if (*known)
+            sum_samples(&s);
+        *sum = s.sum;
+    }
+    free(beside);
     pms_pool_leave(pool);
     return status;
 }

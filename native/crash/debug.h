@@ -9,7 +9,12 @@
  *   PMSTORE_CRASH_TOKEN   that token
  *   PMSTORE_CRASH_AT      SIGKILL at the nth primitive after the first store is opened
  *   PMSTORE_CRASH_POWER   a seed: just before that, the first store's file loses what is not
- *                         durable (power.c) */
+ *                         durable (power.c)
+ *
+ * A board of more pages is a job's: each process takes a page of its own, from the second on, when
+ * it opens its first store. The first page is an order to kill, which whoever started the job may
+ * write at any time: that one process which next opens the store of that path dies at that
+ * primitive. */
 #ifndef PMS_CRASH_DEBUG_H
 #define PMS_CRASH_DEBUG_H
 
@@ -24,9 +29,15 @@ struct pms_debug_board {
     _Atomic uint64_t primitives; /* seen */
     /* number of commits of the first store when its last commit returned */
     _Atomic uint64_t acknowledged;
-    _Atomic uint64_t domain; /* of that store */
-    _Atomic uint64_t power;  /* 1: the process died with a simulated power failure */
-    char path[4024];         /* of that store, as the program named it; absolute if it was */
+    _Atomic uint64_t domain;  /* of that store */
+    _Atomic uint64_t power;   /* 1: the process died with a simulated power failure */
+    _Atomic uint64_t owner;   /* process id, of a page of a job's board; 0: nobody's yet */
+    _Atomic uint64_t kill_at; /* of its first page: the order; 0: none, or it was taken */
+    _Atomic uint64_t killed;  /* 1: the process killed itself, as it was told to */
+    /* number of commits of the first store when all ranks of its job were last known to have the
+     * newest of them */
+    _Atomic uint64_t agreed;
+    char path[3992]; /* of that store, as the program named it; absolute if it was */
 };
 _Static_assert(sizeof(struct pms_debug_board) == 4096, "one page");
 
@@ -41,12 +52,15 @@ uint64_t pms_debug_primitives(void); /* seen since the last pms_debug_kill_at */
  * no symbolic link, with the magic and the token. */
 void pms_debug_opened(const char *path);
 
-/* The next two only if pms_debug_board. The file of a store that is being opened: the first one
+/* The rest only if pms_debug_board. The file of a store that is being opened: the first one
  * is watched. */
 struct pms_pool;
 void pms_debug_file(const struct pms_pool *pool, int fd);
 
 /* A commit returns. */
 void pms_debug_acknowledge(const struct pms_pool *pool, uint64_t commits, int domain);
+
+/* Its job has it. */
+void pms_debug_agreed(const struct pms_pool *pool, uint64_t commits);
 
 #endif

@@ -24,6 +24,12 @@ int pms_snapshot_begin(struct pms_pool *pool, uint64_t bound_bytes, int64_t max_
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
+    if (pool->sight.of != PMS_SIGHT_NONE) { /* it has what was loaded alone */
+        pms_pool_leave(pool);
+        return pms_fail(error, PMS_E_STATE,
+                        "a reader beside writers does not flush: open the store with lock=True, "
+                        "or flush in the process that writes");
+    }
     if (!bound_bytes) {
         struct pms_heap_stats h;
         pms_heap_stats(pool->heap, &h);

@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
+#include <time.h>
 
 #include "base/layout.h"
 #include "base/lock.h"
@@ -30,6 +32,8 @@ struct pms_filling {
     void *raw;
     uint64_t bytes, raw_bytes;
     int fd;
+    /* processor time of the last block on huge pages, of the last one without */
+    _Atomic uint64_t huge_ns, plain_ns;
     _Atomic uint32_t state[]; /* of each block: what waits for it waits here */
 };
 
@@ -50,6 +54,7 @@ int pms_filling_open(int fd, uint64_t bytes, struct pms_filling **out, struct pm
         return pms_fail_errno(error, "allocating memory");
     f->fd = fd;
     f->bytes = bytes;
+    atomic_init(&f->huge_ns, UINT64_MAX); /* none yet */
     f->raw_bytes = bytes + PMS_HUGE;
     f->raw = mmap(NULL, f->raw_bytes, PROT_NONE, PMS_RESERVED, -1, 0);
     if (f->raw == MAP_FAILED) {
@@ -86,20 +91,48 @@ uint64_t pms_filling_bytes(const struct pms_filling *f) { return f->bytes; }
 unsigned char *pms_filling_at(const struct pms_filling *f, uint64_t off) { return f->map + off; }
 
 /* One page of each huge page, then all of them at once: the kernel makes huge pages of what is
- * partly there, whatever it does at faults. It may have none, or not know how; the reservation
- * after it is what counts. */
-static int make_room(struct pms_filling *f, uint64_t off, uint64_t bytes, int filled)
+ * partly there, whatever it does at faults. Where it did, they are there. It may have none, or not
+ * know how: then there is no room yet. Returns how many bytes from off on have it. */
+static uint64_t make_huge(struct pms_filling *f, uint64_t off, uint64_t bytes)
 {
-    for (uint64_t at = off; filled && at + PMS_HUGE <= off + bytes; at += PMS_HUGE)
+    uint64_t whole = pms_huge_down(bytes);
+    for (uint64_t at = off; at < off + whole; at += PMS_HUGE)
         (void)madvise(f->map + at, PMS_PAGE, MADV_POPULATE_WRITE);
-    if (filled)
-        (void)madvise(f->map + off, bytes, MADV_COLLAPSE);
-    int err = pms_persist_reserve(&f->persist, f->fd, off, bytes);
+    return whole && madvise(f->map + off, whole, MADV_COLLAPSE) == 0 ? whole : 0;
+}
+
+static uint64_t spent_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+static int reserve(struct pms_filling *f, uint64_t off, uint64_t bytes)
+{
+    int err = bytes ? pms_persist_reserve(&f->persist, f->fd, off, bytes) : 0;
     if (!PMS_CANNOT_RESERVE(err))
         return err;
     if (madvise(f->map + off, bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     return errno == EFAULT ? ENOSPC : errno; /* of a file that is long enough: there was no room */
+}
+
+/* What is there already is not reserved once more: the kernel lets one thread of a file at a time,
+ * and another may be at it for long. Room that is only set aside: pages that the kernel makes one
+ * by one are not touched, huge ones are zeroed, which takes a third of the time where the machine
+ * has its memory, and ten times of it where a host has to find some. So what the last block of each
+ * kind took decides. */
+static int make_room(struct pms_filling *f, uint64_t off, uint64_t bytes, int filled)
+{
+    bool huge = filled || atomic_load(&f->huge_ns) < atomic_load(&f->plain_ns);
+    uint64_t begun = spent_ns(), there = huge ? make_huge(f, off, bytes) : 0;
+    if (huge && bytes == PMS_FILLING_BLOCK)
+        atomic_store(&f->huge_ns, there == bytes ? spent_ns() - begun : UINT64_MAX);
+    int err = reserve(f, off + there, bytes - there);
+    if (!huge && bytes == PMS_FILLING_BLOCK)
+        atomic_store(&f->plain_ns, spent_ns() - begun);
+    return err;
 }
 
 static int room_of_block(struct pms_filling *f, uint64_t block, int filled, struct pms_error *error)

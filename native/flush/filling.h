@@ -23,9 +23,9 @@ unsigned char *pms_filling_at(const struct pms_filling *f, uint64_t off);
 
 /* Makes sure of room for a range: it may be stored to afterwards, whoever fills the file system
  * then. Any thread, several at once, of any ranges; what has room is left alone. filled: it will
- * be stored to now. Other room is only set aside: its memory is not touched, which on a virtual
- * machine may cost much more than to zero it. transfer: only to cancel.  ERRORS: PMS_E_FULL,
- * PMS_E_OS; PMS_E_STATE: cancelled. */
+ * be stored to now. Other room is only set aside: its memory is touched where that takes less, and
+ * not where a virtual machine has to be given it, which may cost much more than to zero it.
+ * transfer: only to cancel.  ERRORS: PMS_E_FULL, PMS_E_OS; PMS_E_STATE: cancelled. */
 /* room is made in blocks of so many bytes: each call of madvise waits for all cores */
 #define PMS_FILLING_BLOCK (16ull << 20)
 int pms_filling_room(struct pms_filling *f, uint64_t off, uint64_t bytes, int filled,

@@ -1,6 +1,5 @@
 /* Chunks of a snapshot into a file, and pieces of a file into another, each with its CRC-32C.
- * Several threads take turns at batches, so that copying and checksums of some go on while the
- * disk is busy with others. */
+ * By several threads (turns.h). */
 #ifndef PMS_FLUSH_TRANSFER_H
 #define PMS_FLUSH_TRANSFER_H
 
@@ -15,26 +14,35 @@ struct pms_snapshot;
  * progress. */
 struct pms_transfer {
     uint64_t done_bytes;
-    uint64_t bytes_per_second; /* of all threads together; 0: no limit */
+    uint64_t spared_bytes;     /* of these, what was not written: see pms_snapshot_write */
+    uint64_t bytes_per_second; /* that are written, of all threads together; 0: no limit */
     uint64_t started_ns;       /* 0: set by the first thread */
     int32_t cancel;            /* not 0: threads stop, PMS_E_STATE */
     int32_t reserved;
 };
 
-/* Copies whole pages as of the snapshot (see native/log/snapshot.h). release: and gives them up. */
+/* Copies whole pages as of the snapshot (see native/log/snapshot.h). release: and gives them up.
+ */
 int pms_snapshot_take(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes, void *dst,
                       int release, struct pms_error *error);
+int pms_snapshot_give_up(struct pms_snapshot *snapshot, uint64_t off, uint64_t bytes,
+                         struct pms_error *error);
 
 /* Writes chunks, as of the snapshot, one after another into fd from `at` on, and gives them up
  * when they are written. crc[i] = CRC-32C of chunk i. fd may be open with O_DIRECT. The kernel
  * reads untouched chunks from the store itself: one that changes meanwhile is written once more,
  * which counts once in `transfer`; what it read while the store closed is anything, and the file
  * is not to be used.
+ * known: NULL, or for each chunk a CRC-32C, or -1. One that has it now is not written and not
+ * given up: the caller finds out whether it is the same chunk. The others are written in any
+ * order; position[i] is where, or PMS_CHUNK_SPARED.
  * ERRORS: PMS_E_OS, PMS_E_FULL: of the file; PMS_E_STATE: cancelled, or given up; PMS_E_CLOSED;
  * PMS_E_INVALID: no whole pages. */
 int pms_snapshot_write(struct pms_snapshot *snapshot, int fd, uint64_t chunk_bytes,
                        const uint64_t *chunk, uint64_t count, uint64_t at, uint32_t *crc,
-                       struct pms_transfer *transfer, struct pms_error *error);
+                       const int64_t *known, uint64_t *position, struct pms_transfer *transfer,
+                       struct pms_error *error);
+#define PMS_CHUNK_SPARED UINT64_MAX
 
 /* Copies `count` pieces of at most piece_bytes from in_fd to out_fd, each checked against its
  * CRC-32C (of piece_bytes in the source; the last bytes may lie past out_end and are dropped). A

@@ -1,7 +1,10 @@
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "heap/state.h"
+#include "log/charge.h"
 #include "log/idle.h"
 #include "log/marks.h"
 
@@ -93,9 +96,7 @@ static void describe(struct pms_heap *h, const struct pms_extent *range,
 /* to the free ranges; its log is not needed any more */
 static void extent_gone(struct pms_heap *h, struct pms_extent *e)
 {
-    uint64_t cost = pms_heap_log_cost(e->owner, e->pages);
-    PMS_ASSERT(h->log_need >= cost);
-    h->log_need -= cost;
+    pms_heap_discharge(h, e);
     pms_index_undefer(&h->index, e);
     pms_index_release(&h->index, e);
 }
@@ -150,21 +151,33 @@ static int no_room(struct pms_error *error, const char *what, uint64_t needed, u
     return status;
 }
 
-/* Finds room for an extent: space, log (I5) and memory for the index. Changes nothing. */
-static int find_room(struct pms_heap *h, uint64_t pages, enum pms_owner owner,
-                     struct pms_extent **range, uint64_t *page, struct pms_error *error)
+static int back_log(struct pms_heap *h, uint64_t cost, struct pms_error *error)
 {
-    uint64_t need = h->log_need + pms_heap_log_cost(owner, pages),
-             capacity = pms_undo_capacity(h->undo);
+    uint64_t need = h->log_need - h->slot_need + cost;
+    errno = pms_charge_ordinary(h->undo, need);
+    if (!errno)
+        return PMS_OK;
+    int status = pms_fail_errno(error, "allocating log space for the new block on the disk");
+    if (error)
+        error->needed = cost;
+    return status;
+}
+
+/* Finds room for an extent: space, log (I5) and memory for the index. Changes nothing. */
+static int find_room(struct pms_heap *h, const struct pms_descriptor *x, struct pms_extent **range,
+                     uint64_t *page, struct pms_error *error)
+{
+    uint64_t cost = pms_heap_log_cost(pms_kind_owner(x->kind), x->pages);
+    uint64_t need = h->log_need + cost, capacity = pms_undo_capacity(h->undo);
     if (need > capacity)
         return no_room(error, "the log has no room for the new block", need, capacity);
-    *range = pms_index_best(&h->index, pages, pages >= HUGE_PAGES ? HUGE_PAGES : 1, page);
+    *range = pms_index_best(&h->index, x->pages, x->pages >= HUGE_PAGES ? HUGE_PAGES : 1, page);
     if (!*range)
-        return no_room(error, "no free range is large enough", pages * PMS_PAGE,
+        return no_room(error, "no free range is large enough", x->pages * PMS_PAGE,
                        pms_index_largest(&h->index) * PMS_PAGE);
-    return pms_index_reserve(&h->index)
-               ? pms_fail(error, PMS_E_OS, "no memory for the heap's index")
-               : PMS_OK;
+    if (pms_index_reserve(&h->index))
+        return pms_fail(error, PMS_E_OS, "no memory for the heap's index");
+    return x->slot ? PMS_OK : back_log(h, cost, error);
 }
 
 /* Makes the extent x (whose page is still open). bitmap: of a slab. */
@@ -173,7 +186,7 @@ static int extent_new(struct pms_heap *h, struct pms_descriptor *x, const uint64
 {
     struct pms_extent *range = NULL;
     enum pms_owner owner = pms_kind_owner(x->kind);
-    int status = find_room(h, x->pages, owner, &range, &x->page, error);
+    int status = find_room(h, x, &range, &x->page, error);
     if (status)
         return status;
     PMS_ASSERT(range && (x->pages < HUGE_PAGES || x->page % HUGE_PAGES == 0));
@@ -181,22 +194,24 @@ static int extent_new(struct pms_heap *h, struct pms_descriptor *x, const uint64
     struct pms_extent *e = pms_index_carve(&h->index, range, x->page, x->pages);
     e->owner = (uint8_t)owner;
     e->round = h->round;
-    h->log_need += pms_heap_log_cost(owner, x->pages);
+    e->slot = x->slot;
+    pms_heap_charge(h, e);
     if (owner == PMS_OWNER_USER) /* dead at the last commit, all of it: no pre-images */
         pms_undo_mark_fresh(h->undo, x->page * PMS_PAGE, x->pages * PMS_PAGE);
     *out = e;
     return PMS_OK;
 }
 
-static int large_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uint64_t *off,
-                       struct pms_error *error)
+static int large_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, bool slot,
+                       uint64_t *off, struct pms_error *error)
 {
     uint64_t pages = (bytes - 1) / PMS_PAGE + 1;
     struct pms_extent *e;
     if (pages > PMS_EXTENT_PAGES_MAX)
         return no_room(error, "no free range is large enough", bytes,
                        pms_index_largest(&h->index) * PMS_PAGE);
-    struct pms_descriptor x = {.pages = pages, .aux = bytes, .kind = large_kind(owner)};
+    struct pms_descriptor x = {
+        .pages = pages, .aux = bytes, .kind = large_kind(owner), .slot = slot};
     int status = extent_new(h, &x, NULL, &e, error);
     if (status)
         return status;
@@ -301,7 +316,7 @@ static int small_alloc_short(struct pms_heap *h, uint64_t bytes, enum pms_owner 
         return status;
     struct pms_extent *e = borrowed_slab(h, bytes, owner);
     if (!e)
-        return large_alloc(h, bytes, owner, off, error);
+        return large_alloc(h, bytes, owner, false, off, error);
     *off = slot_alloc(h, e);
     return PMS_OK;
 }
@@ -314,12 +329,23 @@ int pms_heap_alloc(struct pms_heap *h, uint64_t bytes, enum pms_owner owner, uin
     give_back_surplus(h);
     bool small = bytes <= PMS_SMALL_MAX;
     int status = small ? small_alloc(h, bytes, owner, off, error)
-                       : large_alloc(h, bytes, owner, off, error);
+                       : large_alloc(h, bytes, owner, false, off, error);
     if (status != PMS_E_FULL)
         return status;
     give_back_all(h);
     return small ? small_alloc_short(h, bytes, owner, off, error)
-                 : large_alloc(h, bytes, owner, off, error);
+                 : large_alloc(h, bytes, owner, false, off, error);
+}
+
+int pms_heap_alloc_slot(struct pms_heap *h, uint64_t bytes, uint64_t *off, struct pms_error *error)
+{
+    PMS_ASSERT(h->undo->charge.slots && bytes > PMS_SMALL_MAX);
+    give_back_surplus(h);
+    int status = large_alloc(h, bytes, PMS_OWNER_USER, true, off, error);
+    if (status != PMS_E_FULL)
+        return status;
+    give_back_all(h);
+    return large_alloc(h, bytes, PMS_OWNER_USER, true, off, error);
 }
 
 /* ---- freeing ---- */
@@ -455,6 +481,7 @@ void pms_heap_committed(struct pms_heap *h, bool hold)
         }
     }
     h->round++;
+    pms_charge_less(h->undo, h->log_need - h->slot_need);
 }
 
 /* ---- pins ---- */
@@ -470,7 +497,7 @@ int pms_heap_pin(struct pms_heap *h, uint64_t off, struct pms_error *error)
     if (!e)
         return no_block(off, error);
     uint64_t bytes = e->state == PMS_EXTENT_SLAB ? pms_class_bytes(e->cls) : e->pages * PMS_PAGE;
-    if (pms_pin_add(&h->index, &(struct pms_pin){off, bytes, e->page, e->pages, 1}))
+    if (pms_pin_add(&h->index, &(struct pms_pin){off, bytes, e->page, e->pages, 1, e->slot}))
         return pms_fail(error, PMS_E_OS, "no memory for a pin");
     e->pins++;
     return PMS_OK;
@@ -509,10 +536,15 @@ void pms_heap_unpin(struct pms_heap *h, uint64_t off)
         extent_gone(h, e);
 }
 
-void pms_heap_each_pin(struct pms_heap *h, void (*fn)(void *ctx, uint64_t off, uint64_t bytes),
-                       void *ctx)
+struct pms_pin *pms_heap_take_pins(struct pms_heap *h, uint64_t *count)
 {
+    struct pms_pin *pin = h->index.pin;
+    *count = 0;
     for (uint64_t i = 0; i < h->index.pin_room; i++)
-        if (h->index.pin[i].off)
-            fn(ctx, h->index.pin[i].off, h->index.pin[i].bytes);
+        if (pin[i].off)
+            pin[(*count)++] = pin[i];
+    h->index.pin = NULL;
+    h->index.pin_room = h->index.pin_used = 0;
+    pms_sort(pin, *count, sizeof *pin);
+    return pin;
 }

@@ -24,6 +24,7 @@ struct pms_block {
     uint64_t extent_off, extent_bytes; /* the slab or extent that holds it */
     enum pms_kind kind;
     bool live; /* allocated, as the medium says now */
+    bool slot; /* of a pair of slots: charged when it is captured (I5) */
 };
 
 struct pms_heap; /* volatile index */
@@ -49,6 +50,11 @@ int pms_heap_add_segment(struct pms_heap *heap, uint32_t i, struct pms_error *er
 int pms_heap_alloc(struct pms_heap *heap, uint64_t bytes, enum pms_owner owner, uint64_t *off,
                    struct pms_error *error);
 
+/* A block of a pair of slots, of more than PMS_SMALL_MAX bytes: as above, but no log is backed for
+ * it. REQUIRES: the superblock has PMS_FEATURE_THIN. */
+int pms_heap_alloc_slot(struct pms_heap *heap, uint64_t bytes, uint64_t *off,
+                        struct pms_error *error);
+
 /* Frees the block at off (its first byte). Never fails on a live block; PMS_E_INVALID else. */
 int pms_heap_free(struct pms_heap *heap, uint64_t off, struct pms_error *error);
 
@@ -58,9 +64,9 @@ int pms_heap_free(struct pms_heap *heap, uint64_t off, struct pms_error *error);
 int pms_heap_pin(struct pms_heap *heap, uint64_t off, struct pms_error *error);
 void pms_heap_unpin(struct pms_heap *heap, uint64_t off);
 
-/* Calls fn for the first byte of each pinned block (used by close). */
-void pms_heap_each_pin(struct pms_heap *heap, void (*fn)(void *ctx, uint64_t off, uint64_t bytes),
-                       void *ctx);
+/* Hands over what is pinned, by offset: memory of the caller's from here on (free). NULL: nothing
+ * is. The heap knows of no pin any more. */
+struct pms_pin *pms_heap_take_pins(struct pms_heap *heap, uint64_t *count);
 
 /* After the commit point: blocks freed by the transaction become reusable (I6). hold: not yet, but
  * those that were held. */
@@ -86,6 +92,12 @@ bool pms_heap_next_used(const struct pms_heap *heap, uint64_t page, struct pms_b
 /* True if the block at off was born in the running transaction. */
 bool pms_heap_is_fresh(const struct pms_heap *heap, uint64_t off);
 
+/* I5: of a page table for so many pages, captured granule by granule. */
+static inline uint64_t pms_heap_table_cost(uint64_t pages)
+{
+    return pages * 2 * sizeof(struct pms_pte);
+}
+
 struct pms_heap_stats {
     uint64_t data_bytes;   /* all data pages */
     uint64_t used_bytes;   /* pages of extents in use; slabs count by slots in use */
@@ -94,6 +106,7 @@ struct pms_heap_stats {
     uint64_t largest_free; /* bytes */
     uint64_t blocks;       /* live */
     uint64_t log_need;     /* I5: bytes of log that capture of everything live may take */
+    uint64_t slot_need;    /* of these, of slots */
 };
 void pms_heap_stats(const struct pms_heap *heap, struct pms_heap_stats *stats);
 

@@ -60,7 +60,8 @@ static int hold_pages(struct pms_heap *h, struct pms_extent *e, const struct old
             return -1;
         e = pms_index_carve(&h->index, e, x.page, x.pages);
         e->owner = (uint8_t)pms_kind_owner(x.kind);
-        h->log_need += pms_heap_log_cost(pms_kind_owner(x.kind), x.pages);
+        e->slot = x.slot;
+        pms_heap_charge(h, e);
     }
     pms_index_hold(&h->index, e); /* else it is DEAD already: a view has it pinned */
     return 0;

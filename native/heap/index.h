@@ -39,6 +39,7 @@ struct pms_extent {
     int8_t bucket; /* SLAB: which list it is in, -1 = none */
     bool deferred; /* waits for the commit, with all of itself or with slots */
     bool held;     /* waits for the release of the held version, likewise */
+    bool slot;     /* of a pair of slots */
 };
 
 #define PMS_BINS (16u + 33u * 16u)
@@ -54,6 +55,7 @@ struct pms_pin {
     uint64_t off, bytes;  /* of the block; off 0 = no pin */
     uint64_t page, pages; /* of its extent when it was pinned */
     uint32_t count;
+    bool slot; /* as of the extent */
 };
 
 struct pms_index {

@@ -1,7 +1,9 @@
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/sort.h"
 #include "heap/state.h"
+#include "log/charge.h"
 
 #define LOG_SLACK (2u * PMS_PAGE) /* root record, and the descriptors' rounding to granules */
 
@@ -62,22 +64,26 @@ static int index_extent(void *ctx, const struct pms_table *t, const struct pms_d
     struct pms_heap *h = ctx;
     if (pms_index_reserve(&h->index))
         return pms_fail(error, PMS_E_OS, "no memory for the heap's index");
+    if (x->slot && !(h->super->features_incompat & PMS_FEATURE_THIN))
+        return pms_fail(error, PMS_E_CORRUPT, "page table: kind of an extent");
     pms_starts_set(&h->starts, x->page);
     pms_starts_clear(&h->starts, x->page + 1, x->page + x->pages);
     if (x->kind == PMS_KIND_FREE) {
         pms_index_append(&h->index, x->page, x->pages, PMS_EXTENT_FREE);
         return PMS_OK;
     }
-    h->log_need += pms_heap_log_cost(pms_kind_owner(x->kind), x->pages);
     if (pms_kind_is_slab(x->kind)) {
         struct pms_extent *e = index_slab(h, t, x);
         if (!e)
             return pms_fail(error, PMS_E_OS, "no memory for the heap's index");
+        pms_heap_charge(h, e);
         pms_slab_list(&h->index, e);
         return PMS_OK;
     }
     struct pms_extent *e = pms_index_append(&h->index, x->page, x->pages, PMS_EXTENT_LARGE);
     e->owner = (uint8_t)pms_kind_owner(x->kind);
+    e->slot = x->slot;
+    pms_heap_charge(h, e);
     h->live_blocks++;
     h->live_bytes += x->pages * PMS_PAGE;
     return PMS_OK;
@@ -86,7 +92,7 @@ static int index_extent(void *ctx, const struct pms_table *t, const struct pms_d
 static int index_table(struct pms_heap *h, const struct pms_table *t, struct pms_error *error)
 {
     h->data_pages += t->pages;
-    h->log_need += t->pages * 2 * sizeof(struct pms_pte); /* the table itself, granule by granule */
+    h->log_need += pms_heap_table_cost(t->pages);
     return pms_table_each(h->map, t, index_extent, h, error);
 }
 
@@ -104,7 +110,8 @@ static bool restore_pin(struct pms_heap *h, const struct pms_pin *pin, struct pm
         if (pin->page < e->page || pin->pages > e->page + e->pages - pin->page)
             return false;
         e = pms_index_carve(&h->index, range, pin->page, pin->pages);
-        h->log_need += pms_heap_log_cost(PMS_OWNER_USER, e->pages);
+        e->slot = pin->slot;
+        pms_heap_charge(h, e);
     }
     if (e->page != pin->page || e->pages != pin->pages)
         return false;
@@ -148,18 +155,27 @@ static int restore_pins(struct pms_heap *h, struct pms_error *error)
     return status;
 }
 
+/* The log that the blocks need. After a roll back it is there: they needed no less before. */
+static int back_log(struct pms_heap *h, struct pms_error *error)
+{
+    errno = pms_charge_ordinary(h->undo, h->log_need - h->slot_need);
+    return errno ? pms_fail_errno(error, "allocating the store's log on the disk") : PMS_OK;
+}
+
 int pms_heap_rebuild(struct pms_heap *h, struct pms_error *error)
 {
     pms_index_reset(&h->index);
     h->round++;
     h->data_pages = h->live_bytes = h->live_blocks = h->slot_room = 0;
     h->log_need = LOG_SLACK;
+    h->slot_need = 0;
     for (uint32_t i = 0; i < pms_heap_table_count(h); i++) {
         int status = index_table(h, &h->table[i], error);
         if (status)
             return status;
     }
-    return restore_pins(h, error);
+    int status = restore_pins(h, error);
+    return status ? status : back_log(h, error);
 }
 
 int pms_heap_add_segment(struct pms_heap *h, uint32_t i, struct pms_error *error)
@@ -175,7 +191,7 @@ static uint64_t whole_logs(const struct pms_superblock *super)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < super->segment_count; i++)
-        sum += pms_undo_room_of(super->segment[i].log_bytes);
+        sum += pms_log_room_of(super->segment[i].log_bytes);
     return sum;
 }
 

@@ -34,7 +34,8 @@ bool pms_heap_find(const struct pms_heap *h, uint64_t off, struct pms_block *blo
                                 .extent_off = start * PMS_PAGE,
                                 .extent_bytes = x.pages * PMS_PAGE,
                                 .kind = x.kind,
-                                .live = pms_kind_is_large(x.kind)};
+                                .live = pms_kind_is_large(x.kind),
+                                .slot = x.slot};
     if (!pms_kind_is_slab(x.kind))
         return block->live;
     uint32_t slot = (uint32_t)(off - block->off) / pms_class_bytes(x.cls);
@@ -84,7 +85,8 @@ void pms_heap_stats(const struct pms_heap *h, struct pms_heap_stats *st)
                                   .free_bytes = h->index.free_pages * PMS_PAGE + h->slot_room,
                                   .largest_free = pms_index_largest(&h->index) * PMS_PAGE,
                                   .blocks = h->live_blocks,
-                                  .log_need = h->log_need};
+                                  .log_need = h->log_need,
+                                  .slot_need = h->slot_need};
     for (uint64_t i = 0; i < h->index.pin_room; i++) {
         const struct pms_pin *pin = &h->index.pin[i];
         if (pin->off && !pms_heap_live_block(h, pin->off))

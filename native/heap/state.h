@@ -6,6 +6,7 @@
 #include "heap/index.h"
 #include "heap/starts.h"
 #include "heap/table.h"
+#include "log/charge.h"
 
 struct pms_heap {
     struct pms_undo *undo;
@@ -20,7 +21,8 @@ struct pms_heap {
     uint64_t data_pages;
     uint64_t live_bytes, live_blocks;
     uint64_t slot_room; /* bytes of free slots */
-    uint64_t log_need;  /* I5 */
+    uint64_t log_need;  /* I5: of everything live */
+    uint64_t slot_need; /* of these, of slots: charged when they are captured */
 };
 
 static inline uint32_t pms_heap_table_count(const struct pms_heap *h)
@@ -42,6 +44,23 @@ static inline const struct pms_table *pms_heap_table_of(const struct pms_heap *h
 static inline uint64_t pms_heap_log_cost(enum pms_owner owner, uint64_t pages)
 {
     return owner == PMS_OWNER_ENGINE ? pages * 2 * PMS_PAGE : pages * (PMS_PAGE + PMS_LINE);
+}
+
+/* A live extent's room in the log. */
+static inline void pms_heap_charge(struct pms_heap *h, const struct pms_extent *e)
+{
+    uint64_t cost = pms_heap_log_cost((enum pms_owner)e->owner, e->pages);
+    h->log_need += cost;
+    h->slot_need += e->slot ? cost : 0;
+    pms_charge_mark(h->undo, e->page, e->pages, e->slot);
+}
+
+static inline void pms_heap_discharge(struct pms_heap *h, const struct pms_extent *e)
+{
+    uint64_t cost = pms_heap_log_cost((enum pms_owner)e->owner, e->pages);
+    PMS_ASSERT(h->log_need >= cost && (!e->slot || h->slot_need >= cost));
+    h->log_need -= cost;
+    h->slot_need -= e->slot ? cost : 0;
 }
 
 static inline bool pms_heap_born_now(const struct pms_heap *h, const struct pms_extent *e)

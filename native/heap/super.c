@@ -154,12 +154,30 @@ static uint64_t free_word(uint64_t page, uint64_t pages)
     return word | (uint64_t)pms_check16(page, word) << 48;
 }
 
+int pms_super_allocate(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                       uint32_t first)
+{
+    uint64_t begin = first ? end_of(&super->segment[first - 1]) : 0, from = begin;
+    bool whole = super->features_incompat & PMS_FEATURE_HOLD;
+    for (uint32_t i = first; i < super->segment_count && !whole; i++) {
+        const struct pms_segment *s = &super->segment[i];
+        int err = pms_persist_reserve(p, fd, from, s->log_off + PMS_PAGE - from);
+        if (!err)
+            err = pms_persist_reserve(p, fd, s->data_off, end_of(s) - s->data_off);
+        from = end_of(s);
+        if (err && !PMS_CANNOT_RESERVE(err))
+            return err;
+        whole = err;
+    }
+    return whole ? pms_persist_allocate(p, fd, begin, super->file_bytes - begin) : 0;
+}
+
 int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_superblock *super,
                               uint32_t first, struct pms_error *error)
 {
     uint64_t from = first ? end_of(&super->segment[first - 1]) : 0;
     off_t before = lseek(fd, 0, SEEK_END);
-    errno = pms_persist_allocate(p, fd, from, super->file_bytes - from);
+    errno = pms_super_allocate(fd, p, super, first);
     if (errno) {
         int status = pms_fail_errno(error, "allocating the store's space on the disk");
         /* a file system may keep what it found before it was full: give the disk's last bytes
@@ -236,7 +254,7 @@ int pms_super_check(const struct pms_superblock *s, struct pms_error *error)
 {
     if (memcmp(s->magic, PMS_MAGIC, sizeof s->magic) != 0)
         return pms_fail(error, PMS_E_NOT_A_STORE, "not a pmstore file (no magic)");
-    if (s->version != PMS_VERSION || s->features_incompat & ~PMS_FEATURE_HOLD) {
+    if (s->version != PMS_VERSION || s->features_incompat & ~PMS_FEATURES) {
         int status = pms_fail(error, PMS_E_VERSION,
                               "made by another version of pmstore (format %u, features %llx)",
                               s->version, (unsigned long long)s->features_incompat);

@@ -19,7 +19,15 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
 int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes,
                           struct pms_error *error);
 
-/* Allocates the space of segments from `first` on and writes their empty page tables. Nothing
+/* Allocates the space of segments from `first` on, and of what is before the first one. Of
+ * their logs the first page alone, where a reader looks for entries (on tmpfs that takes a page,
+ * and a full one ends the process): the rest is backed as it is needed (seam/backing.h). But for
+ * logs that are cut in halves, and where the file system cannot allocate beside others' writes.
+ * Returns errno. */
+int pms_super_allocate(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                       uint32_t first);
+
+/* Allocates them and writes their empty page tables. Nothing
  * refers to them yet.
  * ERRORS: PMS_E_FULL (the disk), PMS_E_OS; the file may be longer than before. */
 int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_superblock *super,

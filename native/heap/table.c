@@ -11,7 +11,8 @@
 struct pms_pte pms_table_encode(const struct pms_descriptor *x)
 {
     PMS_ASSERT(x->pages >= 1 && x->pages <= PMS_EXTENT_PAGES_MAX && x->cls < 256);
-    uint64_t word = x->pages | (uint64_t)x->cls << CLASS_SHIFT | (uint64_t)x->kind << KIND_SHIFT;
+    uint64_t kind = x->slot ? PMS_KIND_SLOT : x->kind;
+    uint64_t word = x->pages | (uint64_t)x->cls << CLASS_SHIFT | kind << KIND_SHIFT;
     return (struct pms_pte){word | (uint64_t)pms_check16(x->page, word) << CHECK_SHIFT, x->aux};
 }
 
@@ -26,6 +27,9 @@ static inline const char *decode(const struct pms_table *t, uint64_t page, struc
                                  .cls = (unsigned)(bare >> CLASS_SHIFT & 0xff)};
     if (pms_check16(page, bare) != word >> CHECK_SHIFT)
         return "check bits of an extent's descriptor";
+    x->slot = x->kind == PMS_KIND_SLOT;
+    if (x->slot)
+        x->kind = PMS_KIND_LARGE;
     if (x->kind < PMS_KIND_FREE || x->kind > PMS_KIND_META_SLAB)
         return "kind of an extent";
     if (x->pages < 1 || x->pages > t->first + t->pages - page)

@@ -14,7 +14,8 @@ struct pms_table {
 
 struct pms_descriptor { /* decoded */
     uint64_t page, pages, aux;
-    enum pms_kind kind;
+    enum pms_kind kind; /* never SLOT: that is a LARGE one with */
+    bool slot;
     unsigned cls;
 };
 

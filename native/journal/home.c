@@ -191,12 +191,12 @@ static bool wait_for_work(struct pms_journal *j)
     for (;;) {
         if (j->stop)
             return false;
-        if (j->failed || j->head == j->tail) {
+        if (j->failed || (!j->letting_go && j->head == j->loose.position)) {
             pthread_cond_wait(&j->work, &j->mutex);
             continue;
         }
         uint64_t tail = j->tail;
-        if (j->wanted || j->tail - j->head > j->ring.window / 2 ||
+        if (j->letting_go || j->wanted || j->tail - j->head > j->ring.window / 2 ||
             (wait_idle(j) && tail == j->tail && !j->stop))
             return true;
     }
@@ -207,14 +207,14 @@ static void run_batch(struct pms_journal *j)
 {
     struct batch b = {.journal = j,
                       .from = j->head,
-                      .upto = j->tail,
+                      .upto = j->loose.position,
                       .homed = j->homed,
-                      .last = j->last,
+                      .last = j->loose.tx,
                       .anchor = j->anchor};
     struct pms_error error = {0};
-    b.anchor.tx = j->last;
-    b.anchor.head = j->tail;
-    b.anchor.chain = j->chain;
+    b.anchor.tx = j->loose.tx;
+    b.anchor.head = j->loose.position;
+    b.anchor.chain = j->loose.chain;
     pthread_mutex_unlock(&j->mutex);
     int status = home_batch(&b, &error);
     pthread_mutex_lock(&j->mutex);
@@ -234,13 +234,42 @@ static void run_batch(struct pms_journal *j)
     pthread_cond_broadcast(&j->room);
 }
 
+/* What the last record holds is over before any of its images goes home: else a recovery would find
+ * the version before it neither there nor gone. Under the mutex before and after. */
+static void let_go(struct pms_journal *j)
+{
+    struct pms_janchor anchor = j->anchor;
+    struct pms_error error = {0};
+    anchor.let_go = j->last;
+    pthread_mutex_unlock(&j->mutex);
+    int status = pms_anchor_advance(j->home_fd, &j->home_persist, &anchor, &error);
+    pthread_mutex_lock(&j->mutex);
+    j->stats.home_syncs = j->home_persist.syncs;
+    j->anchor.generation = anchor.generation;
+    if (status) {
+        j->failed = true;
+        j->error = error;
+    } else {
+        j->anchor = anchor;
+        if (j->last == anchor.let_go) { /* else a commit has settled it meanwhile */
+            j->loose = (struct pms_between){j->tail, j->last, j->chain};
+            j->letting_go = false;
+        }
+    }
+    pthread_cond_broadcast(&j->room);
+}
+
 void *pms_journal_home_main(void *journal)
 {
     struct pms_journal *j = journal;
     pthread_setname_np(pthread_self(), "pms-journal");
     pthread_mutex_lock(&j->mutex);
-    while (wait_for_work(j))
-        run_batch(j);
+    while (wait_for_work(j)) {
+        if (j->letting_go)
+            let_go(j);
+        else
+            run_batch(j);
+    }
     pthread_mutex_unlock(&j->mutex);
     return NULL;
 }

@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +18,7 @@
 #include "journal/state.h"
 #include "base/process.h"
 #include "base/quiet.h"
+#include "base/thread.h"
 
 #define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 
@@ -48,9 +48,8 @@ static void add_run(struct plan *plan, uint64_t page, uint64_t pages, bool home)
     *(home ? &plan->straight_bytes : &plan->image_bytes) += pages * PMS_PAGE;
 }
 
-/* Splits a run at the pages that may not be written straight home; clears the caller's mark if
- * there are any. */
-static void add_home_run(struct plan *plan, struct pms_run *run)
+/* Splits a run at the pages that may not be written straight home. */
+static void add_home_run(struct plan *plan, const struct pms_run *run)
 {
     uint64_t end = run->page + run->pages;
     for (uint64_t page = run->page, next; page < end; page = next) {
@@ -58,16 +57,15 @@ static void add_home_run(struct plan *plan, struct pms_run *run)
         for (next = page + 1; next < end && blocked(plan, next) == held;)
             next++;
         add_run(plan, page, next - page, !held);
-        if (held)
-            run->home = 0;
     }
 }
 
-static void build(struct plan *plan, struct pms_run *runs, uint32_t run_count)
+static void build(struct plan *plan, const struct pms_run *runs, uint32_t run_count)
 {
     const struct pms_map *map = plan->journal->map;
     uint64_t from = 0;
     plan->journal->record->run_count = 0;
+    plan->image_bytes = plan->straight_bytes = 0;
     for (uint32_t i = 0; i < run_count; i++) {
         PMS_ASSERT(runs[i].pages > 0 && runs[i].page >= from);
         from = runs[i].page + runs[i].pages;
@@ -237,10 +235,13 @@ static int kept_error(struct pms_journal *j, struct pms_error *error)
     return j->error.status;
 }
 
-/* Waits until at most `most` bytes wait in the ring, or the writer fails. REQUIRES: mutex held. */
+/* Waits until at most `most` bytes wait in the ring, or the writer fails. What is held goes too, if
+ * it has to: the next commit may let go of it. REQUIRES: mutex held. */
 static int wait_for_writer(struct pms_journal *j, uint64_t most, struct pms_error *error)
 {
     while (j->tail - j->head > most && !j->failed) {
+        if (j->tail - j->loose.position > most)
+            j->letting_go = true;
         j->wanted = true;
         pthread_cond_signal(&j->work);
         pthread_cond_wait(&j->room, &j->mutex);
@@ -272,6 +273,19 @@ static int reset(struct pms_journal *j, uint64_t window, struct pms_error *error
     return status;
 }
 
+static int wait_let_go(struct pms_journal *j, struct pms_error *error)
+{
+    pthread_mutex_lock(&j->mutex);
+    int status = kept_error(j, error);
+    while (!status && j->letting_go) {
+        pthread_cond_signal(&j->work);
+        pthread_cond_wait(&j->room, &j->mutex);
+        status = kept_error(j, error);
+    }
+    pthread_mutex_unlock(&j->mutex);
+    return status;
+}
+
 static int no_room(const struct pms_journal *j, uint64_t bytes, struct pms_error *error)
 {
     int status = pms_fail(error, PMS_E_FULL, "the journal is too small for this transaction");
@@ -282,38 +296,55 @@ static int no_room(const struct pms_journal *j, uint64_t bytes, struct pms_error
     return status;
 }
 
+/* A ring of eight such records, or of what the disk has room for (I5: one, at least). */
+static uint64_t larger_window(const struct pms_journal *j, const struct pms_change *change,
+                              uint64_t bytes)
+{
+    struct pms_backing *b = change->backing;
+    uint64_t wanted = 8 * bytes < j->ring.bytes ? 8 * bytes : j->ring.bytes;
+    if (!b || !b->persist)
+        return wanted;
+    if (!change->thin) /* for speed alone: all of it is backed, or some */
+        (void)pms_backing_reach_bytes(b, wanted);
+    uint64_t window = wanted < b->bytes ? wanted : b->bytes;
+    return window > j->ring.window ? window : j->ring.window;
+}
+
 /* After it, `bytes` more fit behind the tail. A ring of eight records goes home by fours, and
  * what all four hold once. */
-static int make_room(struct pms_journal *j, uint64_t bytes, struct pms_error *error)
+static int make_room(struct pms_journal *j, const struct pms_change *change, uint64_t bytes,
+                     struct pms_error *error)
 {
     uint64_t window = j->ring.window;
-    if (bytes > j->ring.bytes)
+    if (bytes > window / 4 && window < j->ring.bytes)
+        window = larger_window(j, change, bytes);
+    /* pages of blocks that came and went again, which nobody is charged for any more */
+    if (bytes > window && bytes <= j->ring.bytes && change->backing &&
+        pms_backing_reach_bytes(change->backing, bytes) == 0)
+        window = bytes;
+    if (bytes > window)
         return no_room(j, bytes, error);
-    if (bytes > window / 4 && window < j->ring.bytes) {
-        window = 8 * bytes;
-        if (window > j->ring.bytes)
-            window = j->ring.bytes;
-    }
-    bool change = window != j->ring.window || j->rechain;
-    uint64_t most = change ? 0 : window - bytes;
+    bool anew = window != j->ring.window || j->rechain;
+    uint64_t most = anew ? 0 : window - bytes;
     pthread_mutex_lock(&j->mutex);
     if (j->tail - j->head > most)
         j->stats.waits++;
     int status = wait_for_writer(j, most, error);
     pthread_mutex_unlock(&j->mutex);
-    return !status && change ? reset(j, window, error) : status;
+    return !status && anew ? reset(j, window, error) : status;
 }
 
 /* ---- commit ---- */
 
 static void mark_pages(struct pms_journal *j)
 {
-    for (uint32_t i = 0; i < j->record->run_count; i++) {
-        const struct pms_run *run = &pms_journal_runs(j)[i];
-        for (uint64_t page = run->page; page < run->page + run->pages; page++)
-            atomic_store_explicit(&j->marks[page], j->record->tx << 1 | run->home,
-                                  memory_order_relaxed);
-    }
+    for (uint32_t i = 0; i < j->record->run_count; i++)
+        pms_journal_mark(j, &pms_journal_runs(j)[i], j->record->tx);
+}
+
+static struct pms_between behind(const struct pms_journal *j)
+{
+    return (struct pms_between){j->tail, j->last, j->chain};
 }
 
 /* The record is durable: it counts. */
@@ -322,18 +353,27 @@ static void publish(struct pms_journal *j, const struct plan *plan)
     const struct pms_record *record = j->record;
     mark_pages(j);
     pthread_mutex_lock(&j->mutex);
-    bool was_empty = j->head == j->tail;
+    bool idle = j->head == j->loose.position;
+    j->loose = behind(j);
     j->tail += record->bytes;
     j->last = record->tx;
     j->chain = record->crc;
+    if (!pms_record_holds(record))
+        j->loose = behind(j);
+    j->letting_go = false; /* what was held is not the last one any more */
     j->stats.commits++;
     j->stats.commit_syncs++;
     j->stats.journal_bytes += record->bytes;
     j->stats.straight_bytes += plan->straight_bytes;
     PMS_ASSERT(j->tail - j->head <= j->ring.window);
-    if (was_empty || j->tail - j->head > j->ring.window / 2)
+    if (idle || j->tail - j->head > j->ring.window / 2)
         pthread_cond_signal(&j->work);
     pthread_mutex_unlock(&j->mutex);
+}
+
+static uint64_t record_bytes(const struct plan *plan)
+{
+    return pms_record_head(plan->journal->record->run_count) + plan->image_bytes;
 }
 
 static int begin(struct plan *plan, struct pms_error *error)
@@ -358,16 +398,32 @@ int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, b
     if (status)
         return status;
     build(&plan, change->runs, change->run_count);
-    uint64_t bytes = pms_record_head(j->record->run_count) + plan.image_bytes;
-    status = make_room(j, bytes, error);
+    uint64_t bytes = record_bytes(&plan);
+    if (bytes > j->ring.window && bytes > larger_window(j, change, bytes)) {
+        /* More than the blocks of the store need: for slots that may not go straight home while
+         * the last record counts. */
+        status = pms_journal_drain(j, error);
+        if (!status)
+            status = begin(&plan, error);
+        if (status)
+            return status;
+        build(&plan, change->runs, change->run_count);
+        bytes = record_bytes(&plan);
+    }
+    status = make_room(j, change, bytes, error);
     if (status)
         return status;
-    *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC,
+    *j->record = (struct pms_record){.magic = PMS_RECORD_MAGIC | (uint64_t)change->held
+                                                                     << PMS_RECORD_HELD_BIT,
                                      .tx = change->tx,
                                      .bytes = bytes,
                                      .image_bytes = plan.image_bytes,
                                      .run_count = j->record->run_count,
                                      .chain = j->chain};
+    if (plan.straight_bytes > 0) /* it may lie where the version was that was let go */
+        status = wait_let_go(j, error);
+    if (status)
+        return status;
     status = write_homes(j, change, error);
     if (!status)
         status = write_record(j, change, error);
@@ -393,17 +449,39 @@ int pms_journal_drain(struct pms_journal *j, struct pms_error *error)
         return pms_fail(error, PMS_E_READONLY, "an earlier commit's sync failed: reopen the store");
     pthread_mutex_lock(&j->mutex);
     int status = kept_error(j, error);
-    if (!status)
-        status = wait_for_writer(j, 0, error);
-    PMS_ASSERT(status || (j->head == j->tail && j->homed == j->last));
+    while (!status && (j->letting_go || j->head != j->loose.position)) {
+        j->wanted = true;
+        pthread_cond_signal(&j->work);
+        pthread_cond_wait(&j->room, &j->mutex);
+        status = kept_error(j, error);
+    }
+    PMS_ASSERT(status || j->homed == j->loose.tx);
     pthread_mutex_unlock(&j->mutex);
     return status;
+}
+
+void pms_journal_let_go(struct pms_journal *j)
+{
+    pthread_mutex_lock(&j->mutex);
+    if (j->loose.tx != j->last) {
+        j->letting_go = true;
+        pthread_cond_signal(&j->work);
+    }
+    pthread_mutex_unlock(&j->mutex);
+}
+
+int pms_journal_let_go_surely(struct pms_journal *j, struct pms_error *error)
+{
+    if (j->broken)
+        return pms_fail(error, PMS_E_READONLY, "an earlier commit's sync failed: reopen the store");
+    pms_journal_let_go(j);
+    return wait_let_go(j, error);
 }
 
 void pms_journal_set_super(struct pms_journal *j, const struct pms_superblock *super)
 {
     pthread_mutex_lock(&j->mutex);
-    PMS_ASSERT(j->head == j->tail);
+    PMS_ASSERT(j->head == j->loose.position && !j->letting_go);
     uint64_t window = j->ring.window;
     uint64_t before = j->ring.bytes;
     pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
@@ -422,6 +500,8 @@ void pms_journal_stats(struct pms_journal *j, struct pms_journal_stats *stats)
 
 /* ---- open and close ---- */
 
+uint64_t pms_journal_window(const struct pms_journal *j) { return j->ring.window; }
+
 struct pms_readers *pms_journal_readers(struct pms_journal *j) { return &j->readers; }
 
 static void release(struct pms_journal *j)
@@ -437,10 +517,13 @@ static void release(struct pms_journal *j)
 }
 
 /* A descriptor that passes the page cache by. File systems differ in what they allow: it is
- * tried with a page of the ring, which is empty, read and written back as it was. Without one
- * the journal is written as any file. */
-static int open_direct(struct pms_journal *j, const char *path, uint64_t offset)
+ * tried with an empty page of the ring, read and written back as it was. Without one the journal is
+ * written as any file. */
+static int open_direct(struct pms_journal *j, const char *path)
 {
+    uint64_t room, offset = pms_ring_place(&j->ring, j->tail, &room);
+    if (j->tail - j->head > j->ring.window - PMS_PAGE)
+        return -1; /* a held record takes it all: none of it may be in flight */
     int fd = pms_process_open(path, O_RDWR | O_DIRECT, 0);
     if (fd >= 0 && pread(fd, j->chunk, PMS_PAGE, (off_t)offset) == (ssize_t)PMS_PAGE &&
         pms_persist_pwrite(j->map->persist, fd, j->chunk, PMS_PAGE, offset) == 0)
@@ -451,15 +534,9 @@ static int open_direct(struct pms_journal *j, const char *path, uint64_t offset)
 
 static void *chunk_of_pages(void) { return aligned_alloc(PMS_PAGE, PMS_JOURNAL_CHUNK); }
 
-static int acquire(struct pms_journal *j, const struct pms_superblock *super,
-                   struct pms_error *error)
+static int acquire(struct pms_journal *j, struct pms_error *error)
 {
-    char path[40];
     uint64_t pages = j->map->reserve / PMS_PAGE;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", j->map->fd);
-    j->home_fd = pms_process_open(path, O_RDWR, 0);
-    if (j->home_fd < 0)
-        return pms_fail_errno(error, "opening the file a second time through /proc/self/fd");
     j->marks_bytes = pages * sizeof j->marks[0];
     j->record_bytes = pms_record_head(pages);
     j->marks = pms_reserve(j->marks_bytes);
@@ -468,7 +545,17 @@ static int acquire(struct pms_journal *j, const struct pms_superblock *super,
     j->chunk = chunk_of_pages();
     if (!j->marks || !j->record || !j->bounce || !j->chunk)
         return pms_fail_errno(error, "memory for the journal");
-    j->direct = open_direct(j, path, super->segment[0].log_off);
+    return PMS_OK;
+}
+
+static int open_again(struct pms_journal *j, struct pms_error *error)
+{
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", j->map->fd);
+    j->home_fd = pms_process_open(path, O_RDWR, 0);
+    if (j->home_fd < 0)
+        return pms_fail_errno(error, "opening the file a second time through /proc/self/fd");
+    j->ring.direct = j->direct = open_direct(j, path);
     return PMS_OK;
 }
 
@@ -477,11 +564,10 @@ static int load_anchor(struct pms_journal *j, const struct pms_superblock *super
 {
     bool twins;
     pms_ring_init(&j->ring, j->map->fd, super, j->map->persist->log_seed);
-    j->ring.direct = j->direct;
     int status = pms_anchor_read(&j->ring, &j->anchor, &twins, error);
     if (status)
         return status;
-    if (j->anchor.tx != tx)
+    if (j->anchor.tx != tx && j->anchor.tx + 1 != tx)
         return pms_fail(error, PMS_E_CORRUPT,
                         "the journal's anchor is at transaction %llu, the store at %llu",
                         (unsigned long long)j->anchor.tx, (unsigned long long)tx);
@@ -489,29 +575,24 @@ static int load_anchor(struct pms_journal *j, const struct pms_superblock *super
     for (uint32_t i = 0; i < j->ring.count; i++)
         pms_persist_forget(j->map->fd, j->ring.piece[i].off, j->ring.piece[i].bytes);
     j->head = j->tail = j->anchor.head;
-    j->homed = j->last = tx;
+    j->homed = j->last = j->anchor.tx;
     j->chain = j->anchor.chain;
-    return PMS_OK;
+    j->loose = behind(j);
+    return j->last == tx ? PMS_OK : pms_journal_load_held(j, error);
 }
 
-/* The thread must never run a handler of the program's: all signals are blocked in it. */
 static int start(struct pms_journal *j, struct pms_error *error)
 {
     pthread_condattr_t monotonic;
-    sigset_t all, before;
     pthread_mutex_init(&j->mutex, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&j->work, &monotonic);
     pthread_cond_init(&j->room, NULL);
     pthread_condattr_destroy(&monotonic);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&j->thread, NULL, pms_journal_home_main, j);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!failed)
+    errno = pms_thread_start(&j->thread, (struct pms_thread_kind){0}, pms_journal_home_main, j);
+    if (!errno)
         return PMS_OK;
-    errno = failed;
     return pms_fail_errno(error, "starting the journal's thread");
 }
 
@@ -525,9 +606,11 @@ int pms_journal_open(struct pms_journal **journal, struct pms_map *map,
     j->map = map;
     j->home_fd = j->direct = -1;
     pms_readers_open(&j->readers);
-    int status = acquire(j, super, error);
+    int status = acquire(j, error);
     if (!status)
         status = load_anchor(j, super, tx, error);
+    if (!status)
+        status = open_again(j, error);
     if (!status)
         status = start(j, error);
     if (status)

@@ -18,7 +18,7 @@
 
 #include <pthread.h>
 
-#include "seam/map.h"
+#include "log/undo.h"
 #include "journal/readers.h"
 
 struct pms_journal;
@@ -28,6 +28,8 @@ struct pms_journal_recovery {
     uint64_t records; /* replayed */
     uint64_t bytes;   /* of images replayed */
     bool torn;        /* an incomplete record followed */
+    /* The version before tx is: it is what is home, and tx is in the journal alone. */
+    enum pms_held_for held;
 };
 
 /* Formats anchors (tx = 0) and zero-fills the first PMS_JOURNAL_INITIAL bytes of the log, so
@@ -37,48 +39,83 @@ struct pms_journal_recovery {
 int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superblock *super,
                        uint64_t tx, struct pms_error *error);
 
+struct pms_journal_asked {
+    unsigned char *into;
+    bool before; /* with into: without the held record: what is home is the version before it */
+    /* The session record says that the last writer closed the store. All its commits are home then,
+     * but for a held one: if the anchors say so too, nothing is looked for behind them (8 MiB to
+     * read, which is most of a cold open). */
+    bool closed;
+    /* whether home can still be the version before tx, whose record says so; NULL: no */
+    bool (*may_hold)(const void *ctx, uint64_t tx);
+    const void *ctx;
+};
+
 /* Replays the journal. into = NULL: writes images home through fd, syncs, resets the anchors:
- * the file is whole and the journal empty. into != NULL: copies the images to into + offset
- * instead and changes nothing in the file (mode r). The last record, if not whole, is dropped
- * (torn); one that is damaged although a later commit is there is an error. into must be
- * writable. Checks every length and offset. ERRORS: PMS_E_CORRUPT (no valid anchor, a damaged
- * record in the middle, a run outside the file's engine and data pages), PMS_E_OS. closed: the
- * session record says that the last writer closed the store. All its commits are home then: if
- * the anchors say so too, nothing is looked for behind them (8 MiB to read, which is most of a
- * cold open). */
+ * the file is whole and the journal empty, but for a last record that holds: it stays, and the
+ * version before it is home. into != NULL: copies all images to into + offset instead and changes
+ * nothing in the file (mode r). The last record, if not whole, is dropped (torn); one that is
+ * damaged although a later commit is there is an error. into must be writable. Checks every length
+ * and offset. ERRORS: PMS_E_CORRUPT (no valid anchor, a damaged record in the middle, a run outside
+ * the file's engine and data pages), PMS_E_OS. */
 int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super,
-                        bool closed, unsigned char *into, struct pms_journal_recovery *result,
+                        const struct pms_journal_asked *asked, struct pms_journal_recovery *result,
                         struct pms_error *error);
 
 /* Starts the writer thread, which opens the file once more through /proc/self/fd. The journal is
- * empty at tx (pms_journal_recover has run). */
+ * empty at tx, but for its record if that is held (pms_journal_recover has run). */
 int pms_journal_open(struct pms_journal **journal, struct pms_map *map,
                      const struct pms_superblock *super, uint64_t tx, struct pms_error *error);
 
+/* Bytes of the logs that the ring takes now. */
+uint64_t pms_journal_window(const struct pms_journal *journal);
+
 /* Makes transaction tx durable: runs of pages, ascending, disjoint, whose content is read from
- * map->user, but for those of which there is an image. Runs with home = 1 on entry are
- * candidates for writing straight home (the journal clears the mark where an image still waits
- * for such a page). One fdatasync, unless there is no room and older images must be written home
- * first.
- * ERRORS: PMS_E_OS, PMS_E_FULL: not committed for sure only if *indeterminate is false; if true
- * the sync itself failed and the store must become read-only. */
+ * map->user, but for those of which there is an image. Runs with home = 1 are candidates
+ * for writing straight home (not where an image still waits for such a page). One fdatasync, unless
+ * there is no room and older images must be written home first. held: the version before tx can be
+ * had back until the next commit, or until let go; the one before that is over, also if this fails.
+ * A version that was let go is so durably before any page is written straight home. ERRORS:
+ * PMS_E_OS, PMS_E_FULL: not committed for sure only if *indeterminate is false; if true the sync
+ * itself failed and the store must become read-only. */
 struct pms_image {
     uint64_t page, pages;
     const unsigned char *bytes;
 };
 struct pms_change {
     uint64_t tx;
-    struct pms_run *runs;
+    enum pms_held_for held;
+    const struct pms_run *runs;
     uint32_t run_count;
     /* of pages that others may be storing to: what is committed of them */
     const struct pms_image *images;
     uint32_t image_count;
+    /* of the logs: the ring lies in what is backed, and grows there. thin: by no more than it has
+     * to. */
+    struct pms_backing *backing;
+    bool thin;
 };
+/* fresh extents from this size on are candidates: they are not written twice */
+#define PMS_STRAIGHT_HOME_PAGES 16u
+
 int pms_journal_commit(struct pms_journal *journal, const struct pms_change *change,
                        bool *indeterminate, struct pms_error *error);
 
-/* Everything home, synced, journal empty. */
+/* Everything home, synced, journal empty, but for the record of the last transaction if that is
+ * held. */
 int pms_journal_drain(struct pms_journal *journal, struct pms_error *error);
+
+/* The version before the last commit is not needed any more, if it was held. Not durable: the
+ * writer thread sees to that. let_go_surely waits for it. CRASH: held or not. */
+void pms_journal_let_go(struct pms_journal *journal);
+int pms_journal_let_go_surely(struct pms_journal *journal, struct pms_error *error);
+
+/* For an open that found the last transaction held: shows its images over what is home, in the
+ * private view, and appends pre-images of them to the log, under the tag that runs: as if the
+ * transaction had just been committed. REQUIRES: the log is empty. ERRORS: PMS_E_OS,
+ * PMS_E_CORRUPT: they do not fit into the log. */
+int pms_journal_show_held(struct pms_journal *journal, struct pms_undo *undo,
+                          const struct pms_superblock *super, struct pms_error *error);
 
 /* Call before growth changes the superblock's segments (drain first), then set the new one. */
 void pms_journal_set_super(struct pms_journal *journal, const struct pms_superblock *super);

@@ -3,7 +3,8 @@
  * Recovery reads the chain twice: first to learn which record is the last whole one, then to
  * replay. It holds one chunk of memory whatever the file says. Crash anywhere: the anchors
  * change only after all images are home and synced, so the next recovery finds the same chain
- * and does the same. */
+ * and does the same. A last record that holds stays in the ring, as it was committed: the home is
+ * the version before it (held.c shows the record over it). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,34 +18,15 @@ struct recovery {
     struct pms_janchor anchor;
     const struct pms_superblock *super;
     struct pms_persist *persist;
-    unsigned char *into;
+    const struct pms_journal_asked *asked;
     unsigned char *chunk; /* PMS_JOURNAL_CHUNK bytes */
-    /* the last whole record, after the scan */
-    uint64_t tx;
-    uint64_t end; /* position after it */
-    uint32_t chain;
+    /* after the scan: behind the last whole record; of what is to be home */
+    struct pms_between end, home;
     bool closed; /* the last writer closed the store, and both anchors hold */
     struct pms_journal_recovery *result;
 };
 
 /* ---- rules of runs ---- */
-
-/* How many of the pages [page, ...) lie in one region that transactions may change; 0: none. */
-static uint64_t region_pages(const struct pms_superblock *super, uint64_t page)
-{
-    uint64_t off = page * PMS_PAGE;
-    if (off == PMS_OFF_ROOT)
-        return 1;
-    for (uint32_t i = 0; i < super->segment_count; i++) {
-        const struct pms_segment *segment = &super->segment[i];
-        uint64_t table = (segment->data_pages * sizeof(struct pms_pte) + PMS_PAGE - 1) / PMS_PAGE;
-        if (off >= segment->table_off && (off - segment->table_off) / PMS_PAGE < table)
-            return table - (off - segment->table_off) / PMS_PAGE;
-        if (off >= segment->data_off && (off - segment->data_off) / PMS_PAGE < segment->data_pages)
-            return segment->data_pages - (off - segment->data_off) / PMS_PAGE;
-    }
-    return 0;
-}
 
 static bool run_allowed(const struct pms_superblock *super, const struct pms_run *run,
                         uint64_t from)
@@ -55,7 +37,8 @@ static bool run_allowed(const struct pms_superblock *super, const struct pms_run
     if (run->home > 1 || run->reserved != 0 || (!run->home && run->home_crc != 0))
         return false;
     for (uint64_t done = 0; done < run->pages;) {
-        uint64_t part = region_pages(super, run->page + done);
+        bool data;
+        uint64_t part = pms_region_pages(super, run->page + done, &data);
         if (part == 0)
             return false;
         done += part;
@@ -162,6 +145,11 @@ static uint64_t ring_left(const struct recovery *r, uint64_t position)
     return r->ring.window - (position - r->anchor.head);
 }
 
+static struct pms_between start_of(const struct recovery *r)
+{
+    return (struct pms_between){r->anchor.head, r->anchor.tx, r->anchor.chain};
+}
+
 /* The record of transaction tx at a position, up to its images. */
 static int look(struct recovery *r, uint64_t position, uint64_t tx, uint32_t chain,
                 struct pms_record *record, enum pms_verdict *verdict, struct pms_error *error)
@@ -184,78 +172,96 @@ static int look(struct recovery *r, uint64_t position, uint64_t tx, uint32_t cha
  * than a silent loss. Looks a bounded way ahead. */
 static int check_nothing_after(struct recovery *r, struct pms_error *error)
 {
-    uint64_t left = ring_left(r, r->end);
+    uint64_t left = ring_left(r, r->end.position);
     if (left > PMS_JOURNAL_INITIAL)
         left = PMS_JOURNAL_INITIAL;
     for (uint64_t done = PMS_PAGE; done < left; done += PMS_PAGE) {
         struct pms_record record;
         bool whole;
-        uint64_t room = ring_left(r, r->end + done);
-        int status = pms_record_probe(&r->ring, r->end + done, room, PMS_JOURNAL_CHUNK, &record,
+        uint64_t at = r->end.position + done;
+        int status = pms_record_probe(&r->ring, at, ring_left(r, at), PMS_JOURNAL_CHUNK, &record,
                                       &whole, error);
         if (status)
             return status;
-        if (whole && record.tx > r->tx + 1)
+        if (whole && record.tx > r->end.tx + 1)
             return pms_fail(
                 error, PMS_E_CORRUPT,
                 "journal record of transaction %llu is damaged: that of %llu, committed later, "
                 "is there",
-                (unsigned long long)r->tx + 1, (unsigned long long)record.tx);
+                (unsigned long long)r->end.tx + 1, (unsigned long long)record.tx);
     }
     return PMS_OK;
+}
+
+struct found { /* a whole record, and what lies before and behind it */
+    struct pms_between before, behind;
+    struct pms_record record;
+};
+
+/* Whether the version before the last record can be had back. */
+static bool holds(const struct recovery *r, const struct found *last)
+{
+    uint64_t tx = last->behind.tx;
+    return tx > r->anchor.tx && pms_record_holds(&last->record) && r->anchor.let_go != tx &&
+           r->asked->may_hold && r->asked->may_hold(r->asked->ctx, tx);
 }
 
 /* Finds the last whole record. Only its home runs must match: those of one before may have been
  * written again since. */
 static int scan(struct recovery *r, struct pms_error *error)
 {
-    struct pms_record last, next;
+    struct found last = {start_of(r), start_of(r), {0}}, one_before = last;
+    struct pms_record next;
     enum pms_verdict verdict;
-    uint64_t position = r->anchor.head, begin = position;
-    uint64_t tx = r->anchor.tx;
-    uint32_t chain = r->anchor.chain;
     bool match = true;
     int status;
     for (;;) {
-        status = look(r, position, tx + 1, chain, &next, &verdict, error);
+        const struct pms_between *at = &last.behind;
+        status = look(r, at->position, at->tx + 1, at->chain, &next, &verdict, error);
         if (status || verdict != PMS_RECORD_WHOLE)
             break;
-        r->tx = tx; /* as it stands if the record just found must be dropped */
-        r->chain = chain;
-        begin = position;
-        last = next;
-        position += last.bytes;
-        tx++;
-        chain = last.crc;
+        one_before = last; /* as it stands if the record just found must be dropped */
+        last.record = next;
+        last.before = one_before.behind;
+        last.behind = (struct pms_between){last.before.position + next.bytes, last.before.tx + 1,
+                                           next.crc};
     }
-    if (!status && tx > r->anchor.tx)
-        status = homes_match(r, begin, &last, &match, error);
+    if (!status && last.behind.tx > r->anchor.tx)
+        status = homes_match(r, last.before.position, &last.record, &match, error);
     if (status)
         return status;
-    if (match) {
-        r->tx = tx;
-        r->chain = chain;
-        begin = position;
+    if (!match)
+        last = one_before;
+    r->end = r->home = last.behind;
+    if (holds(r, &last)) {
+        r->home = last.before;
+        r->result->held = pms_record_holds(&last.record);
     }
-    r->end = begin;
     r->result->torn = !match || verdict == PMS_RECORD_TORN;
-    bool all_home = r->closed && tx == r->anchor.tx && !r->result->torn;
+    bool all_home = r->closed && r->home.tx == r->anchor.tx && !r->result->torn;
     return all_home ? PMS_OK : check_nothing_after(r, error);
 }
 
 /* ---- replay ---- */
 
+/* To a reader without the lock, after the scan. */
+static int changed_meanwhile(struct pms_error *error)
+{
+    return pms_fail(error, PMS_E_CORRUPT, "the journal was written to while it was read");
+}
+
 static int replay_run(struct recovery *r, const struct pms_run *run, uint64_t image,
                       struct pms_error *error)
 {
     uint64_t off = run->page * PMS_PAGE;
+    unsigned char *into = r->asked->into;
     for (uint64_t left = (uint64_t)run->pages * PMS_PAGE; left > 0;) {
         size_t n = left < PMS_JOURNAL_CHUNK ? (size_t)left : PMS_JOURNAL_CHUNK;
-        unsigned char *to = r->into ? r->into + off : r->chunk;
+        unsigned char *to = into ? into + off : r->chunk;
         int status = pms_ring_read(&r->ring, image, to, n, error);
         if (status)
             return status;
-        int failed = r->into ? 0 : pms_persist_pwrite(r->persist, r->ring.fd, to, n, off);
+        int failed = into ? 0 : pms_persist_pwrite(r->persist, r->ring.fd, to, n, off);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "replaying the journal");
@@ -270,19 +276,24 @@ static int replay_run(struct recovery *r, const struct pms_run *run, uint64_t im
 
 static int replay(struct recovery *r, struct pms_error *error)
 {
+    /* whoever sees the store in memory alone sees the held record too */
+    const struct pms_between *end = r->asked->into && !r->asked->before ? &r->end : &r->home;
     uint64_t position = r->anchor.head;
-    for (uint64_t tx = r->anchor.tx; tx < r->tx; tx++) {
+    for (uint64_t tx = r->anchor.tx; tx < end->tx; tx++) {
         struct pms_record record;
         struct pms_run_reader reader;
         int status = pms_ring_read(&r->ring, position, &record, sizeof record, error);
         if (status)
             return status;
-        PMS_ASSERT(record.magic == PMS_RECORD_MAGIC && record.tx == tx + 1);
+        if (!pms_record_is(&record) || record.tx != tx + 1)
+            return changed_meanwhile(error);
         pms_runs_start(&reader, &r->ring, position, &record);
         while (reader.left > 0) {
             struct pms_run run;
             uint64_t image;
             status = pms_runs_next(&reader, &run, &image, error);
+            if (!status && !run_allowed(r->super, &run, 0))
+                status = changed_meanwhile(error);
             if (!status && !run.home)
                 status = replay_run(r, &run, image, error);
             if (status)
@@ -291,19 +302,35 @@ static int replay(struct recovery *r, struct pms_error *error)
         position += record.bytes;
         r->result->records++;
     }
-    PMS_ASSERT(position == r->end);
-    return PMS_OK;
+    return position == end->position ? PMS_OK : changed_meanwhile(error);
 }
 
-/* The journal is empty from here on, and nothing that lies in the ring can be valid again: not a
- * record dropped as torn either, should a later write complete it by accident. */
+/* The held record stays, and so does the chain. What was dropped as torn behind it would follow it
+ * still, should a later write complete it by accident: so it loses its header. */
+static int clear_behind(struct recovery *r, struct pms_error *error)
+{
+    if (r->ring.window - (r->end.position - r->home.position) < PMS_PAGE)
+        return PMS_OK; /* nothing fits there */
+    memset(r->chunk, 0, PMS_PAGE);
+    struct iovec iov = {r->chunk, PMS_PAGE};
+    return pms_ring_write(&r->ring, r->persist, r->end.position, &iov, 1, error);
+}
+
+/* The journal is empty from here on, but for the held record, and nothing that lies in the ring can
+ * be valid again: not a record dropped as torn either, should a later write complete it by
+ * accident. */
 static int reset(struct recovery *r, struct pms_error *error)
 {
-    r->anchor.tx = r->tx;
-    r->anchor.head = r->end;
-    r->anchor.chain = r->chain;
-    pms_anchor_rechain(&r->anchor);
-    int status = pms_anchor_advance(r->ring.fd, r->persist, &r->anchor, error);
+    int status = PMS_OK;
+    r->anchor.tx = r->home.tx;
+    r->anchor.head = r->home.position;
+    r->anchor.chain = r->home.chain;
+    if (r->end.tx == r->home.tx)
+        pms_anchor_rechain(&r->anchor);
+    else
+        status = clear_behind(r, error);
+    if (!status)
+        status = pms_anchor_advance(r->ring.fd, r->persist, &r->anchor, error);
     if (status)
         return status;
     /* orders: the anchor's twin before whatever the caller does next */
@@ -315,28 +342,26 @@ static int reset(struct recovery *r, struct pms_error *error)
 }
 
 int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super,
-                        bool closed, unsigned char *into, struct pms_journal_recovery *result,
+                        const struct pms_journal_asked *asked, struct pms_journal_recovery *result,
                         struct pms_error *error)
 {
-    struct recovery r = {.super = super, .persist = p, .into = into, .result = result};
+    struct recovery r = {.super = super, .persist = p, .asked = asked, .result = result};
     bool twins;
     *result = (struct pms_journal_recovery){0};
     pms_ring_init(&r.ring, fd, super, p->log_seed);
     int status = pms_anchor_read(&r.ring, &r.anchor, &twins, error);
     if (status)
         return status;
-    r.closed = closed && twins;
+    r.closed = asked->closed && twins;
     r.chunk = malloc(PMS_JOURNAL_CHUNK);
     if (!r.chunk)
         return pms_fail_errno(error, "memory for recovery");
-    r.tx = r.anchor.tx;
-    r.chain = r.anchor.chain;
     status = scan(&r, error);
     if (!status)
         status = replay(&r, error);
-    if (!status && !into && (result->records > 0 || result->torn || !twins))
+    if (!status && !asked->into && (result->records > 0 || result->torn || !twins))
         status = reset(&r, error);
-    result->tx = r.tx;
+    result->tx = r.end.tx;
     free(r.chunk);
     return status;
 }
@@ -361,7 +386,7 @@ static int zero_ring(const struct pms_ring *ring, struct pms_persist *p, struct 
 int pms_journal_format(int fd, struct pms_persist *p, const struct pms_superblock *super,
                        uint64_t tx, struct pms_error *error)
 {
-    struct recovery r = {.super = super, .persist = p, .tx = tx};
+    struct recovery r = {.super = super, .persist = p, .end.tx = tx, .home.tx = tx};
     bool twins;
     pms_ring_init(&r.ring, fd, super, p->log_seed);
     /* A store that was in this domain before has anchors; the new ones must outrank them. */

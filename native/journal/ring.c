@@ -136,7 +136,8 @@ int pms_anchor_read(struct pms_ring *ring, struct pms_janchor *anchor, bool *twi
         valid[i] = anchor_valid(ring, &copy[i], i);
     }
     *twins = valid[0] && valid[1] && copy[0].tx == copy[1].tx && copy[0].head == copy[1].head &&
-             copy[0].window == copy[1].window && copy[0].chain == copy[1].chain;
+             copy[0].window == copy[1].window && copy[0].chain == copy[1].chain &&
+             copy[0].let_go == copy[1].let_go;
     if (!valid[0] && !valid[1]) {
         int status = pms_fail(error, PMS_E_CORRUPT,
                               "neither copy of the journal's anchor is valid");
@@ -228,7 +229,7 @@ int pms_record_probe(const struct pms_ring *ring, uint64_t position, uint64_t ro
     uint32_t crc;
     *whole = false;
     int status = pms_ring_read(ring, position, record, sizeof *record, error);
-    if (status || record->magic != PMS_RECORD_MAGIC || !record_shape(record, room) ||
+    if (status || !pms_record_is(record) || !record_shape(record, room) ||
         pms_record_head(record->run_count) > head_most)
         return status;
     status = record_crc(ring, position, record, &crc, error);
@@ -247,9 +248,27 @@ int pms_record_load(const struct pms_ring *ring, uint64_t position, uint64_t roo
     int status = pms_record_probe(ring, position, room, room, record, &whole, error);
     if (status)
         return status;
-    if (record->magic == PMS_RECORD_MAGIC && record->tx == tx && record->chain == chain)
+    if (pms_record_is(record) && record->tx == tx && record->chain == chain)
         *verdict = whole ? PMS_RECORD_WHOLE : PMS_RECORD_TORN;
     return PMS_OK;
+}
+
+uint64_t pms_region_pages(const struct pms_superblock *super, uint64_t page, bool *data)
+{
+    uint64_t off = page * PMS_PAGE;
+    *data = false;
+    if (off == PMS_OFF_ROOT)
+        return 1;
+    for (uint32_t i = 0; i < super->segment_count; i++) {
+        const struct pms_segment *segment = &super->segment[i];
+        uint64_t table = (segment->data_pages * sizeof(struct pms_pte) + PMS_PAGE - 1) / PMS_PAGE;
+        if (off >= segment->table_off && (off - segment->table_off) / PMS_PAGE < table)
+            return table - (off - segment->table_off) / PMS_PAGE;
+        *data = off >= segment->data_off;
+        if (*data && (off - segment->data_off) / PMS_PAGE < segment->data_pages)
+            return segment->data_pages - (off - segment->data_off) / PMS_PAGE;
+    }
+    return 0;
 }
 
 void pms_runs_start(struct pms_run_reader *reader, const struct pms_ring *ring, uint64_t position,

@@ -72,6 +72,24 @@ int pms_anchor_advance(int fd, struct pms_persist *p, struct pms_janchor *anchor
  * pms_anchor_advance. */
 void pms_anchor_rechain(struct pms_janchor *anchor);
 
+/* A moment between two records. */
+struct pms_between {
+    uint64_t position; /* of the next record */
+    uint64_t tx;       /* the last transaction before it */
+    uint32_t chain;    /* what the next record carries */
+};
+
+static inline bool pms_record_is(const struct pms_record *record)
+{
+    return (record->magic & ~(~0ull << PMS_RECORD_HELD_BIT)) == PMS_RECORD_MAGIC &&
+           record->magic >> PMS_RECORD_HELD_BIT <= PMS_HELD_FOR_JOB;
+}
+
+static inline enum pms_held_for pms_record_holds(const struct pms_record *record)
+{
+    return (enum pms_held_for)(record->magic >> PMS_RECORD_HELD_BIT);
+}
+
 static inline uint64_t pms_record_head(uint64_t run_count) /* bytes of header and runs, padded */
 {
     return pms_page_up(sizeof(struct pms_record) + run_count * sizeof(struct pms_run));
@@ -96,6 +114,10 @@ int pms_record_load(const struct pms_ring *ring, uint64_t position, uint64_t roo
 int pms_record_probe(const struct pms_ring *ring, uint64_t position, uint64_t room,
                      uint64_t head_most, struct pms_record *record, bool *whole,
                      struct pms_error *error);
+
+/* How many of the pages [page, ...) lie in one region that transactions may change; 0: none. *data:
+ * it is one of data, not a page table or the root. */
+uint64_t pms_region_pages(const struct pms_superblock *super, uint64_t page, bool *data);
 
 /* Walks the runs of a record; `left` is how many are still to come. */
 struct pms_run_reader {

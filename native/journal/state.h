@@ -45,6 +45,9 @@ struct pms_journal {
     uint64_t head, tail;  /* positions: oldest record not known to be home; where the next goes */
     uint64_t homed, last; /* transactions: anchor's; last durable */
     uint32_t chain;       /* crc of the record of `last` */
+    /* Records before it may go home: all, or all but the last one, which is held. */
+    struct pms_between loose;
+    bool letting_go; /* the last one shall: once the anchor says so, durably */
     struct pms_janchor anchor;
     bool stop, wanted; /* wanted: do not wait for half a ring */
     /* `error` is the writer's, not yet returned to a caller; the writer rests until it is */
@@ -73,6 +76,17 @@ static inline int pms_journal_fd_of(const struct pms_journal *journal, uint64_t 
 {
     return journal->direct >= 0 && pages >= PMS_JOURNAL_DIRECT_PAGES ? journal->direct : buffered;
 }
+
+static inline void pms_journal_mark(struct pms_journal *journal, const struct pms_run *run,
+                                    uint64_t tx)
+{
+    for (uint64_t page = run->page; page < run->page + run->pages; page++)
+        atomic_store_explicit(&journal->marks[page], tx << 1 | run->home, memory_order_relaxed);
+}
+
+/* The record of the transaction behind the anchor, which is held, becomes the journal's last one.
+ * ERRORS: PMS_E_OS, PMS_E_CORRUPT. */
+int pms_journal_load_held(struct pms_journal *journal, struct pms_error *error);
 
 /* The writer's thread. */
 void *pms_journal_home_main(void *journal);

@@ -22,6 +22,8 @@ enum pms_dirty_kind {
     PMS_DIRTY_HOT = 4,
     /* as FRESH, but stored to by the engine alone: never writable for the user on its account */
     PMS_DIRTY_BORN = 5,
+    /* as USER, without an entry in the log: the pre-image is at home (bare.h) */
+    PMS_DIRTY_BARE = 6,
 };
 
 struct pms_dirty {

@@ -174,6 +174,28 @@ void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len)
         pms_undo_gathered(u);
 }
 
+int pms_undo_append_home(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t *done)
+{
+    struct pms_log *l = &u->log;
+    l->unfenced = true;
+    for (*done = 0; *done < len;) {
+        uint64_t at = l->at;
+        uint32_t at_extent = l->at_extent;
+        struct piece p = take_place(u, off + *done, len - *done);
+        unsigned char *image = l->base + p.pos + image_offset(p.len);
+        int err = pms_map_read_home(u->map, p.target, p.len, image);
+        if (err) { /* nobody took the place: it has no header */
+            l->at = at;
+            l->at_extent = at_extent;
+            l->seq--;
+            return err;
+        }
+        write_entry(u, l->persist, &p, image, l->steady); /* what is there already, with its sum */
+        *done += p.len;
+    }
+    return 0;
+}
+
 uint64_t pms_undo_copy_ahead(struct pms_undo *u, struct pms_ahead *next, uint64_t off, uint64_t len)
 {
     PMS_ASSERT(len <= PMS_HOT_RANGE_MAX &&

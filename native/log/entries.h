@@ -15,6 +15,10 @@
  * REQUIRES: the log lock. Async-signal-safe. */
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
 
+/* As above, with the pre-images that the file has at home: the pages have been written since.
+ * Returns errno; *done: so many bytes were appended. */
+int pms_undo_append_home(struct pms_undo *u, uint64_t off, uint64_t len, uint64_t *done);
+
 /* Between the two, pre-images of what is appended are not copied yet: gathered copies all of
  * them, by all cores. Worth it from PMS_UNDO_PARALLEL bytes on. REQUIRES: the log lock, held
  * from one to the other; no fence and no store to a target between them (I2). */

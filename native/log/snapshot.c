@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/pages.h"
+#include "log/bare.h"
+#include "log/entries.h"
 #include "log/marks.h"
 #include "log/snapshot_state.h"
 
@@ -26,31 +28,56 @@ static void shared_free(struct pms_snapshots *all)
     free(all);
 }
 
-static struct pms_snapshots *shared_new(const struct pms_undo *u, uint64_t bound_bytes)
+static bool reserve(struct pms_snapshots *all, uint64_t capacity)
+{
+    all->capacity = capacity;
+    all->page = pms_reserve(capacity * PMS_PAGE);
+    all->refs = pms_reserve((capacity + 1) * sizeof *all->refs);
+    all->free = pms_reserve((capacity + 1) * sizeof *all->free);
+    all->building = pms_reserve(all->store_pages * sizeof *all->building);
+    all->batch = pms_reserve(capacity * sizeof *all->batch);
+    all->page_of = pms_reserve((capacity + 1) * sizeof *all->page_of);
+    return all->page && all->refs && all->free && all->building && all->batch && all->page_of;
+}
+
+static uint64_t state_pages(const struct pms_superblock *super)
+{
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < super->segment_count; i++)
+        pages += super->segment[i].data_pages;
+    return pages;
+}
+
+static uint64_t room_for(uint64_t bound_bytes, uint64_t most)
+{
+    uint64_t room = bound_bytes / PMS_PAGE > 0 ? bound_bytes / PMS_PAGE : 1;
+    room = room < most ? room : most;
+    return room < PMS_SNAPSHOT_DONE ? room : PMS_SNAPSHOT_DONE - 1;
+}
+
+/* With address space for all of the state, where that is to be had: a later snapshot's bound may
+ * be larger. */
+static struct pms_snapshots *shared_new(const struct pms_undo *u,
+                                        const struct pms_superblock *super, uint64_t bound_bytes)
 {
     struct pms_snapshots *all = calloc(1, sizeof *all);
     if (!all)
         return NULL;
-    uint64_t most = u->map->reserve / PMS_PAGE;
+    uint64_t most = u->map->reserve / PMS_PAGE, all_of_it = state_pages(super);
     all->store_pages = most;
-    all->room = bound_bytes / PMS_PAGE > 0 ? bound_bytes / PMS_PAGE : 1;
-    if (all->room > most)
-        all->room = most;
-    if (all->room >= PMS_SNAPSHOT_DONE)
-        all->room = PMS_SNAPSHOT_DONE - 1;
-    all->capacity = all->room + all->room / SLACK;
-    all->page = pms_reserve(all->capacity * PMS_PAGE);
-    all->refs = pms_reserve((all->capacity + 1) * sizeof *all->refs);
-    all->free = pms_reserve((all->capacity + 1) * sizeof *all->free);
-    all->building = pms_reserve(most * sizeof *all->building);
-    all->batch = pms_reserve(all->capacity * sizeof *all->batch);
-    all->page_of = pms_reserve((all->capacity + 1) * sizeof *all->page_of);
-    if (all->page && all->refs && all->free && all->building && all->batch && all->page_of) {
-        (void)madvise(all->page, all->capacity * PMS_PAGE, MADV_HUGEPAGE);
-        return all;
+    all->room = room_for(bound_bytes, most);
+    uint64_t least = all->room + all->room / SLACK;
+    bool made = reserve(all, least > all_of_it ? least : all_of_it);
+    if (!made && all_of_it > least) {
+        shared_free(all);
+        all = shared_new(u, &(struct pms_superblock){0}, bound_bytes);
+    } else if (!made) {
+        shared_free(all);
+        all = NULL;
     }
-    shared_free(all);
-    return NULL;
+    if (made)
+        (void)madvise(all->page, all->capacity * PMS_PAGE, MADV_HUGEPAGE);
+    return all;
 }
 
 /* What the next snapshot of the store uses: a commit that keeps pages in memory which was never
@@ -89,11 +116,25 @@ static void snapshot_free(struct pms_snapshot *s)
     free(s);
 }
 
+/* Whether the log has what a snapshot needs of the running transaction. REQUIRES: the log lock. */
+static int make_readable(struct pms_undo *u, struct pms_error *error)
+{
+    errno = pms_bare_fill(u);
+    int status = errno ? pms_fail_errno(error, "reading pages as the last commit left them")
+                       : PMS_OK;
+    pms_undo_fence_locked(u);
+    if (status == PMS_OK && !pms_snapshot_all_taken(u))
+        status = pms_fail(
+            error, PMS_E_STATE,
+            "the running transaction has too many pieces for a snapshot: commit first");
+    return status;
+}
+
 int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, uint64_t bound_bytes,
                       int64_t max_wait_ns, struct pms_snapshot **out, struct pms_error *error)
 {
     struct pms_snapshot *s = calloc(1, sizeof *s);
-    struct pms_snapshots *all = shared_new(u, bound_bytes);
+    struct pms_snapshots *all = shared_new(u, super, bound_bytes);
     *out = NULL;
     if (s) {
         s->undo = u;
@@ -110,12 +151,12 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
         return pms_fail_errno(error, "reserving memory for a snapshot");
     }
     pms_undo_lock(u);
-    if (!pms_snapshot_all_taken(u)) {
+    int status = make_readable(u, error);
+    if (status != PMS_OK) {
         pms_undo_unlock(u);
         shared_free(all);
         snapshot_free(s);
-        return pms_fail(error, PMS_E_STATE,
-                        "the running transaction has too many pieces for a snapshot: commit first");
+        return status;
     }
     if (!u->snapshots.open || (!u->snapshots.open->first && !u->snapshots.open->writers)) {
         struct pms_snapshots *empty = u->snapshots.open; /* writers had waited in it */
@@ -123,6 +164,10 @@ int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, ui
         if (empty)
             empty = shared_spare(u, empty);
         PMS_ASSERT(!empty);
+    } else {
+        struct pms_snapshots *open = u->snapshots.open;
+        uint64_t room = room_for(bound_bytes, open->capacity);
+        open->room = open->room > room ? open->room : room;
     }
     u->snapshots.keep = pms_snapshot_keep;
     s->tag = u->tag;

@@ -35,8 +35,9 @@ struct pms_snapshot_stats {
 
 /* Pins the state of the last commit. Takes the log lock for as long as it takes to note two
  * numbers, whatever the size of the store. bound_bytes: of kept pages; while snapshots are open
- * the first one's holds. max_wait_ns: how long a writer waits at the bound before this snapshot
- * is given up (< 0: for ever).  ERRORS: PMS_E_OS (no memory), PMS_E_STATE. */
+ * the largest of theirs holds. max_wait_ns: how long a writer waits at the bound before this
+ * snapshot is given up (< 0: for ever). What the running transaction captured without a copy is
+ * copied now (bare.h).  ERRORS: PMS_E_OS (no memory, or the file cannot be read), PMS_E_STATE. */
 int pms_snapshot_open(struct pms_undo *u, const struct pms_superblock *super, uint64_t bound_bytes,
                       int64_t max_wait_ns, struct pms_snapshot **snapshot, struct pms_error *error);
 

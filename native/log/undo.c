@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/pages.h"
+#include "log/charge.h"
 
 #define DIRTY_SPACING PMS_LINE      /* ranges are merged, and blocks are a line at least */
 #define DIRTY_ROOM_MAX (1ull << 27) /* ranges; address space only, memory as they come */
@@ -34,11 +35,12 @@ int pms_undo_open(struct pms_undo *u, struct pms_map *map, bool in_memory, struc
     u->log.taken = pms_reserve(u->log.taken_room * sizeof *u->log.taken);
     bool marks = marks_open(&u->prepared, pages) && marks_open(&u->changed, pages);
     u->left = pms_reserve(pages * sizeof *u->left);
+    u->charge.slot = pms_reserve(pms_charge_marks_bytes(pages));
     u->granules.captured = pms_reserve(pages * sizeof *u->granules.captured);
     u->granules.born = pms_reserve(pages * sizeof *u->granules.born);
     u->dirty.at = pms_reserve(u->dirty.room * sizeof *u->dirty.at);
-    if (u->log.base && u->log.steady && u->log.taken && marks && u->left && u->granules.captured &&
-        u->granules.born && u->dirty.at)
+    if (u->log.base && u->log.steady && u->log.taken && marks && u->left && u->charge.slot &&
+        u->granules.captured && u->granules.born && u->dirty.at)
         return PMS_OK;
     int status = pms_fail_errno(error, "reserving memory for the undo log");
     pms_undo_close(u);
@@ -57,6 +59,7 @@ void pms_undo_close(struct pms_undo *u)
     marks_close(&u->prepared, pages);
     marks_close(&u->changed, pages);
     pms_unreserve(u->left, pages * sizeof *u->left);
+    pms_unreserve((void *)u->charge.slot, pms_charge_marks_bytes(pages));
     pms_unreserve(u->granules.captured, pages * sizeof *u->granules.captured);
     pms_unreserve(u->granules.born, pages * sizeof *u->granules.born);
     pms_unreserve(u->dirty.at, u->dirty.room * sizeof *u->dirty.at);
@@ -80,17 +83,21 @@ static void turn_halves(struct pms_log *l, uint64_t from, uint64_t to)
         l->extent[i].off = pms_undo_half(&l->extent[i], from, to);
 }
 
+static uint64_t half(uint64_t bytes) { return bytes / 2 & ~(uint64_t)(PMS_PAGE - 1); }
+
 void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super)
 {
     struct pms_log *l = &u->log;
     l->extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(u->tag & 1), PMS_FASTLOG_BYTES};
-    l->halves = !l->in_memory && super->features_incompat & PMS_FEATURE_HOLD;
+    l->halves = super->features_incompat & PMS_FEATURE_HOLD;
+    u->charge.slots = super->features_incompat & PMS_FEATURE_THIN;
+    pms_backing_learn(&u->charge.backing, super, false);
     for (uint32_t i = 0; i < super->segment_count; i++) {
         l->extent[i + 1] = (struct pms_log_extent){super->segment[i].log_off,
                                                    super->segment[i].log_bytes};
-        if (l->halves)
-            l->extent[i + 1].bytes = l->extent[i + 1].bytes / 2 & ~(uint64_t)(PMS_PAGE - 1);
         prefer_huge(u, &l->extent[i + 1]);
+        if (l->halves)
+            l->extent[i + 1].bytes = half(l->extent[i + 1].bytes);
     }
     l->extent_count = super->segment_count + 1;
     if (l->halves)
@@ -101,7 +108,17 @@ uint64_t pms_undo_capacity(const struct pms_undo *u)
 {
     uint64_t sum = 0; /* the fast log is a bonus */
     for (uint32_t i = 1; i < u->log.extent_count; i++)
-        sum += pms_undo_room_of(u->log.extent[i].bytes);
+        sum += pms_log_room_of(u->log.extent[i].bytes);
+    return sum;
+}
+
+uint64_t pms_undo_capacity_of_half(const struct pms_undo *u)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 1; i < u->log.extent_count; i++) {
+        uint64_t bytes = u->log.extent[i].bytes;
+        sum += pms_log_room_of(u->log.halves ? bytes : half(bytes));
+    }
     return sum;
 }
 
@@ -128,6 +145,7 @@ void pms_undo_begin(struct pms_undo *u, uint64_t tag)
     u->tag = tag;
     u->log.seq = 0;
     u->stored = false;
+    u->charge.of_slots = 0;
     u->log.extent[0] = (struct pms_log_extent){PMS_OFF_FASTLOG(tag & 1), PMS_FASTLOG_BYTES};
     u->log.at_extent = 0;
     u->log.at = 0;

@@ -12,6 +12,7 @@
 
 #include "base/lock.h"
 #include "log/dirty.h"
+#include "seam/backing.h"
 #include "seam/map.h"
 
 struct pms_log_extent {
@@ -88,6 +89,17 @@ struct pms_keeping {
     struct pms_snapshots *spare; /* memory of those before, for the next, or NULL */
 };
 
+/* What of the logs has to be backed (room.h). Under the log lock. */
+struct pms_log_charge {
+    struct pms_backing backing;
+    bool slots;        /* blocks of slots are marked: captures ask */
+    uint64_t ordinary; /* bytes of entries that captures of all other live blocks may take */
+    uint64_t of_slots; /* that captures of slots have taken in this transaction */
+    /* A bit a page: of a slot, living or gone but for its views. The page table does not tell of
+     * the latter. Set under the operation lock. */
+    _Atomic uint64_t *slot;
+};
+
 struct pms_undo {
     struct pms_map *map;
     struct pms_persist *persist;
@@ -103,6 +115,7 @@ struct pms_undo {
     struct pms_granules granules;
     struct pms_dirty_list dirty;
     struct pms_keeping snapshots;
+    struct pms_log_charge charge;
 };
 
 static inline void pms_undo_lock(struct pms_undo *u) { pms_lock_acquire(&u->lock); }
@@ -131,14 +144,9 @@ void pms_undo_close(struct pms_undo *u);
 /* empties the log of this transaction; dirty list too */
 void pms_undo_begin(struct pms_undo *u, uint64_t tag);
 
-/* Of these bytes of a log, those that entries fill for sure: at its end at most one page and a
- * header stay unused. */
-static inline uint64_t pms_undo_room_of(uint64_t log_bytes)
-{
-    return log_bytes > 2 * PMS_PAGE ? log_bytes - 2 * PMS_PAGE : 0;
-}
-
 /* Bytes of entries that fit for sure in one transaction, whatever their sizes (I5). */
 uint64_t pms_undo_capacity(const struct pms_undo *u);
+/* the same once logs are cut in halves, as they may be already */
+uint64_t pms_undo_capacity_of_half(const struct pms_undo *u);
 
 #endif

@@ -6,13 +6,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/process.h"
+#include "base/thread.h"
 
 #ifndef SYS_close_range
 #define SYS_close_range 436
@@ -54,20 +54,10 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* All signals are blocked in it: no handler of the program's runs there. REQUIRES: mutex. */
+/* REQUIRES: mutex. */
 static int start(void)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, before;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int err = pthread_create(&thread, &attr, run, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
+    int err = pms_thread_start(NULL, (struct pms_thread_kind){STACK_BYTES, false}, run, NULL);
     running = err == 0;
     return err == EAGAIN ? ENOMEM : err; /* EAGAIN is what a lock that is held says */
 }

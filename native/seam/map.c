@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/pages.h"
 #include "seam/mappings.h"
@@ -24,6 +25,7 @@
 #endif
 
 #define APART_MAX 1024u         /* of the 65,530 mappings that a process may have */
+#define NO_ADVICE 0x7fff        /* of madvise: no system has it */
 #define PARTED_APART 2          /* mappings that one of them makes */
 #define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
 #define COPY_PIECE (1u << 20)   /* of one core */
@@ -69,7 +71,7 @@ static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
 {
     int flags = m->sync     ? MAP_SHARED_VALIDATE | MAP_SYNC
                 : m->shared ? MAP_SHARED
-                            : MAP_PRIVATE | MAP_NORESERVE;
+                            : MAP_PRIVATE | MAP_NORESERVE | (m->fd < 0 ? MAP_ANONYMOUS : 0);
     int err = map_range(m, m->user, from, to, PROT_READ, flags);
     if (!err && m->shared)
         err = map_range(m, m->engine, from, to, PROT_READ | PROT_WRITE, flags);
@@ -196,6 +198,11 @@ static void set_bits(_Atomic uint64_t *bits, uint64_t off, uint64_t bytes, bool 
     }
 }
 
+int pms_map_hide(struct pms_map *m)
+{
+    return mprotect(m->user, (size_t)m->bytes, PROT_NONE) == 0 ? 0 : errno;
+}
+
 static bool is_writable(const struct pms_map *m, uint64_t page)
 {
     return page < m->reserve / PMS_PAGE &&
@@ -220,7 +227,8 @@ static void count_parts(struct pms_map *m, uint64_t off, uint64_t bytes, bool on
 }
 
 /* A bit of `writable` is on only while its page is writable for sure: set after the system call,
- * cleared before it. One of `own` is off only as long as its page never was: set before. */
+ * cleared before it. One of `own` is off only as long as its page never was, or what was stored
+ * there is gone: set before. */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 &&
@@ -293,6 +301,39 @@ static uint64_t next_page(const struct pms_map *m, uint64_t page, uint64_t end, 
     return end;
 }
 
+bool pms_map_foreign(const struct pms_map *m, uint64_t off, uint64_t bytes, uint64_t *run)
+{
+    uint64_t page = off / PMS_PAGE, end = page + bytes / PMS_PAGE;
+    bool foreign = !m->shared && next_page(m, page, page + 1, false) == page;
+    *run = m->shared ? bytes : (next_page(m, page, end, foreign) - page) * PMS_PAGE;
+    return foreign;
+}
+
+void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    PMS_ASSERT(!m->shared && !pms_map_all_writable(m, off, PMS_PAGE));
+    int err = 0;
+    if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0)
+        /* locked in memory (mlock): they are given up with their mapping */
+        err = map_range(m, m->user, off, off + bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE);
+    PMS_ASSERT(err == 0);
+    set_bits(m->own, off, bytes, false);
+}
+
+int pms_map_read_home(const struct pms_map *m, uint64_t off, uint64_t bytes, void *into)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        ssize_t n = pread(m->fd, (unsigned char *)into + done, (size_t)(bytes - done),
+                          (off_t)(off + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : EIO;
+        done += (uint64_t)n;
+    }
+    return 0;
+}
+
 bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     bool any = false;
@@ -326,6 +367,88 @@ void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     struct range r = {m->user + off, bytes};
     pms_parallel_for(copy_piece, &r, (size_t)((bytes + COPY_PIECE - 1) / COPY_PIECE));
+}
+
+/* ---- after the store ---- */
+
+int pms_map_part(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+    if (m->shared && mmap(m->user + off, (size_t)bytes, PROT_READ | PROT_WRITE, flags, m->fd,
+                          (off_t)off) == MAP_FAILED)
+        return errno;
+    return pms_map_unprotect(m, off, bytes);
+}
+
+struct owning {
+    unsigned char *at;
+    uint64_t bytes;
+    _Atomic int error;
+};
+
+/* An emulator of another CPU's programs (qemu-user) takes any advice, also one that there is not,
+ * and does nothing. */
+static bool takes_any_advice(void)
+{
+    static _Atomic int known; /* 1: no, 2: yes */
+    if (!atomic_load(&known))
+        atomic_store(&known, madvise(NULL, 0, NO_ADVICE) == 0 ? 2 : 1);
+    return atomic_load(&known) == 2;
+}
+
+/* Returns errno; EINVAL: the system cannot. What lies behind a page that cannot be read is not
+ * looked at. */
+static int own_range(unsigned char *at, uint64_t bytes)
+{
+    if (takes_any_advice())
+        return EINVAL;
+    int err = 0;
+    do
+        err = madvise(at, (size_t)bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+    while (err == EINTR || err == EAGAIN);
+    return err;
+}
+
+static void own_piece(void *ctx, size_t i)
+{
+    struct owning *o = ctx;
+    uint64_t from = i * (uint64_t)COPY_PIECE,
+             n = o->bytes - from < COPY_PIECE ? o->bytes - from : COPY_PIECE;
+    int err = own_range(o->at + from, n);
+    for (uint64_t page = from; err && err != ENOMEM && page < from + n; page += PMS_PAGE)
+        if (err == EINVAL)
+            /* a store of what is there, also if others store there now */
+            (void)atomic_fetch_or((_Atomic unsigned char *)(o->at + page), 0);
+        else if (own_range(o->at + page, PMS_PAGE) == ENOMEM)
+            err = ENOMEM;
+    if (err == ENOMEM)
+        atomic_store(&o->error, err);
+}
+
+int pms_map_own(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    struct owning o = {m->user + off, bytes, 0};
+    pms_parallel_for(own_piece, &o, (size_t)((bytes + COPY_PIECE - 1) / COPY_PIECE));
+    return atomic_load(&o.error);
+}
+
+void pms_map_release(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    (void)madvise(m->user + off, (size_t)bytes, MADV_DONTNEED);
+}
+
+void pms_map_forgo(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    if (mmap(m->user + off, (size_t)bytes, PROT_NONE, PMS_RESERVED | MAP_FIXED, -1, 0) ==
+        MAP_FAILED)
+        pms_map_release(m, off, bytes); /* no mapping is left: its memory alone */
+}
+
+void pms_map_forgo_engine(struct pms_map *m)
+{
+    if (m->engine && m->engine != m->user)
+        munmap(m->engine, (size_t)m->reserve);
+    m->engine = m->user;
 }
 
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)

@@ -20,7 +20,7 @@
 struct pms_footer;
 
 struct pms_map {
-    int fd;           /* of the mapped file */
+    int fd;           /* of the mapped file; -1: none, private views begin as zeros */
     bool shared;      /* engine is an alias; stores reach the file */
     bool sync;        /* MAP_SYNC is in force */
     uint64_t bytes;   /* mapped, a multiple of PMS_PAGE */
@@ -29,7 +29,7 @@ struct pms_map {
     unsigned char *engine;
     /* one bit for each page of the reserve: page of user is PROT_WRITE */
     _Atomic uint64_t *writable;
-    /* likewise: it has been, some time. Private views: all others are the file's */
+    /* likewise: it has been, since it was given back. Private views: all others are the file's */
     _Atomic uint64_t *own;
     struct pms_footer *footer; /* the page behind `bytes`, where it is kept: footer.h */
     uint32_t apart;            /* ranges set apart so far */
@@ -56,6 +56,10 @@ void pms_map_close(struct pms_map *m); /* unmaps everything */
 int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes);
 int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes);
 
+/* What a reader has not loaded: whoever reads it dies of it, rather than take it for something.
+ * Returns 0 or errno. */
+int pms_map_hide(struct pms_map *m);
+
 /* Unprotects a range, whatever the mappings: when they run out (mappings.h), everything is
  * protected first, which makes one mapping of all that is not set apart, and pages that were
  * writable fault again. */
@@ -70,6 +74,17 @@ bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
  * nobody else stores to. */
 bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes);
 void pms_map_copy_ahead(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* Whether pages from off on are still the file's: none of them was ever writable, and what they
+ * show is what the file has (private views). *run: so many bytes, of these, are alike. */
+bool pms_map_foreign(const struct pms_map *m, uint64_t off, uint64_t bytes, uint64_t *run);
+
+/* The file's they are again: what was stored there is gone. REQUIRES: the log lock; they are
+ * protected. */
+void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* What the file has of a range, whatever the views show. Returns errno (EIO: it ends early). */
+int pms_map_read_home(const struct pms_map *m, uint64_t off, uint64_t bytes, void *into);
 
 /* Asks for huge pages behind the whole ones in a range (tmpfs, Linux 6.1): protection changes
  * cost 512 times less, and fewer address translations miss. Advice: where the system has none to
@@ -86,6 +101,28 @@ void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes);
 /* Whether a fault on a page that is not in memory reads its neighbours too: the system reads up
  * to megabytes around it, and the fault waits. Advice, as above. */
 void pms_map_read_around(struct pms_map *m, bool on);
+
+/* ---- after the store ----
+ *
+ * What outlives its store: a range of a user's view becomes private to the process, whole, at the
+ * same address, and writable: no store into it reaches the file any more. What nobody has stored to
+ * is still the file's, until pms_map_own has copied it. Returns 0 or errno (ENOMEM): then it is
+ * what it was. REQUIRES: the log lock; all pages protected. */
+int pms_map_part(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* Copies what is still the file's of a range that was parted, by all cores; others may store there
+ * meanwhile. Returns 0 or errno (ENOMEM): some of it may still be the file's. What cannot be read,
+ * as the file was cut off or its disk fails, is passed over. */
+int pms_map_own(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* Memory that nobody looks at any more, of a range that was parted. */
+void pms_map_release(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* Whoever looks there from now on finds nothing, and dies of it. Its memory is given back. */
+void pms_map_forgo(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* Without the engine's view. REQUIRES: the engine is closed. */
+void pms_map_forgo_engine(struct pms_map *m);
 
 /* the engine's address of a byte */
 static inline void *pms_map_at(const struct pms_map *m, uint64_t off) { return m->engine + off; }

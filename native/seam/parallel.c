@@ -1,12 +1,12 @@
 /* Worker threads for large copies. They sleep on a futex and do nothing else: no memory, no
  * locks, no signals but faults, so that even the fault handler may put them to work. */
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "base/thread.h"
 #include "seam/persist.h"
 
 #define WORKERS_MAX 7
@@ -72,34 +72,15 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* All but what a worker's own stores raise: those into the store are captured, and a thread that
- * blocks them would be killed. */
-static void signals_of_workers(sigset_t *set)
-{
-    sigfillset(set);
-    sigdelset(set, SIGSEGV);
-    sigdelset(set, SIGBUS);
-}
-
 static void start(void)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    sigset_t all, before;
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    signals_of_workers(&all);
-    /* inherited: Python's handlers never run on a worker */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (long i = 1; i < cores && i <= WORKERS_MAX; i++) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attr, work, (void *)(uintptr_t)atomic_load(&round_word)) != 0)
+        if (pms_thread_start(NULL, (struct pms_thread_kind){STACK_BYTES, true}, work,
+                             (void *)(uintptr_t)atomic_load(&round_word)) != 0)
             break;
         atomic_fetch_add(&workers, 1);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
 }
 
 void pms_parallel_start(void) { pthread_once(&once, start); }

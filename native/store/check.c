@@ -85,6 +85,7 @@ static struct owned *find(const struct checker *c, uint64_t off)
 static void own(struct checker *c, uint64_t off, const char *who)
 {
     struct owned *b = find(c, off);
+    __atomic_fetch_add(&c->report->owners, 1, __ATOMIC_RELAXED);
     if (!b)
         problem(c, "%s at offset %llu is not a live block", who, (unsigned long long)off);
     else if (b->seen++)
@@ -112,6 +113,8 @@ static int visit(void *ctx, uint64_t off, const struct pms_object *object)
     struct checker *c = ctx;
     bool named = object && off == object->node && object->name_bytes;
     c->report->names += named;
+    if (object && off == object->node)
+        __atomic_fetch_add(&c->report->objects, 1, __ATOMIC_RELAXED);
     if (object && (object->kind == PMS_OBJECT_GROUP || object->kind == PMS_OBJECT_LIST) &&
         !remember_container(c, object))
         return PMS_E_OS;
@@ -194,7 +197,7 @@ static void check_copies(struct checker *c)
     struct pms_error e = {0};
     if (pms_super_read(c->pool->opened.fd, &super, &e) != PMS_OK)
         problem(c, "superblock: %s", e.what);
-    else if (super.generation != c->pool->super.generation)
+    else if (super.generation != c->pool->super.generation && c->pool->sight.of == PMS_SIGHT_NONE)
         problem(c, "the superblock in the file is not the one in use");
     c->report->sound_copies = pms_super_sound_copies(c->pool->opened.fd);
     if (c->pool->undo.log.extent_count != c->pool->super.segment_count + 1)
@@ -209,7 +212,7 @@ static int examine(struct checker *c, struct pms_error *error)
     int walked = pms_heap_walk(c->pool->heap, collect, c, &e);
     if (walked == PMS_E_CORRUPT)
         problem(c, "page table: %s (offset %llu)", e.what, (unsigned long long)e.offset);
-    c->report->blocks = c->count;
+    __atomic_store_n(&c->report->blocks, c->count, __ATOMIC_RELAXED);
     if (walked == PMS_OK) {
         check_containers(c);
         if (c->report->problem_count == 0)

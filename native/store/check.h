@@ -11,6 +11,9 @@ struct pms_check_report {
     uint32_t problem_count;       /* found; the first PMS_CHECK_PROBLEMS are described */
     uint32_t sound_copies;        /* of the superblock: bits 0 and 1. One is enough */
     char problem[PMS_CHECK_PROBLEMS][192];
+    /* for who waits, read by another thread meanwhile: owners of blocks that were looked at, and
+     * those of them that are names or items of lists */
+    uint64_t owners, objects;
 };
 int pms_check(struct pms_pool *pool, struct pms_check_report *report, struct pms_error *error);
 

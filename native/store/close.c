@@ -2,15 +2,17 @@
  *
  *   1  end      the running transaction is committed or rolled back; what waits for the next commit
  *               has failed; a store that holds lets go after a commit: it was the last
- *   2  part     live views get pages of their own: from here on no thread stores into the file
- *   3  home     domain file: what the journal holds is written home
+ *   2  part     live views become private: from here on no thread stores into the file
+ *   3  home     domain file: what the journal has is written home, but for what is held
  *   4  sync     all data
  *   5  mark     the session record says that the store was closed; logs are whole again, where
  *               nothing is held
- *   6  free     memory, files, and the lock last: whoever gets it finds a closed store
+ *   6  free     memory and files
+ *   7  unlock   what views show of the file is copied first; a thread does it, and close has
+ *               returned (commit/unlock.h)
  *
  * Crash in 1 to 4 => the next open recovers the last commit. In 5 => the same, or a closed store:
- * the file is whole either way. In 6 => a closed store. */
+ * the file is whole either way. In 6 and 7 => a closed store. */
 #include "store/close.h"
 
 #include <errno.h>
@@ -19,77 +21,15 @@
 #include "base/pages.h"
 #include "commit/hold.h"
 #include "commit/landing.h"
+#include "commit/outlive.h"
 #include "commit/pool_state.h"
 #include "commit/refs.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"
+#include "commit/unlock.h"
 #include "log/snapshot.h"
 #include "seam/footer.h"
-#include "seam/holder.h"
 #include "store/populate.h"
-
-/* of views made private at once: bounds the memory that close needs beside them */
-#define WINDOW_BYTES (1ull << 30)
-
-struct window { /* of the user's view, and what takes its place */
-    const struct pms_map *map;
-    unsigned char *copy;
-    uint64_t from, to;
-    bool any;
-};
-
-static void copy_into_window(void *ctx, uint64_t off, uint64_t bytes)
-{
-    struct window *w = ctx;
-    uint64_t from = pms_page_down(off), to = pms_page_up(off + bytes);
-    from = from > w->from ? from : w->from;
-    to = to < w->to ? to : w->to;
-    if (from >= to)
-        return;
-    memcpy(w->copy + (from - w->from), w->map->user + from, to - from);
-    w->any = true;
-}
-
-/* Live views keep their address and get private pages: what they show is nobody else's any more.
- * One mapping takes the place of all pages of the window, so that a process with any number of
- * views has mappings enough. REQUIRES: all pages protected, the log lock. */
-static void make_private(struct pms_pool *pool, uint64_t from, uint64_t to)
-{
-    struct pms_map *map = &pool->map;
-    size_t bytes = (size_t)(to - from);
-    struct window w = {.map = map, .copy = pms_reserve(bytes), .from = from, .to = to};
-    if (!w.copy)
-        return; /* views of this part stay read-only ones of the file */
-    pms_heap_each_pin(pool->heap, copy_into_window, &w);
-    if (!w.any) {
-        pms_unreserve(w.copy, bytes);
-        /* a wild pointer finds nothing here */
-        (void)mmap(map->user + from, bytes, PROT_NONE, PMS_RESERVED | MAP_FIXED, -1, 0);
-    } else if (mremap(w.copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, map->user + from) ==
-               MAP_FAILED) {
-        pms_unreserve(w.copy, bytes);
-    } else {
-        /* it is writable: so that a thread that waits in its fault goes on */
-        int err = pms_map_unprotect(map, from, bytes);
-        PMS_ASSERT(err == 0);
-    }
-}
-
-static void release_views(struct pms_pool *pool)
-{
-    struct pms_map *map = &pool->map;
-    /* a thread that stores meanwhile waits here, and then finds its page writable */
-    pms_undo_lock(&pool->undo);
-    pms_map_protect(map, 0, map->bytes);
-    for (uint64_t from = 0; from < map->bytes; from += WINDOW_BYTES)
-        make_private(pool, from,
-                     map->bytes - from < WINDOW_BYTES ? map->bytes : from + WINDOW_BYTES);
-    pms_undo_unlock(&pool->undo);
-    pms_capture_close(&pool->capture);
-    if (map->shared)
-        munmap(map->engine, map->reserve);
-    map->engine = map->user; /* pms_map_close, at the last unpin, frees the rest */
-}
 
 static int finish_writing(struct pms_pool *pool, int commit, struct pms_error *error)
 {
@@ -98,6 +38,8 @@ static int finish_writing(struct pms_pool *pool, int commit, struct pms_error *e
         return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
     if (commit)
         status = pms_tx_commit(pool, error);
+    if (status == PMS_E_INDOUBT)
+        pms_fail(error, PMS_E_INDOUBT, "what was written since is rolled back");
     if (!commit || status != PMS_OK) {
         int undone = pms_tx_rollback(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? undone : status;
@@ -119,8 +61,9 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
     if (errno)
         return pms_fail_errno(error, "syncing the store at close");
     /* it is over: a copy that began in it does not have all of its entries */
-    pms_footer_note(&pool->map, pool->tx.last, PMS_FOOTER_ALL);
+    pms_footer_note(&pool->map, pms_pool_home(pool), PMS_FOOTER_ALL);
     pool->session.state = PMS_SESSION_CLEAN;
+    pool->session.backed = pms_backing_known(&pool->undo.charge.backing);
     status = pms_session_write(pool->opened.fd, &pool->persist, &pool->session, error);
     if (status != PMS_OK || pool->hold.tag || !(pool->super.features_incompat & PMS_FEATURE_HOLD))
         return status;
@@ -150,18 +93,21 @@ static int end_transaction(struct pms_pool *pool, int commit, struct pms_error *
                           "a transaction block was open when the store was closed: all that was "
                           "written since it was entered is rolled back");
     pms_landing_disarm(pool);
-    if (commit && status == PMS_OK && pool->hold.on)
-        pms_hold_release(pool);
-    return status;
+    if (!commit || status != PMS_OK)
+        return status;
+    if (pool->hold.in_doubt) /* since before this open: nothing was done here */
+        return pool->hold.before ? PMS_OK
+                                 : pms_fail(error, PMS_E_INDOUBT, "it is closed, and left so");
+    return pool->hold.on ? pms_hold_release(pool, error) : PMS_OK;
 }
 
 static void close_files(struct pms_pool *pool)
 {
+    pms_sight_close(&pool->sight);
     pms_footer_close(&pool->map); /* views may live on, but nothing of the file stays mapped */
     pms_close_engine(pool);
     pms_process_close(pool->opened.fd);
-    pms_holder_close(pool->opened.lock_fd);
-    pool->opened.fd = pool->opened.lock_fd = -1;
+    pool->opened.fd = -1;
 }
 
 /* REQUIRES: the operation lock. */
@@ -170,8 +116,11 @@ static int close_now(struct pms_pool *pool, int commit, struct pms_error *error)
     pms_populate_stop(pool);
     int status = end_transaction(pool, commit, error);
     pool->gate.closed = true;
+    pms_serve_no_more(&pool->served);
     pms_snapshot_detach_all(&pool->undo);
-    release_views(pool);
+    pms_unlock_begin(pool);
+    pms_outlive_part(pool);
+    pms_capture_close(&pool->capture);
     if (!pool->opened.read_only) {
         int marked = mark_clean(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? marked : status;
@@ -179,6 +128,7 @@ static int close_now(struct pms_pool *pool, int commit, struct pms_error *error)
     close_files(pool);
     pms_txblock_forget(pool);
     pthread_cond_broadcast(&pool->gate.left);
+    pms_unlock(pool);
     return status;
 }
 

@@ -7,6 +7,8 @@
 #include "commit/pool_state.h"
 #include "store/grow.h"
 
+#define AHEAD_LEAST (256u << 10) /* of a private view: less is copied by its first stores */
+
 struct filler {
     unsigned char *dst;
     const unsigned char *src;
@@ -58,6 +60,10 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
     f.dst = pms_map_at(&pool->map, data);
     if (status != PMS_OK)
         return status;
+    if (!pool->map.shared && how != PMS_FILL_NONE && bytes >= AHEAD_LEAST)
+        /* by all cores, not by a fault for each page */
+        pms_map_copy_ahead(&pool->map, pms_page_up(data),
+                           pms_page_down(data + bytes) - pms_page_up(data));
     bool shares = pool->map.shared && bytes <= PMS_SMALL_MAX;
     /* its pages hold other blocks too: a capture of those reads each page twice, and must find
      * the same (I1) */
@@ -80,6 +86,18 @@ static uint64_t whole_huge_pages(uint64_t bytes, int how)
                                                                                           : bytes;
 }
 
+/* A slot that is written as a whole never has its pages in the log (domain file: in the journal);
+ * smaller ones do. */
+#define UNLOGGED_LEAST (PMS_STRAIGHT_HOME_PAGES * PMS_PAGE)
+
+static int allocate(struct pms_pool *pool, uint64_t room, int how, uint64_t bytes, uint64_t *data,
+                    struct pms_error *error)
+{
+    return how == PMS_FILL_SLOT && bytes >= UNLOGGED_LEAST
+               ? pms_pool_allocate_slot(pool, room, data, error)
+               : pms_pool_allocate(pool, room, PMS_OWNER_USER, data, error);
+}
+
 int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void *src,
                       uint64_t src_bytes, uint64_t *data, struct pms_error *error)
 {
@@ -88,9 +106,9 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void
         return PMS_OK;
     /* no huge pages in a private view */
     uint64_t room = pool->map.shared ? whole_huge_pages(bytes, how) : bytes;
-    int status = pms_pool_allocate(pool, room, PMS_OWNER_USER, data, room == bytes ? error : NULL);
+    int status = allocate(pool, room, how, bytes, data, room == bytes ? error : NULL);
     if (status == PMS_E_FULL && room != bytes)
-        status = pms_pool_allocate(pool, room = bytes, PMS_OWNER_USER, data, error);
+        status = allocate(pool, room = bytes, how, bytes, data, error);
     if (status != PMS_OK)
         return status;
     if (pool->map.shared)

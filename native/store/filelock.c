@@ -17,10 +17,14 @@
 
 #include "base/layout.h"
 #include "base/process.h"
+#include "commit/unlock.h"
+#include "heap/super.h"
 #include "seam/holder.h"
 #include "store/open.h"
 
 #define POLL_NS 5000000ll
+#define LOOK_NS 100000000ll
+#define CLOSED_NS 60000000000ll
 #define TRIES 100 /* somebody swaps the file under us all the time: give up */
 
 #ifndef RENAME_NOREPLACE
@@ -34,17 +38,48 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-static int lock_within(int fd, int how, int64_t timeout_ns, struct pms_error *error)
+/* Whether who has the lock has closed the store, and only copies what its views show of it: it is
+ * marked clean, and others may not even read. (Or it is about to open it: that takes no time.) */
+static bool is_closed(int lock_fd, const char *path)
 {
-    int64_t end = now_ns() + timeout_ns;
+    struct pms_session session;
+    if (pms_holder_lock(lock_fd, LOCK_SH) == 0) {
+        (void)pms_holder_lock(lock_fd, LOCK_UN);
+        return false;
+    }
+    int fd = pms_process_open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW, 0);
+    bool clean = fd >= 0 && pms_session_read(fd, &session, NULL) == PMS_OK &&
+                 session.state == PMS_SESSION_CLEAN;
+    pms_process_close(fd);
+    return clean;
+}
+
+/* Waits longer for who has closed the store, but not through a signal: its handler may raise. */
+static int lock_within(int fd, int how, const char *path, int64_t timeout_ns,
+                       struct pms_error *error)
+{
+    int64_t begun = now_ns();
+    /* a reader that looks whether anybody writes has it for a moment */
+    int64_t end = begun + (timeout_ns < LOOK_NS ? LOOK_NS : timeout_ns);
     while (pms_holder_lock(fd, how) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return pms_fail_errno(error, "locking the store");
-        if (timeout_ns >= 0 && now_ns() >= end)
+        bool late = timeout_ns >= 0 && now_ns() >= end, closed = late && is_closed(fd, path);
+        if (late && (!closed || now_ns() >= begun + CLOSED_NS)) {
+            if (pms_holder_lock(fd, how) == 0) /* given back since */
+                return PMS_OK;
             return pms_fail(error, PMS_E_LOCKED,
-                            "the store is open in another process, or twice in this one");
+                            closed ? "closed: arrays of it are still copied"
+                                   : "the store is open in another process, or twice in this one");
+        }
         struct timespec pause = {0, POLL_NS};
-        nanosleep(&pause, NULL);
+        pms_unlock_hurry(); /* it may be this process */
+        if (nanosleep(&pause, NULL) != 0 && closed) {
+            pms_fail(error, PMS_E_LOCKED, "interrupted");
+            if (error)
+                error->sys_errno = EINTR;
+            return PMS_E_LOCKED;
+        }
     }
     return PMS_OK;
 }
@@ -191,7 +226,7 @@ static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");
     /* held for a moment by who looks at it */
-    int status = lock_within(f->lock_fd, LOCK_EX, -1, error);
+    int status = lock_within(f->lock_fd, LOCK_EX, f->temp_path, -1, error);
     *retry = status == PMS_OK && !lock_is_of(f->lock_fd, f->temp_path);
     return status;
 }
@@ -285,8 +320,9 @@ static int open_locked(struct pms_files *f, const struct pms_options *o, bool *r
     if (pms_holder_stat(f->lock_fd, &locked) != 0)
         return pms_fail_errno(error, "looking at the store's file");
     int status = check_regular(&locked, error);
-    if (!status)
-        status = lock_within(f->lock_fd, reading ? LOCK_SH : LOCK_EX, o->lock_timeout_ns, error);
+    if (!status && !(reading && o->beside))
+        status = lock_within(f->lock_fd, reading ? LOCK_SH : LOCK_EX, f->path, o->lock_timeout_ns,
+                             error);
     if (status)
         return status;
     f->fd = pms_process_open(f->path, flags, 0);
@@ -358,6 +394,14 @@ int pms_files_open(struct pms_files *f, const char *path, const struct pms_optio
     }
     return pms_fail(error, PMS_E_STATE,
                     "the store's file is replaced again and again by somebody else");
+}
+
+bool pms_files_written(const struct pms_files *f)
+{
+    if (pms_holder_lock(f->lock_fd, LOCK_SH) != 0)
+        return true;
+    (void)pms_holder_lock(f->lock_fd, LOCK_UN);
+    return false;
 }
 
 void pms_files_close(struct pms_files *f)

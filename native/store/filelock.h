@@ -30,6 +30,9 @@ int pms_files_open(struct pms_files *f, const char *path, const struct pms_optio
  * was faster. */
 int pms_files_publish(struct pms_files *f, struct pms_error *error);
 
+/* Whether somebody has it open for writing now: looked at by having the lock for a moment. */
+bool pms_files_written(const struct pms_files *f);
+
 void pms_files_close(struct pms_files *f); /* discards what was not published */
 
 #endif

@@ -61,9 +61,31 @@ int pms_object_pin(struct pms_pool *pool, const struct pms_object *object, struc
 {
     if (object->kind != PMS_OBJECT_ARRAY || !object->data)
         return PMS_OK;
+    struct pms_part range = {object->data, object->data_bytes};
     int status = pms_heap_pin(pool->heap, object->data, error);
+    if (status != PMS_OK)
+        return status;
+    status = pms_sight_load(&pool->sight, &pool->undo, &pool->map, &range, 1, error);
     if (status == PMS_OK)
         pool->refs++;
+    else
+        pms_heap_unpin(pool->heap, object->data);
+    return status;
+}
+
+int pms_object_load(struct pms_pool *pool, uint64_t data, uint64_t data_bytes,
+                    struct pms_error *error)
+{
+    struct pms_part range = {data, data_bytes};
+    struct pms_block block;
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    if (!pms_heap_find(pool->heap, data, &block) || block.bytes < data_bytes)
+        status = pms_fail(error, PMS_E_INVALID, "no array of so many bytes is there");
+    else
+        status = pms_sight_load(&pool->sight, &pool->undo, &pool->map, &range, 1, error);
+    pms_pool_leave(pool);
     return status;
 }
 

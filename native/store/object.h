@@ -23,6 +23,11 @@ int pms_object_get(struct pms_pool *pool, uint64_t dir, const char *path, uint32
 int pms_object_next(struct pms_pool *pool, uint64_t dir, uint64_t *node, struct pms_object *object,
                     struct pms_error *error);
 int pms_object_count(struct pms_pool *pool, uint64_t dir, uint64_t *count, struct pms_error *error);
+/* Before the bytes of an array are read without a pin: a reader beside writers copies them now.
+ * ERRORS: PMS_E_LOST, PMS_E_INVALID: no such block. */
+int pms_object_load(struct pms_pool *pool, uint64_t data, uint64_t data_bytes,
+                    struct pms_error *error);
+
 int pms_object_put_value(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                          const char *meta, uint32_t meta_bytes, struct pms_error *error);
 

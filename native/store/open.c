@@ -3,19 +3,22 @@
  *    1  find      the file, or a new one beside the path under a name of its own; its lock
  *    2  format    new: segments, session record, superblock last
  *    3  read      superblock and session record
+ *       beside    reader without the lock: does anybody write? then that process shows it
  *    4  judge     may it be torn since the machine restarted? then it is refused
  *    5  choose    the domain: how stores reach the medium
- *    6  fill      writer: room on the disk for the file's holes
+ *    6  fill      writer: room on the disk for the file's holes, but for the logs
  *    7  recover   writer: the last commit, in the file, under the log that is to be in force
  *    8  limit     writer: another limit of growth
- *    9  halves    writer: logs are cut in halves, or whole again
+ *    9  whole     writer: logs that were cut in halves are whole again
  *   10  plan      writer: this session's record, in memory alone; room for a footer
  *   11  map       the views
- *   12  show      reader: the last commit, in private pages
+ *   12  show      reader: the last commit, in private pages, or as the writer tells it
  *   13  footer    writer: kept from here on
  *   14  journal   domain file: the thread that writes home; memory for commits
- *   15  engine    log, heap, capture: memory alone
- *   16  hold      writer: what the held version needs stays; room for two transactions' logs
+ *   15  engine    log, heap, capture: memory alone, and room on the disk for as much of the logs as
+ *                 the blocks need; reader: all names and descriptions
+ *   16  hold      writer: what the held version needs stays; room for two transactions' logs, which
+ *                 are cut in halves
  *   17  memory    writer: may all of the view be written?
  *   18  begin     writer: the session record says that the store is open
  *   19  start     writer: the first transaction, which captures what every commit changes
@@ -32,11 +35,12 @@
  *   10 => the file may be a page longer than its superblock says
  *   13 => the footer names the last transaction, which is over: it is no part of the state
  *   14 => a page of the ring is written as it was, to try how it can be written
- *   16 => the store has grown by a segment, or not
+ *   16 => the store has grown by a segment, or not; then as in 9
  *   18 => one copy of the record, or both, say that the store was left open: the next open finds
  *         logs that hold nothing
  *   19 => entries of what is there anyway: the next open puts them back, and nothing changes
- * In 3 to 5, 11, 12, 15 and 17 nothing is stored. A reader stores nothing at all. */
+ *   15 => some holes in the logs are filled
+ * In 3 to 5, 11, 12 and 17 nothing is stored. A reader stores nothing at all. */
 #include "store/open.h"
 
 #include <errno.h>
@@ -44,6 +48,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/pages.h"
@@ -54,10 +59,15 @@
 #include "store/close.h"
 #include "store/filelock.h"
 #include "store/grow.h"
+#include "store/job.h"
 #include "store/populate.h"
 #include "store/recover.h"
 #include "store/room.h"
 #include "store/session.h"
+#include "store/show.h"
+
+#define BESIDE_TRIES 200u
+#define BESIDE_NS 5000000l /* between two of them: a writer that begins needs no longer */
 
 struct opening {
     struct pms_pool *pool;
@@ -74,6 +84,7 @@ static int find(struct opening *o, struct pms_error *error)
     opened->lock_fd = o->files.lock_fd;
     opened->read_only = o->options->mode == PMS_MODE_READ;
     opened->forced = o->options->force != 0;
+    opened->before = opened->read_only && !o->options->beside && o->options->before;
     opened->info.created = o->files.created;
     if (status == PMS_OK && pms_debug_board)
         pms_debug_file(o->pool, opened->fd);
@@ -111,20 +122,34 @@ static int read_head(struct opening *o, struct pms_error *error)
     return status;
 }
 
+/* Of the file, the superblock is read once more: a writer that has ended since may have grown it.
+ */
+static int beside(struct opening *o, struct pms_error *error)
+{
+    if (!o->options->beside)
+        return PMS_OK;
+    int status = pms_show_choose(o->pool, &o->files, o->options->keep != 0, error);
+    return status == PMS_OK && o->pool->sight.of == PMS_SIGHT_OF_FILE ? read_head(o, error)
+                                                                      : status;
+}
+
+/* of a writer: it has the store, and recovered it */
+static bool is_shown(const struct opening *o) { return o->pool->sight.of == PMS_SIGHT_OF_WRITER; }
+
 static int judge(struct opening *o, struct pms_error *error)
 {
+    if (is_shown(o))
+        return PMS_OK;
     return pms_session_check(o->pool, o->options, error);
 }
 
 static int choose_domain(struct opening *o, struct pms_error *error)
 {
     struct pms_pool *pool = o->pool;
+    (void)error;
     pool->opened.domain = pms_domain_choose(pool->opened.fd, (enum pms_domain)o->options->domain,
                                             (enum pms_domain)pool->super.domain);
     pool->persist.flush = pms_domain_flush(pool->opened.domain);
-    if (o->options->hold && pool->opened.domain == PMS_DOMAIN_FILE)
-        return pms_fail(error, PMS_E_UNSUPPORTED,
-                        "domain file cannot hold the version before a commit");
     return PMS_OK;
 }
 
@@ -161,15 +186,19 @@ static int set_limit(struct opening *o, struct pms_error *error)
     return status;
 }
 
-/* While the logs are empty, but for what is held. */
-static int cut_logs(struct opening *o, struct pms_error *error)
+static bool in_halves(const struct pms_pool *pool)
+{
+    return pool->super.features_incompat & PMS_FEATURE_HOLD;
+}
+
+/* While the logs are empty. */
+static int make_logs_whole(struct opening *o, struct pms_error *error)
 {
     struct pms_pool *pool = o->pool;
-    bool halves = o->options->hold || pool->hold.tag;
-    if (halves == ((pool->super.features_incompat & PMS_FEATURE_HOLD) != 0))
+    if (o->options->hold || pool->hold.tag || !in_halves(pool))
         return PMS_OK;
     struct pms_superblock super = pool->super;
-    super.features_incompat ^= PMS_FEATURE_HOLD;
+    super.features_incompat &= ~PMS_FEATURE_HOLD;
     int status = pms_super_write_both(pool->opened.fd, &pool->persist, &super, error);
     if (status == PMS_OK)
         pool->super = super;
@@ -189,8 +218,9 @@ static int map_views(struct opening *o, struct pms_error *error)
         how = PMS_MAP_PRIVATE;
     else if (pool->opened.domain == PMS_DOMAIN_DAX)
         how = PMS_MAP_SYNC;
-    int status = pms_map_open(&pool->map, pool->opened.fd, pool->super.file_bytes,
-                              pms_room_address_space(pool), how, &pool->persist, error);
+    uint64_t reserve = pool->sight.of == PMS_SIGHT_NONE ? pms_room_address_space(pool) : 0;
+    int status = pms_map_open(&pool->map, is_shown(o) ? -1 : pool->opened.fd,
+                              pool->super.file_bytes, reserve, how, &pool->persist, error);
     if (status == PMS_OK)
         pms_map_read_around(&pool->map, false); /* an open reads a page here and there */
     return status;
@@ -198,14 +228,7 @@ static int map_views(struct opening *o, struct pms_error *error)
 
 static int show(struct opening *o, struct pms_error *error)
 {
-    struct pms_pool *pool = o->pool;
-    pool->opened.info.clean = pool->session.state == PMS_SESSION_CLEAN;
-    errno = pms_map_unprotect(&pool->map, 0, pool->map.bytes);
-    if (errno)
-        return pms_fail_errno(error, "preparing a private view of the store");
-    int status = pms_recover_view(pool, error);
-    pms_map_protect(&pool->map, 0, pool->map.bytes);
-    return status;
+    return pms_show_begin(o->pool, error);
 }
 
 static int begin_footer(struct opening *o, struct pms_error *error)
@@ -213,7 +236,7 @@ static int begin_footer(struct opening *o, struct pms_error *error)
     struct pms_pool *pool = o->pool;
     (void)error;
     if (pool->session.footer)
-        pms_footer_begin(&pool->map, pool->tx.last, PMS_FOOTER_ALL);
+        pms_footer_begin(&pool->map, pms_pool_home(pool), PMS_FOOTER_ALL);
     return PMS_OK;
 }
 
@@ -236,22 +259,43 @@ static int start_engine(struct opening *o, struct pms_error *error)
     int status = pms_undo_open(&pool->undo, &pool->map, !pool->map.shared, error);
     if (status != PMS_OK)
         return status;
+    struct pms_backing *backing = &pool->undo.charge.backing;
+    if (!pool->opened.read_only)
+        pms_backing_open(backing, pool->opened.fd, &pool->persist,
+                         pool->persist.flush != PMS_FLUSH_NONE);
     pms_undo_set_extents(&pool->undo, &pool->super);
+    pms_backing_trust(backing, pool->opened.backed);
+    if (pool->journal && pool->hold.tag) {
+        pms_undo_begin(&pool->undo, pool->hold.tag);
+        status = pms_journal_show_held(pool->journal, &pool->undo, &pool->super, error);
+    }
+    if (status != PMS_OK)
+        return status;
     status = pms_heap_open(&pool->heap, &pool->undo, &pool->super, error);
+    if (status == PMS_OK)
+        status = pms_room_back_logs(pool, error);
     return status == PMS_OK
                ? pms_capture_open(&pool->capture, &pool->undo, pool->heap, &pool->super,
                                   pool->opened.read_only, o->options->hot != 0, error)
                : status;
 }
 
+static int show_names(struct opening *o, struct pms_error *error)
+{
+    return pms_show_names(o->pool, error);
+}
+
 static int begin_hold(struct opening *o, struct pms_error *error)
 {
     struct pms_pool *pool = o->pool;
     int status = pool->hold.tag ? pms_heap_hold(pool->heap, pool->hold.tag, error) : PMS_OK;
-    struct pms_heap_stats stats;
-    pms_heap_stats(pool->heap, &stats);
-    if (status == PMS_OK && stats.log_need > pms_undo_capacity(&pool->undo))
-        status = pms_pool_grow(pool, PMS_PAGE, error); /* made, or filled, without halves (I5) */
+    if (status == PMS_OK && (in_halves(pool) || o->options->hold)) /* made, or filled, without */
+        status = pms_pool_grow_for_halves(pool, error);
+    if (status != PMS_OK || in_halves(pool) || !o->options->hold)
+        return status;
+    status = pms_halves_publish(pool, error); /* the logs are empty */
+    if (status == PMS_OK)
+        pms_undo_set_extents(&pool->undo, &pool->super);
     return status;
 }
 
@@ -304,18 +348,20 @@ static const struct step {
     {find, ALL},
     {format, NEW},
     {read_head, ALL},
+    {beside, READER},
     {judge, ALL},
     {choose_domain, ALL},
     {fill_holes, WRITER},
     {recover, WRITER},
     {set_limit, WRITER},
-    {cut_logs, WRITER},
+    {make_logs_whole, WRITER},
     {plan_session, WRITER},
     {map_views, ALL},
     {show, READER},
     {begin_footer, WRITER},
     {open_journal, WRITER},
     {start_engine, ALL},
+    {show_names, READER},
     {begin_hold, WRITER},
     {check_memory, WRITER},
     {begin_session, WRITER},
@@ -348,6 +394,7 @@ static void take_back(struct opening *o)
         pms_journal_close(pool->journal, false, NULL);
     pool->journal = NULL;
     pms_close_engine(pool);
+    pms_sight_close(&pool->sight);
     pms_map_close(&pool->map);
     pms_files_close(&o->files);
     memset(&pool->opened.info, 0, sizeof pool->opened.info);
@@ -372,6 +419,24 @@ static void fill_info(struct pms_pool *pool)
     (void)fstat(pool->opened.fd, &st);
     info->inode = st.st_ino;
     info->permissions = st.st_mode & 0777;
+    info->beside = (int32_t)pool->sight.of;
+}
+
+/* Readers in other processes may come now. */
+static void offer(struct pms_pool *pool)
+{
+    if (pool->opened.read_only)
+        return;
+    struct stat st;
+    if (fstat(pool->opened.fd, &st) != 0)
+        return;
+    pool->served = (struct pms_served){.undo = &pool->undo,
+                                       .super = &pool->super,
+                                       .epoch = &pool->tx.epoch,
+                                       .device = st.st_dev,
+                                       .inode = st.st_ino,
+                                       .opened_ns = pool->session.opened_ns};
+    pms_serve(&pool->served);
 }
 
 static void init_locks(struct pms_pool *pool)
@@ -395,6 +460,19 @@ static struct pms_pool *new_pool(void)
     return pool;
 }
 
+/* A reader's open that failed because a writer came, went or was too fast: it is tried again. */
+static bool is_passing(const struct opening *o, int status, bool changed)
+{
+    if (o->pool->sight.silent)
+        return false;
+    struct timespec pause = {0, BESIDE_NS};
+    bool again = o->options->mode == PMS_MODE_READ && o->options->beside &&
+                 (changed || status == PMS_E_LOST || status == PMS_E_LOCKED);
+    if (again)
+        nanosleep(&pause, NULL);
+    return again;
+}
+
 int pms_pool_open(const char *path, const struct pms_options *options, struct pms_pool **out,
                   struct pms_error *error)
 {
@@ -410,17 +488,26 @@ int pms_pool_open(const char *path, const struct pms_options *options, struct pm
     pms_debug_opened(path);
     pms_parallel_start();
     int status;
+    uint32_t tries = 0;
     while ((status = run_steps(&o, error)) != PMS_OK) {
+        bool changed = pms_sight_is_old(&o.pool->sight, 0);
         take_back(&o);
-        if (status == PMS_E_EXISTS && own.mode == PMS_MODE_APPEND)
-            continue; /* somebody else created it meanwhile: open that one */
+        if (status == PMS_E_EXISTS &&
+            (own.mode == PMS_MODE_APPEND || own.mode == PMS_MODE_TRUNCATE))
+            continue; /* somebody else created it meanwhile: open, or replace, that one */
+        if (is_passing(&o, status, changed) && tries++ < BESIDE_TRIES)
+            continue;
         free(o.pool);
         return status;
     }
     o.pool->opened.path = o.files.path;
-    o.pool->hold.on = own.hold; /* from the first commit of the user's on */
+    o.pool->hold.on = own.hold ? PMS_HELD_FOR_STORE
+                               : PMS_HELD_NOT; /* from the first commit of the user's on */
+    atomic_store(&o.pool->tx.epoch, pms_pool_root(o.pool)->epoch);
     fill_info(o.pool);
-    pms_populate_start(o.pool);
+    offer(o.pool);
+    if (o.pool->sight.of == PMS_SIGHT_NONE)
+        pms_populate_start(o.pool);
     if (!o.pool->populate.running)
         pms_map_read_around(&o.pool->map, true);
     *out = o.pool;

@@ -1,13 +1,13 @@
 
 #include "store/populate.h"
 
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "commit/pool_state.h"
 
 #ifndef MADV_POPULATE_READ
@@ -111,17 +111,13 @@ static void *run(void *arg)
 void pms_populate_start(struct pms_pool *pool)
 {
     struct pms_heap_stats h;
-    sigset_t all, before;
     long free_pages = sysconf(_SC_AVPHYS_PAGES);
     pms_heap_stats(pool->heap, &h);
     if (h.used_bytes < LEAST_BYTES || free_pages <= 0 ||
         h.used_bytes / PMS_PAGE > (uint64_t)free_pages / MEMORY_SHARE)
         return;
-    sigfillset(&all);
-    /* inherited: no handler of the program's ever runs in it */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pool->populate.running = pthread_create(&pool->populate.thread, NULL, run, pool) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pool->populate.running = pms_thread_start(&pool->populate.thread, (struct pms_thread_kind){0},
+                                              run, pool) == 0;
 }
 
 void pms_populate_stop(struct pms_pool *pool)

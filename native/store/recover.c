@@ -93,8 +93,11 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     pms_undo_begin(&undo, pool->tx.last + 1);
     struct pms_held held;
     pool->hold = (struct pms_holding){.before = true};
-    if (pms_held_find(&undo, pool->tx.last, &held))
+    if (pms_held_find(&undo, pool->tx.last, &held)) {
         pool->hold.tag = held.tag;
+        pool->hold.held = held.held;
+        pool->hold.in_doubt = held.held == PMS_HELD_FOR_JOB;
+    }
     bool held_sound = !pool->hold.tag || pms_undo_sound(&undo, held.tag, &pool->super);
     struct difference d = {.map = map};
     pms_undo_scan(&undo, pool->tx.last + 1, count_difference, &d);
@@ -103,6 +106,8 @@ static int undo_in(struct pms_pool *pool, struct pms_map *map, uint64_t *entries
     int64_t n = status == PMS_OK && held_sound
                     ? pms_undo_apply(&undo, pool->tx.last + 1, map->engine, &pool->super, NULL)
                     : 0;
+    if (status == PMS_OK && n >= 0 && held_sound && pool->opened.before && pool->hold.tag)
+        n = pms_undo_apply(&undo, pool->hold.tag, map->engine, &pool->super, NULL) < 0 ? -1 : n;
     pms_undo_close(&undo);
     if (status != PMS_OK)
         return status;
@@ -166,10 +171,14 @@ static int undo_file(struct pms_pool *pool, struct pms_error *error)
 static bool in_place(enum pms_domain d) { return d != PMS_DOMAIN_FILE; }
 
 /* The log that was not in force learns the last transaction. Not in force until the session
- * record says so. */
+ * record says so. It lies where the other one does: a reader beside us may be reading that, so the
+ * record is written as it is, and is another one then (live/sight.h). */
 static int hand_over(struct pms_pool *pool, struct pms_error *error)
 {
     struct pms_persist *p = &pool->persist;
+    int status = pms_session_write(pool->opened.fd, p, &pool->session, error);
+    if (status != PMS_OK)
+        return status;
     if (!in_place(pool->opened.domain))
         return pms_journal_format(pool->opened.fd, p, &pool->super, pool->tx.last, error);
     uint64_t word = pms_anchor_pack(pool->tx.last);
@@ -180,13 +189,29 @@ static int hand_over(struct pms_pool *pool, struct pms_error *error)
     return errno ? pms_fail_errno(error, "writing the anchor") : PMS_OK;
 }
 
+/* A copy's home may be of a later moment than its journal. */
+static bool home_may_be_before(const void *ctx, uint64_t tx)
+{
+    const struct pms_pool *pool = ctx;
+    return pool->super.features_incompat & PMS_FEATURE_HOLD &&
+           pms_session_is_before(pool, tx - 1, PMS_FOOTER_ALL);
+}
+
 static int replay(struct pms_pool *pool, unsigned char *into, struct pms_error *error)
 {
     struct pms_journal_recovery r = {0};
-    bool closed = pool->session.state == PMS_SESSION_CLEAN;
-    int status = pms_journal_recover(pool->opened.fd, &pool->persist, &pool->super, closed, into,
-                                     &r, error);
+    struct pms_journal_asked asked = {.into = into,
+                                      .before = pool->opened.before,
+                                      .closed = pool->session.state == PMS_SESSION_CLEAN,
+                                      .may_hold = home_may_be_before,
+                                      .ctx = pool};
+    int status = pms_journal_recover(pool->opened.fd, &pool->persist, &pool->super, &asked, &r,
+                                     error);
     pool->tx.last = r.tx;
+    pool->hold = (struct pms_holding){.tag = r.held ? r.tx : 0,
+                                      .held = r.held,
+                                      .before = true,
+                                      .in_doubt = r.held == PMS_HELD_FOR_JOB};
     pool->opened.info.replayed_records = r.records;
     pool->opened.info.replayed_bytes = r.bytes;
     pool->opened.info.torn = r.torn;
@@ -206,7 +231,7 @@ int pms_recover_file(struct pms_pool *pool, struct pms_error *error)
 {
     bool was_in_place = in_place((enum pms_domain)pool->session.domain);
     int status = was_in_place ? undo_file(pool, error) : replay(pool, NULL, error);
-    if (status == PMS_OK && pool->hold.tag && !in_place(pool->opened.domain))
+    if (status == PMS_OK && pool->hold.tag && was_in_place != in_place(pool->opened.domain))
         status = pms_fail(error, PMS_E_STATE,
                           "the version before the last commit is held in another domain: open it "
                           "in that one, or run pmstore resolve");
@@ -219,9 +244,11 @@ int pms_recover_file(struct pms_pool *pool, struct pms_error *error)
 
 int pms_recover_view(struct pms_pool *pool, struct pms_error *error)
 {
-    if (in_place((enum pms_domain)pool->session.domain)) {
-        uint64_t entries;
-        return undo_in(pool, &pool->map, &entries, error);
-    }
-    return replay(pool, pool->map.user, error);
+    uint64_t entries;
+    int status = in_place((enum pms_domain)pool->session.domain)
+                     ? undo_in(pool, &pool->map, &entries, error)
+                     : replay(pool, pool->map.user, error);
+    if (status == PMS_OK && pool->opened.before && !pool->hold.tag)
+        return pms_fail(error, PMS_E_STATE, "no version before the last commit is held");
+    return status;
 }

@@ -21,7 +21,8 @@ static inline enum pms_flush pms_domain_flush(enum pms_domain d)
 int pms_recover_file(struct pms_pool *pool, struct pms_error *error);
 
 /* Mode r: the same into private pages; no byte of the file changes. REQUIRES: pool->map open and
- * writable throughout. */
+ * writable throughout. ERRORS: also PMS_E_STATE: the version before was asked for, and is not held.
+ */
 int pms_recover_view(struct pms_pool *pool, struct pms_error *error);
 
 #endif

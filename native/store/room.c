@@ -8,6 +8,7 @@
 #include <sys/statvfs.h>
 
 #include "commit/pool_state.h"
+#include "store/session.h"
 
 #define RESERVE_MIN (4ull << 30)
 #define RESERVE_MAX (16ull << 40)
@@ -52,24 +53,55 @@ int pms_room_check_memory(const struct pms_pool *pool, struct pms_error *error)
                : PMS_OK;
 }
 
-int pms_room_fill_holes(struct pms_pool *pool, struct pms_error *error)
+static int no_room(uint64_t needed, struct pms_error *error)
 {
-    struct stat st;
-    uint64_t bytes = pool->super.file_bytes;
-    if (fstat(pool->opened.fd, &st) != 0)
-        return pms_fail_errno(error, "looking at the store's file");
-    uint64_t has = (uint64_t)st.st_blocks * BLOCK_BYTES;
-    if (has >= bytes)
-        return PMS_OK;
-    errno = pms_persist_allocate(&pool->persist, pool->opened.fd, 0, bytes);
-    if (errno != ENOSPC && errno != EDQUOT)
-        return errno ? pms_fail_errno(error, "filling holes in the store's file") : PMS_OK;
-    int status = pms_fail(
-        error, PMS_E_FULL,
-        "the file has holes, as a sparse copy has, and the disk has no room to fill them");
+    int status = pms_fail_errno(error, "filling holes in the store's file");
+    if (status != PMS_E_FULL)
+        return status;
+    pms_fail(error, PMS_E_FULL,
+             "the file has holes, as a sparse copy has, and the disk has no room to fill them");
     if (error) {
-        error->needed = bytes - has;
+        error->needed = needed;
         error->available = 0;
     }
     return status;
+}
+
+/* What the file takes on the disk if all is there but so much of its logs. */
+static uint64_t bytes_without_holes(struct pms_pool *pool, uint64_t backed)
+{
+    struct pms_backing b;
+    uint64_t hole = 0;
+    pms_backing_open(&b, pool->opened.fd, &pool->persist, false);
+    pms_backing_learn(&b, &pool->super, false);
+    pms_backing_trust(&b, backed);
+    for (uint32_t i = 0; i < b.count; i++)
+        hole += b.part[i].bytes - b.part[i].backed;
+    return pool->super.file_bytes - hole;
+}
+
+/* A file that another was copied over is still itself, and says what it said before; it may have
+ * holes anywhere, and has less of the disk then. */
+int pms_room_fill_holes(struct pms_pool *pool, struct pms_error *error)
+{
+    struct stat st;
+    uint64_t bytes = pool->super.file_bytes, backed = pms_session_backed(pool);
+    if (pool->opened.info.created)
+        return PMS_OK;
+    if (fstat(pool->opened.fd, &st) != 0)
+        return pms_fail_errno(error, "looking at the store's file");
+    uint64_t has = (uint64_t)st.st_blocks * BLOCK_BYTES;
+    if (backed && has >= bytes_without_holes(pool, backed))
+        pool->opened.backed = backed;
+    if (pool->opened.backed || has >= bytes)
+        return PMS_OK;
+    errno = pms_super_allocate(pool->opened.fd, &pool->persist, &pool->super, 0);
+    return errno ? no_room(bytes - has, error) : PMS_OK;
+}
+
+int pms_room_back_logs(struct pms_pool *pool, struct pms_error *error)
+{
+    struct pms_backing *b = &pool->undo.charge.backing;
+    errno = pool->journal ? pms_backing_reach_bytes(b, pms_journal_window(pool->journal)) : 0;
+    return errno ? no_room(pms_journal_window(pool->journal), error) : PMS_OK;
 }

@@ -16,9 +16,13 @@ uint64_t pms_room_address_space(const struct pms_pool *pool);
  * pages protected, nobody knows the addresses yet.  ERRORS: PMS_E_OS. */
 int pms_room_check_memory(const struct pms_pool *pool, struct pms_error *error);
 
-/* Fills the file's holes with reserved space: a copy may have some, and a store into one on a
- * full disk is a SIGBUS.
+/* Fills the file's holes with reserved space, but for the logs: a copy may have some, and a store
+ * into one on a full disk is a SIGBUS.
  * ERRORS: PMS_E_FULL, PMS_E_OS.  CRASH: some are filled; no byte that can be read changes. */
 int pms_room_fill_holes(struct pms_pool *pool, struct pms_error *error);
+
+/* Domain file: the same for the journal's ring. (What the blocks need of the logs, the heap asks
+ * for.) ERRORS: as above. */
+int pms_room_back_logs(struct pms_pool *pool, struct pms_error *error);
 
 #endif

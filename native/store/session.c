@@ -43,6 +43,16 @@ static bool is_copy(const struct pms_session *s, int fd)
     return s->inode && now.inode && s->inode != now.inode;
 }
 
+/* Where the file system does not say when it was made, a copy may have the same number elsewhere.
+ * A store that was left open may have more backed than it says. */
+uint64_t pms_session_backed(const struct pms_pool *pool)
+{
+    const struct pms_session *s = &pool->session;
+    bool exact = s->state == PMS_SESSION_CLEAN && s->born_ns &&
+                 s->born_ns == identity_of(pool->opened.fd).born_ns;
+    return exact ? s->backed : 0;
+}
+
 static bool known(const uint8_t boot[16])
 {
     static const uint8_t none[16];
@@ -75,13 +85,18 @@ int pms_session_check(const struct pms_pool *pool, const struct pms_options *o,
     return check_machine(s, error);
 }
 
-int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries,
-                           struct pms_error *error)
+bool pms_session_is_before(const struct pms_pool *pool, uint64_t tx, uint64_t entries)
 {
     const struct pms_session *s = &pool->session;
     bool kept = s->footer || s->state == PMS_SESSION_CLEAN;
-    if (pool->opened.forced || !is_copy(s, pool->opened.fd) ||
-        (kept && pms_footer_allows(pool->opened.fd, pool->super.file_bytes, tx, entries)))
+    return !is_copy(s, pool->opened.fd) ||
+           (kept && pms_footer_allows(pool->opened.fd, pool->super.file_bytes, tx, entries));
+}
+
+int pms_session_check_copy(const struct pms_pool *pool, uint64_t tx, uint64_t entries,
+                           struct pms_error *error)
+{
+    if (pool->opened.forced || pms_session_is_before(pool, tx, entries))
         return PMS_OK;
     return pms_fail(
         error, PMS_E_COPIED,
@@ -124,6 +139,7 @@ int pms_session_plan(struct pms_pool *pool, struct pms_error *error)
 int pms_session_begin(struct pms_pool *pool, struct pms_error *error)
 {
     int status = PMS_OK;
+    pool->session.backed = pms_backing_known(&pool->undo.charge.backing);
     /* both: were one damaged, the other would say that nothing was open */
     for (int copy = 0; copy < 2 && status == PMS_OK; copy++)
         status = pms_session_write(pool->opened.fd, &pool->persist, &pool->session, error);

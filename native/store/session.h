@@ -2,6 +2,7 @@
 #ifndef PMS_STORE_SESSION_H
 #define PMS_STORE_SESSION_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct pms_error;
@@ -13,6 +14,14 @@ struct pms_pool;
  * ERRORS: PMS_E_UNCLEAN; not with o->force. */
 int pms_session_check(const struct pms_pool *pool, const struct pms_options *o,
                       struct pms_error *error);
+
+/* How far the file's logs are known to be backed (seam/backing.h). 0: not known; then it may be a
+ * copy, which may have holes anywhere. REQUIRES: the session record as it was read. */
+uint64_t pms_session_backed(const struct pms_pool *pool);
+
+/* false: a copy, whose pages may be of a later moment than the logs that were copied with it: these
+ * reach to transaction tx and so many entries of it. */
+bool pms_session_is_before(const struct pms_pool *pool, uint64_t tx, uint64_t entries);
 
 /* A copy may have been made while the writer ran. Its footer tells: tx and entries are how far
  * the logs reach that were copied with it (in place: the transaction that ran, and its valid

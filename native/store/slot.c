@@ -85,7 +85,9 @@ static int flip(struct pms_pool *pool, const struct pms_pair *pair, bool again, 
                         "slots '%.*s' were flipped in this transaction already: commit first",
                         (int)name_bytes, name);
     if (idle.alone)
-        pms_hold_leave_slot(pool, idle.at.extent_off);
+        status = pms_hold_leave_slot(pool, idle.at.extent_off, error);
+    if (status != PMS_OK)
+        return status;
     pms_undo_store(&pool->undo, pair->where, &next, sizeof next);
     if (idle.alone)
         pms_idle_publish(&pool->undo, idle.at.extent_off, idle.at.extent_bytes,

@@ -52,3 +52,13 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
     pms_pool_leave(pool);
     return PMS_OK;
 }
+
+int pms_is_old(struct pms_pool *pool, int *old, struct pms_error *error)
+{
+    int status = pms_pool_enter(pool, error);
+    if (status != PMS_OK)
+        return status;
+    *old = pms_sight_is_old(&pool->sight, atomic_load(&pool->tx.epoch));
+    pms_pool_leave(pool);
+    return PMS_OK;
+}

@@ -15,6 +15,10 @@ struct pms_stats {
     uint64_t journal_bytes, home_bytes, straight_bytes, home_syncs, journal_waits;
 };
 
+/* Whether a reader's view is not, or may not be, the last commit any more: another open shows it.
+ * 0 where nobody can commit. ERRORS: PMS_E_CLOSED, PMS_E_FORKED. */
+int pms_is_old(struct pms_pool *pool, int *old, struct pms_error *error);
+
 void pms_pool_info(const struct pms_pool *pool, struct pms_info *info);
 int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_error *error);
 

@@ -55,7 +55,11 @@ int pms_mend_superblock(struct pms_pool *pool, struct pms_error *error)
     int status = pms_pool_enter_beside(pool, error);
     if (status != PMS_OK)
         return status;
-    status = pms_super_write(pool->opened.fd, &pool->persist, &pool->super, error);
+    struct pms_superblock super = pool->super;
+    status = pms_super_write(pool->opened.fd, &pool->persist, &super, error);
+    pms_undo_lock(&pool->undo); /* readers are told of it */
+    pool->super = super;
+    pms_undo_unlock(&pool->undo);
     pms_pool_leave(pool);
     return status;
 }

@@ -90,7 +90,7 @@ static unsigned char *bytes_of(struct pms_pool *pool, const char *name)
     return pool->map.user + o.data;
 }
 
-static bool has(struct pms_pool *pool, const char *name)
+static __attribute__((unused)) bool has(struct pms_pool *pool, const char *name)
 {
     struct pms_object o;
     struct pms_error e;
@@ -147,9 +147,9 @@ static void flip(struct pms_pool *pool)
     MUST(pms_slot_flip(pool, 0, "w", 1, NULL, &e));
 }
 
-static void make_store(void)
+static void make_store(int hold)
 {
-    struct pms_pool *pool = open_as(PMS_MODE_TRUNCATE, 1);
+    struct pms_pool *pool = open_as(PMS_MODE_TRUNCATE, hold);
     struct pms_error e;
     put_array(pool, "small", 64, 1);
     put_array(pool, "beside", 64, 2);

@@ -199,7 +199,8 @@ static inline int recover_status(int fd, unsigned char *into, struct pms_journal
     struct pms_superblock super = fixture_super();
     struct pms_persist p = {0};
     struct pms_error error;
-    return pms_journal_recover(fd, &p, &super, false, into, result, &error);
+    struct pms_journal_asked asked = {.into = into};
+    return pms_journal_recover(fd, &p, &super, &asked, result, &error);
 }
 
 static inline uint64_t recover_tx(int fd, unsigned char *into)

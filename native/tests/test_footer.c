@@ -1,5 +1,6 @@
 /* Copies of a store that is being written: whoever reads the file from its beginning to its end,
- * at whatever speed, has a copy that opens as one of the commits, whole, or is refused. */
+ * at whatever speed, has a copy that opens as one of the commits, whole, or is refused. Of a store
+ * that holds it may hold the commit before, and goes back to that. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -109,6 +110,8 @@ static uint64_t put(const char *name, uint64_t bytes, unsigned char value)
 static uint64_t large, small, tiles;
 /* and uses again what was freed; else pages come home by the journal alone */
 static bool allocates;
+static bool holds; /* the store does */
+static unsigned backs;
 
 static unsigned char value_of(unsigned i) { return (unsigned char)(i + 2); }
 static bool rolls_back(unsigned i) { return i % 11 == 10; }
@@ -162,24 +165,43 @@ static bool tiles_are_of(struct pms_pool *other, unsigned char value)
     return true;
 }
 
+static bool is_a_commit(struct pms_pool *other, unsigned char *value)
+{
+    struct pms_error e;
+    struct pms_object found;
+    bool whole = pms_object_find(other, 0, "a", 1, &found, &e) == PMS_OK;
+    *value = whole ? other->map.user[found.data] : 0;
+    whole = whole && is_one_number(other, "a", *value) && is_one_number(other, "h", *value);
+    whole = whole && tiles_are_of(other, *value);
+    whole = whole && (!allocates || is_one_number(other, "n", *value));
+    struct pms_check_report *r = malloc(sizeof *r);
+    whole = whole && r && pms_check(other, r, &e) == PMS_OK && r->problem_count == 0;
+    free(r);
+    return whole;
+}
+
+static unsigned char commit_before(unsigned char value)
+{
+    unsigned i = value - value_of(0) - 1u;
+    return value_of(rolls_back(i) ? i - 1 : i);
+}
+
 /* 1: a commit, whole; 0: refused; -1: anything else. */
 static int look_at_copy(int mode)
 {
     struct pms_options o = {.mode = mode, .domain = domain, .hot = 1};
     struct pms_error e;
-    struct pms_object found;
     struct pms_pool *other;
+    unsigned char value, before;
     int status = pms_pool_open(copy_path, &o, &other, &e);
     if (status != PMS_OK)
         return status == PMS_E_COPIED ? 0 : status == PMS_E_CORRUPT ? 0 : -1;
-    bool whole = pms_object_find(other, 0, "a", 1, &found, &e) == PMS_OK;
-    unsigned char value = whole ? other->map.user[found.data] : 0;
-    whole = whole && is_one_number(other, "a", value) && is_one_number(other, "h", value);
-    whole = whole && tiles_are_of(other, value);
-    whole = whole && (!allocates || is_one_number(other, "n", value));
-    struct pms_check_report *r = malloc(sizeof *r);
-    whole = whole && r && pms_check(other, r, &e) == PMS_OK && r->problem_count == 0;
-    free(r);
+    bool whole = is_a_commit(other, &value);
+    if (whole && mode == PMS_MODE_READ_WRITE && pms_holds(other)) {
+        whole = pms_back(other, &e) == PMS_OK && is_a_commit(other, &before) &&
+                before == commit_before(value);
+        backs++;
+    }
     pms_pool_close(other, 0, &e);
     pms_pool_release(other);
     return whole ? 1 : -1;
@@ -192,7 +214,7 @@ static void copies_beside_a_writer(void)
         unsigned chosen = seed;
         allocates = seed % 4 < 2;
         struct pms_options o = {
-            .size = 3u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1};
+            .size = 3u << 20, .mode = PMS_MODE_TRUNCATE, .domain = domain, .hot = 1, .hold = holds};
         struct pms_error e;
         if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
             abort();
@@ -216,8 +238,17 @@ static void copies_beside_a_writer(void)
         pms_pool_release(pool);
         seed = chosen;
     }
-    printf("     domain %d: %u whole, %u refused, %u torn\n", domain, whole, refused, torn);
-    CHECK(torn == 0 && whole > 0 && refused > 0);
+    printf("     domain %d: %u whole, %u refused, %u torn; %u held\n", domain, whole, refused, torn,
+           backs);
+    CHECK(torn == 0 && whole > 0 && refused > 0 && (backs > 0) == holds);
+    backs = 0;
+}
+
+static void copies_beside_a_writer_that_holds(void)
+{
+    holds = true;
+    copies_beside_a_writer();
+    holds = false;
 }
 
 /* ---- copies that are there in part when the writer does something of which the footer must
@@ -349,6 +380,7 @@ int main(void)
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];
         TEST(copies_beside_a_writer);
+        TEST(copies_beside_a_writer_that_holds);
         TEST(the_writer_commits_once_and_closes);
         TEST(the_writer_commits_once_closes_and_opens_again);
         TEST(the_store_is_opened_and_written);

@@ -52,7 +52,7 @@ static void other_versions(void)
         for (uint64_t copy = 0; copy < 2; copy++) {
             memcpy(&super, image + PMS_OFF_SUPER(copy), sizeof super);
             super.version = field == 0 ? PMS_VERSION + 1 : field == 1 ? 0 : PMS_VERSION;
-            super.features_incompat = field == 2 ? PMS_FEATURE_HOLD << 1 : 0;
+            super.features_incompat = field == 2 ? PMS_FEATURES + 1 : 0;
             super.crc = pms_crc32c(0, &super, offsetof(struct pms_superblock, crc));
             memcpy(image + PMS_OFF_SUPER(copy), &super, sizeof super);
         }

@@ -86,7 +86,7 @@ static void children_of_a_process_that_opens_and_closes(void)
     for (int i = 0; i < FORKS; i++) {
         pid_t child = fork();
         if (child == 0) {
-            alarm(20);
+            alarm(120);
             struct pms_pool *p = atomic_load(&pool);
             int answer = p ? pms_commit(p, &e) : PMS_E_FORKED;
             pms_epoch(p ? p : open_store(other_path, PMS_MODE_TRUNCATE));
@@ -154,7 +154,7 @@ static void a_child_captures_in_its_own_store(void)
     for (int i = 0; i < FORKS / 10; i++) {
         pid_t child = fork();
         if (child == 0) {
-            alarm(20);
+            alarm(120);
             struct pms_pool *own = open_store(other_path, PMS_MODE_TRUNCATE);
             declare(own, array(own, 8 * MIB), 8 * MIB); /* large: by all cores */
             pms_pool_release(own);

@@ -236,6 +236,9 @@ static void prepare(void)
     put_array("beside", 64);
     put_array("x", 40000);
     large = put_array("large", MIB);
+    /* log on the disk for what is made later: to back it takes a sync */
+    put_array("room", 4 * MIB);
+    CHECK(ok(pms_object_remove(pool, 0, "room", 4, &e)));
     CHECK(ok(pms_commit(pool, &e)));
 }
 

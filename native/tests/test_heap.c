@@ -160,22 +160,15 @@ static void none_overlaps(struct store *s, uint64_t off, uint64_t bytes, uint64_
         CHECK(got + size <= off || got >= off + bytes);
 }
 
-static void add_pin(void *ctx, uint64_t off, uint64_t bytes)
-{
-    ((uint64_t *)ctx)[0] += off;
-    ((uint64_t *)ctx)[1] += bytes;
-}
-
 static void test_pins(uint64_t bytes)
 {
     struct store s;
     store_open(&s, 2048, full_log(2048), 0);
-    uint64_t a = alloc(&s, bytes), sum[2] = {0, 0};
+    uint64_t a = alloc(&s, bytes);
     commit(&s);
     pin(&s, a);
     pin(&s, a);
-    pms_heap_each_pin(s.heap, add_pin, sum);
-    CHECK(sum[0] == a && sum[1] >= bytes && stats(&s).pinned_bytes == 0);
+    CHECK(stats(&s).pinned_bytes == 0);
     release(&s, a);
     CHECK(stats(&s).pinned_bytes >= bytes);
     commit(&s);

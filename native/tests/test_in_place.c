@@ -221,7 +221,8 @@ static int run_flush(void (*what)(void), int fail)
     fail_first = fail;
     writes = 0;
     pms_persist_hook = hook;
-    int status = pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, &transfer, &e);
+    int status = pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, NULL, NULL,
+                                    &transfer, &e);
     pms_persist_hook = NULL;
     return status;
 }
@@ -307,6 +308,60 @@ static void whatever_happens_meanwhile(void)
     }
 }
 
+/* Every third chunk is as it is known, every third is known otherwise, every third is new. */
+static void what_is_known_is_left(void (*what)(void), int fail)
+{
+    static int64_t known[CHUNKS_MAX];
+    static uint64_t position[CHUNKS_MAX];
+    static unsigned char got[CHUNK];
+    struct pms_transfer transfer = {0};
+    begin(false);
+    uint64_t spared = 0, end_of_file = 0;
+    for (uint64_t i = 0; i < f.count; i++) {
+        int64_t crc = pms_crc32c(0, f.expected + i * CHUNK, CHUNK);
+        known[i] = i % 3 == 0 ? crc : i % 3 == 1 ? crc ^ 1 : -1;
+    }
+    disturb = what;
+    fail_first = fail;
+    writes = 0;
+    pms_persist_hook = hook;
+    CHECK(ok(pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 3 * CHUNK, f.crc, known,
+                                position, &transfer, &e)));
+    pms_persist_hook = NULL;
+    for (uint64_t i = 0; i < f.count; i++) {
+        const unsigned char *want = f.expected + i * CHUNK;
+        CHECK((position[i] == PMS_CHUNK_SPARED) == (i % 3 == 0));
+        CHECK(f.crc[i] == pms_crc32c(0, want, CHUNK));
+        if (i % 3 == 0) { /* it can still be read */
+            CHECK(ok(pms_snapshot_take(snapshot, f.chunk[i] * CHUNK, CHUNK, got, 0, &e)));
+            CHECK(memcmp(got, want, CHUNK) == 0);
+            spared++;
+            continue;
+        }
+        CHECK(position[i] >= 3 * CHUNK && (position[i] - 3 * CHUNK) % CHUNK == 0);
+        CHECK(pread(fd, got, CHUNK, (off_t)position[i]) == CHUNK);
+        CHECK(memcmp(got, want, CHUNK) == 0);        /* at places of their own, therefore */
+        CHECK(!in_place(f.chunk[i] * CHUNK, CHUNK)); /* given up */
+        end_of_file = position[i] > end_of_file ? position[i] : end_of_file;
+    }
+    CHECK(end_of_file == (3 + f.count - spared - 1) * CHUNK);
+    CHECK(transfer.done_bytes == f.count * CHUNK && transfer.spared_bytes == spared * CHUNK);
+    end();
+    pms_snapshot_end(pool, snapshot);
+    close_store();
+}
+
+static void known_chunks_are_left(void)
+{
+    what_is_known_is_left(NULL, 0);
+    what_is_known_is_left(store, 0);
+    what_is_known_is_left(store_and_commit, 0);
+    what_is_known_is_left(commits, 0);
+    what_is_known_is_left(free_and_use_again, 0);
+    what_is_known_is_left(grow_and_commit, 0);
+    what_is_known_is_left(store_and_commit, EFAULT);
+}
+
 static void what_was_touched_is_not_read_in_place(void)
 {
     begin(false);
@@ -374,8 +429,8 @@ static void an_error_of_the_file_is_told(void)
     struct pms_transfer transfer = {0};
     begin(false);
     pms_persist_hook = always;
-    CHECK(pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, &transfer, &e) ==
-          PMS_E_FULL);
+    CHECK(pms_snapshot_write(snapshot, fd, CHUNK, f.chunk, f.count, 0, f.crc, NULL, NULL, &transfer,
+                             &e) == PMS_E_FULL);
     pms_persist_hook = NULL;
     end();
     pms_snapshot_end(pool, snapshot);
@@ -433,10 +488,10 @@ static void chunks_are_whole_pages(void)
 {
     struct pms_transfer transfer = {0};
     begin(false);
-    CHECK(pms_snapshot_write(snapshot, fd, 5000, f.chunk, f.count, 0, f.crc, &transfer, &e) ==
-          PMS_E_INVALID);
-    CHECK(pms_snapshot_write(snapshot, fd, 0, f.chunk, f.count, 0, f.crc, &transfer, &e) ==
-          PMS_E_INVALID);
+    CHECK(pms_snapshot_write(snapshot, fd, 5000, f.chunk, f.count, 0, f.crc, NULL, NULL, &transfer,
+                             &e) == PMS_E_INVALID);
+    CHECK(pms_snapshot_write(snapshot, fd, 0, f.chunk, f.count, 0, f.crc, NULL, NULL, &transfer,
+                             &e) == PMS_E_INVALID);
     end();
     pms_snapshot_end(pool, snapshot);
     close_store();
@@ -485,7 +540,8 @@ static void beside_a_thread_that_writes(void)
         fd = open(file_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
         stop = false;
         CHECK(pthread_create(&writer, NULL, write_on, NULL) == 0);
-        CHECK(ok(pms_snapshot_write(snapshot, fd, CHUNK, chunk, n, 0, crc, &transfer, &e)));
+        CHECK(ok(
+            pms_snapshot_write(snapshot, fd, CHUNK, chunk, n, 0, crc, NULL, NULL, &transfer, &e)));
         stop = true;
         pthread_join(writer, NULL);
         for (uint64_t i = 0; i < n; i++) {
@@ -520,6 +576,7 @@ int main(void)
     for (size_t i = 0; i < sizeof domains / sizeof domains[0]; i++) {
         domain = domains[i];
         TEST(whatever_happens_meanwhile);
+        TEST(known_chunks_are_left);
         TEST(what_was_touched_is_not_read_in_place);
         TEST(a_hot_range_is_copied);
         TEST(where_it_cannot_be_read_in_place);

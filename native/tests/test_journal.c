@@ -112,13 +112,13 @@ static void test_idle(void)
     MUST(store_step(&s, &error) == PMS_OK);
     MUST(store_step(&s, &error) == PMS_OK);
     struct pms_journal_stats stats;
-    for (int i = 0; i < 500; i++) {
+    for (int i = 0; i < 6000; i++) {
         usleep(10000);
         pms_journal_stats(s.journal, &stats);
         if (stats.home_syncs > 0)
             break;
     }
-    MUST(stats.home_syncs == 2);
+    MUST(stats.home_syncs == 2 || stats.home_syncs == 4); /* 4: idle between the steps, too */
     store_close(&s);
     close(fd);
 }

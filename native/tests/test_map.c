@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -206,6 +207,40 @@ static void mappings_are_counted(void)
     }
 }
 
+/* As where a disk cannot read a sector: a file that ends before what is mapped of it. */
+static void make_unreadable(uint64_t page)
+{
+    char other[sizeof path + 8];
+    snprintf(other, sizeof other, "%s-empty", path);
+    int fd = open(other, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    CHECK(mmap(map.user + page * PMS_PAGE, PMS_PAGE, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_FIXED, fd, 0) != MAP_FAILED);
+    close(fd);
+    unlink(other);
+}
+
+static void what_cannot_be_read_is_passed_over_alone(void)
+{
+    const uint64_t bad[] = {0, 5, 6, 300, 511, PAGES - 2}, count = sizeof bad / sizeof bad[0];
+    static unsigned char others[PMS_PAGE];
+    open_map(PMS_MAP_SHARED);
+    CHECK(pms_map_part(&map, 0, BYTES) == 0);
+    for (uint64_t i = 0; i < count; i++)
+        make_unreadable(bad[i]);
+    CHECK(pms_map_own(&map, 0, BYTES) == 0);
+    memset(others, 255, sizeof others);
+    for (uint64_t page = 0; page < PAGES; page++)
+        CHECK(pwrite(map.fd, others, sizeof others, (off_t)(page * PMS_PAGE)) == PMS_PAGE);
+    uint64_t next = 0;
+    for (uint64_t page = 0; page < PAGES; page++)
+        if (next < count && bad[next] == page)
+            next++;
+        else
+            CHECK(map.user[page * PMS_PAGE] == of_file(page));
+    close_map();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-map-%ld",
@@ -216,6 +251,7 @@ int main(void)
     TEST(what_is_writable_is_left_alone);
     TEST(small_ranges_and_shared_views_only_become_writable);
     TEST(mappings_are_counted);
+    TEST(what_cannot_be_read_is_passed_over_alone);
     unlink(path);
     return test_summary();
 }

@@ -54,7 +54,7 @@ static void meet(void *ctx, size_t i)
     struct meeting *m = ctx;
     if (i < 2) {
         atomic_fetch_add(&m->arrived, 1);
-        for (unsigned waited = 0; atomic_load(&m->arrived) < 2 && waited < 20000; waited++)
+        for (unsigned waited = 0; atomic_load(&m->arrived) < 2 && waited < 1000000; waited++)
             usleep(50);
         atomic_store(&m->met, atomic_load(&m->arrived) == 2);
     }
@@ -179,7 +179,7 @@ static void test_parallel_in_a_fork_child(void)
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        alarm(20); /* to wait for a worker that is not there would be for ever */
+        alarm(120); /* to wait for a worker that is not there would be for ever */
         pms_parallel_after_fork_in_child();
         int before = test_checks_failed;
         check_round(INDICES_MAX);

@@ -134,7 +134,8 @@ static void save(struct tier *t, uint64_t since, uint64_t *written)
         *written += state[i] == (PMS_CHUNK_LIVE | PMS_CHUNK_CHANGED);
     }
     int fd = open(chunks_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    CHECK(pms_snapshot_write(s, fd, CHUNK, t->chunk, t->count, 0, t->crc, &transfer, &e) == PMS_OK);
+    CHECK(pms_snapshot_write(s, fd, CHUNK, t->chunk, t->count, 0, t->crc, NULL, NULL, &transfer,
+                             &e) == PMS_OK);
     CHECK(transfer.done_bytes == t->count * CHUNK && pms_transfer_sync(fd, &e) == PMS_OK);
     for (uint64_t i = 0; i < t->count; i++)
         t->at[i] = i * CHUNK;
@@ -382,11 +383,11 @@ static void a_transfer_is_cancelled_and_limited(void)
     int fd = open(chunks_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     clock_gettime(CLOCK_MONOTONIC, &from);
     /* 8 MiB at 80 MiB/s */
-    CHECK(pms_snapshot_write(s, fd, CHUNK, chunk, 128, 0, crc, &t, &e) == PMS_OK);
+    CHECK(pms_snapshot_write(s, fd, CHUNK, chunk, 128, 0, crc, NULL, NULL, &t, &e) == PMS_OK);
     clock_gettime(CLOCK_MONOTONIC, &to);
     CHECK((double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec) >= 0.095);
     t.cancel = 1;
-    CHECK(pms_snapshot_write(s, fd, CHUNK, chunk, 128, 0, crc, &t, &e) == PMS_E_STATE);
+    CHECK(pms_snapshot_write(s, fd, CHUNK, chunk, 128, 0, crc, NULL, NULL, &t, &e) == PMS_E_STATE);
     close(fd);
     pms_snapshot_end(pool, s);
     CHECK(pms_pool_close(pool, 0, &e) == PMS_OK);

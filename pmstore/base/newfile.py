@@ -28,9 +28,32 @@ def absent(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def part_of(target: Path) -> Path:
-    """Where the file is made: beside its path, under a name that nobody has."""
-    return target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.part")
+@contextlib.contextmanager
+def part_of(target: Path) -> Iterator[Path]:
+    """Where the file is made: beside its path, under a name that nobody has. It is gone afterwards,
+    if it was not published, and no error names it.
+
+    Raises: FileNotFoundError: there is no such directory.
+    """
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, "there is no such directory: make it first", str(target.parent)
+        )
+    part = target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+    except Exception as error:
+        if isinstance(error, OSError) and str(error.filename) == str(part):
+            error.filename = str(target)
+        if getattr(error, "path", None) == str(part):  # of a store
+            error.path = str(target)  # type: ignore[attr-defined]
+        error.args = tuple(
+            one.replace(str(part), str(target)) if isinstance(one, str) else one
+            for one in error.args
+        )
+        raise
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def publish(part: Path, target: Path) -> None:
@@ -39,7 +62,12 @@ def publish(part: Path, target: Path) -> None:
     Raises: FileExistsError if somebody else was faster.
     """
     absent(target)
-    os.rename(part, target)
+    rename(part, target)
+
+
+def rename(part: Path, target: Path) -> None:
+    """The same, and what was at the path is replaced."""
+    os.replace(part, target)
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -50,6 +78,23 @@ def publish(part: Path, target: Path) -> None:
         os.close(folder)
 
 
+def write_over(path: str | os.PathLike[str], content: bytes, mode: int = PRIVATE) -> None:
+    """What was at the path is replaced, by one rename. mode: permissions of the file.
+
+    Raises: OSError, and then it is as it was; FileExistsError: what is there is no plain file.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        absent(target)
+    with part_of(target) as part:
+        with open(
+            str(part), "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)
+        ) as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+        os.replace(part, target)
+
+
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], mode: int = PRIVATE) -> Iterator[BinaryIO]:
     """The file, for writing; it has the path when the block ends without an exception. mode: its
@@ -58,8 +103,7 @@ def new_file(path: str | os.PathLike[str], mode: int = PRIVATE) -> Iterator[Bina
     Raises: FileExistsError if there is something at the path; OSError.
     """
     target = absent(path)
-    part = part_of(target)
-    try:
+    with part_of(target) as part:
         with open(
             str(part), "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)
         ) as file:
@@ -69,5 +113,3 @@ def new_file(path: str | os.PathLike[str], mode: int = PRIVATE) -> Iterator[Bina
             os.fchmod(whole.fileno(), mode)
             os.fsync(whole.fileno())
         publish(part, target)
-    finally:
-        part.unlink(missing_ok=True)

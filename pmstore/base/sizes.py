@@ -7,8 +7,8 @@ import re
 _UNITS: dict[str, int] = {
     "": 1,
     "b": 1,
-    **{prefix + "b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")},
-    **{prefix + "ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")},
+    **{prefix + "b": 1000 ** (power + 1) for power, prefix in enumerate("kmgtpe")},
+    **{prefix + "ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgtpe")},
 }
 
 

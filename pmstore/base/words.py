@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-OWN_NAMES = (".pmstore", "pmstore.scheduler")
+OWN_NAMES = (".pmstore", "pmstore.scheduler", "pmstore.course")
 """Groups at a store's top in which the library remembers what it is to do with this store on this
-machine."""
+machine, and how its runs went here."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -43,3 +43,21 @@ def warn_of_own_names(source: str, left_out: Iterable[str], stacklevel: int = 2)
             "store remembers its tiers and its scheduler. Add tiers anew with store.add_tier",
             stacklevel=stacklevel + 1,
         )
+
+
+def encode_name(name: str) -> str:
+    """Any name as one component of a store path: the separator "/" and "%" are escaped.
+
+    >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
+    ('encoder.layers.0.weight', 'a%2Fb')
+    """
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+def decode_name(component: str) -> str:
+    """The name that `encode_name` was given.
+
+    >>> decode_name("a%2Fb"), decode_name(encode_name("100%2F"))
+    ('a/b', '100%2F')
+    """
+    return component.replace("%2F", "/").replace("%25", "%")

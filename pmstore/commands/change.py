@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from typing import Annotated, Any
@@ -10,27 +11,26 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-import pmstore
 from pmstore.base.untrusted import sound
-from pmstore.commands.app import (
-    Name,
-    Names,
-    StorePath,
-    app,
+from pmstore.commands import completing
+from pmstore.commands.app import Domain, Name, Names, StorePath, app, text_word
+from pmstore.commands.common import (
     ending,
     existing,
     fail,
     find,
     progress,
+    room_for,
+    say,
     size,
     writing,
 )
-from pmstore.engine.reports import SURVIVES
+from pmstore.commands.exact import DTYPES, exact_array
 from pmstore.errors import CorruptStoreError
+from pmstore.formats.compaction import compact as compact_store
 from pmstore.formats.npz import read_header
 from pmstore.objects.containers import Group
-
-Domain = Annotated[str, typer.Option(help=f"What a commit survives: auto, {', '.join(SURVIVES)}.")]
+from pmstore.opening import open as open_store
 
 
 @app.command()
@@ -53,28 +53,34 @@ def create(
 
     Example: pmstore create /dev/shm/run.pm --domain process --max-size 8GiB
     """
-    with ending(), pmstore.open(path, "x", size=size_, max_size=max_size, domain=domain) as store:  # type: ignore[arg-type]
+    made: dict[str, Any] = {"size": size_, "max_size": max_size, "domain": domain}
+    with ending(), room_for(path, size_), open_store(path, "x", **made) as store:
         info = store.info()
-    typer.echo(
-        f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}"
-    )
+    say(f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}")
 
 
-@app.command("set")
+@app.command("set", context_settings={"ignore_unknown_options": True})  # -1.5 is a value
 def set_value(
     path: StorePath,
     name: Name,
     value: Annotated[
         str,
         typer.Argument(
-            metavar="VALUE", help="JSON, or - to read it from standard input.", show_default=False
+            metavar="VALUE",
+            help="JSON, or - to read it from standard input.",
+            show_default=False,
+            parser=text_word,
         ),
     ],
     text: Annotated[
         bool, typer.Option("--text", "-t", help="VALUE is text, and is stored as it is.")
     ] = False,
     dtype: Annotated[
-        str | None, typer.Option(help="Make an array of it, of this dtype of numpy.")
+        str | None,
+        typer.Option(
+            help="Make an array of it, of this dtype of numpy. What it cannot hold is refused.",
+            autocompletion=completing.one_of(*DTYPES),
+        ),
     ] = None,
     file: Annotated[
         bool, typer.Option("--file", "-f", help="VALUE is a .npy file, to be stored as an array.")
@@ -92,23 +98,46 @@ def set_value(
     Example: pmstore set run.pm embedding --file embedding.npy
     """
     with ending():
-        stored = _parse(sys.stdin.read() if value == "-" else value, text, dtype, file)
+        stored = _parse(_piped() if value == "-" and not file else value, text, dtype, file)
     with writing(path) as store:
         store[name] = stored
 
 
+def _piped() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise ValueError("standard input is not UTF-8") from None
+
+
 def _parse(value: str, text: bool, dtype: str | None, file: bool) -> Any:
+    if text + file + (dtype is not None) > 1:
+        raise ValueError("--text, --file and --dtype say what VALUE is: give one of them")
     if text:
         return value
     if file:
         return _load(value)
     try:
-        parsed = json.loads(value)
+        parsed = json.loads(value, parse_float=_finite, object_pairs_hook=_distinct)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"VALUE is not JSON ({error}): quote it twice, '\"text\"', or give --text"
         ) from None
-    return parsed if dtype is None else np.array(parsed, dtype)
+    return parsed if dtype is None else exact_array(parsed, dtype)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text} is beyond all floats: write Infinity if it is meant")
+    return number
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = next(key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1)
+        raise ValueError(f"VALUE has the key {twice!r} twice")
+    return made
 
 
 def _load(path: str) -> Any:
@@ -186,5 +215,5 @@ def compact(path: StorePath) -> None:
                 advance(now - before)
                 before = now
 
-            done = pmstore.compact(path, progress=show)
-    typer.echo(f"{path}: {done}")
+            done = compact_store(path, progress=show)
+    say(f"{path}: {done}")

@@ -1,12 +1,20 @@
-"""The command `pmstore`. The commands themselves are in `pmstore.commands.program`, which needs the
-extra `cli`."""
+"""The command `pmstore`: its standard streams, its words, and how it ends. The commands themselves
+are in the modules that table.py names, and need the extra `cli`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from typing import TextIO
+
+from pmstore.base.version import VERSION
+
+TYPE_CHECKING = False  # as typing's, which takes longer to import than `--version` to answer
+if TYPE_CHECKING:
+    from typing import Any, TextIO
+
+_FAULT = 3
+"""Exit code of a fault of pmstore itself."""
 
 
 def _show_warning(
@@ -18,30 +26,117 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """One line, as errors are."""
-    from pmstore.commands.app import printable
+    _remark(str(message))
 
-    print(f"pmstore: {printable(str(message))}", file=sys.stderr)
+
+def _remark(text: str) -> None:
+    from pmstore.show.terminal import printable
+
+    print(f"pmstore: {printable(text)}", file=sys.stderr)
+
+
+def _stand_in() -> None:
+    """For standard streams that are closed: a store that is opened would take the place of one of
+    them, and have messages written into it.
+
+    What is written to a closed standard output fails as it would have without this.
+    """
+    if sys.stdin is not None and sys.stdout is not None and sys.stderr is not None:
+        return
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # takes the least number that is free
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def main() -> None:
     """Entry point of the command line."""
+    _stand_in()
+    if hasattr(sys.stdout, "reconfigure"):  # what the locale cannot show is shown as an escape
+        sys.stdout.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning
+    words = sys.argv[1:]
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except SystemExit as end:
+        code = _flushed(end)
+    except KeyboardInterrupt:
+        _remark("stopped")
+        code = 130
+    except OSError as error:
+        code = _lost(error)
+    except Exception as error:
+        if os.environ.get("PMSTORE_TRACEBACK"):
+            raise
+        _remark(
+            f"a fault of pmstore: {type(error).__name__}: {error} (PMSTORE_TRACEBACK=1 shows where)"
+        )
+        code = _FAULT
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    if words == ["--version"]:
+        print(f"pmstore {VERSION}")
+        return 0
+    if "_PMSTORE_COMPLETE" not in os.environ:
+        from pmstore.commands.quick import understood
+
+        answer = understood(words)
+        if answer is not None:
+            answer()
+            return 0
     try:
         from pmstore.commands.program import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        print(
-            f"pmstore: the command line needs {error.name}: pip install 'pmstore[cli]'",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    warnings.showwarning = _show_warning
+        _remark(f"the command line needs {error.name}: pip install 'pmstore[cli]'")
+        return 2
     try:
-        app()
+        code = app(prog_name="pmstore", standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        return _wrong_words(error)
+    return code if isinstance(code, int) else 0
+
+
+def _wrong_words(error: Any) -> int:
+    """Typer's own errors, whichever version of click it brings: what is wrong with the words."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return int(error.exit_code)
+    told = " ".join(error.format_message().split()).rstrip(".")
+    more = f" ({context.command_path} --help tells more)" if context is not None else ""
+    _remark(f"{told}{more}")
+    return int(error.exit_code)
+
+
+def _flushed(end: SystemExit) -> int:
+    """The exit code, once the answer is out."""
+    code = end.code if isinstance(end.code, int) else 0 if end.code is None else 2
+    try:
         sys.stdout.flush()
-    except (
-        OSError
-    ) as error:  # of standard output: a full disk. (click ends a broken pipe silently.)
-        print(f"pmstore: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        sys.exit(2)
+    except OSError as error:
+        return _lost(error)
+    return code
+
+
+def _lost(error: OSError) -> int:
+    """The answer could not be written. Where nobody reads on (`| head`), there is nothing to
+    say."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    if isinstance(error, BrokenPipeError):
+        return 1
+    _remark(f"standard output: {error.strerror or error}")
+    return 2

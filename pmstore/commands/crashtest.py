@@ -14,11 +14,12 @@ from typing import Annotated, Any
 from xml.etree import ElementTree
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from pmstore.base.words import counted
-from pmstore.commands.app import Json, app, console, ending, fail
+from pmstore.commands.app import Json, app
+from pmstore.commands.common import console, ending, fail, say
+from pmstore.show.terminal import Column, Terminal, printable
+from pmstore.testing.job_trials import job_test
 from pmstore.testing.outcomes import CrashTestResult, Outcome, Trial
 from pmstore.testing.runner import Program
 from pmstore.testing.trials import crash_test
@@ -57,25 +58,49 @@ def _row(trial: Trial) -> dict[str, object]:
     return {**dataclasses.asdict(trial), "outcome": trial.outcome.value}
 
 
-def _table(trials: Sequence[Trial]) -> Table:
-    table = Table(
-        "trial", "killed at", "commits returned", "found", "at the end", "outcome", "detail"
+def _points(at: str | None, job: bool) -> list[Any]:
+    """What --at gives: points, of a job pairs of a rank and a point."""
+    try:
+        if not job:
+            return [int(point) for point in at.split(",")] if at else []
+        pairs = [pair.split(":") for pair in at.split(",")] if at else []
+        return [(int(rank), int(point)) for rank, point in pairs]
+    except ValueError:
+        told = (
+            "ranks and persistence points are numbers, as 1:120,0:45"
+            if job
+            else "persistence points are numbers, as 120,45"
+        )
+        raise fail(f"--at {at}: {told}", 2) from None
+
+
+def _again(trial: Trial, stores: Sequence[str]) -> str:
+    """The --at that repeats the trial; empty: some of its kills came at times, or to all ranks."""
+    if not all(kill.primitive and not kill.whole for kill in trial.kills):
+        return ""
+    ranks = [f"{stores.index(kill.victim)}:" if kill.victim else "" for kill in trial.kills]
+    return ",".join(
+        f"{rank}{kill.primitive}" for rank, kill in zip(ranks, trial.kills, strict=True)
     )
+
+
+def _table(trials: Sequence[Trial], job: bool) -> list[str]:
+    titles = ("newest of a rank", "of all") if job else ("commits returned", "found")
+    columns = [
+        *(Column("trial", right=True), Column("killed at", fold=True)),
+        *(Column(title, right=True) for title in (*titles, "at the end")),
+        *(Column("outcome"), Column("detail", path=True)),
+    ]
+    rows, styles = [], []
     for trial in trials:
         returned = ", ".join(str(kill.acknowledged) for kill in trial.kills)
         found = ", ".join("-" if kill.found is None else str(kill.found) for kill in trial.kills)
         end = "-" if trial.commits is None else str(trial.commits)
-        outcome = f"[{_STYLES[trial.outcome]}]{trial.outcome.value}[/]"
-        table.add_row(
-            str(trial.number),
-            ", ".join(map(str, trial.kills)),
-            returned,
-            found,
-            end,
-            outcome,
-            escape(trial.detail),
-        )
-    return table
+        kills = ", ".join(map(str, trial.kills))
+        detail = printable(" ".join(trial.detail.split()))
+        rows.append((str(trial.number), kills, returned, found, end, trial.outcome.value, detail))
+        styles.append(("", "", "", "", "", _STYLES[trial.outcome], ""))
+    return Terminal().table(columns, rows, styles)
 
 
 def _markdown(result: CrashTestResult) -> str:
@@ -117,6 +142,9 @@ def crashtest(
         list[str], typer.Argument(help="The program, after --.", metavar="-- COMMAND...")
     ],
     trials: Annotated[int, typer.Option(help="How often it is killed, and resumed.", min=1)] = 20,
+    job: Annotated[
+        bool, typer.Option("--job", help="The program starts ranks: each with a store of its own.")
+    ] = False,
     model: Annotated[
         Model, typer.Option(help="SIGKILL, a simulated power failure, or SIGTERM first.")
     ] = Model.KILL,
@@ -143,10 +171,17 @@ def crashtest(
             help="That the program leaves: compared as the store is. May be repeated.",
         ),
     ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Run where the program has ended; in quotes."),
+    ] = None,
     grace: Annotated[float, typer.Option(help="Seconds from SIGTERM to SIGKILL.", min=0.0)] = 5.0,
     seed: Annotated[int, typer.Option(help="Draws the points of the kills.")] = 1,
     at: Annotated[
-        str | None, typer.Option(metavar="POINT,POINT", help="One trial, killed at these points.")
+        str | None,
+        typer.Option(
+            metavar="POINT,POINT", help="One trial, killed at these points; of a job RANK:POINT."
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Trials at a time.", min=1)] = 1,
     keep: Annotated[
@@ -172,39 +207,50 @@ def crashtest(
 
     Example: pmstore crashtest --model term --resume "python train.py --resume" --result final.pt --
         python train.py
-    """
-    say = console(stderr=True)
-    check = _function(verify) if verify else None
-    try:
-        points = [int(point) for point in at.split(",")] if at else []
-    except ValueError:
-        raise fail(f"--at {at}: persistence points are numbers, as 120,45", 2) from None
 
+    Example: pmstore crashtest --job -- torchrun --standalone --nproc-per-node=2 train.py
+    """
+    beside = console(stderr=True)
+    verifies = _function(verify) if verify else None
+    points = _points(at, job)
+    if job and model is not Model.KILL:
+        raise fail(f"--model {model.value}: a job is killed with SIGKILL: leave out either", 2)
     asked = 1 if points else trials
     if not as_json:
         first = "two runs that nobody kills" if compare else "a run that nobody kills"
-        say.print(f"{first}, then {counted(asked, 'trial')} of three runs each", highlight=False)
+        each = "two kills" if job else "three runs"
+        beside.print(f"{first}, then {counted(asked, 'trial')} of {each} each", highlight=False)
 
     def on_trial(trial: Trial) -> None:
         if not as_json:
-            say.print(
+            beside.print(
                 f"trial {trial.number} of {asked}: "
                 f"[{_STYLES[trial.outcome]}]{trial.outcome.value}[/]"
             )
 
+    program = Program(
+        command,
+        resume=shlex.split(resume or ""),
+        results=results or (),
+        check=shlex.split(check or ""),
+        timeout_seconds=timeout,
+        grace_seconds=grace,
+    )
+    options: dict[str, Any] = {
+        "trials": trials,
+        "verify": verifies,
+        "compare": compare,
+        "seed": seed,
+        "at": points,
+        "jobs": jobs,
+        "keep": keep,
+        "on_trial": on_trial,
+    }
     with ending():
-        result = crash_test(
-            Program(command, shlex.split(resume or ""), results or (), timeout, grace),
-            trials=trials,
-            model=model.value,
-            verify=check,
-            compare=compare,
-            seed=seed,
-            at=points,
-            jobs=jobs,
-            keep=keep,
-            on_trial=on_trial,
-        )
+        if job:
+            result = job_test(program, **options)
+        else:
+            result = crash_test(program, model=model.value, **options)
     if as_json:
         counts = {outcome.value: result.count(outcome) for outcome in Outcome}
         answer = {
@@ -212,11 +258,11 @@ def crashtest(
             "outcomes": counts,
             "trials": [_row(trial) for trial in result.trials],
         }
-        typer.echo(json.dumps(answer))
+        say(json.dumps(answer))
     else:
-        console().print(_table(result.trials))
+        say(*_table(result.trials, job))
         clean = result.count(Outcome.CLEAN)
-        typer.echo(
+        say(
             f"{clean} of {len(result.trials)} resumed cleanly; {result.primitives} persistence "
             f"points, seed {seed}"
         )
@@ -224,15 +270,13 @@ def crashtest(
             names = ", ".join(result.not_compared[:4]) + (
                 ", ..." if len(result.not_compared) > 4 else ""
             )
-            typer.echo(
+            say(
                 "not compared at the end, because two runs that nobody killed differ there: "
                 f"{names}"
             )
         bad = next((trial for trial in result.trials if trial.outcome is not Outcome.CLEAN), None)
-        if bad and all(kill.primitive for kill in bad.kills):
-            typer.echo(
-                f"one of them again: add --at {','.join(str(kill.primitive) for kill in bad.kills)}"
-            )
+        if bad and (again := _again(bad, result.stores)):
+            say(f"one of them again: add --at {again}")
     with ending():
         if summary:
             with summary.open("a") as file:
@@ -240,4 +284,4 @@ def crashtest(
         if junit:
             junit.write_text(_junit(result))
     if not result.ok:
-        raise typer.Exit(1)
+        raise SystemExit(1)

@@ -11,24 +11,18 @@ import typer
 from pmstore.base.newfile import PRIVATE
 from pmstore.base.sizes import parse_size
 from pmstore.base.words import counted
-from pmstore.commands.app import (
-    Mode,
-    StorePath,
-    app,
-    ending,
-    fail,
-    find,
-    progress,
-    reading,
-    size,
-    writing,
-)
+from pmstore.commands import completing
+from pmstore.commands.app import InGroup, Mode, StorePath, app, text_word
+from pmstore.commands.common import ending, fail, find, progress, reading_all, say, size, writing
 from pmstore.formats import exchange
 from pmstore.objects.containers import Group
 
 Separator = Annotated[
     str | None,
-    typer.Option(help='Between groups in names. [default: "." in safetensors, "/" in npz]'),
+    typer.Option(
+        help='Between groups in names. [default: "." in safetensors, "/" in npz]',
+        autocompletion=completing.one_of(".", "/", "-", "_"),
+    ),
 ]
 
 
@@ -49,7 +43,7 @@ def export_(
             metavar="FILE", help="To write: *.safetensors or *.npz.", show_default=False
         ),
     ],
-    group: Annotated[str, typer.Option(help="Only this group of the store.")] = "",
+    group: InGroup = "",
     separator: Separator = None,
     compress: Annotated[bool, typer.Option("--compress", help="npz: compressed.")] = False,
     mode: Mode = PRIVATE,
@@ -64,7 +58,7 @@ def export_(
     kind = _format(file)
     if path.is_dir() or re.match(r"[a-z0-9]+:/", str(path)):
         raise fail(f"{path} is no store's file. If it is a tier: pmstore export-tier URL FILE", 2)
-    with reading(path) as store:
+    with reading_all(path) as store:
         place: Any = find(store, group) if group else store
         if not isinstance(place, Group):
             raise fail(f"{path}: {group!r} is no group", 2)
@@ -82,7 +76,7 @@ def export_(
                     mode=mode,
                     progress=advance,
                 )
-    typer.echo(f"{file}: {counted(count, 'array')}, {size(file.stat().st_size)}")
+    say(f"{file}: {counted(count, 'array')}, {size(file.stat().st_size)}")
 
 
 @app.command("import")
@@ -92,7 +86,17 @@ def import_(
         typer.Argument(metavar="FILE", help="To read: *.safetensors or *.npz.", show_default=False),
     ],
     path: StorePath,
-    group: Annotated[str, typer.Option(help="Into this group of the store.")] = "",
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group",
+            metavar="GROUP",
+            help="Into this group of the store.",
+            show_default=False,
+            parser=text_word,
+            autocompletion=completing.groups,
+        ),
+    ] = "",
     separator: Separator = None,
     replace: Annotated[bool, typer.Option("--replace", help="What has the same names.")] = False,
     tensors: Annotated[
@@ -132,8 +136,8 @@ def import_(
                     None if inflated is None else parse_size(inflated),
                 )
             count = read(place, file, replace=replace, tensors=tensors, progress=advance, **chosen)
-    except typer.Exit:
+    except SystemExit:
         if fresh:  # nothing was imported into a store that was made for it
             path.unlink(missing_ok=True)
         raise
-    typer.echo(f"{path}: {counted(count, 'array')} imported")
+    say(f"{path}: {counted(count, 'array')} imported")

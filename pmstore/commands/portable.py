@@ -12,8 +12,8 @@ import typer
 
 from pmstore.base.newfile import PRIVATE, new_file
 from pmstore.base.words import counted
-from pmstore.commands.app import Mode, StorePath, app, ending, progress, reading, size
-from pmstore.commands.change import Domain
+from pmstore.commands.app import Domain, Mode, StorePath, app
+from pmstore.commands.common import ending, progress, reading_all, room_for, say, size
 from pmstore.formats import portable
 
 DumpPath = Annotated[
@@ -35,14 +35,14 @@ def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE) -> None:
     """
     piped = str(out) == "-"
     with (
-        reading(path) as store,
+        reading_all(path) as store,
         progress("dumping", store.stats().used_bytes) as advance,
         contextlib.nullcontext(sys.stdout.buffer) if piped else new_file(out, mode) as file,
     ):
         objects = portable.dump(store, file, advance)
         file.flush()
     if not piped:
-        typer.echo(f"{out}: {counted(objects, 'object')}, {size(out.stat().st_size)}")
+        say(f"{out}: {counted(objects, 'object')}, {size(out.stat().st_size)}")
 
 
 @app.command()
@@ -62,7 +62,7 @@ def load(
 
     Example: zstd -dc run.dump.zst | pmstore load - run.pm --domain file
     """
-    with ending(), contextlib.ExitStack() as stack:
+    with ending(), room_for(path, size_), contextlib.ExitStack() as stack:
         file: BinaryIO = (
             sys.stdin.buffer if str(dump) == "-" else stack.enter_context(open(dump, "rb"))
         )
@@ -77,4 +77,4 @@ def load(
             domain=domain,  # type: ignore[arg-type]
             progress=advance,
         )
-    typer.echo(f"{path}: {counted(objects, 'object')}")
+    say(f"{path}: {counted(objects, 'object')}")

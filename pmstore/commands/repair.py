@@ -15,7 +15,8 @@ import typer
 
 import pmstore
 from pmstore.base.words import counted
-from pmstore.commands.app import Json, StorePath, app, ending, fail, opened, progress, size
+from pmstore.commands.app import Json, StorePath, app
+from pmstore.commands.common import confirmed, ending, fail, opened, progress, say, size
 from pmstore.engine import inspection
 from pmstore.engine.reports import CheckReport
 from pmstore.errors import UncleanMachineCrashError
@@ -92,32 +93,32 @@ def repair(
             _tell(as_json, path, steps, "sound", ())
             return
         if not as_json:
-            typer.echo(
+            say(
                 f"{path}: to be repaired, "
                 f"{'a copy of the file kept' if backup else 'no copy kept'}:"
             )
             for step in steps:
-                typer.echo(f"  - {step}")
+                say(f"  - {step}")
         if dry_run:
             _tell(as_json, path, steps, "to be repaired", ())
             return
-        if not yes and (as_json or not typer.confirm("Do it?", err=True)):
+        if not yes and (as_json or not confirmed("Do it?")):
             raise fail("nothing was done: --yes does it without asking", 1)
         kept = _copy(path) if backup else None
         report = _mend(path, plan)
         done = "repaired" if not report.problems else "damaged"
         _tell(as_json, path, steps, done, report.problems, kept)
     if report.problems:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _examine(path: Path) -> _Plan:
     unclean = False
     try:
-        store = opened(path, "r")
+        store = opened(path, "r", lock=True)
     except UncleanMachineCrashError:
         unclean = True
-        store = pmstore.open(path, "r", force=True)
+        store = pmstore.open(path, "r", force=True, lock=True)
     with store:
         return _Plan(unclean, store.check())
 
@@ -126,7 +127,11 @@ def _copy(path: Path) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     kept = path.with_name(f"{path.name}.{stamp}.backup")
     # Opened, so that nobody writes meanwhile.
-    with pmstore.open(path, "r", force=True), open(path, "rb") as source, open(kept, "xb") as copy:
+    with (
+        pmstore.open(path, "r", force=True, lock=True),
+        open(path, "rb") as source,
+        open(kept, "xb") as copy,
+    ):
         length = os.fstat(source.fileno()).st_size
         shutil.copystat(path, kept)
         with progress("copying", length) as advance:
@@ -166,14 +171,14 @@ def _tell(
             "problems": list(problems),
             "backup": kept and str(kept),
         }
-        typer.echo(json.dumps(told, indent=2))
+        say(json.dumps(told, indent=2))
     elif state in ("sound", "repaired"):
-        typer.echo(
+        say(
             f"{path}: "
             + ("sound, nothing to repair" if state == "sound" else "repaired, and sound")
         )
         if kept:
-            typer.echo(f"the file as it was: {kept}")
+            say(f"the file as it was: {kept}")
     else:
         for problem in problems:
-            typer.echo(problem)
+            say(problem)

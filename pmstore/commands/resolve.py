@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pmstore.commands.app import StorePath, app, ending, fail, opened, reading
+from pmstore.commands.app import StorePath, app
+from pmstore.commands.common import ending, fail, opened, reading, say
 
 
 @app.command()
@@ -22,20 +23,30 @@ def resolve(
     """Goes back to the held version, or lets go of it.
 
     A store that was open with hold=True when its program died holds the version before its last
-    commit (pmstore info tells).
+    commit (pmstore info tells). So does one of a job of several ranks: there it is not known that
+    all ranks have the last commit, and the job, attached again, finds out by itself. By hand: all
+    its stores have to be at the same step afterwards (pmstore info tells the epoch).
 
     Exit code 1 if nothing is held.
 
     Example: pmstore resolve /dev/shm/run.pm --back
     """
     if keep == back:
-        raise fail("say which: --keep or --back", 2)
+        raise fail(
+            "say which: --keep or --back. The store of a job of several ranks needs neither: start "
+            "the job again, and it decides; pmstore job with all its stores tells what it can "
+            "go on from",
+            2,
+        )
     with reading(path) as store:
-        held = store.holds
+        held, domain = store.holds, store.info().domain
     if not held:
         raise fail(f"{path}: nothing is held: the last commit is final", 1)
-    with ending(), opened(path, "r+", hold=True) as store:
+    with ending(), opened(path, "r+", hold=True, domain=domain) as store:
+        pool = store._core.pool
         if back:
-            store.rewind()
+            pool.back()
+        else:
+            pool.release()
         epoch = store.epoch
-    typer.echo(f"{path}: {'back: ' if back else ''}epoch {epoch} is final")
+    say(f"{path}: {'back: ' if back else ''}epoch {epoch} is final")

@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
 
 from pmstore.base.newfile import PRIVATE
 from pmstore.base.words import counted
-from pmstore.commands.app import (
-    Json,
-    Mode,
-    StorePath,
-    app,
-    console,
+from pmstore.commands import completing
+from pmstore.commands.app import Domain, Json, Mode, StorePath, app, text_word
+from pmstore.commands.common import (
+    bar,
+    confirmed,
+    ending,
     fail,
     one_line,
-    printable,
     progress,
     reading,
+    remark,
+    say,
     size,
     writing,
 )
-from pmstore.errors import PmstoreError
+from pmstore.errors import TierError
+from pmstore.show.terminal import Column, Terminal, printable
+
+if TYPE_CHECKING:
+    from pmstore.tiers.reading import EpochInfo
 
 Url = Annotated[
     str,
@@ -50,43 +46,52 @@ Url = Annotated[
 ]
 Run = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--run", help="Whose epochs (its beginning will do).", show_default=False),
+    typer.Option(
+        "--run",
+        help="Whose epochs (its beginning will do).",
+        show_default=False,
+        autocompletion=completing.runs,
+    ),
 ]
 Number = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--epoch", help="Which; default: the newest that is whole.", show_default=False),
+    typer.Option(
+        "--epoch",
+        help="Which; default: the newest that is whole.",
+        show_default=False,
+        autocompletion=completing.epoch_numbers,
+    ),
 ]
 Rank = Annotated[int, typer.Option("--rank", help="Whose store, where several ranks flushed.")]
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError as error:
-        raise fail(f"{error.filename}: {error.strerror}", 2) from None
-    except (PmstoreError, OSError) as error:
-        raise fail(one_line(error), 1) from None
-    except ValueError as error:
-        raise fail(one_line(error), 2) from None
+    """As `ending`; and what only tiers have: epochs that are damaged, places that want a key."""
+    with ending():
+        try:
+            yield
+        except TierError as error:
+            if error.damaged:
+                raise fail(one_line(error), 1) from None
+            if "NoCredentialsError" not in str(error):
+                raise
+            raise fail(
+                f"{one_line(error)}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a "
+                "profile with AWS_PROFILE",
+                2,
+            ) from None
 
 
-@contextmanager
-def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, where that is a terminal."""
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    shown = Progress(
-        *columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    )
-    with shown as bars:
-        task = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+def _there(url: str) -> None:
+    """Ends the command where a directory is named that there is not."""
+    path = Path(url.removeprefix("file://"))
+    if "://" in str(url.removeprefix("file://")):
+        return
+    if not path.exists():
+        raise fail(f"{url}: no such directory, and so no tier", 2)
+    if not path.is_dir():
+        raise fail(f"{url}: a file; a tier is a directory, or a URL such as s3://bucket/run", 2)
 
 
 @app.command()
@@ -103,6 +108,8 @@ def flush(
             metavar="TIER",
             help="One that the store remembers, or a URL; default: all that it had added here.",
             show_default=False,
+            parser=text_word,
+            autocompletion=completing.tiers_of_store,
         ),
     ] = None,
     as_json: Json = False,
@@ -119,22 +126,21 @@ def flush(
     from pmstore.tiers.handle import FlushStats
 
     ended: list[tuple[str, int, FlushStats]] = []
-    with reading(path) as store:
+    with reading(path, lock=True) as store:  # its writer flushes to these tiers, too
         names = list(store.tiers) if tier is None else [tier]
         strange = store._open_tiers().strange
         if tier is None:
             names = [name for name in names if name not in strange]
             for name in strange:
                 where = f"{name!r} at {store.tiers[name].url!r}"
-                typer.echo(
-                    f"pmstore: not flushed to {where}: this file did not have that tier added "
-                    f"here. If the URL is right: pmstore trust {printable(str(path))}",
-                    err=True,
+                remark(
+                    f"not flushed to {where}: this file did not have that tier added here. If the "
+                    f"URL is right: pmstore trust {path}"
                 )
             if strange and not names:
-                raise typer.Exit(1)
+                raise SystemExit(1)
         elif tier in strange:
-            typer.echo(f"pmstore: tier {tier!r} is at {store.tiers[tier].url!r}", err=True)
+            remark(f"tier {tier!r} is at {store.tiers[tier].url!r}")
         if tier is not None and tier not in store.tiers and "/" in tier:
             store.add_tier("url", tier)  # open for reading, it does not remember it
             names = ["url"]
@@ -147,14 +153,14 @@ def flush(
         if not names:
             raise fail(f"{path}: the store remembers no tier: give a URL", 2)
         for name in names:
-            with _bar(f"flushing to {printable(name)}") as bar, warnings.catch_warnings():
+            with bar(f"flushing to {printable(name)}") as show, warnings.catch_warnings():
                 if name in strange:
                     warnings.simplefilter("ignore")  # what it says was said
-                handle = store.flush(name, wait=True, progress=bar)
+                handle = store.flush(name, wait=True, progress=show)
             assert handle.stats is not None
             ended.append((store.tiers[name].place, handle.epoch, handle.stats))
     if as_json:
-        typer.echo(
+        say(
             json.dumps(
                 [{"url": url, "epoch": epoch, **asdict(stats)} for url, epoch, stats in ended],
                 indent=2,
@@ -166,9 +172,9 @@ def flush(
                 f"epoch {epoch} flushed to {url}: {size(stats.written_bytes)} in "
                 f"{stats.seconds:.1f} s"
             )
-            typer.echo(printable(told))
+            say(printable(told))
     if tier is None and strange:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 @app.command()
@@ -193,19 +199,19 @@ def trust(
             config = store.tiers[name]
             how = [f"every {counted(config.every, 'commit')}"] if config.every else []
             how += [f"keeps {counted(config.keep, 'epoch')}"] if config.keep else []
-            typer.echo(printable(f"{name}: {config.url}{''.join(f', {one}' for one in how)}"))
+            say(printable(f"{name}: {config.url}{''.join(f', {one}' for one in how)}"))
         if not names:
             there = (
                 "all tiers that it remembers were added here"
                 if store.tiers
                 else "it remembers no tier"
             )
-            typer.echo(f"{printable(str(path))}: {there}")
+            say(f"{printable(str(path))}: {there}")
             return
-        if not yes and not typer.confirm("Flush to these?"):
-            raise typer.Exit(1)
+        if not yes and not confirmed("Flush to these?"):
+            raise fail("nothing was done: --yes does it without asking", 1)
         tiers.trust(store, names)
-    typer.echo(f"{printable(str(path))}: {counted(len(names), 'tier')} trusted")
+    say(f"{printable(str(path))}: {counted(len(names), 'tier')} trusted")
 
 
 @app.command()
@@ -222,11 +228,14 @@ def restore(
     kept: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--kept", help="The state of that name, or step, of run.keep.", show_default=False
+            "--kept",
+            help="The state of that name, or step, of run.keep.",
+            show_default=False,
+            autocompletion=completing.kept,
         ),
     ] = None,
     rank: Rank = 0,
-    domain: Annotated[str, typer.Option("--domain", help="As for pmstore.open.")] = "auto",
+    domain: Domain = "auto",
     as_json: Json = False,
 ) -> None:
     """Makes a store of an epoch in a tier. By default of the newest that is whole; every byte is
@@ -239,15 +248,16 @@ def restore(
     """
     from pmstore import tiers
 
-    with _told(), _bar(f"restoring {path.name}") as bar:
+    with _told(), bar(f"restoring {printable(path.name)}") as show:
+        _there(url)
         named: str | int | None = kept
         if kept is not None and kept.isdecimal():
             reasons = [reason for one in tiers.epochs(url) for reason in one.kept]
             named = kept if any(reason.is_called(kept) for reason in reasons) else int(kept)
         report = tiers.restore(
-            path, url, epoch, run=run, kept=named, rank=rank, domain=domain, progress=bar
+            path, url, epoch, run=run, kept=named, rank=rank, domain=domain, progress=show
         )
-    typer.echo(json.dumps(asdict(report), indent=2) if as_json else str(report))
+    say(json.dumps(asdict(report), indent=2) if as_json else str(report))
 
 
 @app.command()
@@ -268,6 +278,7 @@ def epochs(
     from pmstore.tiers.reading import verify as read_all
 
     with _told():
+        _there(url)
         found = tiers.epochs(url)
         problems = {(one.run, one.epoch): one.problem for one in found}
         if verify:
@@ -277,34 +288,52 @@ def epochs(
                     problems[one.run, one.epoch] = read_all(backend, one, advance)
     if as_json:
         rows = [{**asdict(one), "problem": problems[one.run, one.epoch]} for one in found]
-        typer.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
     elif not found:
-        typer.echo(f"{url}: no epoch here")
+        say(f"{url}: no epoch here")
     else:
-        table = Table(box=None, pad_edge=False)
-        for title in ("epoch", "run", "ranks", "state", "files", "flushed", "kept", "is"):
-            table.add_column(
-                title, justify="right" if title in ("epoch", "state", "files") else "left"
-            )
-        for one in found:
-            ranks = f"{len(one.ranks)}/{one.world_size}"
-            when = _when(one.time)
-            state = problems[one.run, one.epoch] or (
-                "whole, every byte read" if verify else "whole"
-            )
-            table.add_row(
-                str(one.epoch),
-                one.run,
-                ranks,
-                size(one.state_bytes),
-                size(one.file_bytes),
-                when,
-                printable("; ".join(f"step {reason.step}: {reason}" for reason in one.kept)),
-                state,
-            )
-        console().print(table)
+        say(*_table(Terminal(), found, problems, verify))
     if any(problem and problem.startswith("corrupt") for problem in problems.values()):
-        raise typer.Exit(1)
+        raise SystemExit(1)
+
+
+def _table(
+    out: Terminal,
+    found: Sequence[EpochInfo],
+    problems: dict[tuple[str, int], str | None],
+    verified: bool,
+) -> list[str]:
+    digits = 8  # of a run: enough to tell them apart
+    while len({one.run[:digits] for one in found}) < len({one.run for one in found}):
+        digits += 1
+    if out.width is None or out.width >= _WHOLE_RUNS:
+        digits = len(max((one.run for one in found), key=len))
+    columns = [
+        *(Column("epoch", right=True), Column("run"), Column("ranks")),
+        *(Column("state", right=True), Column("files", right=True), Column("flushed", fold=True)),
+        *(Column("is", fold=True), Column("kept", fold=True)),
+    ]
+    rows: list[tuple[str, ...]] = []
+    styles: list[tuple[str, ...]] = []
+    for one in found:
+        problem = problems[one.run, one.epoch]
+        kept = "; ".join(f"step {reason.step}: {reason}" for reason in one.kept)
+        whole = "whole, every byte read" if verified else "whole"
+        rows.append(
+            (
+                *(str(one.epoch), one.run[:digits], f"{len(one.ranks)}/{one.world_size}"),
+                *(size(one.state_bytes), size(one.file_bytes), _when(one.time)),
+                *(printable(problem or whole), printable(kept)),
+            )
+        )
+        styles.append(("", "dim", "", "", "", "", "red" if problem else "green", ""))
+    if not any(one.kept for one in found):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return out.table(columns, rows, [row[: len(columns)] for row in styles])
+
+
+_WHOLE_RUNS = 110
+"""Columns from which on runs are told with all their digits: fewer will do for --run."""
 
 
 def _when(seconds: float) -> str:
@@ -313,6 +342,15 @@ def _when(seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else ""
     except (ValueError, OverflowError, OSError):
         return ""
+
+
+def _safetensors(to: Path) -> None:
+    if to.suffix != ".safetensors":
+        raise fail(
+            f"{to}: export-tier writes safetensors: name the file so; for another format pmstore "
+            "restore makes a store, and pmstore export writes it",
+            2,
+        )
 
 
 @app.command("export-tier")
@@ -336,8 +374,10 @@ def export_tier(
     """
     from pmstore import tiers
 
-    with _told(), _bar(f"writing {to.name}") as bar:
+    _safetensors(to)
+    with _told(), bar(f"writing {printable(to.name)}") as show:
+        _there(url)
         number, names = tiers.export_safetensors(
-            to, url, epoch, group=group, run=run, rank=rank, progress=bar, mode=mode
+            to, url, epoch, group=group, run=run, rank=rank, progress=show, mode=mode
         )
-    typer.echo(f"epoch {number}: {counted(len(names), 'tensor')} written to {to}")
+    say(f"epoch {number}: {counted(len(names), 'tensor')} written to {to}")

@@ -12,7 +12,15 @@
  *   _ranges.c       what a transaction block is told beforehand that it writes
  *   _objects.c      the methods of Handle that look objects up and store values
  *   _memory.c       Memory pins a block and exports it as a buffer: the last reference unpins it
+ *   _exports.c      arrays that are told before their memory is given out
  *   _look.c         whether what was given out over a Memory still lies there
+ *
+ * Others are here because a training step asks them of each of its objects:
+ *
+ *   _watch.c        Watch: whether containers hold what they held, and tensors lie where they lay
+ *   _spent.c        Spent: gradients that an optimizer has used
+ *   _encode.c       states as bytes
+ *   _writes.c       Writes: what an optimizer's step writes
  *
  * This module does not link with the engine: `bind` is given the addresses of the functions in
  * pmstore.engine._native, so that there is one engine in the process. A status becomes an
@@ -48,6 +56,17 @@ static PyMethodDef module_methods[] = {
      "bind(the addresses of the functions of struct binding_engine, in its order)"},
     {"exchange_with", binding_exchange_with, METH_VARARGS,
      "exchange_with(torch's DLPack capsule or None, look): how tensors are looked at"},
+    {"tell_of_exports", binding_tell_of_exports, METH_O,
+     "tell_of_exports(class over numpy.ndarray): x._exported() is called before a buffer of x is "
+     "given out that a system call may write"},
+    {"encode", binding_encode, METH_VARARGS,
+     "encode(state, types of arrays) -> (bytes, arrays), as codec.split and values.encode make "
+     "them; None: it holds something that only those know"},
+    {"same_bytes", binding_same_bytes, METH_VARARGS,
+     "same_bytes(one, other) -> of buffers or tensors; None: one is no run of bytes. one: also a "
+     "tuple of them, one behind the other"},
+    {"trained", binding_trained, METH_O,
+     "trained(parameters) -> of each a byte: whether it requires a gradient"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -63,7 +82,9 @@ static int module_exec(PyObject *module)
     }
     binding_know_process();
     if (binding_add_handle(module) < 0 || binding_add_memory(module) < 0 ||
-        binding_add_transaction(module) < 0 || binding_add_found(module) < 0)
+        binding_add_transaction(module) < 0 || binding_add_found(module) < 0 ||
+        binding_add_watch(module) < 0 || binding_add_spent(module) < 0 ||
+        binding_add_writes(module) < 0)
         return -1;
     return 0;
 }

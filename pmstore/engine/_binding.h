@@ -46,6 +46,8 @@ struct binding_engine {
     int (*commit)(struct pms_pool *, struct pms_error *);
     int (*written)(struct pms_pool *, const struct pms_range *, uint64_t, int32_t *,
                    struct pms_error *);
+    int (*pending_sum)(struct pms_pool *, const struct pms_range *, uint64_t, uint64_t, uint32_t *,
+                       int32_t *, struct pms_error *);
 };
 extern struct binding_engine binding_engine;
 
@@ -107,8 +109,19 @@ void binding_ranges_free(struct ranges *r);
  * exception set. */
 int binding_ranges_add_all(struct ranges *r, Handle *h, PyObject *writes);
 
+int binding_ranges_add(struct ranges *r, uint64_t addr, uint64_t bytes);
+
 PyObject *binding_will_write(Handle *h, PyObject *writes);
 PyObject *binding_written(Handle *h, PyObject *arrays);
+PyObject *binding_pending_sum(Handle *h, PyObject *const *args, Py_ssize_t count);
+
+/* ---- _writes.c ---- */
+
+PyObject *binding_writes(Handle *h, PyObject *const *args, Py_ssize_t count);
+bool binding_are_writes(PyObject *object);
+/* REQUIRES: they are. Adds what is to be written now. Returns -1 with an exception set. */
+int binding_ranges_add_writes(struct ranges *r, PyObject *writes);
+int binding_add_writes(PyObject *module);
 
 /* handle.transaction(writes, timeout_seconds): see _transaction.c. */
 PyObject *binding_transaction(Handle *h, PyObject *const *args, Py_ssize_t count);
@@ -155,9 +168,30 @@ PyObject *binding_take_in_all(Handle *h, PyObject *unused);
 void binding_drop_memories(Handle *h);
 int binding_add_memory(PyObject *module);
 
+/* ---- _exports.c ---- */
+
+PyObject *binding_tell_of_exports(PyObject *module, PyObject *type);
+
 /* ---- _look.c ---- */
 
 PyObject *binding_exchange_with(PyObject *module, PyObject *args);
+
+/* Of DLPack's C exchange (data-apis.org): a struct of torch's that tells where a tensor lies
+ * without a call into Python. */
+struct dl_tensor {
+    void *data;
+    int32_t device, device_id, ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+
+/* Whether torch has told of a tensor on the CPU. Raises nothing. */
+bool binding_dl_look(PyObject *tensor, struct dl_tensor *seen);
+
+/* What `look` says of a tensor that torch does not tell of: a new reference; NULL: it raised. */
+PyObject *binding_look(PyObject *tensor);
 
 /* Where the object is that was given out. Raises nothing. */
 enum where binding_where(const Memory *m, PyObject *object);
@@ -166,7 +200,21 @@ enum where binding_where(const Memory *m, PyObject *object);
 int binding_note_array(Memory *m, PyObject *array, PyObject *dtype);
 int binding_note_tensor(Memory *m, PyObject *tensor);
 
+/* ---- _watch.c, _spent.c, _encode.c ---- */
+
+/* Adds the type Watch to the module. Returns -1 with an exception set. */
+int binding_add_watch(PyObject *module);
+
+/* The same for Spent. */
+int binding_add_spent(PyObject *module);
+
+PyObject *binding_same_bytes(PyObject *module, PyObject *args);
+PyObject *binding_encode(PyObject *module, PyObject *args);
+PyObject *binding_trained(PyObject *module, PyObject *parameters);
+
 /* ---- _objects.c: methods of Handle ---- */
+PyObject *binding_epoch(Handle *h, PyObject *unused);
+PyObject *binding_depth(Handle *h, PyObject *unused);
 PyObject *binding_rollbacks(Handle *h, PyObject *unused);
 PyObject *binding_find(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_get(Handle *h, PyObject *const *args, Py_ssize_t count);

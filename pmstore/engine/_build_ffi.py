@@ -15,7 +15,14 @@ SOURCES = [
     path for path in sorted(NATIVE.glob("*/*.[ch]")) if path.parent.name not in ("tests", "build")
 ]
 INTERFACE = (
-    *("store/store.h", "heap/super.h", "flush/chunks.h", "flush/filling.h", "optim/optim.h"),
+    *(
+        "store/store.h",
+        "heap/super.h",
+        "flush/chunks.h",
+        "flush/filling.h",
+        "base/fingerprint.h",
+        "optim/optim.h",
+    ),
     *("commit/landing.h", "crash/debug.h"),
 )
 

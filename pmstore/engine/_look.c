@@ -5,16 +5,6 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/ndarraytypes.h>
 
-/* Of DLPack's C exchange (data-apis.org): a struct of torch's that tells where a tensor lies
- * without a call into Python. */
-struct dl_tensor {
-    void *data;
-    int32_t device, device_id, ndim;
-    uint8_t code, bits;
-    uint16_t lanes;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-};
 struct dl_exchange {
     uint32_t major, minor;
     void *older, *allocate, *export, *import;
@@ -43,15 +33,23 @@ PyObject *binding_exchange_with(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static int dl_look(PyObject *tensor, struct dl_tensor *seen)
+bool binding_dl_look(PyObject *tensor, struct dl_tensor *seen)
 {
     if (!torch_exchange)
-        return 0;
+        return false;
     if (torch_exchange->look(tensor, seen) != 0) {
         PyErr_Clear();
-        return 0;
+        return false;
     }
     return seen->device == DL_CPU;
+}
+
+PyObject *binding_look(PyObject *tensor)
+{
+    if (torch_look)
+        return PyObject_CallOneArg(torch_look, tensor);
+    PyErr_SetString(PyExc_SystemError, "pmstore.engine._binding.exchange_with was not called");
+    return NULL;
 }
 
 static int same(const int64_t *a, const int64_t *b, int count)
@@ -80,7 +78,7 @@ static enum where numpy_where(const Memory *m, PyArrayObject *array)
 
 static enum where slow_where(const Memory *m, PyObject *tensor)
 {
-    PyObject *seen = PyObject_CallOneArg(torch_look, tensor);
+    PyObject *seen = binding_look(tensor);
     int equal = seen ? PyObject_RichCompareBool(seen, m->dtype, Py_EQ) : -1, there = 0;
     if (equal == 0)
         there = PyObject_RichCompareBool(PyTuple_GET_ITEM(seen, 0), PyTuple_GET_ITEM(m->dtype, 0),
@@ -95,7 +93,7 @@ static enum where tensor_where(const Memory *m, PyObject *tensor)
     struct dl_tensor t;
     if (m->dtype)
         return slow_where(m, tensor);
-    if (!dl_look(tensor, &t) || (char *)t.data + t.byte_offset != m->address)
+    if (!binding_dl_look(tensor, &t) || (char *)t.data + t.byte_offset != m->address)
         return ELSEWHERE;
     int n = t.ndim;
     bool equal = n == m->ndim && t.code == m->code && t.bits == m->bits && t.lanes == m->lanes &&
@@ -128,14 +126,14 @@ static int note_form(Memory *m, int ndim, const int64_t *shape, const int64_t *s
 int binding_note_tensor(Memory *m, PyObject *tensor)
 {
     struct dl_tensor t;
-    if (dl_look(tensor, &t)) {
+    if (binding_dl_look(tensor, &t)) {
         m->code = t.code;
         m->bits = t.bits;
         m->lanes = t.lanes;
         Py_CLEAR(m->dtype);
         return note_form(m, t.ndim, t.shape, t.strides);
     }
-    PyObject *seen = PyObject_CallOneArg(torch_look, tensor);
+    PyObject *seen = binding_look(tensor);
     if (!seen)
         return -1;
     Py_XSETREF(m->dtype, seen);

@@ -279,8 +279,12 @@ int binding_take_in(Handle *h)
     if (!h->given || h->closed || h->read_only || !h->take_in || !binding_is_here(h))
         return 0;
     Memory *first = h->given;
-    while (first && !suspect(first))
-        first = first->next;
+    while (first && !suspect(first)) {
+        Memory *next = first->next;
+        if (!alive(first)) /* until it is given out again */
+            delist(first);
+        first = next;
+    }
     if (!first)
         return 0;
     PyObject *all = all_suspects(h);

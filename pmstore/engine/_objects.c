@@ -58,6 +58,18 @@ static PyObject *new_found(const struct pms_object *object, Memory *memory)
     return result;
 }
 
+PyObject *binding_epoch(Handle *h, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(binding_engine.epoch(h->pool));
+}
+
+PyObject *binding_depth(Handle *h, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(binding_engine.depth(h->pool));
+}
+
 PyObject *binding_rollbacks(Handle *h, PyObject *unused)
 {
     (void)unused;

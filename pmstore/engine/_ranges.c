@@ -14,7 +14,7 @@ void binding_ranges_free(struct ranges *r)
         PyMem_Free(r->at);
 }
 
-static int ranges_add(struct ranges *r, uint64_t addr, uint64_t bytes)
+int binding_ranges_add(struct ranges *r, uint64_t addr, uint64_t bytes)
 {
     if (!bytes)
         return 0;
@@ -46,11 +46,13 @@ static int ranges_add_buffer(struct ranges *r, const Py_buffer *view)
         else
             high += span;
     }
-    return ranges_add(r, (uint64_t)((intptr_t)view->buf + low), (uint64_t)(high - low));
+    return binding_ranges_add(r, (uint64_t)((intptr_t)view->buf + low), (uint64_t)(high - low));
 }
 
 static int ranges_add_object(struct ranges *r, Handle *h, PyObject *object)
 {
+    if (binding_are_writes(object))
+        return binding_ranges_add_writes(r, object);
     if (PyObject_CheckBuffer(object)) {
         Py_buffer view;
         if (PyObject_GetBuffer(object, &view, PyBUF_STRIDES) == 0) {
@@ -76,7 +78,7 @@ static int ranges_add_object(struct ranges *r, Handle *h, PyObject *object)
         if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "KK", &addr, &bytes))
             status = -1;
         else
-            status = ranges_add(r, addr, bytes);
+            status = binding_ranges_add(r, addr, bytes);
     }
     Py_DECREF(fast);
     return status;
@@ -130,6 +132,33 @@ PyObject *binding_written(Handle *h, PyObject *arrays)
                                                                &error);
         Py_END_ALLOW_THREADS result = status == PMS_OK ? PyBool_FromLong(written)
                                                        : binding_raise(h, &error);
+    }
+    binding_ranges_free(&r);
+    return result;
+}
+
+/* (arrays, most_bytes) */
+PyObject *binding_pending_sum(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "pending_sum(arrays, most_bytes)");
+        return NULL;
+    }
+    uint64_t most = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    struct ranges r;
+    binding_ranges_init(&r);
+    PyObject *result = NULL;
+    if (binding_ranges_add_all(&r, h, args[0]) == 0) {
+        struct pms_error error = {0};
+        int32_t known = 0;
+        uint32_t sum = 0;
+        int status;
+        Py_BEGIN_ALLOW_THREADS status = binding_engine.pending_sum(h->pool, r.at, r.count, most,
+                                                                   &sum, &known, &error);
+        Py_END_ALLOW_THREADS if (status != PMS_OK) result = binding_raise(h, &error);
+        else result = known ? PyLong_FromUnsignedLong(sum) : Py_NewRef(Py_None);
     }
     binding_ranges_free(&r);
     return result;

@@ -37,6 +37,9 @@ FILL_PATTERN: int = _lib.PMS_FILL_PATTERN
 MIN_SIZE_BYTES: int = _lib.PMS_MIN_SIZE
 HISTORY_BYTES: int = _lib.PMS_HISTORY_BYTES
 GROUPS_MAX: int = _lib.PMS_GROUPS_MAX
+HELD_NOT: int = _lib.PMS_HELD_NOT
+HELD_FOR_STORE: int = _lib.PMS_HELD_FOR_STORE
+HELD_FOR_JOB: int = _lib.PMS_HELD_FOR_JOB
 PAGE_BYTES: int = _lib.PMS_PAGE
 """Unit of protection, of captures and of the superblock."""
 ROOT = 0

@@ -13,8 +13,9 @@ from pmstore.engine._native import ffi as _ffi
 from pmstore.engine._native import lib as _lib
 
 
-def _lock_holders(path: str) -> list[int]:
-    """Process ids that hold an flock on the file, as /proc/locks tells; none where it does not."""
+def lock_holders(path: str, writing: bool = False) -> list[int]:
+    """Process ids that hold an flock on the file, as /proc/locks tells; none where it does not.
+    writing: those alone that keep all others out."""
     try:
         status = os.stat(path)
         with open("/proc/locks", encoding="ascii", errors="replace") as locks:
@@ -28,7 +29,7 @@ def _lock_holders(path: str) -> list[int]:
         fields = line.split()
         if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == where and fields[4].isdigit():
             pid = int(fields[4])
-            if pid > 0 and pid not in pids:
+            if pid > 0 and pid not in pids and not (writing and fields[3] != "WRITE"):
                 pids.append(pid)
     return pids
 
@@ -41,8 +42,8 @@ def _process_name(pid: int) -> str:
         return f"process {pid}"
 
 
-def _locked(path: str) -> errors.StoreLockedError:
-    pids = _lock_holders(path)
+def _locked(path: str, what: str) -> errors.StoreLockedError:
+    pids = lock_holders(path)
     if pids == [os.getpid()]:
         who, remedy = "this process", "close the Store that has it open, or use that one"
     elif pids:
@@ -54,6 +55,15 @@ def _locked(path: str) -> errors.StoreLockedError:
             "close it, or wait with lock_timeout=seconds",
         )
     problem = f"the store is held open by {who}"
+    if what.startswith("closed"):
+        problem = f"the store was closed by {who}, where arrays of it are alive and still copied"
+        remedy = "wait with lock_timeout=seconds, or let go of the arrays there"
+    if "readers" in what:  # mode r, beside a writer
+        problem += f", and {what} (is it stopped, in another container, of another version?)"
+        remedy = (
+            "a container with a network namespace of its own does not show its stores to others, "
+            "nor does another version of pmstore. Wait with lock_timeout=seconds"
+        )
     error = errors.StoreLockedError(errno.EAGAIN, f"{problem}: {remedy}", path)
     error.problem = problem
     error.pid = pids[0] if pids else None
@@ -143,6 +153,20 @@ def placed(path: str, error: errors.CorruptStoreError, offset: int) -> errors.Co
     return made
 
 
+def in_doubt(path: str, what: str) -> errors.InDoubtError:
+    """The error for what would end a version that is held for a job."""
+    problem = (
+        "the version before the last commit is held for a job of several ranks, and it is not "
+        f"known that all ranks have the last commit: {what}"
+    )
+    made = errors.InDoubtError(
+        f"{path}: {problem}. Attach it in its job again (attach(..., process_group=...)), or "
+        f"decide by hand: pmstore resolve {path} --keep, or --back"
+    )
+    made.path, made.problem = path, problem
+    return made
+
+
 def _exception(path: str, error: Any) -> Exception:
     """The exception for a struct pms_error *."""
     status = error.status
@@ -158,7 +182,7 @@ def _exception(path: str, error: Any) -> Exception:
             )
         return OSError(error.sys_errno, why, path)
     if status == _lib.PMS_E_LOCKED:
-        made = _locked(path)
+        made = _locked(path, what)
     elif status == _lib.PMS_E_FULL:
         made = _full(path, what, error.needed, error.available)
     elif status == _lib.PMS_E_CORRUPT:
@@ -201,8 +225,8 @@ def _exception(path: str, error: Any) -> Exception:
         made = errors.ForkedStoreError(
             f"{path}: the store belongs to the parent process. In a fork child its arrays can be "
             "read, but no call of it is answered: look up before the fork what the child needs, "
-            "and give it the arrays and values. Or open the store with mode='r' after the parent "
-            "has closed it"
+            "and give it the arrays and values. Or open the store in the child with mode='r': it "
+            "shows the last commit"
         )
     elif status == _lib.PMS_E_CLOSED:
         made = errors.ClosedStoreError(
@@ -223,12 +247,17 @@ def _exception(path: str, error: Any) -> Exception:
         made = errors.NameExistsError(f"{path}: {what}")
     elif status == _lib.PMS_E_UNSUPPORTED:
         problem = what
-        remedy = (
-            "Open it without hold, or on tmpfs"
-            if "hold" in what
-            else "Open it with domain='file', or 'process' on tmpfs"
-        )
+        remedy = "Open it with domain='file', or 'process' on tmpfs"
         made = errors.DomainError(errno.EOPNOTSUPP, f"{what}. {remedy}", path)
+    elif status == _lib.PMS_E_INDOUBT:
+        return in_doubt(path, what)
+    elif status == _lib.PMS_E_LOST:
+        problem = f"what this reader shows cannot be read any more: {what}"
+        made = errors.SnapshotLostError(
+            f"{path}: {problem}. store.refresh() shows the last commit; refresh(keep=True) asks "
+            "the writer to keep it until all of it was read. Arrays that were read before stay as "
+            "they are"
+        )
     elif status == _lib.PMS_E_STATE:
         made = errors.TransactionError(f"{path}: {what}")
     elif status == _lib.PMS_E_NOT_FOUND:

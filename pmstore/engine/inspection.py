@@ -4,12 +4,15 @@ mending it."""
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import count
 
 from pmstore.engine._native import ffi as _ffi
 from pmstore.engine._native import lib as _lib
 from pmstore.engine.pool import Pool
 from pmstore.engine.reports import CheckReport, SegmentUsage, Stats
 
+LINE_BYTES = 64
+"""Of memory: what a write-back takes."""
 _COUNTS = [field.name for field in fields(CheckReport) if field.name != "problems"]
 
 
@@ -20,27 +23,56 @@ def stats(pool: Pool) -> Stats:
     return Stats(**{name: getattr(raw, name) for name, _ in _ffi.typeof("struct pms_stats").fields})
 
 
-def check(pool: Pool) -> tuple[dict[str, int], list[str]]:
-    """Counts, and the problems found (the first PMS_CHECK_PROBLEMS in words, then how many
-    more)."""
-    raw = _ffi.new("struct pms_check_report *")
-    pool.call(_lib.pms_check, raw)
-    told = min(raw.problem_count, _lib.PMS_CHECK_PROBLEMS)
-    problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
-    if raw.problem_count > told:
-        problems.append(f"and {raw.problem_count - told} more")
-    return {name: getattr(raw, name) for name in _COUNTS}, problems
+def written_bytes(pool: Pool) -> int:
+    """That commits have written since open: to the journal and straight home; where the heap is
+    written in place, the lines that were written back; where nothing is, the pre-images."""
+    raw = _ffi.new("struct pms_stats *")
+    pool.call(_lib.pms_pool_stats, raw)
+    if pool.info.domain == "file":
+        return int(raw.journal_bytes + raw.straight_bytes)
+    return int(raw.captured_bytes if pool.info.domain == "process" else raw.lines * LINE_BYTES)
+
+
+class Check:
+    """A check of what the engine knows; another thread may ask meanwhile how far it is."""
+
+    def __init__(self) -> None:
+        self._raw = _ffi.new("struct pms_check_report *")
+        self._decoded = count(1)
+        self._seen = 0
+
+    def run(self, pool: Pool) -> tuple[dict[str, int], list[str]]:
+        """Counts, and the problems found (the first PMS_CHECK_PROBLEMS in words, then how many
+        more)."""
+        raw = self._raw
+        pool.call(_lib.pms_check, raw)
+        told = min(raw.problem_count, _lib.PMS_CHECK_PROBLEMS)
+        problems = [_ffi.string(raw.problem[i]).decode("ascii", "replace") for i in range(told)]
+        if raw.problem_count > told:
+            problems.append(f"and {raw.problem_count - told} more")
+        return {name: getattr(raw, name) for name in _COUNTS}, problems
+
+    def decoded(self) -> None:
+        """The caller, too, has looked at a name, or an item of a list."""
+        self._seen = next(self._decoded)
+
+    @property
+    def looks(self) -> tuple[int, int]:
+        """That were taken, and in all, as far as known: the engine's, one at each block, and the
+        caller's."""
+        raw = self._raw
+        return raw.owners + self._seen, raw.blocks + (raw.objects if self._seen else raw.blocks)
 
 
 def usage(pool: Pool) -> tuple[SegmentUsage, ...]:
     """Of each segment."""
     raw = _ffi.new("struct pms_segment_usage[]", _lib.PMS_USAGE_SEGMENTS)
-    count = _ffi.new("uint32_t *")
-    pool.call(_lib.pms_usage, raw, count)
+    found = _ffi.new("uint32_t *")
+    pool.call(_lib.pms_usage, raw, found)
     plain = [name for name, _ in _ffi.typeof("struct pms_segment_usage").fields if name != "cell"]
     return tuple(
         SegmentUsage(**{name: getattr(one, name) for name in plain}, cells=tuple(one.cell))
-        for one in raw[0 : count[0]]
+        for one in raw[0 : found[0]]
     )
 
 

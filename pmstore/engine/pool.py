@@ -22,8 +22,8 @@ from pmstore.engine.constants import (
     MODES,
     ROOT,
 )
-from pmstore.engine.failures import damaged, fail, fail_at, fail_open
-from pmstore.engine.pool_info import read_info
+from pmstore.engine.failures import damaged, fail, fail_at, fail_open, in_doubt
+from pmstore.engine.pool_info import PoolInfo, read_info
 from pmstore.errors import CorruptStoreError
 
 Found = _binding.Found
@@ -50,8 +50,8 @@ class Pool:
     """
 
     __slots__ = (
-        *("_errors", "find", "get", "handle", "info", "item", "path", "put_value", "raw"),
-        *("rollbacks", "slot", "splice", "will_write"),
+        *("_errors", "block_depth", "epoch", "find", "get", "handle", "info", "item", "path"),
+        *("put_value", "raw", "rollbacks", "slot", "splice", "will_write"),
     )
 
     def __init__(
@@ -66,10 +66,14 @@ class Pool:
         hot: bool,
         force: bool,
         hold: bool,
+        beside: bool = False,
+        keep: bool = False,
+        before: bool = False,
         ranges: Callable[[Any], Iterable[tuple[int, int]]],
     ) -> None:
-        """Opens the file. ranges: (address, bytes) pairs of an object that has no buffer, for
-        declared writes.
+        """Opens the file. before: with the lock of mode "r": the version before the last commit is
+        shown, which must be held. ranges: (address, bytes) pairs of an object that has no buffer,
+        for declared writes.
 
         Raises: what `pmstore.open` says.
         """
@@ -83,6 +87,9 @@ class Pool:
                 "hot": hot,
                 "force": force,
                 "hold": hold,
+                "beside": beside,
+                "keep": keep,
+                "before": before,
             },
         )
         self.path = path
@@ -95,7 +102,7 @@ class Pool:
                 fail_at(path, address)
             fail_open(path, mode, address)
 
-        self.handle = _binding.Handle(
+        self.handle: _binding.Handle = _binding.Handle(
             os.fsencode(path),
             int(_ffi.cast("uintptr_t", options)),
             lock_timeout_seconds,
@@ -113,6 +120,9 @@ class Pool:
         handle = self.handle
         self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
         self.rollbacks: Callable[[], int] = handle.rollbacks
+        # of the calling thread's transaction block; 0: it is in none
+        self.block_depth: Callable[[], int] = handle.block_depth
+        self.epoch: Callable[[], int] = handle.epoch
         self.find: Callable[[int, bytes], Found | None] = handle.find
         self.get: Callable[[int, bytes, bool], Any] = handle.get
         self.item: Callable[[int, bytes, int, bool], Any] = handle.item
@@ -121,7 +131,7 @@ class Pool:
         self.splice: Callable[[int, bytes, int, int, int, Sequence[tuple[Any, ...]]], None] = (
             handle.splice
         )
-        self.info = read_info(self.raw)
+        self.info: PoolInfo = read_info(self.raw)
         handle.base, handle.read_only = self.info.base, self.info.read_only
 
     # A call needs a struct for its error: taken from a list, and put back if nothing went wrong, so
@@ -151,26 +161,63 @@ class Pool:
         self.call(_lib.pms_rollback)
 
     def back(self) -> None:
-        """To the version before the last commit, if it is held.
+        """To the version before the last commit, if it is held. Ends the doubt.
 
         Raises: TransactionError: it is not.
         """
         self.call(_lib.pms_back)
 
+    def rewind(self) -> None:
+        """As `back`, for a program alone: the ranks of a job go back together.
+
+        Raises: InDoubtError.
+        """
+        if self.in_doubt:
+            raise in_doubt(self.path, "one rank alone does not go back")
+        self.back()
+
     def release(self) -> None:
-        """The version before the last commit is not needed any more."""
+        """The version before the last commit is not needed any more. Ends the doubt."""
         self.call(_lib.pms_release)
 
-    def holds(self) -> bool:
-        """Whether the version before the last commit is held."""
-        return bool(_lib.pms_holds(self.raw))
+    def hold_for_job(self) -> None:
+        """Each commit holds the version before it for a job of several ranks, until close, and is
+        in doubt until `allow`.
 
-    def block_depth(self) -> int:
-        """Of the calling thread's transaction block; 0 = it is in none."""
-        return int(_lib.pms_txblock_depth(self.raw))
+        Raises: TransactionError: something is pending, or in a transaction block; StoreFullError:
+            no room for the logs of two transactions, and nothing has changed; DomainError.
+        """
+        self.call(_lib.pms_hold_for_job)
 
-    def epoch(self) -> int:
-        return int(_lib.pms_epoch(self.raw))
+    def allow(self) -> None:
+        """All ranks have the last commit: the next one may let go of the version before it. Stores
+        nothing, and is forgotten by a crash. Idempotent."""
+        self.call(_lib.pms_allow)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a version is held for a job that has not allowed that it goes. Commits, and what
+        else would let go of it, raise InDoubtError; `back` and `release` end it."""
+        return bool(_lib.pms_in_doubt(self.raw))
+
+    def holds(self) -> int:
+        """Whether the version before the last commit is held, and for whom: HELD_NOT (0, false),
+        HELD_FOR_STORE or HELD_FOR_JOB."""
+        return int(_lib.pms_holds(self.raw))
+
+    def load(self, data: int, data_bytes: int) -> None:
+        """Before an array's bytes are read at `info.base + data`, without a pin.
+
+        Raises: SnapshotLostError.
+        """
+        if data_bytes:
+            self.call(_lib.pms_object_load, data, data_bytes)
+
+    def is_old(self) -> bool:
+        """Whether a reader's view is not, or may not be, the last commit any more."""
+        old = _ffi.new("int *")
+        self.call(_lib.pms_is_old, old)
+        return bool(old[0])
 
     # -- objects
 
@@ -328,6 +375,13 @@ class Pool:
         self.call(_lib.pms_history_write, data, len(data))
 
 
+def exiting() -> None:
+    """The program ends: its death unlocks closed stores, and nothing is copied for it. Should it
+    take longer than a second, what live arrays show of the files is copied, and they are unlocked.
+    """
+    _lib.pms_unlock_exiting()
+
+
 def _address(name: str) -> int:
     return int(_ffi.cast("uintptr_t", _ffi.addressof(_lib, name)))
 
@@ -339,7 +393,7 @@ _FUNCTIONS = (
     *("pms_txblock_set_tasks", "pms_will_write", "pms_object_get", "pms_unpin", "pms_rollbacks"),
     *("pms_object_find", "pms_object_next", "pms_sequence_get", "pms_object_put_value"),
     *("pms_slot_flip", "pms_epoch", "pms_sequence_splice", "pms_put_backs", "pms_slot_get"),
-    *("pms_commit", "pms_written"),
+    *("pms_commit", "pms_written", "pms_pending_sum"),
 )
 _binding.bind(*map(_address, _FUNCTIONS))
 fault_handler.stay_first()

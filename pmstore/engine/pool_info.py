@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from pmstore.engine._native import ffi as _ffi
 from pmstore.engine._native import lib as _lib
 from pmstore.engine.constants import DOMAINS, FLUSHES
-from pmstore.engine.reports import Recovery
 
 
-@dataclass(frozen=True)
-class PoolInfo(Recovery):
-    """struct pms_info: what is fixed from open on.
+class PoolInfo(NamedTuple):
+    """struct pms_info: what is fixed from open on. The first of them are those of `Recovery`.
 
     Attributes:
         asked_domain: at creation; "auto" decides at every open.
         max_bytes: of the file ever; 0: until the file system is full.
         inode: of the file: a copy has another one.
         permissions: of the file, when it was opened.
+        beside: a reader without the lock: 1, it sees the file; 2, what its writer shows; 0: none.
     """
 
+    created: bool
+    clean: bool
+    undone_entries: int
+    undone_bytes: int
+    replayed_records: int
+    replayed_bytes: int
+    torn: bool
+    opens: int
+    unclean_opens: int
     base: int
     reserve_bytes: int
     domain: str
@@ -33,14 +40,18 @@ class PoolInfo(Recovery):
     uuid: bytes
     inode: int
     permissions: int
+    beside: int
+
+
+_TRUTHS = [name for name, kind in PoolInfo.__annotations__.items() if "bool" in str(kind)]
 
 
 def read_info(pool: Any) -> PoolInfo:
     """pool: `struct pms_pool *`."""
     raw = _ffi.new("struct pms_info *")
     _lib.pms_pool_info(pool, raw)
-    told = {field.name: getattr(raw, field.name) for field in fields(PoolInfo)}
-    told |= {one.name: bool(told[one.name]) for one in fields(PoolInfo) if one.type == "bool"}
+    told = {name: getattr(raw, name) for name in PoolInfo._fields}
+    told |= {name: bool(told[name]) for name in _TRUTHS}
     names = {number: name for name, number in DOMAINS.items()}
     told |= {name: names[told[name]] for name in ("domain", "asked_domain")}
     return PoolInfo(**{**told, "flush": FLUSHES[raw.flush], "uuid": bytes(_ffi.buffer(raw.uuid))})

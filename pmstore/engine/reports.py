@@ -3,9 +3,12 @@ places of its bytes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+from pmstore.base import notebook
 from pmstore.base.words import counted
+from pmstore.engine.pool_info import PoolInfo
 
 SURVIVES = {
     "dax": "power failure (persistent memory, MAP_SYNC)",
@@ -17,6 +20,17 @@ SURVIVES = {
     ),
 }
 """What a commit survives in each domain."""
+
+
+def _counts(title: str, report: Any, picture: notebook.Drawn | None = None) -> str:
+    """A report in a notebook: what is not nothing of it."""
+    told = [(field.name.replace("_", " "), getattr(report, field.name)) for field in fields(report)]
+    rows = [(name, f"{value:,}" if type(value) is int else value) for name, value in told if value]
+    return notebook.facts(title, rows, picture)
+
+
+_SHOWN = 2
+"""`PoolInfo.beside` of a reader that a writer shows the store to."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class Recovery:
         torn: an incomplete last entry or record was dropped; what it belonged to had not been
             acknowledged.
         opens: for writing, since creation, this one included.
+        live: another process had it open for writing, and this one reads beside it.
     """
 
     created: bool
@@ -43,10 +58,13 @@ class Recovery:
     torn: bool
     opens: int
     unclean_opens: int
+    live: bool = False
 
     def __str__(self) -> str:
         if self.created:
             return "new store"
+        if self.live:
+            return "another process has it open for writing: nothing to recover"
         if self.clean:
             return "closed cleanly by its last writer, nothing to recover"
         parts = ["the last writer was killed"]
@@ -64,8 +82,17 @@ class Recovery:
         if self.torn:
             parts.append("an incomplete write of its last transaction was dropped")
         if len(parts) == 1:
-            parts.append("it had nothing uncommitted")
+            parts.append("nothing had to be undone")
         return "; ".join(parts)
+
+    def _repr_html_(self) -> str:
+        return _counts(f"recovery: {self}", self)
+
+
+def recovery_of(info: PoolInfo) -> Recovery:
+    """Of a store, from its open on."""
+    kept = {field.name for field in fields(Recovery)} & set(info._fields)
+    return Recovery(**{name: getattr(info, name) for name in kept}, live=info.beside == _SHOWN)
 
 
 @dataclass(frozen=True)
@@ -105,6 +132,10 @@ class Stats:
     home_syncs: int
     journal_waits: int
 
+    def _repr_html_(self) -> str:
+        used = notebook.share(self.used_bytes, self.used_bytes + self.free_bytes, 240)
+        return _counts(f"epoch {self.epoch:,}: bytes in use", self, used)
+
 
 @dataclass(frozen=True)
 class CheckReport:
@@ -138,6 +169,36 @@ class CheckReport:
             else counted(len(self.problems), "problem") + "\n" + "\n".join(self.problems)
         )
 
+    def _repr_html_(self) -> str:
+        if self.problems:
+            told = [("✗", problem) for problem in self.problems]
+            return notebook.facts(counted(len(self.problems), "problem"), told)
+        return _counts("✓ sound", self)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A run of a store that is in a job of several ranks.
+
+    Attributes:
+        job: the first digits of its id.
+        term, generation, step: of the last commit.
+    """
+
+    run: str
+    job: str
+    rank: int
+    world: int
+    term: int
+    generation: int
+    step: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run} is rank {self.rank} of {self.world} in job {self.job}, at generation "
+            f"{self.generation} (step {self.step}, term {self.term})"
+        )
+
 
 @dataclass(frozen=True)
 class Info:
@@ -159,6 +220,11 @@ class Info:
     recovery: Recovery
     held: bool
     """Whether the version before the last commit can still be had: `Store.rewind`."""
+    in_doubt: bool
+    """Whether it is held for a job of several ranks, which are not known to have the last
+    commit."""
+    jobs: tuple[JobState, ...]
+    """Of its runs."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -175,13 +241,26 @@ class Info:
                     "them after a crash"
                 ),
                 f"recovery  {self.recovery}",
-                *(
-                    ("held      the version before the last commit: pmstore resolve",)
-                    if self.held
-                    else ()
-                ),
+                *(f"job       {one}" for one in self.jobs),
+                *self._held(),
             )
         )
+
+    def _repr_html_(self) -> str:
+        lines = [line for line in str(self).splitlines() if line]
+        told = [(line[:10].rstrip(), line[10:]) for line in lines]
+        used = notebook.share(self.used_bytes, self.used_bytes + self.free_bytes, 240)
+        return notebook.facts("pmstore: bytes in use", told, used)
+
+    def _held(self) -> tuple[str, ...]:
+        if self.in_doubt:
+            return (
+                "held      for a job: not known to be committed by all ranks: start the job again,",
+                "          which decides; only if it is over: pmstore resolve",
+            )
+        if self.held:
+            return ("held      the version before the last commit: pmstore resolve",)
+        return ()
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LIVE: int = native.PMS_CHUNK_LIVE
 CHANGED: int = native.PMS_CHUNK_CHANGED
+SPARED: int = native.PMS_CHUNK_SPARED
+"""Position of a chunk that was not written."""
 FILLING_BLOCK: int = native.PMS_FILLING_BLOCK
 """Room of a new file in memory is made in blocks of so many bytes."""
+
+_COPY_BYTES = 1 << 20
 
 
 def _at(array: Array) -> Any:
@@ -41,17 +45,47 @@ def checksum(data: Any) -> int:
     return int(native.pms_checksum(0, native_ffi.from_buffer(data), len(data)))
 
 
+class Fingerprints:
+    """Hashes of whole pages by a key of its own (native/base/fingerprint.h): two different contents
+    have the same one with a chance of at most 2^-126, whoever made them up. For this process
+    alone."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self) -> None:
+        self._key = np.frombuffer(os.urandom(8 * native.PMS_FINGERPRINT_KEY), np.uint64)
+
+    def of(self, pages: Array) -> bytes:
+        """REQUIRES: whole pages, one at least."""
+        made = np.empty(native.PMS_FINGERPRINT_WORDS, np.uint64)
+        key = _as("uint64_t *", self._key)
+        native.pms_fingerprint(key, _at(pages), pages.nbytes, _as("uint64_t *", made))
+        return made.tobytes()
+
+
 class Transfer:
     """Progress, rate limit and cancelling of a transfer, shared by its threads."""
 
     __slots__ = ("raw",)
 
     def __init__(self, bytes_per_second: int = 0) -> None:
-        self.raw = native_ffi.new("struct pms_transfer *", {"bytes_per_second": bytes_per_second})
+        self.raw: Any = native_ffi.new(
+            "struct pms_transfer *", {"bytes_per_second": bytes_per_second}
+        )
 
     @property
     def done_bytes(self) -> int:
         return int(self.raw.done_bytes)
+
+    @property
+    def written_bytes(self) -> int:
+        """Less than what is done: what a place has already is not written."""
+        return int(self.raw.done_bytes - self.raw.spared_bytes)
+
+    def add(self, nbytes: int, spared: bool = False) -> None:
+        """spared: they need not be written. For one thread."""
+        self.raw.done_bytes += nbytes
+        self.raw.spared_bytes += nbytes if spared else 0
 
     def cancel(self) -> None:
         """Threads stop at their next batch."""
@@ -120,12 +154,10 @@ class Snapshot:
         )
         pool.call(native.pms_snapshot_begin, bound_bytes, wait_ns, self._holder)
         info = self.info()
-        self.epoch, self.tag, self.file_bytes, self.super = (
-            info.epoch,
-            info.tag,
-            info.file_bytes,
-            info.super,
-        )
+        self.epoch: int = info.epoch
+        self.tag: int = info.tag
+        self.file_bytes: int = info.file_bytes
+        self.super: bytes = info.super
 
     def _call(self, function: Any, *arguments: Any) -> None:
         """A call that `close` waits for: a transfer that was given up may still be somewhere in its
@@ -167,9 +199,12 @@ class Snapshot:
         return state
 
     def take(self, offset: int, into: Array) -> None:
-        """Copies whole pages from a page's offset on, and gives them up: they are not to be read
-        again."""
-        self._call(native.pms_snapshot_take, offset, into.nbytes, _at(into), 1)
+        """Copies whole pages from a page's offset on; they may be read again."""
+        self._call(native.pms_snapshot_take, offset, into.nbytes, _at(into), 0)
+
+    def give_up(self, offset: int, nbytes: int) -> None:
+        """Whole pages are not to be read again: commits keep no more for this snapshot."""
+        self._call(native.pms_snapshot_give_up, offset, nbytes)
 
     def peek(self, offset: int, nbytes: int) -> bytes:
         """Bytes as of the snapshot, from anywhere; they may be read again."""
@@ -179,12 +214,35 @@ class Snapshot:
         start = offset - first * PAGE_BYTES
         return pages[start : start + nbytes].tobytes()
 
+    def copy(self, offset: int, into: Array) -> None:
+        """Copies bytes as of the snapshot, from anywhere, into a uint8 array; they may be read
+        again. By pages of its own, as no store may be written to while another one is read."""
+        end, at = offset + into.size, offset - offset % PAGE_BYTES
+        pages = np.empty(min(_COPY_BYTES, -(-(end - at) // PAGE_BYTES) * PAGE_BYTES), np.uint8)
+        while at < end:
+            some = pages[: min(pages.size, -(-(end - at) // PAGE_BYTES) * PAGE_BYTES)]
+            self._call(native.pms_snapshot_take, at, some.nbytes, _at(some), 0)
+            first, last = max(offset - at, 0), min(end - at, some.size)
+            into[at + first - offset : at + last - offset] = some[first:last]
+            at += some.size
+
     def write(
-        self, fd: int, chunk_bytes: int, chunks: Array, position: int, transfer: Transfer
-    ) -> Array:
-        """Writes chunks (uint64 indices) one after another from position on; returns their CRC-32C
-        (uint32)."""
+        self,
+        fd: int,
+        chunk_bytes: int,
+        chunks: Array,
+        position: int,
+        transfer: Transfer,
+        known: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """Writes chunks (uint64 indices) from position on, without gaps. known: of each chunk, a
+        CRC-32C (int64), or -1; one that has it now is neither written nor given up.
+
+        Returns: the CRC-32C of each (uint32), and its position (uint64), or SPARED.
+        """
         crc = np.zeros(len(chunks), np.uint32)
+        at = np.arange(len(chunks), dtype=np.uint64) * np.uint64(chunk_bytes) + np.uint64(position)
+        null = native_ffi.NULL
         self._call(
             native.pms_snapshot_write,
             fd,
@@ -193,9 +251,11 @@ class Snapshot:
             len(chunks),
             position,
             _as("uint32_t *", crc),
+            null if known is None else _as("int64_t *", known),
+            null if known is None else _as("uint64_t *", at),
             transfer.raw,
         )
-        return crc
+        return crc, at
 
     def close(self) -> None:
         """Unpins. Idempotent. Waits for calls of other threads that are under way."""
@@ -237,7 +297,7 @@ class Fill:
         """Raises: StoreFullError, OSError."""
         raw = native_ffi.new("struct pms_filling **")
         call(path, native.pms_filling_open, fd, nbytes, raw)
-        self.raw = raw[0]
+        self.raw: Any = raw[0]
 
     @property
     def mapped(self) -> bool:

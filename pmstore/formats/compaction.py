@@ -12,6 +12,7 @@ from pathlib import Path
 from pmstore.engine.constants import FILL_COPY, GROUP, LIST, MIN_SIZE_BYTES, PAGE_BYTES, ROOT, VALUE
 from pmstore.engine.failures import damaged
 from pmstore.engine.pool import Pool
+from pmstore.engine.reports import CheckReport
 from pmstore.errors import CorruptStoreError, TransactionError
 from pmstore.objects.core import Payload
 from pmstore.opening import open as open_store
@@ -81,8 +82,8 @@ def compact(
                 f".{real.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.compact"
             )
             try:
-                grown, after = _rewrite(old, new_path, room, progress)
-                if not grown or room == _ROOM[-1]:
+                after = _rewrite(old, report, new_path, room, progress)
+                if after is not None:
                     if after < before:
                         _replace(real, new_path)
                     return Compaction(before, min(before, after))
@@ -103,9 +104,14 @@ def _file_bytes_for(data_bytes: int) -> int:
 
 
 def _rewrite(
-    old: Store, new_path: Path, room: tuple[float, int], progress: Callable[[int, int], None] | None
-) -> tuple[bool, int]:
-    """Whether the new file had to grow, and its bytes. Everything is durable on return."""
+    old: Store,
+    was: CheckReport,
+    new_path: Path,
+    room: tuple[float, int],
+    progress: Callable[[int, int], None] | None,
+) -> int | None:
+    """Bytes of the new file; None: it would have to grow, and there is another room to try.
+    Everything is durable on return."""
     info, stats = old._core.pool.info, old.stats()
     size = max(
         MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * PAGE_BYTES)
@@ -119,15 +125,21 @@ def _rewrite(
         hot=False,
     ) as new:
         begun = new.stats().file_bytes
-        _copy(old, new, stats.used_bytes, progress)
+        for done in _copy(old, new):
+            if new.stats().file_bytes > begun and room != _ROOM[-1]:
+                return None
+            if progress is not None:
+                progress(min(done, stats.used_bytes), stats.used_bytes)
         old.hand_over(new)
-        was, now = old.check(), new.check()
+        now = new.check()
         if now.problems or (was.names, was.groups, was.lists) != (now.names, now.groups, now.lists):
             raise CorruptStoreError(
                 f"{old.path}: not compacted, because the copy is not whole: {now}"
             )
         after = new.stats().file_bytes
-    return after > begun, after
+    if progress is not None:
+        progress(stats.used_bytes, stats.used_bytes)
+    return after if after == begun or room == _ROOM[-1] else None
 
 
 def _replace(real: Path, new_path: Path) -> None:
@@ -148,18 +160,17 @@ def _replace(real: Path, new_path: Path) -> None:
 # ---- copying, without decoding anything ----------------------------------------------------------
 
 
-def _copy(old: Store, new: Store, total: int, progress: Callable[[int, int], None] | None) -> None:
+def _copy(old: Store, new: Store) -> Iterator[int]:
+    """Yields bytes done after each commit; all is committed at its end."""
     done, pending = 0, 0
     for bytes_ in _copied(old._core.pool, new._core.pool):
         pending += bytes_
         if pending >= _BATCH_BYTES:
             new.commit()
             done, pending = done + pending, 0
-            if progress is not None:
-                progress(min(done, total), total)
+            yield done
     new.commit()
-    if progress is not None:
-        progress(total, total)
+    yield done + pending
 
 
 def _copied(old: Pool, new: Pool) -> Iterator[int]:

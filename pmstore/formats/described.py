@@ -199,7 +199,7 @@ class Plan:
             add(path, None)
         for path in found:
             split_name(path)
-        self.steps = sorted(
+        self.steps: list[tuple[str, Callable[[], Any] | None]] = sorted(
             found.items(), key=lambda step: description.order.get(step[0], len(description.order))
         )
 

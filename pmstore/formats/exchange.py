@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,20 +66,28 @@ def export_safetensors(
     Raises: TypeError naming arrays of a dtype that safetensors has not; FileExistsError;
         ModuleNotFoundError.
     """
+    parts = Parts(group, separator)
+    metadata = {**parts.texts, OURS: json.dumps(parts.description)}
+    return write_safetensors(parts.arrays, metadata, path, mode)
+
+
+def write_safetensors(
+    arrays: Mapping[str, Any], metadata: Mapping[str, str], path: str | os.PathLike[str], mode: int
+) -> int:
+    """As `export_safetensors`, of arrays and tensors by name."""
     with optional:
         import safetensors
 
-    parts = Parts(group, separator)
     _refuse(
         [
             f"{key} ({_dtype_name(value)})"
-            for key, value in parts.arrays.items()
+            for key, value in arrays.items()
             if _dtype_name(value) not in _SAFETENSORS
         ],
         "safetensors",
     )
     kept, specs = [], {}
-    for key, value in parts.arrays.items():
+    for key, value in arrays.items():
         dense: Any = (
             value.detach().contiguous() if is_tensor(value) else np.ascontiguousarray(value)
         )
@@ -89,9 +97,8 @@ def export_safetensors(
         specs[key] = safetensors.TensorSpec(
             dtype=_dtype_name(dense), shape=list(value.shape), data_ptr=address, data_len=nbytes
         )
-    metadata = {**parts.texts, OURS: json.dumps(parts.description)}
     with new_file(path, mode) as file:
-        safetensors.serialize_file(specs, file.name, metadata)
+        safetensors.serialize_file(specs, file.name, dict(metadata))
     return len(specs)
 
 

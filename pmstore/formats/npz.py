@@ -102,7 +102,7 @@ class NpzFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], inflated_most: int | None = None) -> None:
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         self._stack = contextlib.ExitStack()
         with self._stack:  # closes what is open if the rest fails
             file = self._stack.enter_context(open(path, "rb"))  # noqa: SIM115

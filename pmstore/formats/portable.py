@@ -123,6 +123,7 @@ def _dump_object(writer: _Writer, pool: Pool, where: str, found: Found) -> None:
         writer.record(f"{kind} value", *path, found.meta)
     elif found.kind == ARRAY:
         writer.record(f"{kind} array", *path, found.meta, found.data_bytes)
+        pool.load(found.data, found.data_bytes)
         writer.data(pool.info.base + found.data, found.data_bytes)
     else:
         raise TypeError(
@@ -271,13 +272,10 @@ def load(
         raise reader.wrong(
             f"a dump of version {version}, made by a newer pmstore: load it with that"
         )
-    part = part_of(target)
-    try:
+    with part_of(target) as part:
         with open(part, "x", size=size, max_size=max_size, domain=domain, hot=False) as store:
             _Loader(store, reader, target.parent).load()
         publish(part, target)
-    finally:
-        part.unlink(missing_ok=True)
     return reader.objects
 
 

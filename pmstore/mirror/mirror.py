@@ -32,10 +32,10 @@ class Mirror:
     __slots__ = ("parts", "resumed", "settled", "slots")
 
     def __init__(self, slots: Slots, parts: Sequence[MirrorPart], resumed: bool) -> None:
-        self.slots = slots
-        self.resumed = resumed
+        self.slots: Slots = slots
+        self.resumed: bool = resumed
         """Whether the store held a version, which the tensor holds now."""
-        self.parts = tuple(parts)
+        self.parts: tuple[MirrorPart, ...] = tuple(parts)
         # blocks known to be committed: only those may be written without capture
         self.settled: set[int] = set()
 

@@ -69,7 +69,7 @@ class PendingCommit:
         self._finished = False
         self._told = False
         self._abandoned = False
-        self.started = False
+        self.started: bool = False
 
     def start(self) -> None:
         """Starts it, and returns when nothing that is stored later is part of it. Interrupted

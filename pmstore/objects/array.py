@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, SupportsIndex, TypeAlias
 
 import msgpack
 import numpy as np
@@ -15,6 +15,7 @@ from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import axes, dtypes
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 
 LARGEST_BYTES = (1 << 62) - 1
 

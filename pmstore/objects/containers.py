@@ -6,7 +6,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, MutableMapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from pmstore.engine.pool import Found
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.extras import optional
 from pmstore.objects import array, dtypes, tensor
-from pmstore.objects.array import Array, Descriptor
+from pmstore.objects.array import Array, Descriptor, Shape
 from pmstore.objects.core import Core, payload, represent
 from pmstore.objects.entries import Entry, tell
 from pmstore.objects.lists import List, open_list
@@ -38,6 +38,7 @@ from pmstore.objects.slots import Slots, open_slots
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import DTypeLike
 
 _BATCH = 1000
 """Names that an iteration reads at a time."""
@@ -253,8 +254,11 @@ class Group(MutableMapping[str, Any]):
 
     # As for any handle of something outside: two are equal if they are one. Comparing contents
     # would compare arrays.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     # ---- making arrays ----
 
@@ -265,7 +269,7 @@ class Group(MutableMapping[str, Any]):
         with self._core.lock:
             return self._load(name, new.put(self._core, parts, name))
 
-    def empty(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
+    def empty(self, name: str, shape: Shape, dtype: DTypeLike = np.float64) -> Array:
         """A new array over the heap, of unspecified content. shape: an int or a sequence; dtype: of
         numpy, no objects.
 
@@ -278,13 +282,15 @@ class Group(MutableMapping[str, Any]):
         result: Array = self._create(name, descriptor, itemsize, FILL_NONE)
         return result
 
-    def zeros(self, name: str, shape: Any, dtype: Any = np.float64) -> Array:
+    def zeros(self, name: str, shape: Shape, dtype: DTypeLike = np.float64) -> Array:
         """As `empty`, filled with zeros."""
         descriptor, itemsize = array.describe_new(shape, dtype)
         result: Array = self._create(name, descriptor, itemsize, FILL_ZERO)
         return result
 
-    def full(self, name: str, shape: Any, fill_value: Any, dtype: Any = None) -> Array:
+    def full(
+        self, name: str, shape: Shape, fill_value: Any, dtype: DTypeLike | None = None
+    ) -> Array:
         """As `empty`, filled with the value. dtype: None = that of the value."""
         element = np.asarray(fill_value, dtype=dtype)
         descriptor, itemsize = array.describe_new(shape, element.dtype)
@@ -298,7 +304,7 @@ class Group(MutableMapping[str, Any]):
         result[...] = element
         return result
 
-    def tensor(self, name: str, shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def tensor(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new torch tensor over the heap, filled with zeros. dtype: None = torch's default.
 
         Raises: as `empty`; ModuleNotFoundError without torch.
@@ -311,7 +317,11 @@ class Group(MutableMapping[str, Any]):
         result: torch.Tensor = self._create(name, descriptor, itemsize, FILL_ZERO)
         return result
 
-    def require(self, name: str, shape: Any, dtype: Any = np.float64) -> Any:
+    @overload
+    def require(self, name: str, shape: Shape, dtype: DTypeLike = ...) -> Array: ...
+    @overload
+    def require(self, name: str, shape: Shape, dtype: torch.dtype) -> torch.Tensor: ...
+    def require(self, name: str, shape: Shape, dtype: Any = np.float64) -> Any:
         """The array of that name, shape and dtype (a tensor if it is a torch dtype): what is there,
         or a new one of zeros.
 
@@ -369,7 +379,13 @@ class Group(MutableMapping[str, Any]):
         """
         return open_list(self._core, self._full(name), name)
 
-    def slots(self, name: str, shape: Any = None, dtype: Any = None) -> Slots:
+    @overload
+    def slots(self, name: str) -> Slots[Any]: ...
+    @overload
+    def slots(self, name: str, shape: Shape, dtype: DTypeLike | None = ...) -> Slots[Array]: ...
+    @overload
+    def slots(self, name: str, shape: Shape, dtype: torch.dtype) -> Slots[torch.Tensor]: ...
+    def slots(self, name: str, shape: Shape | None = None, dtype: Any = None) -> Slots[Any]:
         """The slots of that name: opened, or made with both versions zero. See
         `pmstore.objects.slots.Slots`.
 
@@ -405,11 +421,16 @@ class Group(MutableMapping[str, Any]):
             entries = self.entries()
         except (KeyError, PmstoreError):  # removed, closed, of the parent process: the line says so
             return notebook.table(repr(self), [], [], 0)
+        most = max((e.nbytes for e in entries), default=0)
         rows = (
-            (e.name, e.kind, e.dtype or "", "" if e.shape is None else e.shape, f"{e.nbytes:,}")
+            (
+                *(e.name, e.kind, e.dtype or "", "" if e.shape is None else e.shape),
+                e.extent(),
+                notebook.share(e.nbytes, most) if e.items is None else "",
+            )
             for e in entries
         )
-        head = ("name", "kind", "dtype", "shape", "bytes")
+        head = ("name", "kind", "dtype", "shape", "bytes, or how many", "")
         return notebook.table(repr(self), head, islice(rows, notebook.SHOWN), len(entries))
 
 

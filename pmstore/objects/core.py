@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakValueDictionary, ref
 
 import numpy as np
@@ -16,9 +16,29 @@ from pmstore.engine._binding import Memory
 from pmstore.engine.constants import ARRAY, VALUE
 from pmstore.engine.failures import damaged, placed
 from pmstore.engine.pool import Found, Pool
-from pmstore.errors import ClosedStoreError, CorruptStoreError, ForkedStoreError, MovedError
+from pmstore.errors import (
+    ClosedStoreError,
+    CorruptStoreError,
+    ForkedStoreError,
+    MovedError,
+    TransactionError,
+)
 from pmstore.objects import array, tensor, values
 from pmstore.objects.array import Descriptor
+
+
+class Job(Protocol):
+    """Other stores are committed together with this one."""
+
+    def settle(self) -> None:
+        """Waits until all ranks have the last commit: then the version before it may be let go."""
+
+    def alone(self, what: str) -> TransactionError:
+        """The error for what no rank may do by itself."""
+        ...
+
+    def give_way(self) -> None:
+        """The store is about to join a job anew."""
 
 
 class Core:
@@ -34,18 +54,30 @@ class Core:
     empty: the arrays and tensors without bytes that are alive, by node and description. Those with
         bytes are found by their block, which is not reused while they live: `_memory.c`.
     turns: of slots, by path: see `pmstore.objects.slots`.
+    job: of several ranks, that the store is in.
+    again: of a reader beside writers: opens the store as it is now. moves: how often that was done.
     """
 
-    __slots__ = ("__weakref__", "empty", "lock", "path", "pool", "process", "turns")
+    __slots__ = (
+        *("__weakref__", "again", "empty", "job", "lock", "moves", "path", "pool", "process"),
+        "turns",
+    )
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self.path = pool.path
-        self.process = os.getpid()
-        self._new_lock()
+    def __init__(self, pool: Pool, again: Callable[[bool], Pool] | None = None) -> None:
+        self.path: str = pool.path
+        self.process: int = os.getpid()
+        self.lock: threading.RLock = threading.RLock()
+        self.job: Job | None = None
+        self.again = again
+        self.moves: int = 0
+        self._take(pool)
+        _cores[id(self)] = self
+
+    def _take(self, pool: Pool) -> None:
+        """The pool last: an interrupt on the way leaves what was there before it."""
+        pool.handle.lock = self.lock
         self.empty: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
         self.turns: dict[tuple[bytes, ...], Any] = {}
-        _cores[id(self)] = self
         reference = ref(self)
 
         def take_in(memories: list[Memory]) -> None:
@@ -53,6 +85,33 @@ class Core:
                 core.take_in(memories)
 
         pool.handle.take_in = take_in
+        self.pool = pool
+
+    def refresh(self, keep: bool) -> bool:
+        """See `Store.refresh`."""
+        if self.again is None:
+            raise TransactionError(
+                f"{self.path}: only a store that was opened with mode='r', without lock=True, is "
+                "read beside a writer: what this one shows is the state that it is in"
+            )
+        with self.lock:
+            old = self.pool
+            if not (keep or old.is_old() or self._is_replaced()):
+                return False
+            new, shown = self.again(keep), (old.epoch(), old.info.uuid)
+            try:
+                self._take(new)
+            finally:
+                self.moves += 1
+            old.handle.close(False, 0.0, lambda: False, lambda: None)
+            return (new.epoch(), new.info.uuid) != shown
+
+    def _is_replaced(self) -> bool:
+        """Whether the path names another file now, or none."""
+        try:
+            return os.stat(self.path).st_ino != self.pool.info.inode
+        except OSError:
+            return True
 
     def _new_lock(self) -> None:
         self.lock = threading.RLock()
@@ -61,7 +120,7 @@ class Core:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"{self.path}: a store, and what is a part of it, cannot be pickled: give the other "
-            "process the path, to open it with mode='r' when it is closed here. Arrays, tensors "
+            "process the path, to open it with mode='r'. Arrays, tensors "
             "and values of it can be pickled, as copies"
         )
 

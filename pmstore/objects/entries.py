@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pmstore.base.words import counted
 from pmstore.engine.constants import GROUP, LIST, VALUE
 from pmstore.engine.failures import damaged
 from pmstore.engine.pool import Found
@@ -19,6 +20,7 @@ class Entry:
     Attributes:
         nbytes: of the data (arrays, tensors; slots: of one version) or of the encoded value; 0 for
             groups and lists.
+        items: what a group or list holds, itself; None for what is neither.
     """
 
     name: str
@@ -26,6 +28,13 @@ class Entry:
     dtype: str | None
     shape: tuple[int, ...] | None
     nbytes: int
+    items: int | None = None
+
+    def extent(self) -> str:
+        """How many bytes, or how many names or items."""
+        if self.items is None:
+            return f"{self.nbytes:,}"
+        return counted(self.items, "name" if self.kind == "group" else "item")
 
 
 def tell(core: Core, name: str, found: Found) -> Entry:
@@ -39,8 +48,10 @@ def tell(core: Core, name: str, found: Found) -> Entry:
 
 
 def _entry(core: Core, name: str, found: Found) -> Entry:
-    if found.kind in (GROUP, LIST):
-        return Entry(name, "group" if found.kind == GROUP else "list", None, None, 0)
+    if found.kind == GROUP:
+        return Entry(name, "group", None, None, 0, core.pool.count(found.data))
+    if found.kind == LIST:
+        return Entry(name, "list", None, None, 0, core.pool.list_count(found.data))
     if found.kind == VALUE:
         return Entry(name, "value", None, None, len(found.meta))
     descriptor = core.describe(found)

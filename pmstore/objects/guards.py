@@ -11,7 +11,8 @@ from pmstore.errors import TransactionError
 
 
 class Guard(Protocol):
-    """Asked before a store is committed, and told of its end; must not write."""
+    """Asked before a store is committed, and told of its roll backs and its end; must not write,
+    but for the history in `ending`."""
 
     def half(self) -> str:
         """Of what half is pending, and what to do about it. "": what is pending is whole."""
@@ -26,8 +27,54 @@ class Guard(Protocol):
         orderly: it was to be committed, and `half` or `running` kept it from that.
         """
 
+    def leaving(self, half: bool) -> bool:
+        """Before the store's `with` is left. Returns whether it has committed what is pending, for
+        good. What it raises keeps the store from being committed.
+
+        half: others keep it from that already."""
+
+    def raising(self) -> None:
+        """The store's `with` is left by an error or an exit, or in the middle of something: commits
+        what is whole, if it knows that nothing else is pending."""
+
+    def went_back(self) -> None:
+        """The store was rolled back, or rewound: it holds another state than before."""
+
+    def ending(self, kept: bool, raising: bool) -> None:
+        """Before the store is closed.
+
+        kept: what is pending is committed then, or was. raising: by an error or an exit."""
+
     def ended(self) -> None:
         """The store is closed."""
+
+
+class Watcher:
+    """A guard that has nothing to say: for those that say something of a few."""
+
+    def half(self) -> str:
+        return ""
+
+    def running(self) -> bool:
+        return False
+
+    def lost(self, orderly: bool) -> str:
+        return ""
+
+    def leaving(self, half: bool) -> bool:
+        return False
+
+    def went_back(self) -> None:
+        pass
+
+    def raising(self) -> None:
+        pass
+
+    def ending(self, kept: bool, raising: bool) -> None:
+        pass
+
+    def ended(self) -> None:
+        pass
 
 
 class Guards:
@@ -47,18 +94,47 @@ class Guards:
 
     def refuse_half(self, but: Guard | None = None) -> None:
         """Raises: TransactionError: what is pending is half of something, of others than but."""
-        for guard in self._alive():
-            if guard is not but and (why := guard.half()):
+        for reference in self._guards:
+            guard = reference()
+            if guard is not None and guard is not but and (why := guard.half()):
                 raise TransactionError(why)
 
     def half(self) -> bool:
         return any(guard.half() for guard in self._alive())
+
+    def half_of_others(self, but: Guard) -> bool:
+        return any(guard.half() for guard in self._alive() if guard is not but)
 
     def running(self) -> bool:
         return any(guard.running() for guard in self._alive())
 
     def lost(self, orderly: bool) -> list[str]:
         return [told for guard in self._alive() if (told := guard.lost(orderly))]
+
+    def leaving(self, raising: bool) -> bool:
+        """Returns whether what is pending has been committed. raising: an exit goes on."""
+        guards, committed = self._alive(), False
+        for guard in guards:
+            others = [one for one in guards if one is not guard]
+            half = any(one.half() or (raising and one.running()) for one in others)
+            committed |= guard.leaving(half)
+        return committed
+
+    def ending(self, kept: bool, raising: bool) -> None:
+        for guard in self._alive():
+            guard.ending(kept, raising)
+
+    def went_back(self) -> None:
+        for guard in self._alive():
+            guard.went_back()
+
+    def raising(self) -> None:
+        """What it raises is told, and changes nothing: something else goes on."""
+        for guard in self._alive():
+            try:
+                guard.raising()
+            except Exception as error:
+                print(f"pmstore: finished steps are not committed: {error}", file=sys.stderr)
 
     def ended(self) -> None:
         for guard in self._alive():

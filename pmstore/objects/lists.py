@@ -221,9 +221,22 @@ class List(MutableSequence[Any]):
         try:
             length = len(self)
             rows = [(at, reprlib.repr(item)) for at, item in enumerate(self[: notebook.SHOWN])]
+            picture = self._curve(length)
         except (KeyError, PmstoreError):
             return notebook.table(repr(self), [], [], 0)
-        return notebook.table(repr(self), ("", "item"), rows, length)
+        return notebook.table(repr(self), ("", "item"), rows, length, picture)
+
+    def _curve(self, length: int) -> notebook.Drawn | None:
+        """Of numbers; of a long list it reads some, evenly over it."""
+        if length < 2:
+            return None
+        some = self[:: -(-length // notebook.DRAWN)]
+        if not all(type(item) in (int, float) for item in some):
+            return None
+        try:
+            return notebook.curve([float(item) for item in some])
+        except OverflowError:  # an integer beyond all floats
+            return None
 
 
 def open_list(core: Core, parts: tuple[bytes, ...], name: str) -> List:

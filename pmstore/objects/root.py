@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pmstore.base.words import counted
-from pmstore.engine import inspection
-from pmstore.engine.reports import SURVIVES, CheckReport, Info, Recovery, SegmentUsage, Stats
 from pmstore.errors import ClosedStoreError, ForkedStoreError
-from pmstore.objects import soundness
 from pmstore.objects.containers import Group
-from pmstore.objects.core import Core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pmstore.engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
+    from pmstore.objects.core import Core
+
+# What the reports need is imported when one is asked for: to make their classes takes as long as to
+# open a store.
 
 
 class Root(Group):
     """All that an open store holds. `pmstore.Store` adds to it what happens: transactions, mirrors,
     tiers, the end."""
 
-    __slots__ = ("_recovery",)
+    __slots__ = ()
 
     def __init__(self, core: Core) -> None:
         super().__init__(core, ())
-        info = core.pool.info
-        self._recovery = Recovery(
-            **{field.name: getattr(info, field.name) for field in fields(Recovery)}
-        )
 
     @property
     def closed(self) -> bool:
@@ -50,33 +50,41 @@ class Root(Group):
     @property
     def epoch(self) -> int:
         """Number of commits since the store was made."""
-        if self.closed:
+        pool = self._core.pool
+        if pool.handle.closed:
             raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
-        return self._core.pool.epoch()
+        return pool.epoch()
 
     @property
     def recovery(self) -> Recovery:
         """What the open had to undo or replay."""
-        return self._recovery
+        from pmstore.engine.reports import recovery_of
+
+        return recovery_of(self._core.pool.info)
 
     @property
     def rollbacks(self) -> int:
-        """Changes whenever a roll back did: what was remembered of the store before it may be
-        wrong."""
-        return self._core.pool.rollbacks()
+        """Changes whenever a roll back, or a reader's `refresh`, did: what was remembered of the
+        store before it may be wrong."""
+        return self._core.pool.rollbacks() + self._core.moves
 
     @property
     def holds(self) -> bool:
         """Whether the version before the last commit is held, so that `Store.rewind` can go back to
         it (see `hold` of `pmstore.open`)."""
-        return self._core.pool.holds()
+        return bool(self._core.pool.holds())
 
     def stats(self) -> Stats:
         """Sizes and counts, now."""
+        from pmstore.engine import inspection
+
         return inspection.stats(self._core.pool)
 
     def info(self) -> Info:
         """What a person asks first."""
+        from pmstore.distributed.records import jobs  # upward: told of with all else of a store
+        from pmstore.engine.reports import SURVIVES, Info
+
         info, stats = self._core.pool.info, self.stats()
         return Info(
             path=self.path,
@@ -92,22 +100,37 @@ class Root(Group):
             opens=info.opens,
             unclean_opens=info.unclean_opens,
             uuid=info.uuid.hex(),
-            recovery=self._recovery,
-            held=self._core.pool.holds(),
+            recovery=self.recovery,
+            held=bool(self._core.pool.holds()),
+            in_doubt=self._core.pool.in_doubt,
+            jobs=jobs(self),
         )
 
     def usage(self) -> tuple[SegmentUsage, ...]:
         """What is in use of the file's segments, and where: a map of the heap. Reads the page
         tables, not the data."""
+        from pmstore.engine import inspection
+
         return inspection.usage(self._core.pool)
 
-    def check(self) -> CheckReport:
+    def check(self, *, progress: Callable[[int, int], object] | None = None) -> CheckReport:
         """Examines the whole store: allocator, directories, that every value and description
-        decodes, and that slots are pairs. Reads only."""
-        with self._core.lock:
-            counts, problems = inspection.check(self._core.pool)
+        decodes, and that slots are pairs. Reads only; it takes microseconds for each object, and
+        does not read arrays.
+
+        progress: called on a thread, some times a second, with objects looked at and in all, as
+            far as that is known.
+        """
+        from pmstore.base.telling import telling
+        from pmstore.engine.inspection import Check
+        from pmstore.engine.reports import CheckReport
+        from pmstore.objects import soundness
+
+        check = Check()
+        with self._core.lock, telling(lambda: check.looks, progress):
+            counts, problems = check.run(self._core.pool)
             if not problems:  # else the directories are not to be walked
-                problems = soundness.problems(self._core.pool)
+                problems = soundness.problems(self._core.pool, check.decoded)
         return CheckReport(**counts, problems=tuple(problems))
 
     def __repr__(self) -> str:

@@ -3,8 +3,7 @@ names it the current one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgpack
 import numpy as np
@@ -19,10 +18,18 @@ from pmstore.objects.array import Descriptor
 from pmstore.objects.core import Core, represent
 from pmstore.objects.names import in_the_way
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    _A = TypeVar("_A", default=Any)
+else:
+    from typing import TypeVar
+
+    _A = TypeVar("_A")
+
 _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the store
 
 
-@dataclass(slots=True)
 class Turn:
     """What this process knows about a Slots beyond what is stored. Shared by all objects of the
     name.
@@ -31,9 +38,12 @@ class Turn:
         `flipped` know.
     """
 
-    flipped: bytearray = field(default_factory=lambda: bytearray(b"\xff" * 16))
-    # roll backs when the idle slot was known to hold the version before; None: it does not
-    whole: int | None = None
+    __slots__ = ("flipped", "whole")
+
+    def __init__(self) -> None:
+        self.flipped: bytearray = bytearray(b"\xff" * 16)
+        # roll backs when the idle slot was known to hold the version before; None: it does not
+        self.whole: int | None = None
 
 
 _LANDING = -1  # in Turn.whole: known when the commit is over
@@ -84,7 +94,7 @@ def check(pool: Pool, group: Found) -> None:
         raise CorruptStoreError("the two arrays of slots differ in dtype, shape or size")
 
 
-class Slots:
+class Slots(Generic[_A]):
     """An array or tensor with two blocks, made or opened by `store.slots(name, shape, dtype)`.
 
     `current` is the version that the last flip named. The next one is written into `next` and takes
@@ -140,13 +150,14 @@ class Slots:
         found = self._core.pool.find(ROOT, b"\0".join(self._parts[:-1]))
         return found.data if found is not None and found.kind == GROUP else None
 
-    def _array(self, which: int) -> Any:
+    def _array(self, which: int) -> _A:
         """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip
         slots that are a mirror, and a signal handler may remove them. REQUIRES: the lock."""
         found = self._core.pool.slot(ROOT, self._path, which)
         if found is None:
             raise self._gone()
-        return self._core.load(found, self.name)
+        array: _A = self._core.load(found, self.name)
+        return array
 
     def _turn(self) -> Turn:
         turn: Turn | None = self._core.turns.get(self._parts)
@@ -165,14 +176,14 @@ class Slots:
         return b"/".join(self._parts).decode()
 
     @property
-    def current(self) -> Any:
+    def current(self) -> _A:
         """The version that the last flip named, committed or not: the array or tensor over its
         block, zeros at first."""
         with self._core.lock:
             return self._array(SLOT_CURRENT)
 
     @property
-    def next(self) -> Any:
+    def next(self) -> _A:
         """The idle slot, to write the next version into. It is scratch: its content is undefined
         until it is written, after a roll back and after a crash. `previous` is gone once this was
         asked for. All of it becomes current by `flip`: what is not written keeps what was there, in
@@ -180,8 +191,10 @@ class Slots:
 
         Raises: TransactionError after a flip that is not committed: the idle slot is then the
             committed version, which is not written to. Write into `current` (see `target`), or
-            commit first.
+            commit first. In a job of several ranks: PeerLostError, MixedStoresError.
         """
+        if self._core.job is not None:
+            self._core.job.settle()
         with self._core.lock:
             turn = self._turn()
             if self._flipped(turn):
@@ -195,7 +208,7 @@ class Slots:
             return self._array(SLOT_NEXT)
 
     @property
-    def target(self) -> Any:
+    def target(self) -> _A:
         """Where a step that needs only the elements it replaces may write the next version: `next`,
         or `current` itself when that was flipped in this transaction already (it is not the
         committed one, and needs no second flip).
@@ -210,19 +223,22 @@ class Slots:
             return self._flipped(self._turn())
 
     @property
-    def previous(self) -> Any:
+    def previous(self) -> _A | None:
         """The version before `current`, read-only if it is a numpy array; None if there is none:
         before the first flip in this process, once `next` was asked for, and after a roll back.
         """
+        if self._core.pool.info.read_only:
+            return None  # it is being written, by another process
         with self._core.lock:
             made = self._array(SLOT_IDLE)
             if self._turn().whole != self._core.pool.rollbacks():
                 return None
             if not isinstance(made, np.ndarray):
                 return made
-            view = made.view()
+            view: Any = made.view()
             view.flags.writeable = False
-            return view
+            seen: _A = view
+            return seen
 
     def flip(self) -> None:
         """Makes `next` the current version, at the commit of this transaction. What was not written
@@ -366,3 +382,10 @@ def _make(core: Core, parts: tuple[bytes, ...], descriptor: Descriptor, itemsize
     except NameExistsError as error:
         raise in_the_way(core.pool, parts, error) from None
     core.turns.pop(parts, None)
+
+
+def idle_blocks(core: Core) -> set[int]:
+    """Of all slots that this process has had to do with."""
+    with core.lock:
+        pairs = [core.pool.slot_find(ROOT, b"\0".join(parts)) for parts in list(core.turns)]
+    return {pair.data[1 - pair.current] for pair in pairs if pair is not None}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pmstore.engine.constants import GROUP, LIST, VALUE
 from pmstore.engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import array, slots, values
 
 
-def problems(pool: Pool) -> list[str]:
-    """In words, by path. REQUIRES: the store's lock, and sound directories."""
+def problems(pool: Pool, looked: Callable[[], object]) -> list[str]:
+    """In words, by path. looked: called for each name, and each item of a list. REQUIRES: the
+    store's lock, and sound directories."""
     told = []
     for raw, found in pool.tree():
+        looked()
         try:
             if found.kind == GROUP:
                 if found.meta:
                     slots.check(pool, found)
             elif found.kind == LIST:
-                _check_items(pool, found.data)
+                _check_items(pool, found.data, looked)
             else:
                 _check_object(found)
         except CorruptStoreError as error:
@@ -27,8 +31,9 @@ def problems(pool: Pool) -> list[str]:
     return told
 
 
-def _check_items(pool: Pool, items: int) -> None:
+def _check_items(pool: Pool, items: int, looked: Callable[[], object]) -> None:
     for at in range(pool.list_count(items)):
+        looked()
         found = pool.item(items, b"", at, True)
         if found is None:
             raise CorruptStoreError("a list is shorter than it says")

@@ -3,7 +3,7 @@
 
     from pmstore import pymm
 
-    shelf = pymm.shelf("run", size_mb=1024, pmem_path="/mnt/pmem0")
+    shelf = pymm.shelf("run", "/mnt/pmem0", size_mb=1024)
     shelf.w = np.zeros((100, 100))   # copied in; committed when the statement is done
     shelf.w += 1                     # in place, committed
     shelf.tx_begin([shelf.w])        # all that follows happens as a whole
@@ -21,25 +21,38 @@ The arithmetic of members follows PyMM's casting rules: a member with anything g
 an in-place operation leaves a member. Where PyMM differs from Python (negative integers, `i /= 2`,
 `s + "x"` that changes s, strides, dtypes), Python's rules hold.
 
+A tensor that was computed from others keeps its autograd graph when it is assigned, as in PyMM:
+`shelf.y = a * shelf.x; shelf.y.sum().backward()` reaches a. The graph is this process's, and goes
+with the member: with the next assignment to the name, a rollback, or the process. docs/PYMM.md is
+for those who come from PyMM.
+
 Source: A. Wood et al., "PyMM: Heterogeneous Memory Programming for Python Data Science" (HPEC
     2022), and IBM's PyMM.
 """
 
 from pmstore.extras import optional
-from pmstore.pymm.arrays import ndarray, shelved_ndarray
+from pmstore.pymm import pymmcore
+from pmstore.pymm.arrays import dlpack_array, ndarray, shelved_ndarray
 from pmstore.pymm.common import Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import linked_list
+from pmstore.pymm.memory import MemoryResource
+from pmstore.pymm.pymmcore import disable_transient_memory, enable_transient_memory
 from pmstore.pymm.scalars import bytes, float_number, integer_number, string
 from pmstore.pymm.shelf import shelf
 
 __all__ = [
+    "MemoryResource",
     "Shadow",
     "ShelvedCommon",
     "bytes",
+    "disable_transient_memory",
+    "dlpack_array",
+    "enable_transient_memory",
     "float_number",
     "integer_number",
     "linked_list",
     "ndarray",
+    "pymmcore",
     "shelf",
     "shelved_ndarray",
     "string",

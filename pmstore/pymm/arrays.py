@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 
+from pmstore.engine._binding import tell_of_exports
+from pmstore.errors import PmstoreError
 from pmstore.objects import array
-from pmstore.pymm.common import Core, Shadow, ShelvedCommon
+from pmstore.pymm.common import Core, Shadow
+from pmstore.pymm.memory import ShelvedMemory
 from pmstore.store import Store
 
 _METHODS_THAT_WRITE = frozenset(
@@ -61,12 +64,22 @@ class ndarray(Shadow):
             store[name] = np.zeros(self._shape, self._dtype, self._order)
 
 
+class dlpack_array(ndarray):
+    """As `ndarray`: every array of a shelf can be given to other libraries, by `as_capsule` and by
+    their from_dlpack."""
+
+    def __init__(
+        self, shape: Any, dtype: Any = np.float64, strides: Any = None, zero: bool = False
+    ) -> None:
+        super().__init__(shape, dtype, strides, zero=zero)
+
+
 def _bounds(value: np.ndarray[Any, Any]) -> tuple[int, int]:
     [(low, length)] = array.span(value)
     return low, low + length
 
 
-class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
+class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
     """An array whose bytes are in the store. So are its views (slices, `reshape`, `T`), which are
     of this type too.
 
@@ -103,6 +116,11 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
         """The same memory as a plain array. Writes through it are not transactions of their own."""
         return self.view(np.ndarray)
 
+    def as_capsule(self) -> Any:
+        """The same memory for another library, once: a capsule of DLPack. Writes through it are not
+        transactions of their own."""
+        return self.asndarray().__dlpack__()
+
     def dim(self) -> int:
         """Number of axes."""
         return self.ndim
@@ -128,6 +146,18 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedCommon):
 
     def _writing(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._core is None else self._core.writing()
+
+    def _exported(self) -> None:
+        """Before memory of it is given out that the kernel may store into, by `readinto` for one,
+        of which no page fault tells: `memoryview(x)`, `x.data`, `source.readinto(x)`.
+
+        Where it cannot be declared (beside another thread's transaction, in a fork child, without
+        room for the log), it may be read all the same, and such a store is refused by the system.
+        """
+        core = self._core
+        if core is not None and not core.store.closed:
+            with suppress(PmstoreError):
+                core.store.will_write(self.asndarray())
 
     def __setitem__(self, key: Any, value: Any) -> None:
         with self._writing():
@@ -241,6 +271,8 @@ for _name in dir(np.ndarray):
         and _name != "view"
     ):
         setattr(shelved_ndarray, _name, _method(_name))
+
+tell_of_exports(shelved_ndarray)
 
 # PyMM programs compare str(type(x)) with this.
 shelved_ndarray.__module__ = "pymm.ndarray"

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 
 from pmstore.objects.tensor import is_tensor
-from pmstore.pymm.common import Core
+from pmstore.pymm.common import HIDDEN, Core
 from pmstore.pymm.scalars import plain
-
-HIDDEN = "__pymm__"
-"""A group of the store: for each saved name, how its leaves go together."""
 
 
 def save(core: Core, data: Any, name: str, is_inplace: bool) -> None:
@@ -109,14 +106,21 @@ def _put_leaf(core: Core, data: Any, name: str, is_inplace: bool) -> None:
 def _get(core: Core, structure: Any) -> Any:
     kind, *parts = structure
     if kind == "leaf":
-        # arrays are on the shelf; what cannot be written in place is a plain value
-        return plain(core.member(parts[0]))
+        return _copy(core.store[parts[0]])
     if kind == "value":
         return parts[0]
     if kind == "dict":
         return {key: _get(core, part) for key, part in parts}
     items = [_get(core, part) for part in parts]
     return items if kind == "list" else tuple(items)
+
+
+def _copy(value: Any) -> Any:
+    """As PyMM: an optimizer takes the tensors that it is given as its own, and training on from a
+    checkpoint must not write into it."""
+    if isinstance(value, np.ndarray):
+        return value.copy("K")
+    return value.detach().clone().requires_grad_(value.requires_grad) if is_tensor(value) else value
 
 
 def _leaves(structure: Any) -> list[str]:

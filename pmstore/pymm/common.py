@@ -8,6 +8,9 @@ from typing import Any
 
 from pmstore.store import Store
 
+HIDDEN = "__pymm__"
+"""A group of the store: for each name that `shelf.save` was given, how its leaves go together."""
+
 
 class Shadow:
     """A value that becomes a member when it is assigned to an attribute of a shelf."""
@@ -32,10 +35,10 @@ class Core:
 
     def __init__(self, store: Store, bind: Callable[[Core, str, Any], Any]) -> None:
         """bind: makes the member for a stored value."""
-        self.store = store
-        self.bind = bind
+        self.store: Store = store
+        self.bind: Callable[[Core, str, Any], Any] = bind
         self.members: dict[str, Any] = {}
-        self.rollbacks = store.rollbacks
+        self.rollbacks: int = store.rollbacks
         self.block: Any = None
         """The transaction between tx_begin and tx_end."""
 

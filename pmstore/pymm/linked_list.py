@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
             return NotImplemented
         return list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def _member(self, item: Any, at: Any) -> Any:
         if isinstance(item, np.ndarray) or is_tensor(item):
@@ -113,6 +113,11 @@ def _storable(item: Any) -> Any:
     if isinstance(item, Shadow):
         raise TypeError(
             "a shadow becomes a variable of the shelf: append a value, an array or a tensor"
+        )
+    if is_tensor(item) and item.grad_fn is not None:
+        raise RuntimeError(
+            "the tensor has an autograd graph, which a list cannot keep: append x.detach(), or "
+            "assign it to an attribute of the shelf"
         )
     if isinstance(item, np.ndarray):
         return item.view(np.ndarray)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,13 +23,16 @@ class _ValueShadow(Shadow):
 
 
 class string(_ValueShadow):
-    """A str to be put on the shelf. encoding: one that the text must be expressible in; stored is
-    UTF-8.
+    """A str to be put on the shelf, or bytes that are one. encoding: of the bytes, or one that the
+    text must be expressible in; stored is UTF-8.
 
-    Raises: UnicodeEncodeError, LookupError.
+    Raises: UnicodeDecodeError, UnicodeEncodeError, LookupError.
     """
 
-    def __init__(self, string_value: str, encoding: str = "utf-8") -> None:
+    def __init__(self, string_value: str | builtins.bytes, encoding: str = "utf-8") -> None:
+        string_value = plain(string_value)
+        if isinstance(string_value, (builtins.bytes, bytearray)):
+            string_value = string_value.decode(encoding)
         string_value.encode(encoding)
         super().__init__(str(string_value))
 
@@ -68,12 +71,12 @@ class shelved_value(ShelvedCommon):
 
     __slots__ = ("_core", "_value", "name")
     # Mutable, so not hashable: hash(str(x)), hash(int(x)).
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __init__(self, core: Core, name: str, value: Any) -> None:
         self._core = core
         self._value = value
-        self.name = name
+        self.name: str = name
 
     def _assign(self, value: Any) -> Any:
         core = self._core

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, overload
 
 import numpy as np
 
@@ -13,15 +13,14 @@ from pmstore.errors import TransactionError
 from pmstore.objects.containers import Group
 from pmstore.objects.lists import List
 from pmstore.objects.tensor import is_tensor
-from pmstore.opening import Domain, open
-from pmstore.pymm import checkpoint
+from pmstore.pymm import checkpoint, places
 from pmstore.pymm.arrays import shelved_ndarray
-from pmstore.pymm.common import Core, Shadow, ShelvedCommon
+from pmstore.pymm.common import HIDDEN, Core, Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import shelved_linked_list
+from pmstore.pymm.memory import MemoryResource
 from pmstore.pymm.scalars import member_type, plain
 
-_MIB = 1 << 20
-_FIRST_SIZE_BYTES = 64 * _MIB
+Path = str | os.PathLike[str]
 
 
 class shelf:
@@ -30,9 +29,11 @@ class shelf:
 
     name, pmem_path: the file is `pmem_path/name.pm`, or pmem_path itself if that is no folder.
     size_mb: what it is expected to hold. The file begins smaller, and grows as needed, beyond this
-        too.
-    backend: PyMM's names ("hstore", "hstore-cc", "mapstore", ...) and None mean that the domain is
-        chosen by where the file is; or a domain of `pmstore.open`.
+        too. Without names, folder and size are told by their types: PyMM's order was
+        (name, size_mb, pmem_path) once.
+    backend: "mapstore" is PyMM's name for memory: the shelf begins empty and ends with the process,
+        and pmem_path is not used. Its other names ("hstore", "hstore-cc", ...) and None mean that
+        the domain is chosen by where the file is; or a domain of `pmstore.open`.
     load_addr, mm_plugin: for PyMM; addresses are chosen by the system, the allocator is the
         store's.
     force_new: replaces what is there.
@@ -56,37 +57,51 @@ class shelf:
 
     _core: Core
 
+    @overload
     def __init__(
         self,
         name: str,
-        size_mb: int = 32,
-        pmem_path: str | os.PathLike[str] = "/mnt/pmem0",
+        pmem_path: Path = ...,
+        size_mb: int = ...,
+        load_addr: Any = ...,
+        backend: str | None = ...,
+        mm_plugin: Any = ...,
+        force_new: bool = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        name: str,
+        size_mb: int,
+        pmem_path: Path = ...,
+        load_addr: Any = ...,
+        backend: str | None = ...,
+        mm_plugin: Any = ...,
+        force_new: bool = ...,
+    ) -> None: ...
+
+    # mypy is not asked: pmem_path and size_mb, where they are not named, are _first and _second
+    def __init__(  # type: ignore[misc]
+        self,
+        name: str,
+        _first: Any = None,
+        _second: Any = None,
         load_addr: Any = "0x900000000",
         backend: str | None = None,
         mm_plugin: Any = None,
         force_new: bool = False,
+        *,
+        pmem_path: Any = None,
+        size_mb: Any = None,
     ) -> None:
         del load_addr, mm_plugin
-        path = os.fspath(pmem_path)
-        if not os.path.lexists(path):
-            raise FileNotFoundError(
-                f"there is no folder {path!r} for the shelf {name!r}: make it, or give another "
-                "pmem_path="
-            )
-        if os.path.isdir(path):
-            path = os.path.join(path, f"{name}.pm")
-        domains: Any = get_args(Domain)
-        store = open(
-            path,
-            "w" if force_new else "a",
-            # its log takes as much room as what it holds
-            size=min(2 * max(size_mb, 1) * _MIB, _FIRST_SIZE_BYTES),
-            domain=backend if backend in domains else "auto",  # type: ignore[arg-type]
-        )
+        path, room_mb = places.told(_first, _second, pmem_path, size_mb)
+        store = places.store_of(name, path, room_mb, backend, force_new)
         core = Core(store, _bind)
         object.__setattr__(self, "_core", core)
         object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_room_bytes", size_mb * _MIB)
+        object.__setattr__(self, "_room_bytes", room_mb * places.MIB)
         object.__setattr__(self, "_close", weakref.finalize(self, core.close))
 
     # ---- attributes are variables ----
@@ -103,7 +118,7 @@ class shelf:
         Raises: RuntimeError for a type that is none of `supported_types`, a tensor that is a view
             of the very variable, or an attribute that is the shelf's own.
         """
-        if hasattr(type(self), name) or name in self.__dict__ or name == checkpoint.HIDDEN:
+        if hasattr(type(self), name) or name in self.__dict__ or name == HIDDEN:
             raise RuntimeError(f"{name!r} is an attribute of the shelf itself: use another name")
         core = self._core
         old = core.member(name)
@@ -115,7 +130,9 @@ class shelf:
             return
         with core.writing():
             self._store(name, value, old)
-        core.current().pop(name, None)
+            core.current().pop(name, None)
+            if _has_graph(value):
+                core.member(name).copy_(_plain_tensor(value))  # which autograd sees
 
     def _store(self, name: str, value: Any, old: Any) -> None:
         store = self._core.store
@@ -128,6 +145,8 @@ class shelf:
                     f"the tensor is a view of {name!r} itself: assign a clone() of it"
                 )
             stored = _plain_tensor(value)
+            if _has_graph(value):
+                stored = stored.detach()
         elif isinstance(value, Shadow) or type(value) in (str, bytes, bool, int, float):
             stored = value
         elif isinstance(value, (str, bytes, int, float)):  # of a subclass, such as np.float64
@@ -174,17 +193,20 @@ class shelf:
         """Room that is taken, in per cent; see `get_percent_used`."""
         return self.get_percent_used()
 
+    @property
+    def mr(self) -> MemoryResource:
+        """The room of the shelf."""
+        return MemoryResource(self._core, self.__dict__["_room_bytes"])
+
     def get_item_names(self, all: bool = False) -> list[str]:
         """The names of all variables, in order of insertion. all: what the shelf keeps for itself
         too."""
-        return [name for name in self._core.store if all or name != checkpoint.HIDDEN]
+        return list(self._core.store) if all else self.mr.list_items()
 
     def get_percent_used(self) -> float:
         """Room that is taken, in per cent of size_mb, or of what the file has grown to if that is
         more."""
-        stats = self._core.store.stats()
-        room: int = self.__dict__["_room_bytes"]
-        return 100.0 * stats.used_bytes / max(stats.data_bytes, room)
+        return self.mr.get_percent_used()
 
     def supported_types(self) -> list[str]:
         """What can be assigned, beside the plain types that these are of."""
@@ -201,11 +223,7 @@ class shelf:
         Raises: RuntimeError if it is not on the shelf.
         """
         core = self._core
-        known = (
-            name
-            if isinstance(name, str)
-            else getattr(name, "name_on_shelf", None) or getattr(name, "name", None)
-        )
+        known = name if isinstance(name, str) else _name_of(name)
         if not isinstance(known, str) or known not in core.store:
             raise RuntimeError(
                 f"there is no {known or name!r} on the shelf to erase: it has "
@@ -246,27 +264,39 @@ class shelf:
 
     # ---- transactions ----
 
-    def tx_begin(self, variables: Sequence[Any] | None = None) -> None:
+    def tx_begin(self, variables: Sequence[Any] | None = None) -> list[str]:
         """Begins a transaction of everything that is written to the shelf, new variables too, until
         `tx_end`.
 
-        variables: members that it will write. They are captured at once, which is faster; others
-            may be written too.
-        Raises: TransactionError if one is open.
+        variables: members, or their names, that it will write. They are captured at once, which is
+            faster; others may be written too.
+        Returns: their names; without variables, the names of all.
+        Raises: TransactionError if one is open; RuntimeError for what is not on the shelf.
         """
         core = self._core
         if core.block is not None:
             raise TransactionError("a transaction of the shelf is open: call tx_end() first")
-        arrays = [
-            item for item in variables or () if isinstance(item, shelved_ndarray) or is_tensor(item)
-        ]
+        names, arrays = [], []
+        for item in variables or ():
+            member = core.member(item) if isinstance(item, str) else item
+            if isinstance(member, bool):  # PyMM's is an int on the shelf; here it has no name
+                continue
+            if not isinstance(member, ShelvedCommon):
+                raise RuntimeError(
+                    f"{item!r} is not a variable of the shelf, which has "
+                    f"{', '.join(self.items) or 'none'}"
+                )
+            names.append(str(_name_of(member)))
+            if isinstance(member, shelved_ndarray) or is_tensor(member):
+                arrays.append(member)
         block = core.store.transaction(arrays)
         block.__enter__()
         core.block = block
+        return self.items if variables is None else names
 
-    def tx_begin_all(self) -> None:
+    def tx_begin_all(self) -> list[str]:
         """As `tx_begin` without a list."""
-        self.tx_begin()
+        return self.tx_begin()
 
     def tx_end(self) -> None:
         """Commits the transaction: all of it is durable on return, as far as the domain goes.
@@ -294,13 +324,23 @@ class shelf:
         checkpoint.save(self._core, data, shelf_var_name, is_inplace)
 
     def load(self, shelf_var_name: str, target: Any = None) -> Any:
-        """What `save` stored under the name: the same structure, with arrays and tensors that are
-        on the shelf.
+        """What `save` stored under the name: the same structure, with copies of arrays and tensors.
+        The variables themselves are attributes, without a copy.
 
         target: a torch module or optimizer to be loaded with it; it is returned.
         Raises: KeyError.
         """
         return checkpoint.load(self._core, shelf_var_name, target)
+
+
+def _name_of(member: Any) -> Any:
+    # a tensor has its own use for `name`
+    return getattr(member, "name_on_shelf", None) or getattr(member, "name", None)
+
+
+def _has_graph(value: Any) -> bool:
+    """Whether autograd knows how it was computed: a leaf becomes a leaf of the shelf."""
+    return is_tensor(value) and value.grad_fn is not None
 
 
 def _plain_tensor(value: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pmstore.pymm.common import Core, Shadow, ShelvedCommon
+from pmstore.pymm.common import Core, Shadow
+from pmstore.pymm.memory import ShelvedMemory
 from pmstore.store import Store
 
 _TORCH_TYPES: dict[Any, torch.dtype] = {
@@ -59,7 +60,7 @@ class torch_tensor(Shadow):
         store[name] = self._data
 
 
-class shelved_torch_tensor(torch.Tensor, ShelvedCommon):
+class shelved_torch_tensor(torch.Tensor, ShelvedMemory):
     """A tensor whose bytes are in the store. Its views are of this type too; what is computed from
     it is a plain tensor.
 

@@ -1,41 +1,39 @@
 """When to commit, and to which target: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
 and the measurements."""
 
+from typing import TYPE_CHECKING, NoReturn
+
+from pmstore.scheduler.agreed import Agreed
 from pmstore.scheduler.cost import CostModel
+from pmstore.scheduler.foresight import Wish
 from pmstore.scheduler.hazard import HazardModel
 from pmstore.scheduler.known import Known
 from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.policies import (
-    COCI,
-    CheckFreq,
+    Auto,
     CommitPolicy,
-    ConvergenceAware,
-    Daly,
     EveryN,
     EverySeconds,
-    EveryStep,
     Objective,
     OneTarget,
-    Young,
+    rule_of,
 )
 from pmstore.scheduler.preemption import PreemptionGuard
 from pmstore.scheduler.scheduler import CommitScheduler
 from pmstore.scheduler.target import Decision, Target
 from pmstore.scheduler.termination import TerminationModel
 from pmstore.scheduler.timer import IterationTimer
+from pmstore.scheduler.words import policy_digest, policy_words
 
 __all__ = [
-    "COCI",
-    "CheckFreq",
+    "Agreed",
+    "Auto",
     "CommitPolicy",
     "CommitScheduler",
-    "ConvergenceAware",
     "CostModel",
-    "Daly",
     "Decision",
     "EveryN",
     "EverySeconds",
-    "EveryStep",
     "HazardModel",
     "IterationTimer",
     "Known",
@@ -45,5 +43,22 @@ __all__ = [
     "PreemptionGuard",
     "Target",
     "TerminationModel",
-    "Young",
+    "Wish",
+    "policy_digest",
+    "policy_words",
+    "rule_of",
 ]
+
+_BASELINES = "from pmstore_lab.simulation.baselines import {0}: a baseline to compare with"
+_MOVED = {
+    "ConvergenceAware": 'it is called Auto, and policy="auto" is Auto()',
+    "EveryStep": "write EveryN(1), or leave attach's policy= out",
+    **{name: _BASELINES.format(name) for name in ("COCI", "CheckFreq", "Daly", "Young")},
+}
+
+if not TYPE_CHECKING:  # which would take every name for one of ours
+
+    def __getattr__(name: str) -> NoReturn:
+        if name in _MOVED:
+            raise ImportError(f"pmstore.scheduler has no {name}: {_MOVED[name]}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,15 +7,26 @@ from collections.abc import Sequence
 
 from pmstore.scheduler.timer import Recent
 
+STATE = 13
+"""Numbers in `CostModel.state`."""
+_JUMP_CHANCE = 0.01  # that an odd commit begins a new cost, before it is known how many are odd
+_STRAYS = 0.05  # of commits, before any is known; it counts as much as ten of them
+
 
 class CostModel:
     """Seconds that a commit to one target takes from the training: C_eff = blocking + slowdown x
     background.
 
-    Blocking time is a fixed part plus one for each dirty byte, by least squares with a forgetting
-    factor, where the amounts of dirty bytes are known and differ; else a moving average. Two
-    commits in a row that are more than twice, or less than half, of what was expected are a jump
-    (another disk, a neighbour on the network): what was known before is dropped.
+    Blocking time is a mean: typical seconds x tail. Typical is the mean of ordinary commits, which
+    take from half to twice of what was expected: a fixed part plus one for each dirty byte, by
+    least squares with a forgetting factor, where the amounts of dirty bytes are known and differ;
+    else a moving average. The tail is the mean of seconds / typical over all commits: where one in
+    ten is 20 times as dear (a log that is written home, a neighbour on the network), it is 2.9.
+
+    An odd commit is a stray, or the first of a new cost (another disk). Strays in a row are rare:
+    the share of strays so far, to the power of their number, against 1 % for a new cost. What is
+    expected next is weighed by that. At four to one what was known before is dropped: where no
+    commit was odd before, at the second.
 
     Attributes:
         count: commits observed.
@@ -23,18 +34,26 @@ class CostModel:
             lost meanwhile.
     """
 
-    __slots__ = ("_mean", "_moments", "_odd", "_recent", "background", "count", "slowdown")
+    __slots__ = (
+        *("_mean", "_moments", "_odd", "_ordinary", "_recent", "_strays", "_tail", "_tail_before"),
+        *("background", "count", "slowdown"),
+    )
 
-    _RATE = 0.2
+    _RATE = 0.1
+    _TAIL_RATE = 0.01
     _KEEP = 0.9  # of the least squares' weight, at each commit
-    _JUMP = 2.0
+    _ODD = 2.0
+    _MOST = 50.0  # times typical, for the tail: one suspended machine is no habit
 
     def __init__(self) -> None:
-        self.count = 0
-        self.background = 0.0
-        self.slowdown = 0.0
+        self.count: int = 0
+        self.background: float = 0.0
+        self.slowdown: float = 0.0
+        self._ordinary = 0
         self._mean = 0.0
-        self._odd: tuple[float, float] | None = None
+        self._tail = self._tail_before = 1.0
+        self._strays = _STRAYS
+        self._odd: list[float] = []
         self._recent = Recent()
         self._moments = [0.0] * 5  # weight, bytes, bytes^2, seconds, bytes x seconds
 
@@ -43,17 +62,51 @@ class CostModel:
         seconds = float(blocking_seconds)
         if not 0.0 <= seconds < math.inf:
             return
-        self._watch_for_jump(seconds, dirty_bytes)
         self.count += 1
-        # An odd commit counts half: it may be the only one for a long while.
-        rate = 0.5 if self._odd is not None else max(self._RATE, 1.0 / self.count)
-        self._mean += (seconds - self._mean) * rate
         self._recent.add(seconds)
+        typical = self._typical(dirty_bytes) if self.count > 1 else seconds
+        if not self._odd:
+            self._tail_before = self._tail
+        ratio = min(seconds / typical, self._MOST) if typical else 1.0
+        self._tail += (ratio - self._tail) * max(1.0 / (self.count + 4.0), self._TAIL_RATE)
+        if seconds <= self._ODD * typical and typical <= self._ODD * seconds:
+            self._were_strays()
+            self._weigh_strays(0.0)
+            self._take(seconds, dirty_bytes)
+            return
+        if self._odd and (self._odd[0] > typical) != (seconds > typical):
+            self._were_strays()
+        self._odd.append(seconds)
+        if self._jump() > 0.8:
+            odd, self._odd = self._odd, []
+            self._ordinary = 0
+            self._moments = [0.0] * 5
+            self._recent = Recent(odd)
+            self._tail = self._tail_before
+            for one in odd:
+                self._take(one, None)
+
+    def _take(self, seconds: float, dirty_bytes: float | None) -> None:
+        """An ordinary commit."""
+        self._ordinary += 1
+        self._mean += (seconds - self._mean) * max(self._RATE, 1.0 / self._ordinary)
         if dirty_bytes is not None and 0.0 <= dirty_bytes < math.inf:
             new = (1.0, dirty_bytes, dirty_bytes**2, seconds, dirty_bytes * seconds)
             self._moments = [
                 old * self._KEEP + value for old, value in zip(self._moments, new, strict=True)
             ]
+
+    def _were_strays(self) -> None:
+        for _ in self._odd:
+            self._weigh_strays(1.0)
+        self._odd.clear()
+
+    def _weigh_strays(self, was_one: float) -> None:
+        self._strays += (was_one - self._strays) * max(1.0 / (self.count + 10.0), self._TAIL_RATE)
+
+    def _jump(self) -> float:
+        """Probability that the odd commits so far are of a new cost."""
+        return _JUMP_CHANCE / (_JUMP_CHANCE + self._strays ** len(self._odd))
 
     def add_background(self, seconds: float, slowdown: float) -> None:
         """A background part that has ended."""
@@ -64,31 +117,19 @@ class CostModel:
         )
         self.slowdown = slowdown
 
-    def _watch_for_jump(self, seconds: float, dirty_bytes: float | None) -> None:
-        """Sets `_odd` at a commit unlike those before: (the mean before it, its seconds). The next
-        one decides what it was."""
-        if self._odd is not None:
-            before, odd = self._odd
-            self._odd = None
-            if self._alike(seconds, odd):
-                self.count = 1
-                self._mean = odd
-                self._recent = Recent([odd])
-                self._moments = [0.0] * 5
-                return
-            self._mean = before  # it was a stray
-        if self.count and not self._alike(seconds, self.blocking(dirty_bytes)):
-            self._odd = (self._mean, seconds)
-
-    def _alike(self, one: float, other: float) -> bool:
-        return one <= self._JUMP * other and other <= self._JUMP * one
-
-    def blocking(self, dirty_bytes: float | None = None) -> float:
-        """Expected blocking seconds of a commit of so many bytes."""
+    def _typical(self, dirty_bytes: float | None) -> float:
+        """Seconds of an ordinary commit of so many bytes."""
         line = self._line()
         if line is None or dirty_bytes is None:
             return self._mean
         return max(line[0] + line[1] * dirty_bytes, 0.0)
+
+    def blocking(self, dirty_bytes: float | None = None) -> float:
+        """Expected blocking seconds of a commit of so many bytes."""
+        expected = self._typical(dirty_bytes) * self._tail
+        if self._odd:
+            expected += self._jump() * (sum(self._odd) / len(self._odd) - expected)
+        return expected
 
     def price(self, dirty_bytes: float | None = None) -> float:
         """C_eff, in seconds; 0.0 before the first commit."""
@@ -133,13 +174,18 @@ class CostModel:
             self.slowdown,
             self.p99,
             *self._moments,
+            float(self._ordinary),
+            self._tail,
+            self._strays,
         ]
 
     def restore(self, state: Sequence[float]) -> None:
         """Raises: ValueError for what `state` never gives."""
-        if not min(state[:5]) >= 0.0:
+        if not min(*state[:5], *state[10:]) >= 0.0:
             raise ValueError("a commit's cost is not negative")
         self.count = int(state[0])
         self._mean, self.background, self.slowdown = state[1:4]
         self._recent = Recent([state[1], state[4]] if self.count else [])
         self._moments = list(state[5:10])
+        self._ordinary, self._tail, self._strays = int(state[10]), state[11], state[12]
+        self._odd = []

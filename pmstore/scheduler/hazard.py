@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pmstore.engine.history import LEVELS_MAX, Past
+from pmstore.engine.history import LEVELS_MAX, Announced, Past
+from pmstore.scheduler.estimate import Evidence
 
 if TYPE_CHECKING:
     from pmstore import Store
@@ -18,12 +19,17 @@ _SHARE = 0.15
 
 
 class HazardModel:
-    """Failures per second of running, as a Gamma posterior: (a + failures) / (b + exposure).
+    """Failures per second of running, from what was counted (`pmstore.scheduler.estimate`).
 
-    With a store its counts live in the store's history record, which no roll back touches: a
-    failure is exactly what a roll back must not make forget. A run that is found without a
-    clean-exit mark when the store is opened again was a failure, unless a preemption notice had
-    come (then it is counted apart); a run that closed the store adds exposure only.
+    A failure is an end that loses work. With a store the counts live in the store's history
+    record, which no roll back touches: a failure is exactly what a roll back must not make forget.
+    A run that is found without a clean-exit mark when the store is opened again was a failure, and
+    so is one that closed the store by an exception (see `Life`). One whose end was `announced` is
+    none; a run that closed the store in order adds exposure only.
+
+    Attributes:
+        announced: what will end the present run, and all work was committed before it. A preemption
+            is counted apart; an end that was planned is not counted.
 
     Where there are several targets, a failure has the target that it needed for the restart. The
     default share of failures that need the next one is 15 %, until counts say otherwise. Failures
@@ -31,31 +37,25 @@ class HazardModel:
     (by `adopt`).
 
     Args:
-        prior_failures, prior_seconds: a and b. The default, half a failure in four hours, is weak:
-            ten failures outweigh it.
         store: open for writing; None: counts live in this object.
 
     Source: share of failures that a node's own storage does not survive: Moody et al., SC 2010
         (SCR).
     """
 
-    def __init__(
-        self,
-        store: Store | None = None,
-        *,
-        prior_failures: float = 0.5,
-        prior_seconds: float = 4 * 3600.0,
-    ) -> None:
-        self.prior_failures = prior_failures
-        self.prior_seconds = prior_seconds
+    def __init__(self, store: Store | None = None) -> None:
         self._history = store.history if store is not None else None
         past = self._history.read() if self._history is not None else Past()
-        self.exposure_seconds = past.exposure_seconds
-        self.preemptions = past.preemptions
-        self.failures = past.failures
-        self.noticed = past.noticed
-        self.found = past.found
+        self.exposure_seconds: float = past.exposure_seconds
+        self.preemptions: float = past.preemptions
+        self.failures: list[float] = past.failures
+        self.announced: Announced = past.announced
+        self._costs = past.costs
+        self.found: bool = past.found
         """Whether the store had a history."""
+        self._evidence = Evidence(*past.evidence)
+        if past.run_ended:
+            self.begin_run()
         self._saved_at = -math.inf
         self._patience = 0.0
         if self._history is not None and not self._history.read_only:
@@ -66,9 +66,7 @@ class HazardModel:
     def rate(self, target: int = 0, targets: int = 1) -> float:
         """Expected failures per second that need target number `target` of `targets` for the
         restart (0: the first, fastest)."""
-        total = (self.prior_failures + sum(self.failures)) / (
-            self.prior_seconds + self.exposure_seconds
-        )
+        total = self._evidence.rate(sum(self.failures), self.exposure_seconds)
         return total * self.share(target, targets)
 
     def share(self, target: int, targets: int) -> float:
@@ -87,9 +85,15 @@ class HazardModel:
         if 0.0 < seconds < math.inf:
             self.exposure_seconds += seconds
 
+    def begin_run(self) -> None:
+        """Another run begins, that may have another rate. (The first model of an opening of a store
+        calls it itself.)"""
+        self._evidence.take(sum(self.failures), self.exposure_seconds, run_ended=True)
+
     def failed(self, target: int = 0) -> None:
         """A failure, restarted from what that target had."""
         self.failures[max(0, min(target, TARGETS_MAX - 1))] += 1.0
+        self._evidence.take(sum(self.failures), self.exposure_seconds)
 
     def counts(self) -> list[float]:
         """Seconds of exposure, preemptions, failures by target."""
@@ -103,19 +107,39 @@ class HazardModel:
             self.failed(1)
             self.save(now=True)
 
-    def preempted(self) -> None:
-        """A preemption notice came: what ends this run is no failure."""
-        self.noticed = True
-        self.save(now=True)
+    def announce(self, end: Announced) -> None:
+        """Call it when all work is committed; again, with NOTHING, if that end does not come."""
+        if end is not self.announced:
+            self.announced = end
+            self.save(now=True)
+
+    # ---- what a crash must not take back either
+
+    def cost(self, key: int) -> float | None:
+        """Seconds that the last commit to a target took, in this run of the program or one before
+        it; None: not known. key: not 0, stands for the target."""
+        return self._costs.get(key)
+
+    def keep_cost(self, key: int, seconds: float) -> None:
+        """In the store with the next `save`; at once if it is the first."""
+        if 0.0 <= seconds < math.inf:
+            first = key not in self._costs
+            self._costs.pop(key, None)  # the last that were kept stay
+            self._costs = dict([*self._costs.items(), (key, seconds)][-TARGETS_MAX:])
+            self.save(now=first)
 
     # ---- in the store
 
-    def save(self, *, now: bool = False) -> None:
-        """Writes the counts to the store's history record, unless it was done a short while ago.
+    @property
+    def save_seconds(self) -> float:
+        """How much running time a kill may make forget: a twentieth of the time between two
+        failures, a minute at most."""
+        return min(0.05 / self.rate(), 60.0)
 
-        So a failure forgets at most a twentieth of the time between two failures (a minute at
-        most), and no more than a hundredth of the time is spent on writing (a record costs 2 us, or
-        a sync of the disk in domain "file").
+    def save(self, *, now: bool = False) -> None:
+        """Writes the counts to the store's history record, unless it was done a short while ago:
+        less than half of `save_seconds`, or so that more than a hundredth of the time would be
+        spent on writing (a record costs 2 us, or a sync of the disk in domain "file").
         """
         if self._history is None:
             return
@@ -123,10 +147,17 @@ class HazardModel:
         if not now and began - self._saved_at < self._patience:
             return
         self._history.write(
-            Past(self.exposure_seconds, self.preemptions, self.failures, self.noticed)
+            Past(
+                self.exposure_seconds,
+                self.preemptions,
+                self.failures,
+                self.announced,
+                self._costs,
+                evidence=self._evidence.values(),
+            )
         )
         self._saved_at = time.monotonic()
-        self._patience = max(100.0 * (self._saved_at - began), min(0.05 / self.rate(), 60.0))
+        self._patience = max(100.0 * (self._saved_at - began), 0.5 * self.save_seconds)
 
     def __repr__(self) -> str:
         return (

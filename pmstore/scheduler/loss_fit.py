@@ -81,7 +81,7 @@ class LossFit:
         self._count = 0
         self._sum = self._sum2 = self._sum_step = 0.0
         self._end = 1.0  # of the open bucket, a step
-        self.closed = False
+        self.closed: bool = False
 
     def add(self, step: int, loss: float) -> None:
         """One loss; finite. `closed` is set when it ended a bucket: time for `refit`."""

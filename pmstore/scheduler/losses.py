@@ -6,16 +6,28 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_FEWER = 256  # steps after which a second one is skipped, and so on
+_FEWEST = 15  # that are skipped at most
+
 
 class Losses:
-    """Numbers of what users give as losses."""
+    """Numbers of what users give as losses.
+
+    To read a tensor takes longer than all else in a step, and the loss curve is a mean of many: so
+    fewer are read as there are more of them.
+
+    Attributes:
+        due: step from which on the next one is to be read.
+    """
 
     def __init__(self, warn: Callable[[str, str], None]) -> None:
+        self.due: int = 0
         self._warn = warn
         self._device: DeviceLoss | None = None
 
     def read(self, step: int, loss: Any) -> Iterator[tuple[int, float]]:
         """(step, value) of those that are known now: of this step, or of an earlier one."""
+        self.due = step + 1 + min(step // _FEWER, _FEWEST)
         if self._device is not None and (arrived := self._device.poll()) is not None:
             yield arrived
         if loss is None:
@@ -23,7 +35,7 @@ class Losses:
         try:
             device = getattr(getattr(loss, "device", None), "type", "cpu")
             if device == "cpu":
-                value = float(loss.detach() if hasattr(loss, "detach") else loss)
+                value = float(loss.item() if hasattr(loss, "item") else loss)
             elif device == "cuda":
                 self._device = self._device or DeviceLoss()
                 self._device.offer(step, loss)

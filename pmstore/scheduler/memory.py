@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from pmstore.scheduler.cost import STATE as COST
 from pmstore.scheduler.hazard import COUNTS
 from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.target import Target
@@ -19,13 +20,16 @@ HUGE = 1e50
 """No loss; its square would overflow."""
 _GROUP = "pmstore.scheduler"
 _RUNS = 256
-_FORMAT = 1.0
-_PER_TARGET = 3 + 10
+_FORMAT = 2.0
+_PER_TARGET = 3 + COST
 _HEAD = 4 + 4
+_OF_RUNS = ("runs of this store", (_RUNS, 3))
+_OF_COUNTS = ("failures", (COUNTS,))
 
 
 class Memory:
-    """Three arrays in the store, written in place and committed with the user's state.
+    """Three arrays in the store, written in place and committed with the user's state; made by the
+    first `write`.
 
     `pmstore.scheduler/<run>`: count, then the numbers of `CommitScheduler.state`.
     `pmstore.scheduler/runs of this store`: for each of the last 256 runs (hash of its name, seconds
@@ -39,41 +43,36 @@ class Memory:
         self._run = run
         self._size = 1 + _HEAD + _PER_TARGET * targets + LossFit.state_size()
         self._key = float(zlib.crc32(run.encode()) + 1)
-        self._open()
+        self._made = -1  # rollbacks of the store, when its arrays were looked up to be written
 
-    def _open(self) -> None:
-        self._rollbacks = self._store.rollbacks
-        self._state = self._array(self._run, (self._size,))
-        self._runs = self._array("runs of this store", (_RUNS, 3))
-        self._counts = self._array("failures", (COUNTS,))
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Any:
+        """None: nothing, or of another number of targets, or another version."""
+        stored = self._store.get(f"{_GROUP}/{name}")
+        fits = (
+            isinstance(stored, np.ndarray) and stored.shape == shape and stored.dtype == np.float64
+        )
+        return stored if fits else None
 
     def _array(self, name: str, shape: tuple[int, ...]) -> Any:
         path = f"{_GROUP}/{name}"
-        stored = self._store.get(path)
-        if stored is not None and (
-            not isinstance(stored, np.ndarray)
-            or stored.shape != shape
-            or stored.dtype != np.float64
-        ):
-            del self._store[path]  # of another number of targets, or another version
+        if self._stored(name, shape) is None and path in self._store:
+            del self._store[path]
         return self._store.require(path, shape, "float64")
 
     def read(self) -> list[float] | None:
-        if self._rollbacks != self._store.rollbacks:
-            self._open()
-        count = int(self._state[0])
-        return (
-            [float(value) for value in self._state[1 : 1 + count]]
-            if 0 < count < self._size
-            else None
-        )
+        stored = self._stored(self._run, (self._size,))
+        count = 0 if stored is None else int(stored[0])
+        return [float(value) for value in stored[1 : 1 + count]] if 0 < count < self._size else None
 
     def write(
         self, state: list[float], work_seconds: float, finished: bool, counts: list[float]
     ) -> None:
         """Pending, until the commit that follows."""
-        if self._rollbacks != self._store.rollbacks:
-            self._open()
+        if self._made != self._store.rollbacks:
+            self._made = self._store.rollbacks
+            self._state = self._array(self._run, (self._size,))
+            self._runs = self._array(*_OF_RUNS)
+            self._counts = self._array(*_OF_COUNTS)
         self._state[1 : 1 + len(state)] = state
         self._state[0] = len(state)
         self._runs[self._row()] = (self._key, work_seconds, finished)
@@ -81,7 +80,8 @@ class Memory:
 
     def counts(self) -> list[float]:
         """Of the hazard model at the last commit; zeros if there was none."""
-        return [float(value) for value in self._counts]
+        stored = self._stored(*_OF_COUNTS)
+        return [0.0] * COUNTS if stored is None else [float(value) for value in stored]
 
     def _row(self) -> int:
         keys = self._runs[:, 0]
@@ -96,9 +96,10 @@ class Memory:
 
     def earlier_runs(self) -> list[tuple[float, bool]]:
         """(seconds of work, reached its end) of the other runs in this store."""
+        stored = self._stored(*_OF_RUNS)
         return [
             (float(seconds), bool(done))
-            for key, seconds, done in self._runs
+            for key, seconds, done in (() if stored is None else stored)
             if key not in (0.0, self._key)
         ]
 

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it
+    from pmstore.scheduler.target import Target
 
+AUTO: Final = "auto"
 Objective = Literal["time", "balanced", "progress", "explore"]
 NEVER = -1
 
@@ -23,7 +27,8 @@ class CommitPolicy(Protocol):
     for each of `targets` `work` (seconds of it since that target's last commit), `risk`, `price`
     (C_eff in seconds; NaN before the first commit), `steps` (since the last commit).
 
-    A rule keeps no state of its own that a roll back would have to undo.
+    A rule keeps no state of its own that a roll back would have to undo. One that keeps none at all
+    can be asked ahead (see `CommitScheduler.foresee`), as ranks of a job have to.
     """
 
     reason: str
@@ -34,10 +39,26 @@ class CommitPolicy(Protocol):
         ...
 
 
-def _positive(value: float, what: str) -> float:
-    if not 0.0 < value < math.inf:
+def positive(value: float, what: str) -> float:
+    try:
+        fits = 0.0 < value < math.inf
+    except TypeError:
+        raise TypeError(f"{what} must be a positive number, not {value!r}") from None
+    if not fits:
         raise ValueError(f"{what} must be a positive number, not {value!r}")
     return float(value)
+
+
+def seconds_of_loss(value: float) -> float:
+    """A bound on lost work. Raises: TypeError, ValueError."""
+    number = not isinstance(value, bool)  # True is no number of seconds
+    try:
+        if number and 0.0 <= value < math.inf:
+            return float(value)
+    except TypeError:
+        number = False
+    told = f"max_loss={value!r}: seconds of work that may be lost, 0 or more"
+    raise (ValueError if number else TypeError)(told)
 
 
 class OneTarget:
@@ -49,187 +70,40 @@ class EveryN(OneTarget):
     """Commits every `steps` steps, counted from the start of the run, not of the process."""
 
     def __init__(self, steps: int) -> None:
-        """Raises ValueError if steps is not at least 1."""
-        if steps < 1:
-            raise ValueError(
-                f"steps is the number of steps between commits, at least 1, not {steps}"
-            )
-        self.interval = steps
-        self.reason = f"every {steps} steps"
+        """Raises: ValueError: steps is not at least 1; TypeError: it is no whole number."""
+        told = f"steps is the number of steps between commits, at least 1, not {steps!r}"
+        try:
+            interval = operator.index(steps)
+        except TypeError:
+            raise TypeError(told) from None
+        if interval < 1:
+            raise ValueError(told)
+        self.interval = interval
+        self.reason: str = f"every {steps} steps"
 
     def decide(self, scheduler: CommitScheduler) -> int:
         return 0 if scheduler.steps % self.interval == 0 else NEVER
-
-
-class EveryStep(EveryN):
-    """Commits every step."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
 
 
 class EverySeconds(OneTarget):
     """Commits when that much work is at stake."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = _positive(seconds, "seconds")
-        self.reason = f"every {seconds:g} s"
+        self.seconds: float = positive(seconds, "seconds")
+        self.reason: str = f"every {seconds:g} s"
 
     def decide(self, scheduler: CommitScheduler) -> int:
         return 0 if scheduler.targets[0].work >= self.seconds else NEVER
 
 
-class _Interval(OneTarget):
-    """Commits every `interval` seconds of work; the interval follows from a cost that is fixed or
-    measured.
-
-    failure_rate_per_second: None: the scheduler's, known or learned.
-    cost_seconds: None: the mean of what commits have cost so far in this run. A number: stays as it
-        is.
-    """
-
-    reason = "interval"
-
-    def __init__(
-        self, failure_rate_per_second: float | None = None, cost_seconds: float | None = None
-    ) -> None:
-        self._rate = (
-            None
-            if failure_rate_per_second is None
-            else _positive(failure_rate_per_second, "the failure rate")
-        )
-        self._cost = cost_seconds
-
-    def interval(self, cost: float, rate: float) -> float:
-        raise NotImplementedError
-
-    def decide(self, scheduler: CommitScheduler) -> int:
-        target = scheduler.targets[0]
-        cost = target.price if self._cost is None else self._cost
-        if cost != cost:  # nothing measured yet
-            return 0 if scheduler.timer.warm else NEVER
-        rate = scheduler.hazard_rate if self._rate is None else self._rate
-        if rate <= 0.0:
-            return NEVER
-        # To the nearest whole iteration: half of one early is as good as half of one late.
-        return 0 if target.work + scheduler.timer.mean / 2.0 >= self.interval(cost, rate) else NEVER
-
-
-class Young(_Interval):
-    """tau = sqrt(2 C / lambda).
-
-    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9),
-        1974.
-    """
-
-    def interval(self, cost: float, rate: float) -> float:
-        return math.sqrt(2.0 * cost / rate)
-
-
-class Daly(_Interval):
-    """tau = sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C for C < 2M, else M.
-
-    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart
-        dumps, FGCS 22(3), 2006.
-    """
-
-    def interval(self, cost: float, rate: float) -> float:
-        mean = 1.0 / rate
-        if cost >= 2.0 * mean:
-            return mean
-        part = cost / (2.0 * mean)
-        return math.sqrt(2.0 * cost * mean) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - cost
-
-
-class CheckFreq(OneTarget):
-    """Spends a fixed share of the running time on commits (3.5 % by default), whatever the failure
-    rate.
-
-    Source: Mohan, Phanishayee, Chidambaram, CheckFreq, FAST 2021: the interval is the overhead of a
-        checkpoint divided by the admissible overhead, in iterations, and adapts when the measured
-        overhead changes.
-    """
-
-    reason = "overhead budget"
-
-    def __init__(self, overhead: float = 0.035) -> None:
-        self.overhead = _positive(overhead, "overhead")
-
-    def decide(self, scheduler: CommitScheduler) -> int:
-        target, mean = scheduler.targets[0], scheduler.timer.mean
-        if target.price != target.price:
-            return 0 if scheduler.timer.warm else NEVER
-        iterations = math.ceil(target.price / (self.overhead * mean)) if mean > 0.0 else 1
-        return 0 if target.steps >= max(iterations, 1) else NEVER
-
-
-class COCI(OneTarget):
-    """Commits at equal drops of a loss curve exp(a t + b), as published. A baseline: its interval
-    depends on the unit of time.
-
-    The loss drop between commits is P_e = (1 - e^(a Ts)) (1 / (2 lambda) - 1 / (2 a)), which is a
-    time, multiplied by nothing that would make it a loss. In which unit t is measured therefore
-    changes what it does; `unit_seconds` makes that explicit.
-
-    Args:
-        failure_rate_per_second: the planned rate lambda; None: the scheduler's.
-        decay_per_second: a < 0 of the loss curve, known beforehand (the paper fits it to an earlier
-            run).
-        unit_seconds: what the formula takes for one unit of time.
-        level: e^b, the loss at the start of the fitted curve.
-
-    Source: Li et al., Convergence-aware optimal checkpointing for exploratory deep learning
-        training jobs, FGCS 2025.
-    """
-
-    reason = "loss drop"
-
-    def __init__(
-        self,
-        *,
-        decay_per_second: float,
-        failure_rate_per_second: float | None = None,
-        unit_seconds: float = 1.0,
-        level: float = 1.0,
-    ) -> None:
-        if not -math.inf < decay_per_second < 0.0:
-            raise ValueError(
-                f"decay_per_second must be negative: the loss falls; not {decay_per_second!r}"
-            )
-        self.decay = decay_per_second
-        self.unit = _positive(unit_seconds, "unit_seconds")
-        self.level = _positive(level, "level")
-        self._rate = failure_rate_per_second
-
-    def drop(self, cost_seconds: float, rate_per_second: float) -> float:
-        """P_e, in the formula's unit."""
-        a, rate, cost = (
-            self.decay * self.unit,
-            rate_per_second * self.unit,
-            cost_seconds / self.unit,
-        )
-        return (1.0 - math.exp(a * cost)) * (1.0 / (2.0 * rate) - 1.0 / (2.0 * a))
-
-    def decide(self, scheduler: CommitScheduler) -> int:
-        target = scheduler.targets[0]
-        if target.price != target.price:
-            return 0 if scheduler.timer.warm else NEVER
-        rate = scheduler.hazard_rate if self._rate is None else self._rate
-        if rate <= 0.0:
-            return NEVER
-        now = scheduler.work_seconds
-        fallen = self.level * (
-            math.exp(self.decay * (now - target.work)) - math.exp(self.decay * now)
-        )
-        return 0 if fallen >= self.drop(target.price, rate) else NEVER
-
-
-class ConvergenceAware:
-    """The scheduler's own rule: commit when the accumulated risk reaches the price.
+class Auto:
+    """The scheduler's own rule, `policy="auto"`: commit when the accumulated risk reaches the
+    price.
 
     At every step, for each target, A += h dt (work since its commit, this iteration included); the
-    highest target with A >= C commits, and it resets those below. For constant costs and h = lambda
-    this is the best integer number of iterations; it follows costs and rates that drift.
+    highest target with A >= C commits, and it resets those below. (A little sooner where C is not
+    small against the MTBF: `pmstore.scheduler.target.due`.) For constant costs and h = lambda this
+    is the best integer number of iterations; it follows costs and rates that drift.
     `objective` says what h is:
 
     * "time": lambda. Minimises the expected wall time, nothing else does better.
@@ -242,8 +116,14 @@ class ConvergenceAware:
         free_budget: also commits as soon as the price is at most this share of the work since the
             last commit; 0: never.
         max_overhead: no commit while its price is more than this share of that work; None: no cap.
+        max_loss: commits the first target as soon as so many seconds of work are at stake, whatever
+            that costs; 0: at every step; None: no bound. A kill then takes back no more than that
+            and the step under way.
+        loss_budget: in place of "whatever that costs": once a commit by `max_loss` takes at most
+            this share of the work since the last one. Before a cost is known `max_loss` holds.
 
-    Raises: ValueError for an objective that is none.
+    Raises: ValueError for an objective that is none, a bound that is no number of seconds, and for
+        max_overhead beside max_loss, which contradict each other.
     """
 
     def __init__(
@@ -252,6 +132,8 @@ class ConvergenceAware:
         *,
         free_budget: float = 0.001,
         max_overhead: float | None = None,
+        max_loss: float | None = None,
+        loss_budget: float | None = None,
     ) -> None:
         if objective not in ("time", "balanced", "progress", "explore"):
             raise ValueError(
@@ -266,10 +148,21 @@ class ConvergenceAware:
             )
             free_budget = 0.0
         self.free_budget = free_budget
-        self.max_overhead = (
+        self.max_overhead: float | None = (
             max_overhead if max_overhead is not None and max_overhead > 0.0 else None
         )
-        self.reason = ""
+        if max_loss is not None:
+            max_loss = seconds_of_loss(max_loss)
+            if self.max_overhead is not None:
+                raise ValueError(
+                    "max_overhead forbids commits that max_loss demands: give one of them, or "
+                    "loss_budget, the share of time that commits by max_loss may take"
+                )
+        self.max_loss = max_loss
+        self.loss_budget: float | None = (
+            loss_budget if loss_budget is not None and loss_budget > 0.0 else None
+        )
+        self.reason: str = ""
 
     @property
     def wants_loss(self) -> bool:
@@ -285,20 +178,64 @@ class ConvergenceAware:
             return rate * weight
         return rate + termination * weight
 
+    def reprice(self, target: Target) -> None:
+        """What follows from a new price."""
+        target.most_work = self.bound(target.price) if target.number == 0 else math.inf
+        if target.price == target.price:
+            free = target.price / self.free_budget if self.free_budget else math.inf
+            target.free_work = min(free, target.most_work)
+            target.least_work = target.price / self.max_overhead if self.max_overhead else 0.0
+
+    def bound(self, price: float) -> float:
+        """Seconds of work at stake at which it commits the first target, where a commit costs so
+        much (NaN: not known yet)."""
+        if self.max_loss is None:
+            return math.inf
+        if self.loss_budget is None or price != price:
+            return self.max_loss
+        return max(self.max_loss, price / self.loss_budget)
+
     def decide(self, scheduler: CommitScheduler) -> int:
         for target in scheduler.targets_down:
-            price = target.price
-            if target.handle is not None:
-                continue
-            if price != price:
-                if scheduler.timer.warm:
-                    self.reason = "to measure its cost"
-                    return target.number
-            elif target.work >= target.least_work and target.work >= target.retry_work:
-                if target.risk >= price:
-                    self.reason = "risk reached the price"
-                    return target.number
-                if target.work >= target.free_work:
-                    self.reason = "free budget"
+            # In nearly every step neither holds: the rest may take its time.
+            if target.risk >= target.due or target.work >= target.free_work:
+                reason = self._reason(target, scheduler.timer.warm)
+                if reason:
+                    self.reason = reason
                     return target.number
         return NEVER
+
+    @staticmethod
+    def _reason(target: Target, warm: bool) -> str:
+        """Why it commits now; empty: it does not."""
+        if target.handle is not None or target.work < target.retry_work:
+            return ""
+        if target.work >= target.most_work:
+            return "bound on lost work"
+        if target.price != target.price:
+            return "to measure its cost" if warm else ""
+        if target.work < target.least_work:
+            return ""
+        return "risk reached the price" if target.risk >= target.due else "free budget"
+
+
+def rule_of(policy: object) -> CommitPolicy:
+    """The rule that a program means by `policy=`: "auto", or a rule.
+
+    Raises: TypeError.
+    """
+    if isinstance(policy, str) and policy == AUTO:
+        return Auto()
+    if isinstance(policy, CommitPolicy):
+        return policy
+    instead = ""
+    if isinstance(policy, str) and policy in get_args(Objective):
+        instead = f": the objective {policy!r} is Auto({policy!r})"
+    elif isinstance(policy, type):
+        instead = f": make one of it, {policy.__name__}(...)"
+    elif isinstance(policy, Mapping):
+        instead = ": what is committed to goes into targets="
+    raise TypeError(
+        'policy is "auto", or a rule of pmstore.scheduler, such as EveryN(100) or '
+        f"EverySeconds(60), not {policy!r}{instead}"
+    )

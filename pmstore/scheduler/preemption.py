@@ -7,26 +7,48 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakMethod
+
+from pmstore.scheduler.notices import Look, Source, SourceName, source_of
+from pmstore.scheduler.warned import tell
+from pmstore.scheduler.watch import Watch, send
 
 if TYPE_CHECKING:
     from pmstore.scheduler.cost import CostModel
     from pmstore.scheduler.target import Target
     from pmstore.scheduler.timer import IterationTimer
 
+_LATE_SECONDS = 60.0
+_FAR_SECONDS = 600.0  # no notice that a machine is taken away comes so early
+_SIGNALLED_SECONDS = 1800.0  # a signal at most so long before the known end tells of that end
+_PLANNED_SECONDS = 60.0
+"""Before an end that is known ahead, in which a program stops: at least so many."""
+
 
 class PreemptionGuard:
     """Notices that this process is about to be taken away, so that the scheduler commits now, goes
     on, and commits in time.
 
-    A notice is a signal (SIGTERM), a deadline file (holding seconds since the epoch, or nothing:
-    then `notice_seconds` from when it is seen), or a callable that returns the seconds left, or
-    None. The signal handler only notes the time; the commits happen in `CommitScheduler.step`, and
-    `scheduler.stopping` tells the loop that the last one has been made.
+    SIGTERM is a notice, whatever the source. Beside it:
 
-        with PreemptionGuard(notice_seconds=30) as guard:
+    * "sigterm": nothing else. Kubernetes and torchrun give 30 seconds.
+    * "slurm": SIGUSR1 (`--signal=USR1@120`), and the end of the job's time, from a minute ahead or
+      as long as the last commit needs.
+    * "aws", "gcp": spot machines; their metadata service is asked, in a thread of its own, every 5
+      seconds and every second.
+    * "file:<path>": a file appears. It holds the time of the end, in seconds since 1970, or
+      nothing: then it is `notice_seconds` away.
+    * a callable that returns the seconds left, or None. Called once a second, in the thread that
+      trains or, while the guard is entered, another one.
+
+    The commits happen in `CommitScheduler.step`, and `scheduler.stopping` tells the loop that the
+    last one has been made. A process that is still there a minute after the end that it was told of
+    goes on as if it had not been told.
+
+        with PreemptionGuard("slurm") as guard:
             scheduler = CommitScheduler(store=store, guard=guard)
             for batch in batches:
                 scheduler.step(train(batch))
@@ -34,67 +56,119 @@ class PreemptionGuard:
                     break
 
     Args:
-        notice_seconds: from a signal to the end.
-        signals: to take; none outside the main thread. The handlers of before come back when the
-            block is left.
-        deadline_file, deadline: looked at once a second at most.
+        source: of notices.
+        notice_seconds: from a signal to the end. None: 30, with "aws" 120. Say it where there is
+            more or less: terminationGracePeriodSeconds of Kubernetes, GraceTime of Slurm.
+        signals: that are notices; none outside the main thread. None: those of the source. The
+            handlers of before come back when the block is left.
         target: to commit to; None: the highest whose commits are known to fit into the time.
         margin: what the last commit may take beyond the slowest seen, as a share of it.
+
+    Attributes:
+        first: nothing was done about the notice yet. finished: the last commit has been made.
+        planned: the end was known long before.
+
+    Raises: TypeError, ValueError: no source.
     """
 
     def __init__(
         self,
-        notice_seconds: float = 30.0,
+        source: SourceName | str | Look = "sigterm",
         *,
-        signals: Iterable[int] = (signal.SIGTERM,),
-        deadline_file: str | os.PathLike[str] | None = None,
-        deadline: Callable[[], float | None] | None = None,
+        notice_seconds: float | None = None,
+        signals: Iterable[int] | None = None,
         target: str | None = None,
         margin: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
+        **more: NoReturn,
     ) -> None:
-        self.notice_seconds = notice_seconds
+        _refuse_old_call(more)
+        if notice_seconds is not None:
+            notice_seconds = _not_negative(notice_seconds, "notice_seconds")
+        self.source: Source = source_of(source, notice_seconds)
+        self.notice_seconds: float = (
+            self.source.notice_seconds if notice_seconds is None else notice_seconds
+        )
         self.target = target
         self.margin = margin
-        self.first = True
-        self.finished = False
-        self._signals = tuple(signals)
-        self._file = deadline_file
-        self._ask = deadline
+        self.first: bool = True
+        self.finished: bool = False
+        self.planned: bool = False
+        self._signals = self.source.signals if signals is None else tuple(signals)
         self._clock = clock
+        self._reserve = 0.0  # seconds that a step and the last commit may take, as measured
+        self._told = False  # that they do not fit
+        self._watch: Watch | None = None
+        self._process = os.getpid()
+        self._reactions: list[WeakMethod[Callable[[FrameType | None], bool]]] = []
+        self._settled = True
+        self._insists = self._woken = False
         self._ends: float | None = None
         self._old: dict[int, Any] = {}
         self._looked = -math.inf
-        self._known = (-1, 0.0)
-        self._polls = deadline_file is not None or deadline is not None
+        self._polls = self.source.look is not None and not self.source.remote
+        self._expired = self._passed = False
 
     # ---- notices
 
-    def notify(self, seconds_left: float | None = None) -> None:
-        """A notice: the end comes in so many seconds. Safe in a signal handler; a second one
-        changes nothing."""
-        if self._ends is None:
-            self._ends = self._clock() + (
-                self.notice_seconds if seconds_left is None else seconds_left
-            )
+    def notify(self, seconds_left: float | None = None, *, planned: bool = False) -> None:
+        """A notice: the end comes in so many seconds. planned: it was known long before. Safe in a
+        signal handler; a second one changes nothing, unless the first was of an end that is far."""
+        now = self._clock()
+        if self._ends is None or self.time_left(now) > self._far():
+            self.planned = planned
+            self._expired = self._passed = False
+            self._ends = now + (self.notice_seconds if seconds_left is None else seconds_left)
 
     def noticed(self) -> bool:
-        """Whether a notice has come. Cheap: called in every step."""
-        if self._ends is not None:
-            return True
-        return self._polls and self._look()
+        """Whether a notice has come, and the end is near. Cheap: called in every step."""
+        if self._ends is None and self._polls and self._watch is None:
+            self._look()
+        return self._near()
 
-    def _look(self) -> bool:
-        now = self._clock()
-        if now - self._looked < 1.0:
+    def _near(self) -> bool:
+        """An end that is far, as that of an allocation whose first hour has just begun, is planned:
+        it is no reason to commit or to stop yet. One that has not come expires."""
+        if self._ends is None:
             return False
-        self._looked = now
-        left = self._ask() if self._ask is not None else None
-        if left is None and self._file is not None:
-            left = _seconds_left(self._file, self.notice_seconds)
-        if left is not None:
-            self.notify(left)
-        return left is not None
+        left = self.time_left(self._clock())
+        if left > self._far():
+            self.planned = True
+            return False
+        if left < -_LATE_SECONDS:
+            self._expire()
+        return left >= -_LATE_SECONDS
+
+    def _far(self) -> float:
+        return max(_FAR_SECONDS, 2.0 * self._reserve)
+
+    def _expire(self) -> None:
+        """The end did not come. A source that goes on telling of it has nothing new to say."""
+        self._ends = None
+        self.first, self.finished, self.planned = True, False, False
+        self._expired = True
+        self._settled, self._insists = not self._reactions, False
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked >= self.source.every_seconds:
+            self._looked = now
+            self.look()
+
+    def look(self) -> bool:
+        """Asks the source. Returns whether the end is near. Raises: what the source raises."""
+        left = self.source.look() if self.source.look is not None else None
+        if left is None or (self.source.planned and left > self._ahead()):
+            self._expired = self._passed = False
+        elif not self._expired or (self._passed and left > 0.0):
+            self.notify(left, planned=self.source.planned)
+        else:  # the end that did not come; one that is set anew counts again
+            self._passed = self._passed or left <= 0.0
+        return self._near()
+
+    def _ahead(self) -> float:
+        """Seconds before a planned end from which it is a notice."""
+        return max(_PLANNED_SECONDS, self.notice_seconds, 2.0 * self._reserve)
 
     def time_left(self, now: float) -> float:
         """Seconds to the end; infinite without a notice."""
@@ -105,10 +179,7 @@ class PreemptionGuard:
     def needed(self, timer: IterationTimer, cost: CostModel) -> float:
         """Seconds that one more iteration and the last commit may take: less than these left, the
         commit is due."""
-        if cost.count != self._known[0]:  # what was seen is sorted once a commit, not once a step
-            worst = max(timer.p99, timer.largest) * 1.1
-            self._known = (cost.count, worst + self.last_commit(cost))
-        return self._known[1]
+        return max(timer.p99, timer.largest) * 1.1 + self.last_commit(cost)
 
     def last_commit(self, cost: CostModel) -> float:
         """Seconds to set aside for a commit: the slowest seen and a margin, its background part
@@ -128,41 +199,136 @@ class PreemptionGuard:
                 return target
         return targets[0]
 
-    # ---- signals
+    def fits(self, timer: IterationTimer, cost: CostModel) -> None:
+        """Says so, once, if a step and a commit do not fit, as far as they were measured."""
+        if self._ends is None and timer.warm and cost.count:
+            self.measured(max(timer.p99, timer.largest), self.last_commit(cost))
+
+    def measured(self, step_seconds: float, commit_seconds: float) -> None:
+        """A step and a commit may take so long. Says so, once, if that is longer than the time from
+        a notice to the end."""
+        self._reserve = step_seconds + commit_seconds
+        if self._reserve <= self.notice_seconds or self._told:
+            return
+        self._told = True
+        tell(
+            f"a step takes up to {step_seconds:.3g} s and the commit after it {commit_seconds:.3g} "
+            f"s: more than the {self.notice_seconds:g} s from a notice to the end "
+            f"(PreemptionGuard, source {self.source.name}), so what is not committed by then is "
+            "lost. Commit a smaller state or to a faster place, take shorter steps, or get more "
+            "time and give it as notice_seconds= (terminationGracePeriodSeconds of Kubernetes, "
+            "GraceTime or --signal of Slurm; torchrun always ends its processes after 30 s)"
+        )
+
+    # ---- signals, and sources that are asked in a thread
 
     def enter(self) -> bool:
         """As the block does, unless it was entered already: then False. `__exit__` ends it."""
-        if self._old:
+        if self._watch is not None:
             return False
         self.__enter__()
         return True
 
     def __enter__(self) -> PreemptionGuard:
-        for number in (
-            self._signals if threading.current_thread() is threading.main_thread() else ()
-        ):
-            self._old[number] = signal.signal(number, self._on_signal)
+        if self.source.about:
+            tell(self.source.about)
+        if self.source.remote:
+            self._try_source()
+        if threading.current_thread() is threading.main_thread():
+            for number in self._signals:
+                self._old[number] = signal.signal(number, self._on_signal)
+        elif self._signals:
+            tell(
+                "a PreemptionGuard is entered outside the main thread, so signals are no notices: "
+                "enter it, or call attach(guard=...), in the main thread, or give signals=()"
+            )
+        self._process = os.getpid()
+        self._watch = Watch(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._watch is not None and self._process == os.getpid():
+            self._watch.close()
+        self._watch = None
         if threading.current_thread() is not threading.main_thread():
             return  # the signals are the main thread's
         for number, old in self._old.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)
         self._old.clear()
 
+    def on_notice(self, react: Callable[[FrameType | None], bool]) -> Callable[[], None]:
+        """Has a method called in the main thread when a notice has come, between two instructions
+        of the program, whose frame it is given: it returns whether there is nothing left to do. If
+        not, it is called again. Returns what ends that."""
+        reference = WeakMethod(react)
+        self._reactions.append(reference)
+        self._settled = False
+        return lambda: self._reactions.remove(reference)
+
+    def _react(self, frame: FrameType | None) -> bool:
+        found = [react for reference in self._reactions if (react := reference()) is not None]
+        settled = [react(frame) for react in found]
+        return all(settled)
+
+    def wake(self) -> bool:
+        """Has the main thread react to the notice. Any thread. False: it cannot be reached."""
+        if self._settled or self._ends is None or self._process != os.getpid():
+            return False
+        for number in self._old:
+            if signal.getsignal(number) == self._on_signal:  # no other handler came since
+                self._woken = True
+                send(number)
+                return True
+        return False
+
+    def _try_source(self) -> None:
+        """Asks a service once, so that one that is not there is heard of at the start."""
+        try:
+            self.look()
+        except OSError as error:
+            tell(
+                f"PreemptionGuard({self.source.name!r}): {error}. So no notice will come from it, "
+                "unless it answers later; signals still count"
+            )
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.notify()
+        if not self._woken:
+            left = self._left_at(number)
+            self.notify(left, planned=left is not None)
+        self._woken = False
+        if self._process != os.getpid() or self._settled:
+            return
+        self._settled = self._react(frame)
+        if not self._settled and self._watch is not None and not self._insists:
+            self._insists = True
+            self._watch.insist(lambda: self._settled, self.wake)
+
+    def _left_at(self, number: int) -> float | None:
+        """Seconds, at that signal: what Slurm sends ahead of the end (`--signal`) tells of that."""
+        end = self.source.ends_at
+        if end is None or number == signal.SIGTERM:
+            return None
+        left = end - time.time()
+        if not 0.0 < left <= _SIGNALLED_SECONDS:
+            return None  # it was sent for another reason
+        return left
 
 
-def _seconds_left(path: str | os.PathLike[str], default: float) -> float | None:
+def _not_negative(value: float, what: str) -> float:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            text = file.read(64).strip()
-    except OSError:
-        return None
-    try:
-        left = float(text) - time.time()
-    except ValueError:
-        return default
-    return left if -math.inf < left < math.inf else default
+        fits = 0.0 <= value < math.inf
+    except TypeError:
+        raise TypeError(f"{what} is a number of seconds, not {value!r}") from None
+    if not fits:
+        raise ValueError(f"{what} is a number of seconds, not {value!r}")
+    return float(value)
+
+
+def _refuse_old_call(more: Mapping[str, object]) -> None:
+    """Raises: TypeError that says what to write."""
+    if "deadline_file" in more:
+        raise TypeError(f"deadline_file=...: PreemptionGuard('file:{more['deadline_file']}')")
+    if "deadline" in more:
+        raise TypeError("deadline=...: PreemptionGuard(callable), which returns the seconds left")
+    if more:
+        raise TypeError(f"PreemptionGuard has no {next(iter(more))}=")

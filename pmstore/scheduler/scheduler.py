@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pmstore.scheduler.cost import CostModel
+from pmstore.scheduler.foresight import Wish, foresee
 from pmstore.scheduler.hazard import HazardModel
 from pmstore.scheduler.known import Known, refuse_wrong_call, sane_total
+from pmstore.scheduler.life import Life
 from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.losses import Losses
 from pmstore.scheduler.memory import HUGE, Memory, pack, unpack
-from pmstore.scheduler.policies import CommitPolicy, ConvergenceAware
+from pmstore.scheduler.parting import Parting
+from pmstore.scheduler.policies import AUTO, Auto, CommitPolicy, rule_of
 from pmstore.scheduler.preemption import PreemptionGuard
-from pmstore.scheduler.target import NOTHING, Decision, Target, commits_of, error_of, is_done
+from pmstore.scheduler.target import (
+    NOTHING,
+    Decision,
+    Target,
+    commits_of,
+    cost_key,
+    decided,
+    error_of,
+    is_done,
+)
 from pmstore.scheduler.termination import TerminationModel
 from pmstore.scheduler.timer import IterationTimer
+from pmstore.scheduler.warned import Warned
 
 if TYPE_CHECKING:
     from pmstore import Store
 
 _NOTHING_KNOWN = Known()
+_REFRESH_SECONDS = 0.1
 _LONG_SECONDS = 3600.0  # an interval of more than this and of a thousand iterations is no iteration
 
 
@@ -41,8 +54,9 @@ class CommitScheduler:
     if the policy asks for it, the loss curve.
 
     Args:
-        policy: the rule; None: `ConvergenceAware()`, which keeps the expected running time least.
-            docs/SCHEDULER.md has others.
+        policy: the rule. "auto" keeps the expected running time least; `Auto(objective)` is for
+            those who want something else; `EveryN`, `EverySeconds`, or one of your own
+            (`CommitPolicy`).
         store: open for writing: what is committed. It keeps the scheduler's own state (committed
             with the user's), the lengths of runs, and the failure history (in the record that no
             roll back touches).
@@ -66,7 +80,7 @@ class CommitScheduler:
 
     def __init__(
         self,
-        policy: CommitPolicy | None = None,
+        policy: CommitPolicy | Literal["auto"] = AUTO,
         *others: NoReturn,
         store: Store | None = None,
         tiers: Sequence[str] = (),
@@ -79,47 +93,48 @@ class CommitScheduler:
         **more: NoReturn,
     ) -> None:
         refuse_wrong_call(known, others, more)
-        self.policy: CommitPolicy = ConvergenceAware() if policy is None else policy
-        if not isinstance(self.policy, CommitPolicy):
-            raise TypeError(
-                f"policy={policy!r}: a rule, such as ConvergenceAware('time') or EveryN(10). What "
-                "is committed to goes into store= and tiers=, or targets="
-            )
+        self.policy: CommitPolicy = rule_of(policy)
         commits = commits_of(store, tiers, targets)
-        self._warned: set[str] = set()
-        self._clock = clock
-        self._dirty_bytes = dirty_bytes
-        self._rule = self.policy if isinstance(self.policy, ConvergenceAware) else None
+        self._warn = Warned()
+        self._clock, self._dirty_bytes = clock, dirty_bytes
+        self._rule = self.policy if isinstance(self.policy, Auto) else None
         self._wants_loss = self._rule is not None and self._rule.wants_loss
         self.guard = guard
-        self.hazard = known.hazard or HazardModel(store)
-        self.timer = IterationTimer()
-        self.fit = LossFit(sane_total(known.total_steps, self._warn))
-        self.targets = [Target(i, name, one) for i, (name, one) in enumerate(commits.items())]
-        self.targets_down = self.targets[::-1]
+        self.hazard: HazardModel = known.hazard or HazardModel(store)
+        self.timer: IterationTimer = IterationTimer()
+        self.fit: LossFit = LossFit(sane_total(known.total_steps, self._warn))
+        self.targets: list[Target] = [
+            Target(i, name, commits[name], cost_key(run, name)) for i, name in enumerate(commits)
+        ]
+        self.targets_down: list[Target] = self.targets[::-1]
         self._known_rates = known.rates([*commits], self._warn)
         self.decisions: deque[Decision] = deque(maxlen=4096)
-        self._losses = Losses(self._warn)
         self._memory = Memory(store, run, len(self.targets)) if store is not None else None
         if self._memory is not None and not self.hazard.found:
             self.hazard.adopt(self._memory.counts())
-        self.termination = known.termination or TerminationModel(
+        self.termination: TerminationModel = known.termination or TerminationModel(
             self._memory.earlier_runs() if self._memory else ()
         )
         self._begin()
-        self._exposed_at = self._mark
+        self.life: Life = Life(store, self.hazard, self.targets, clock)
         self._recall()
+        for target in self.targets:  # a crash takes back what the first commit has cost
+            if not target.cost.count and (seconds := self.hazard.cost(target.key)) is not None:
+                target.cost.add(seconds)
         self._refresh()
 
     def _begin(self) -> None:
         """As at the start of a run."""
-        self.steps = 0
-        self.work_seconds = self.elapsed_seconds = 0.0
+        self.steps: int = 0
+        self.work_seconds: float = 0.0
+        self.elapsed_seconds: float = 0.0
         self.loss: Any = None
-        self.weight = 1.0
-        self.hazard_rate = 0.0
-        self.losses_seen = 0
+        self.weight: float = 1.0
+        self.hazard_rate: float = 0.0
+        self.losses_seen: int = 0
         self._flying = 0
+        self._parting = Parting()
+        self._losses = Losses(self._warn)
         self._refresh_at = 0
         self._longest = _LONG_SECONDS
         self._lr: float | None = None
@@ -127,15 +142,17 @@ class CommitScheduler:
 
     # ---- what users call
 
-    def step(self, loss: Any = None) -> Decision:
+    def step(self, loss: Any = None, *, commit: bool = False) -> Decision:
         """Ends a training step, and commits if that is due.
 
-        Takes less than 2 us when it does not commit. Bad losses and clocks never raise; what a
-        commit callable raises is passed on, and the scheduler then counts it as not made.
+        Takes less than 2 us if it does not. Bad losses and clocks never raise; what a commit
+        callable raises is passed on, and the scheduler then counts it as not made.
 
         Args:
             loss: of this step; used by the objectives with a loss curve. A number, or a tensor with
-                one element; one on a CUDA device is read later, without waiting for it.
+                one element: of many steps, one tensor in 16 is read; one on a CUDA device later,
+                without waiting for it.
+            commit: in any case, to the first target where the rule names none.
         """
         now = self._clock()
         dt = now - self._mark
@@ -159,17 +176,18 @@ class CommitScheduler:
                 self.fit.add(steps, loss)
                 if self.fit.closed:
                     self._refit()
-            else:
+            elif steps >= self._losses.due:
                 for at, value in self._losses.read(steps, loss):
                     self._add_loss(at, value)
         if steps >= self._refresh_at:
             self._refresh()
-        if self.guard is not None and self.guard.noticed():
-            return self.wind_up()
-        number = self.policy.decide(self)
-        if number < 0:
-            return NOTHING
-        return self._commit(self.targets[number], self.policy.reason)
+        if self.guard is not None:
+            if self.guard.noticed():
+                return self.wind_up()
+            if self.hazard.announced and not self.guard.finished:
+                self._parting.over(self)
+        decision = self.follow()
+        return self.commit() if commit and not decision else decision
 
     def commit(self, target: str | None = None, reason: str = "asked for") -> Decision:
         """Commits now, whatever the rule says, and accounts for it. target: None: the first.
@@ -209,6 +227,11 @@ class CommitScheduler:
             self.fit.total_steps = total
             self._refresh()
 
+    def foresee(self, limit_steps: int, busy: Collection[int] = ()) -> Wish:
+        """When the rule will commit next, and to what, at most so many steps from now; busy: not to
+        these targets. Changes nothing. See `pmstore.scheduler.foresight.foresee`."""
+        return foresee(self, limit_steps, busy, self._mark)
+
     def rolled_back(self) -> None:
         """The user's state went back to the last commit: so does the scheduler's."""
         flying, costs = self._flying, [target.cost for target in self.targets]
@@ -220,7 +243,6 @@ class CommitScheduler:
         self._flying = flying
         for target, cost in zip(self.targets, costs, strict=True):
             target.cost = cost  # what was measured stays measured
-            self._reprice(target)
         self._refresh()
 
     @property
@@ -233,17 +255,7 @@ class CommitScheduler:
     def _commit(self, target: Target, reason: str) -> Decision:
         if target.handle is not None:  # one at a time is in the background
             return NOTHING
-        decision = Decision(
-            target.name,
-            reason,
-            target.risk,
-            target.price,
-            target.hazard,
-            self.weight,
-            self._overhead(),
-            self.steps,
-            self.work_seconds,
-        )
+        decision = decided(target, reason, self.targets, self.weight, self.steps, self.work_seconds)
         saved = self.targets[: target.number + 1]
         before = [(each.work, each.risk, each.steps) for each in saved]
         for each in saved:
@@ -261,14 +273,18 @@ class CommitScheduler:
             for each, values in zip(saved, before, strict=True):
                 each.work, each.risk, each.steps = values  # nothing is safer than it was
             self._mark = self._clock()
+            target.put_off(self._mark - began)
             raise
         ended = self._clock()
         target.cost.add(ended - began, dirty)
+        self.hazard.keep_cost(target.key, ended - began)
         if handle is not None and hasattr(handle, "done"):
             target.handle, target.launched, target.stake = handle, ended, before[-1]
             self._flying += 1
             self._look_at_handle(target, ended)
         self._reprice(target)
+        if self.guard is not None:
+            self.guard.fits(self.timer, self.targets[0].cost)
         self._expose(ended)
         self.hazard.save()
         self._mark = ended
@@ -276,11 +292,9 @@ class CommitScheduler:
         return decision
 
     def _reprice(self, target: Target) -> None:
-        target.price = target.cost.price(self._dirty()) if target.cost.count else math.nan
-        rule = self._rule
-        if rule is not None and target.price == target.price:
-            target.free_work = target.price / rule.free_budget if rule.free_budget else math.inf
-            target.least_work = target.price / rule.max_overhead if rule.max_overhead else 0.0
+        target.reprice(self._dirty())
+        if (rule := self._rule) is not None:
+            rule.reprice(target)
 
     def _look_at_flying(self, now: float, dt: float) -> None:
         self.timer.add_busy(dt)
@@ -298,7 +312,8 @@ class CommitScheduler:
         if error is None:
             if now > target.launched:
                 target.cost.add_background(now - target.launched, self.timer.slowdown)
-            self._warned.discard(f"flush {target.name}")
+            self._warn.forget(f"flush {target.name}")
+            self._parting.landed(target, self)
         self._reprice(target)
         if error is not None:
             target.put_back()
@@ -310,26 +325,20 @@ class CommitScheduler:
     def wind_up(self) -> Decision:
         """After a preemption notice: commit now, go on while there is time, commit a last time.
         `step` calls it; who has a guard and ends no step now may."""
-        guard, now = self.guard, self._clock()
-        assert guard is not None
-        if guard.finished:
+        assert self.guard is not None
+        return self._parting.wind_up(self, self.guard, self._clock)
+
+    def announce(self) -> None:
+        """All work was committed after a notice, by whoever: no failure ends this run."""
+        if self.guard is not None:
+            self._parting.saved(self, self.guard)
+
+    def follow(self) -> Decision:
+        """Commits if the rule says so."""
+        number = self.policy.decide(self)
+        if number < 0 or (target := self.targets[number]).work < target.retry_work:
             return NOTHING
-        target = guard.target_for(self.targets, now)
-        if guard.first:
-            guard.first = False
-            self.hazard.preempted()
-            decision = self._commit(target, "preemption notice")
-        elif guard.time_left(now) < guard.needed(self.timer, target.cost):
-            guard.finished = True
-            return self._commit(target, "last commit before preemption")
-        else:
-            number = self.policy.decide(self)
-            if number < 0:
-                return NOTHING
-            decision = self._commit(self.targets[number], self.policy.reason)
-        # Work that could not be committed any more is not begun.
-        guard.finished = guard.time_left(self._clock()) < guard.needed(self.timer, target.cost)
-        return decision
+        return self._commit(target, self.policy.reason)
 
     # ---- models
 
@@ -338,10 +347,15 @@ class CommitScheduler:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Brings hazards up to date: they change slowly, so this is done after every 1.5 % more
-        steps."""
-        self._refresh_at = self.steps + 1 + self.steps // 64
+        """Brings hazards up to date, which change slowly: after every 1.5 % more steps, and no more
+        often than ten times a second."""
+        ahead, mean = self.steps // 64, self.timer.mean
+        if self._memory is not None:  # what was lived is kept in time
+            ahead = min(ahead, int(self.hazard.save_seconds / (2.0 * mean)) if mean > 0.0 else 8)
+        ahead = max(ahead, int(_REFRESH_SECONDS / mean)) if mean > 0.0 else ahead
+        self._refresh_at = self.steps + 1 + ahead
         total = self.fit.total_steps
+        self.life.finished = total is not None and self.steps >= total
         if total is not None and self.steps < total:
             self._refresh_at = min(self._refresh_at, total)
         elif total == self.steps and self._memory is not None:
@@ -363,30 +377,21 @@ class CommitScheduler:
                 rate = self._known_rates[target.number]
             else:
                 rate = self.hazard.rate(target.number, len(self.targets))
+            target.rate = rate
             target.hazard = (
                 self._rule.hazard(rate, self.weight, self.termination.rate) if self._rule else rate
             )
-            if self._dirty_bytes is not None:
-                self._reprice(target)
+            self._reprice(target)
         self.hazard_rate = sum(self._known_rates) if self._known_rates else self.hazard.rate()
 
-    def _overhead(self) -> float:
-        priced = [target for target in self.targets if target.price == target.price]
-        return sum(math.sqrt(2.0 * target.hazard * target.price) for target in priced)
-
     def _expose(self, now: float) -> None:
-        seconds = now - self._exposed_at
-        self._exposed_at = now
-        if 0.0 < seconds <= self._longest:
-            self.elapsed_seconds += seconds
-            self.hazard.expose(seconds)
+        self.elapsed_seconds += self.life.lived(now)
 
     def _dirty(self) -> float | None:
         return float(self._dirty_bytes()) if self._dirty_bytes is not None else None
 
     def _finished(self) -> bool:
-        """Whether the run is at its end, as far as is known: without a number of steps no end is
-        early."""
+        """Whether the run is at its end: without a number of steps no end is early."""
         return self.fit.total_steps is None or self.steps >= self.fit.total_steps
 
     def _add_loss(self, step: int, value: float) -> None:
@@ -407,12 +412,8 @@ class CommitScheduler:
             "one of the usual length. Put `with scheduler.paused():` around what is no iteration, "
             "and use a steady clock",
         )
+        self.life.jumped(dt - self.timer.mean)
         return self.timer.mean
-
-    def _warn(self, about: str, message: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            warnings.warn(f"pmstore scheduler: {message}", RuntimeWarning, stacklevel=4)
 
     # ---- with the user's state
 
@@ -441,10 +442,7 @@ class CommitScheduler:
             for target in self.targets:
                 target.reset()
                 target.cost = CostModel()
-                self._reprice(target)
 
     def _restore(self, state: list[float]) -> None:
         if not unpack(self, state):
             self._warn("state", "the stored scheduler state is of another version: it starts anew")
-        for target in self.targets:
-            self._reprice(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ class Decision:
         hazard: h, failures per second, weighted as the objective says.
         weight: w, density of progress; 1.0 where it is unknown or of no interest.
         predicted_overhead: share of the running time that commits and failures cost at the present
-            rates: sqrt(2 h C).
+            rates: sqrt(2 h C) + h P, for a commit of P seconds in the background saves what came
+            before it P later.
         step: finished steps of the run. seconds: of work done.
     """
 
@@ -56,13 +58,16 @@ class Target:
     """One destination of commits, as the scheduler sees it. Seconds.
 
     Attributes:
-        number: 0 for the first (fastest), upward.
+        number: 0 for the first (fastest), upward. key: see `cost_key`.
         work: since its last commit, as are `steps` and the `risk` that has accumulated.
-        hazard: h per second.
+        rate: of the failures that need it, per second; hazard: h, the same as the objective weighs
+            it.
         price: C_eff now; NaN before the first commit.
-        free_work: work from which a commit is free.
+        due: risk from which a commit pays (see `due`); before the first commit any does.
+        free_work: work from which a commit is free, or demanded.
         least_work: work before which none is allowed.
-        retry_work: work before which one that failed in the background is not tried again.
+        most_work: work from which one is demanded.
+        retry_work: work before which one that failed is not tried again.
         handle: of the commit that is being written in the background.
         stake: work, risk and steps that the commit in the background will have saved.
     """
@@ -70,18 +75,30 @@ class Target:
     number: int
     name: str
     commit: Callable[[], object]
+    key: int = 0
     cost: CostModel = field(default_factory=CostModel)
     work: float = 0.0
     steps: int = 0
     risk: float = 0.0
+    rate: float = 0.0
     hazard: float = 0.0
     price: float = math.nan
+    due: float = -math.inf
     free_work: float = math.inf
     least_work: float = 0.0
+    most_work: float = math.inf
     retry_work: float = 0.0
     handle: Any = None
     launched: float = 0.0
     stake: tuple[float, float, int] = (0.0, 0.0, 0)
+
+    def reprice(self, dirty_bytes: float | None) -> None:
+        """After a commit, or where the rates have changed."""
+        if self.cost.count:
+            self.price = self.cost.price(dirty_bytes)
+            self.due = due(self.price, self.rate, self.hazard)
+        else:
+            self.price, self.due = math.nan, -math.inf
 
     def reset(self) -> None:
         self.work = self.risk = self.retry_work = 0.0
@@ -90,22 +107,72 @@ class Target:
     def put_back(self) -> None:
         """The commit in the background failed: what it was to save is at stake as before.
 
-        It is tried again an interval later, sqrt(2 C_eff / h): a target that is away costs no
-        more than one that is there.
+        It is tried again an interval later.
         """
         work, risk, steps = self.stake
         self.risk += risk + self.hazard * work * self.work
         self.work += work
         self.steps += steps
-        self.retry_work = self.work + (
-            math.sqrt(2.0 * self.price / self.hazard) if self.hazard > 0.0 else self.work
-        )
+        self.retry_work = self.work + self._interval(self.price)
+
+    def put_off(self, seconds: float) -> None:
+        """A commit that failed took so long. It is tried again when that was a twentieth of the
+        time, or an interval later if that is sooner: one that fails at once is tried again at
+        once."""
+        self.retry_work = self.work + min(20.0 * seconds, self._interval(seconds))
+
+    def _interval(self, seconds: float) -> float:
+        """Of commits that take so long, sqrt(2 seconds / h): a target that is away costs no more
+        than one that is there."""
+        return math.sqrt(2.0 * seconds / self.hazard) if self.hazard > 0.0 else self.work
 
     def __repr__(self) -> str:
         return (
             f"<Target {self.name!r}: price {self.price:.3g} s, risk {self.risk:.3g} s, work "
             f"{self.work:.3g} s>"
         )
+
+
+def due(price: float, rate: float, hazard: float) -> float:
+    """Risk from which a commit of so many seconds pays.
+
+    While price x rate is small that is the price. Else a failure may come in the commit too, and in
+    what is done again. An interval tau then costs (e^(rate (tau + price)) - 1) / rate, which is
+    least for each second of work where -ln(1 - u) - u = rate price, with u = rate tau (Daly's
+    interval to the third order, and the limit MTBF for commits that cost more than that). The risk
+    of such an interval is hazard tau^2 / 2.
+
+    >>> round(due(1.0, 1e-9, 1e-9), 4), round(due(60.0, 1 / 480, 1 / 480), 1)
+    (1.0, 42.4)
+    """
+    part = price * rate * rate / hazard if hazard > 0.0 else 0.0
+    if not part > 1e-12:  # or not a number, as the price is then
+        return price
+    if part > 1e6:
+        return 0.5 * hazard / rate**2
+    u = min(math.sqrt(2.0 * part), -math.expm1(-1.0 - part))  # above the root: Newton goes down
+    for _ in range(8):
+        if u >= 1.0:
+            break
+        u += (part + u + math.log1p(-u)) * (1.0 - u) / u
+    return price * u * u / (2.0 * part)
+
+
+def decided(
+    target: Target, reason: str, targets: Sequence[Target], weight: float, step: int, seconds: float
+) -> Decision:
+    """To commit to one of the targets now."""
+    priced = [one for one in targets if one.price == one.price]
+    overhead = sum(
+        math.sqrt(2.0 * one.hazard * one.price) + one.hazard * one.cost.background for one in priced
+    )
+    name, risk, cost, hazard = target.name, target.risk, target.price, target.hazard
+    return Decision(name, reason, risk, cost, hazard, weight, overhead, step, seconds)
+
+
+def cost_key(run: str, target: str) -> int:
+    """Stands for a run's target where there is no room for names."""
+    return zlib.crc32(f"{run}\0{target}".encode()) or 1
 
 
 def is_done(handle: Any) -> bool:

@@ -20,8 +20,8 @@ class TerminationModel:
 
     def __init__(self, runs: Iterable[tuple[float, bool]] = ()) -> None:
         """runs: (seconds of work, whether it reached its end)."""
-        self.ended_early = 0
-        self.seconds = 0.0
+        self.ended_early: int = 0
+        self.seconds: float = 0.0
         for seconds, finished in runs:
             self.add(seconds, finished)
 

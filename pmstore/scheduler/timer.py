@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 _WINDOW = 128
@@ -12,37 +13,32 @@ class Recent:
 
     >>> recent = Recent()
     >>> for value in range(1, 101):
-    ...     recent.add(value)
+    ...     recent.add(float(value))
     >>> recent.quantile(0.5), recent.quantile(0.99), recent.largest
     (50.0, 99.0, 100.0)
     """
 
-    __slots__ = ("_at", "_values")
+    __slots__ = ("values",)
 
     def __init__(self, values: Sequence[float] = ()) -> None:
-        self._values: list[float] = [float(value) for value in values][-_WINDOW:]
-        self._at = len(self._values) % _WINDOW
+        self.values: deque[float] = deque(values, _WINDOW)
 
     def add(self, value: float) -> None:
-        if len(self._values) < _WINDOW:
-            self._values.append(float(value))
-        else:
-            self._values[self._at] = float(value)
-            self._at = (self._at + 1) % _WINDOW
+        self.values.append(value)
 
     def quantile(self, share: float) -> float:
         """The smallest value that `share` of the values do not exceed; 0.0 without values."""
-        if not self._values:
+        if not self.values:
             return 0.0
-        ordered = sorted(self._values)
+        ordered = sorted(self.values)
         return ordered[max(0, -(-round(share * len(ordered) * 1e9) // 10**9) - 1)]
 
     @property
     def largest(self) -> float:
-        return max(self._values, default=0.0)
+        return max(self.values, default=0.0)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
 
 class IterationTimer:
@@ -70,12 +66,23 @@ class IterationTimer:
         self._hiccups = 0
         self._recent = Recent()
         self._busy_count = 0
-        self.mean = 0.0
-        self.busy = 0.0
-        self.count = 0
+        self.mean: float = 0.0
+        self.busy: float = 0.0
+        self.count: int = 0
 
     def add(self, seconds: float) -> None:
         """An iteration without a commit in the background."""
+        mean, count = self.mean, self.count
+        if count > 20 and seconds <= self._HICCUP * mean:  # nearly always
+            self._hiccups = 0
+            self.count = count + 1
+            self.mean = mean + (seconds - mean) * self._RATE
+            self._recent.values.append(seconds)
+        else:
+            self._add_odd(seconds)
+
+    def _add_odd(self, seconds: float) -> None:
+        """One of the first, or a long one."""
         mean = self.mean
         if self._cold:
             self._cold -= 1

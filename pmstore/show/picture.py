@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from pmstore.objects import dtypes
+from pmstore.show.shades import SHADES, SHADES_ASCII
 
-BARS = " ▁▂▃▄▅▆▇█"
-SHADES = " ░▒▓█"
+BARS, BARS_ASCII = " ▁▂▃▄▅▆▇█", " _.-=+*#@"
 BINS = 40
+FEW = 24
+"""Values in a row up to which each is a bar; more are a curve."""
 _PIECE = 1 << 18  # elements
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -129,28 +131,30 @@ def _levels(values: Numbers, steps: int) -> Numbers:
     return np.where(finite, levels, -1)
 
 
-def sparkline(values: Any) -> str:
+def sparkline(values: Any, blocks: bool = True) -> str:
     """A row of bars. What is not finite is `?`.
 
     >>> sparkline([0, 1, 2, 3, float("nan")])
     '▁▃▆█?'
     """
     levels = _levels(np.asarray(values, np.float64), len(BARS) - 2)
-    return "".join("?" if level < 0 else BARS[level + 1] for level in levels)
+    bars = BARS if blocks else BARS_ASCII
+    return "".join("?" if level < 0 else bars[level + 1] for level in levels)
 
 
-def histogram_line(counts: list[int]) -> str:
+def histogram_line(counts: list[int], blocks: bool = True) -> str:
     """A row of bars, in which only an empty part is empty."""
-    most = max(counts, default=0)
+    most, bars = max(counts, default=0), BARS if blocks else BARS_ASCII
     return "".join(
-        BARS[0 if not count else max(1, round(count / most * (len(BARS) - 1)))] for count in counts
+        bars[0 if not count else max(1, round(count / most * (len(bars) - 1)))] for count in counts
     )
 
 
-def heat(values: Any) -> list[str]:
+def heat(values: Any, blocks: bool = True) -> list[str]:
     """Rows of shades, two characters an element."""
-    levels = _levels(np.asarray(values, np.float64), len(SHADES) - 1)
-    return ["".join("??" if level < 0 else SHADES[level] * 2 for level in row) for row in levels]
+    shades = SHADES if blocks else SHADES_ASCII
+    levels = _levels(np.asarray(values, np.float64), len(shades) - 1)
+    return ["".join("??" if level < 0 else shades[level] * 2 for level in row) for row in levels]
 
 
 def shrink(values: Numbers, most: int, axis: int) -> Numbers:
@@ -165,7 +169,7 @@ def shrink(values: Numbers, most: int, axis: int) -> Numbers:
         )
 
 
-def _as_numbers(value: Any) -> Numbers:
+def as_numbers(value: Any) -> Numbers:
     if hasattr(value, "data_ptr"):
         import torch
 
@@ -178,23 +182,23 @@ def _as_numbers(value: Any) -> Numbers:
     )
 
 
-_PICTURED = 1 << 22
+PICTURED = 1 << 22
 """Elements. A histogram tells more of a larger one."""
 
 
 def picture(
-    value: Any, found: Statistics, width: int = 64, height: int = 20
+    value: Any, found: Statistics, width: int = 64, height: int = 20, blocks: bool = True
 ) -> tuple[str, list[str]]:
-    """What is pictured ("values", "rows and columns" or "histogram"), and the lines."""
-    if found.minimum is not None and value.ndim == 1 and 1 < found.elements <= _PICTURED:
-        return "values", [sparkline(shrink(_as_numbers(value), width, 0))]
+    """What is pictured ("rows and columns" or "histogram"), and the lines. Of one axis: `sparkline`
+    and `curve`."""
     if (
         found.minimum is not None
         and value.ndim == 2
-        and found.elements <= _PICTURED
+        and found.elements <= PICTURED
         and min(value.shape) > 1
     ):
-        return "rows and columns", heat(
-            shrink(shrink(_as_numbers(value), height, 0), width // 2, 1)
-        )
-    return "histogram", [histogram_line(found.histogram)] if sum(found.histogram) > 1 else []
+        small = shrink(shrink(as_numbers(value), height, 0), width // 2, 1)
+        return "rows and columns", heat(small, blocks)
+    together = -(-BINS // max(1, width))
+    counts = [sum(found.histogram[at : at + together]) for at in range(0, BINS, together)]
+    return "histogram", [histogram_line(counts, blocks)] if sum(counts) > 1 else []

@@ -19,6 +19,7 @@ does. Put `pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`,
 
 from pmstore.engine.crash_points import kill_at_primitive, primitives_seen
 from pmstore.testing.forkserver import ForkServer, KilledRun, shared_words
+from pmstore.testing.job_trials import job_test
 from pmstore.testing.outcomes import CrashTestResult, Outcome
 from pmstore.testing.runner import Program
 from pmstore.testing.trials import crash_test
@@ -30,6 +31,7 @@ __all__ = [
     "Outcome",
     "Program",
     "crash_test",
+    "job_test",
     "kill_at_primitive",
     "primitives_seen",
     "shared_words",

@@ -1,5 +1,6 @@
 """What a crash test and the program that it runs share: a file of one page, of which
-`native/crash/debug.h` has the layout.
+`native/crash/debug.h` has the layout. A job's has a page for each process that opens a store, after
+a first one for orders.
 
 The engine of the program heeds the environment only if the board has the magic and the token that
 the environment names, so that neither a variable that somebody left behind nor one that names
@@ -18,34 +19,49 @@ from typing import NamedTuple
 BOARD_BYTES = 4096
 _MAGIC = b"PMSBOARD"
 _HEAD = struct.Struct("=8s32s")
-_COUNTS = struct.Struct("=QQQQ")
+_COUNTS = struct.Struct("=QQQQQQQQ")
+_KILL_AT = _HEAD.size + 5 * 8
+_PATH = _HEAD.size + _COUNTS.size
 
 
 class Seen(NamedTuple):
     """primitives: that the program has carried out. acknowledged: commits of its first store that
     had returned. domain: of that store, as a number. power: 1 if it died by a simulated power
-    failure. path: of the store, as the program named it."""
+    failure. path: of the store, as the program named it.
+
+    Of a page of a job's board: owner: process id. killed: whether it died at a persistence point.
+    agreed: as acknowledged, when all ranks were last known to have what this one has."""
 
     primitives: int
     acknowledged: int
     domain: int
     power: int
+    owner: int
+    killed: bool
+    agreed: int
     path: str
 
 
 def environment(
-    board: Path, *, at: int = 0, power_seed: int | None = None, base: Mapping[str, str] = os.environ
+    board: Path,
+    *,
+    at: int = 0,
+    power_seed: int | None = None,
+    processes: int = 0,
+    base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Makes a board, and the environment of the program that it is for: base, without what another
     crash test put there.
 
     at: SIGKILL at that persistence point (0: none); power_seed: with a simulated power failure. See
         `native/crash/debug.h`.
+    processes: of a job, that open a store, those that are restarted counted again; 0: no job.
     """
     token = secrets.token_hex(16)
     board.unlink(missing_ok=True)
     with os.fdopen(os.open(board, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(_HEAD.pack(_MAGIC, token.encode()).ljust(BOARD_BYTES, b"\0"))
+        file.write(_HEAD.pack(_MAGIC, token.encode()))
+        file.truncate(BOARD_BYTES * (1 + processes))
     made = {name: value for name, value in base.items() if not name.startswith("PMSTORE_CRASH_")}
     made["PMSTORE_CRASH_BOARD"], made["PMSTORE_CRASH_TOKEN"] = str(board), token
     if at:
@@ -57,7 +73,28 @@ def environment(
 
 def read(board: Path) -> Seen:
     """What the program has noted there."""
+    return _seen(board.read_bytes())
+
+
+def read_job(board: Path) -> list[Seen]:
+    """What the processes of a job have noted, of those that opened a store, in that order."""
     raw = board.read_bytes()
-    path = raw[_HEAD.size + _COUNTS.size :].split(b"\0", 1)[0]
-    primitives, acknowledged, domain, power = _COUNTS.unpack_from(raw, _HEAD.size)
-    return Seen(primitives, acknowledged, domain, power, os.fsdecode(path))
+    pages = (_seen(raw[at : at + BOARD_BYTES]) for at in range(BOARD_BYTES, len(raw), BOARD_BYTES))
+    return [page for page in pages if page.primitives]  # from its path on
+
+
+def order_kill(board: Path, path: str, at: int) -> None:
+    """The process of a job that next opens the store of that path, as it names it, dies at that
+    persistence point. 0: nobody does."""
+    with board.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), bytes(8), _KILL_AT)
+        os.pwrite(file.fileno(), os.fsencode(path)[: BOARD_BYTES - _PATH - 1] + b"\0", _PATH)
+        os.pwrite(file.fileno(), struct.pack("=Q", at), _KILL_AT)
+
+
+def _seen(raw: bytes) -> Seen:
+    primitives, acknowledged, domain, power, owner, _, killed, agreed = _COUNTS.unpack_from(
+        raw, _HEAD.size
+    )
+    path = os.fsdecode(raw[_PATH:].split(b"\0", 1)[0])
+    return Seen(primitives, acknowledged, domain, power, owner, bool(killed), agreed, path)

@@ -19,21 +19,30 @@ class Outcome(Enum):
 class Kill:
     """One death. primitive: the persistence point, 0 if it came at a random time. acknowledged:
     commits that had returned; found: commits that the store held afterwards, None if there was no
-    store yet."""
+    store yet.
+
+    Of a job: victim is the store of the rank that dies, and acknowledged and found are generations
+    (without a job's records, steps): the newest that a rank had committed, and the newest that all
+    can produce. whole: all processes die, at a point when that rank gets there."""
 
     primitive: int
     delay_seconds: float
     acknowledged: int = 0
     found: int | None = None
+    victim: str = ""
+    whole: bool = False
 
     def __str__(self) -> str:
-        return f"point {self.primitive}" if self.primitive else f"{self.delay_seconds:.3f} s"
+        when = f"point {self.primitive}" if self.primitive else f"{self.delay_seconds:.3f} s"
+        if self.whole:
+            return f"all at {when}" + (f" of {self.victim}" if self.primitive else "")
+        return f"{self.victim} at {when}" if self.victim else when
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One program killed and resumed. commits: what the store held at the end, None if it did not
-    get there."""
+    """One program killed and resumed. commits: what the store held at the end (of a job: the last
+    step), None if it did not get there."""
 
     number: int
     kills: tuple[Kill, ...]
@@ -49,6 +58,7 @@ class CrashTestResult:
     primitives, commits: of the run that nobody killed. deterministic: a second such run ended in
         the same state; if not, `not_compared` has the names that two such runs leave with different
         contents, and only all others were compared.
+    stores: of a job, by rank.
     """
 
     seed: int
@@ -60,6 +70,7 @@ class CrashTestResult:
     seconds: float
     trials: tuple[Trial, ...] = field(default=())
     not_compared: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

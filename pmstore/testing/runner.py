@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pmstore.testing import crashboard
-from pmstore.testing.outcomes import Finding, Kill, Outcome
+from pmstore.testing import crashboard, processes
+from pmstore.testing.outcomes import Finding, Kill, Outcome, Trial
 
 _NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache"
+    ".git",
+    ".venv",
+    "__pycache__",
+    "node_modules",
+    ".mypy_cache",
+    ".pytest_cache",
+    "pmstore-crashtest-*",  # this one's, if temporary files go there
 )
-_DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
+DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Program:
         results: files below the folder that it leaves, compared as the state is.
         timeout_seconds: that one run may take.
         grace_seconds: between SIGTERM and SIGKILL, with model "term".
+        check: a command that looks at what a whole run left in the folder; ends with status 0 if
+            that is as it should be.
     """
 
     command: Sequence[str]
@@ -37,12 +45,14 @@ class Program:
     results: Sequence[str] = ()
     timeout_seconds: float = 600.0
     grace_seconds: float = 5.0
+    check: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, words in (
             ("command", self.command),
             ("resume", self.resume),
             ("results", self.results),
+            ("check", self.check),
         ):
             if isinstance(words, (str, bytes)) or not isinstance(words, Sequence):
                 raise TypeError(
@@ -66,12 +76,7 @@ class Run:
 
     @property
     def domain(self) -> str:
-        return _DOMAINS.get(self.seen.domain, "")
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # with the workers it may have started
+        return DOMAINS.get(self.seen.domain, "")
 
 
 class Runner:
@@ -82,19 +87,65 @@ class Runner:
         self.terminates = terminates
         self._folder = folder
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: dict[subprocess.Popen[bytes], str] = {}  # with the tokens of their boards
         self._ended = False
 
     def end(self) -> None:
         """Kills what runs, in other threads, and lets nothing more begin."""
         with self._lock:
             self._ended = True
-            for child in self._running:
-                _kill_group(child)
+            for child, token in self._running.items():
+                processes.end(child, token)
 
     def fresh_copy(self, into: Path) -> Path:
         shutil.copytree(self._folder, into, ignore=_NOT_COPIED, symlinks=True)
         return into
+
+    def check(self, cwd: Path) -> None:
+        """The user's own check. Raises: Finding."""
+        if not self.program.check:
+            return
+        try:
+            ran = subprocess.run(
+                list(self.program.check),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=self.program.timeout_seconds,
+            )
+        except subprocess.TimeoutExpired:
+            raise Finding(Outcome.MANUAL, "the check does not end") from None
+        if ran.returncode:
+            said = ran.stdout[-400:].decode(errors="replace").strip()
+            raise Finding(Outcome.DIFFERENT, f"the check ends with status {ran.returncode}: {said}")
+
+    @contextlib.contextmanager
+    def started(
+        self, cwd: Path, environment: dict[str, str], *, resumed: bool
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """The program, which has ended, with all that it has started, when the block is left."""
+        token = environment["PMSTORE_CRASH_TOKEN"]
+        with _output(cwd).open("wb") as file, self._lock:
+            if self._ended:
+                raise Finding(Outcome.MANUAL, "the crash test was ended")
+            child = subprocess.Popen(
+                list((resumed and self.program.resume) or self.program.command),
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            self._running[child] = token
+        try:
+            yield child
+        finally:
+            processes.end(child, token)
+            child.wait()
+            with self._lock:
+                del self._running[child]
 
     def run(
         self,
@@ -104,25 +155,11 @@ class Runner:
         *,
         resumed: bool = False,
     ) -> Run:
-        board, output = cwd.with_name(cwd.name + ".board"), cwd.with_name(cwd.name + ".output")
-        timeout = self.program.timeout_seconds
+        board, timeout = board_of(cwd), self.program.timeout_seconds
         point = kill.primitive if kill is not None else 0
         environment = crashboard.environment(board, at=point, power_seed=power_seed)
         patience = kill.delay_seconds if kill is not None and not kill.primitive else timeout
-        with output.open("wb") as file:
-            with self._lock:
-                if self._ended:
-                    raise Finding(Outcome.MANUAL, "the crash test was ended")
-                child = subprocess.Popen(
-                    list((resumed and self.program.resume) or self.program.command),
-                    cwd=cwd,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    start_new_session=True,
-                )
-                self._running.add(child)
+        with self.started(cwd, environment, resumed=resumed) as child:
             try:
                 child.wait(patience)
             except subprocess.TimeoutExpired:
@@ -132,10 +169,40 @@ class Runner:
                     child.terminate()
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(self.program.grace_seconds)
-            finally:
-                _kill_group(child)
-                child.wait()
-                with self._lock:
-                    self._running.discard(child)
-        said = output.read_bytes()[-400:].decode(errors="replace").strip()
-        return Run(child.returncode, said, crashboard.read(board))
+        return Run(child.returncode, said(cwd), crashboard.read(board))
+
+
+def board_of(cwd: Path) -> Path:
+    return cwd.with_name(cwd.name + ".board")
+
+
+def _output(cwd: Path) -> Path:
+    return cwd.with_name(cwd.name + ".output")
+
+
+def said(cwd: Path, characters: int = 400) -> str:
+    """The end of what the program said in its last run there."""
+    return _output(cwd).read_bytes()[-characters:].decode(errors="replace").strip()
+
+
+def in_turn(
+    todo: Sequence[Callable[[], Trial]],
+    runner: Runner,
+    jobs: int,
+    on_trial: Callable[[Trial], None],
+) -> tuple[Trial, ...]:
+    """The trials, so many at a time, by number."""
+    found = []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(one) for one in todo]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                found.append(future.result())
+                on_trial(found[-1])
+        except BaseException:  # Ctrl-C: nobody waits for what runs
+            runner.end()
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
+    return tuple(sorted(found, key=lambda trial: trial.number))

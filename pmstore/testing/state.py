@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pmstore.course.layout import GROUP as COURSE
+from pmstore.distributed.generations import Member
+from pmstore.distributed.records import members, without_run
 from pmstore.errors import PmstoreError
 from pmstore.objects.containers import Group
 from pmstore.objects.lists import List
@@ -44,8 +49,12 @@ def _content(value: Any) -> bytes:
 
 
 def _digest(store: Store) -> dict[str, str]:
-    """Names to hashes of what they hold."""
-    return {name: hashlib.sha256(_content(value)).hexdigest() for name, value in _leaves(store)}
+    """Names to hashes of what they hold, but for what was measured of its runs."""
+    return {
+        name: hashlib.sha256(_content(value)).hexdigest()
+        for name, value in _leaves(store)
+        if not name.startswith(f"{COURSE}/")
+    }
 
 
 def digest_files(folder: Path, names: Sequence[str]) -> dict[str, str]:
@@ -58,13 +67,24 @@ def digest_files(folder: Path, names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
-    """Opens a copy of the store, as the resumed program will open it; its number of commits and
-    state."""
+@dataclass(frozen=True)
+class Examined:
+    """What a store holds: its number of commits, hashes by name, and what it would bring to the
+    joining of a job of each of its training runs, or of another one."""
+
+    commits: int
+    state: dict[str, str]
+    members: dict[str, Member]
+    bare: Member
+
+
+def examine(path: Path, verify: Verify | None, name: str = "") -> Examined:
+    """Opens a copy of the store, as the resumed program will open it. name: of it, for messages."""
     copy = path.with_name(path.name + ".examined")
     shutil.copyfile(path, copy)
     try:
-        with open_store(copy, mode="r+", force=True) as store:  # nobody wrote while it was copied
+        # nobody wrote while it was copied; closed as it is, whatever it holds for a job
+        with closing(open_store(copy, mode="r+", force=True)) as store:
             problems = store.check().problems
             if problems:
                 raise Finding(Outcome.MANUAL, f"the check finds: {problems[0]}")
@@ -75,7 +95,8 @@ def examine(path: Path, verify: Verify | None) -> tuple[int, dict[str, str]]:
                     raise Finding(Outcome.DIFFERENT, f"the verification fails: {error!r}") from None
                 if answer is False:
                     raise Finding(Outcome.DIFFERENT, "the verification says no")
-            return store.epoch, _digest(store)
+            found = members(store, name)
+            return Examined(store.epoch, _digest(store), found, without_run(store, name))
     except (PmstoreError, OSError) as error:
         raise Finding(Outcome.MANUAL, f"the store does not open: {error}") from None
     finally:

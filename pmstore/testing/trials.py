@@ -17,7 +17,6 @@ Source: the classes of outcomes, and the comparison with a run that nobody kills
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
 import os
 import random
@@ -27,11 +26,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from pmstore.testing.outcomes import CrashTestResult, Finding, Kill, Outcome, Trial
-from pmstore.testing.runner import Program, Runner
+from pmstore.testing.runner import Program, Runner, in_turn
 from pmstore.testing.state import Verify, differing, digest_files, examine
 
 _POWER_DOMAINS = ("dax", "file", "emulated")
@@ -76,15 +76,15 @@ def _reference(runner: Runner, cwd: Path, verify: Verify | None) -> _Reference:
     if not seen.acknowledged:
         raise ValueError("the program commits nothing")
     try:
-        epoch, state = examine(path, verify)
+        examined = examine(path, verify)
     except Finding as finding:
         raise ValueError(f"after a run that nobody killed: {finding}") from None
     if missing := [name for name in runner.program.results if not (cwd / name).is_file()]:
         raise ValueError(f"a run that nobody killed leaves no file {missing[0]}")
-    state |= digest_files(cwd, runner.program.results)
-    return _Reference(
-        str(path.relative_to(cwd.resolve())), seen.primitives, epoch, seconds, run.domain, state
-    )
+    state = examined.state | digest_files(cwd, runner.program.results)
+    runner.check(cwd)
+    name = str(path.relative_to(cwd.resolve()))
+    return _Reference(name, seen.primitives, examined.commits, seconds, run.domain, state)
 
 
 # ---- trials --------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _die(
             raise Finding(Outcome.LOST, "the store is gone")
         return Kill(kill.primitive, kill.delay_seconds)
     try:
-        found, _ = examine(path, verify)
+        found = examine(path, verify).commits
     except Finding as finding:
         finding.acknowledged = acknowledged
         raise
@@ -172,8 +172,9 @@ def _one_trial(
         run = runner.run(cwd, resumed=True)
         if run.status != 0:
             raise Finding(Outcome.MANUAL, f"resumed, it ended with status {run.status}: {run.said}")
-        commits, state = examine(path, verify)
-        state |= digest_files(cwd, runner.program.results)
+        examined = examine(path, verify)
+        commits = examined.commits
+        state = examined.state | digest_files(cwd, runner.program.results)
         if commits < found:
             raise Finding(Outcome.LOST, f"the store went back from commit {found} to {commits}")
         slack = len(plan.kills) + 1  # what a program may commit at each start
@@ -194,6 +195,7 @@ def _one_trial(
                 Outcome.DIFFERENT,
                 f"not the end of a run that nobody killed: {', '.join(names[:4])}",
             )
+        runner.check(cwd)
     except Finding as finding:
         if finding.acknowledged:
             kills[-1] = replace(kills[-1], acknowledged=finding.acknowledged)
@@ -281,11 +283,10 @@ def crash_test(
         plans = _plan(trials, reference, model, seed)
         if at:
             plans = [_Plan(1, tuple(Kill(point, 0.0) for point in at), plans[0].power_seed)]
-        found = []
-        with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
-            kept = Path(keep) if keep is not None else None
-            futures = [
-                pool.submit(
+        kept = Path(keep) if keep is not None else None
+        found = in_turn(
+            [
+                partial(
                     _one_trial,
                     plan,
                     runner,
@@ -296,18 +297,11 @@ def crash_test(
                     kept,
                 )
                 for plan in plans
-            ]
-            try:
-                for future in concurrent.futures.as_completed(futures):
-                    found.append(future.result())
-                    on_trial(found[-1])
-            except BaseException:  # Ctrl-C: nobody waits for what runs
-                runner.end()
-                raise
-            finally:
-                for future in futures:
-                    future.cancel()
-    found.sort(key=lambda trial: trial.number)
+            ],
+            runner,
+            jobs,
+            on_trial,
+        )
     return CrashTestResult(
         seed,
         model,
@@ -316,6 +310,6 @@ def crash_test(
         reference.commits,
         not reference.differs,
         time.monotonic() - start,
-        tuple(found),
+        found,
         tuple(sorted(reference.differs)),
     )

@@ -7,13 +7,18 @@
 Source: DeepFreeze (CCGrid 2020). docs/TIERS.md tells how, and what it costs.
 """
 
-from pmstore.tiers.choosing import epochs
-from pmstore.tiers.config import TierConfig
-from pmstore.tiers.exporting import export_safetensors
-from pmstore.tiers.handle import Flush, FlushStats
-from pmstore.tiers.manager import drain_all
-from pmstore.tiers.reading import EpochInfo
-from pmstore.tiers.restoring import RestoreReport, restore
+from typing import TYPE_CHECKING
+
+from pmstore.base.doors import door
+
+if TYPE_CHECKING:
+    from pmstore.tiers.choosing import epochs
+    from pmstore.tiers.config import TierConfig
+    from pmstore.tiers.exporting import export_safetensors
+    from pmstore.tiers.handle import Flush, FlushStats
+    from pmstore.tiers.manager import drain_all
+    from pmstore.tiers.reading import EpochInfo
+    from pmstore.tiers.restoring import RestoreReport, restore
 
 __all__ = [
     "EpochInfo",
@@ -26,3 +31,17 @@ __all__ = [
     "export_safetensors",
     "restore",
 ]
+
+if not TYPE_CHECKING:  # which would take every name for one of ours
+    __getattr__ = door(
+        "pmstore.tiers",
+        {
+            "pmstore.tiers.choosing": ("epochs",),
+            "pmstore.tiers.config": ("TierConfig",),
+            "pmstore.tiers.exporting": ("export_safetensors",),
+            "pmstore.tiers.handle": ("Flush", "FlushStats"),
+            "pmstore.tiers.manager": ("drain_all",),
+            "pmstore.tiers.reading": ("EpochInfo",),
+            "pmstore.tiers.restoring": ("RestoreReport", "restore"),
+        },
+    )

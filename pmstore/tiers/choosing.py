@@ -70,7 +70,9 @@ def read_first(
             broken.append((info.epoch, problem))
         else:
             reasons = "; ".join(f"epoch {number} is {why}" for number, why in broken)
-            raise TierError(f"{place.url}: no epoch could be {what}: {reasons}")
+            none_whole = TierError(f"{place.url}: no epoch could be {what}: {reasons}")
+            none_whole.damaged = True
+            raise none_whole
     raise TierError(
         f"{place.url}: {TRIES} times the newest epoch was let go while it was read: let its writer "
         "keep more of them (keep=), or give this reader the right to write there, so that it can "
@@ -89,10 +91,7 @@ def _choose(found: list[EpochInfo], url: str, wanted: Wanted) -> list[EpochInfo]
     if any(one.run == wanted.run for one in candidates):
         candidates = [one for one in candidates if one.run == wanted.run]
     if not candidates:
-        there = ", ".join(f"{one.epoch} of run {one.run}{_why(one)}" for one in found[:20])
-        raise TierError(
-            f"{url}: no such epoch. There are {there}{' and more' if len(found) > 20 else ''}"
-        )
+        raise TierError(f"{url}: no such epoch. It has {_listed(found)}")
     runs = sorted({one.run for one in candidates})
     if wanted[::2] != (None, None) and len(runs) > 1:
         which = f"epoch {wanted.epoch}" if wanted.kept is None else f"{wanted.kept!r}"
@@ -100,6 +99,17 @@ def _choose(found: list[EpochInfo], url: str, wanted: Wanted) -> list[EpochInfo]
             f"{url}: {which} is there of several runs: say run= one of {', '.join(runs)}"
         )
     return candidates[:1] if wanted.kept is not None else candidates
+
+
+def _listed(found: list[EpochInfo]) -> str:
+    by_run: dict[str, list[str]] = {}
+    for one in found[:20]:
+        by_run.setdefault(one.run, []).append(f"{one.epoch}{_why(one)}")
+    told = (
+        f"epoch{'s' * (len(epochs) > 1)} {', '.join(epochs)} of run {run}"
+        for run, epochs in by_run.items()
+    )
+    return "; ".join(told) + (" and more" if len(found) > 20 else "")
 
 
 def _fits(info: EpochInfo, wanted: Wanted) -> bool:

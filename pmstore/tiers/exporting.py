@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
 import os
-import secrets
 import struct
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import numpy as np
 
+from pmstore.base.newfile import absent, new_file
 from pmstore.errors import TierError
 from pmstore.objects import array
 from pmstore.objects.array import Descriptor
@@ -49,39 +47,26 @@ def export_safetensors(
     Raises: TierError, FileExistsError, OSError; ValueError for a dtype that safetensors does not
         have.
     """
-    if os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "give a path where nothing is", os.fspath(path))
+    absent(path)
     backend = open_places(url, storage_options, Patience(os.fspath(url), stall_seconds))
 
     def write(info: EpochInfo) -> list[str]:
-        temporary = f"{os.fspath(path)}.{secrets.token_hex(4)}.new"
-        try:
-            source = EpochBytes(backend, info, rank)
-            image = Image(source.read, source.manifest.state_bytes)
-            prefix = f"{group.rstrip('/')}/" if group else ""
-            found = {
-                one.name[len(prefix) :]: one
-                for one in image.arrays()
-                if one.name.startswith(prefix)
-            }
-            if not found:
-                raise TierError(
-                    f"{backend.url}: epoch {info.epoch} has no "
-                    f"arrays{f' under {group!r}' if group else ''}"
-                )
-            with open(
-                temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)
-            ) as file:
-                os.fchmod(file.fileno(), mode)
-                metadata = {"pmstore_epoch": str(info.epoch), "pmstore_run": info.run}
-                _write(file, source, image, found, metadata, progress or (lambda done, total: None))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            return sorted(found)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        source = EpochBytes(backend, info, rank)
+        image = Image(source.read, source.manifest.state_bytes)
+        prefix = f"{group.rstrip('/')}/" if group else ""
+        found = {
+            one.name[len(prefix) :]: one for one in image.arrays() if one.name.startswith(prefix)
+        }
+        if not found:
+            raise TierError(
+                f"{backend.url}: epoch {info.epoch} has no "
+                f"arrays{f' under {group!r}' if group else ''}"
+            )
+        with new_file(path, mode) as file:
+            metadata = {"pmstore_epoch": str(info.epoch), "pmstore_run": info.run}
+            _write(file, source, image, found, metadata, progress or (lambda done, total: None))
+            file.flush()
+        return sorted(found)
 
     names, info, _ = read_first(backend, Wanted(epoch, run), "exported", write)
     return info.epoch, names

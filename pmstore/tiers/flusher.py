@@ -16,7 +16,7 @@ from pmstore.engine.pool import Pool
 from pmstore.engine.snapshot import Snapshot, Transfer
 from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.handle import Flush, FlushStats
+from pmstore.tiers.handle import Flush, FlushStats, TierState
 from pmstore.tiers.kept import Keeping, KeptEpochs
 from pmstore.tiers.remote import FsspecBackend
 from pmstore.tiers.writer import Writer, Written
@@ -42,9 +42,12 @@ class Flusher:
     """One tier of one open store. Flushes run one after another, on a thread of their own."""
 
     def __init__(self, name: str, config: TierConfig, pool: Pool) -> None:
-        self.name, self.config, self.pool = name, config, pool
+        self.name: str = name
+        self.config: TierConfig = config
+        self.pool: Pool = pool
         self._writer = Writer(name, config, pool.info)
         self.last: Flush | None = None
+        self._durable: Flush | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: dict[str, Worker] = {}
@@ -147,6 +150,8 @@ class Flusher:
         finally:
             job.snapshot.close()
             job.flush.finish(error, stats)
+            if error is None:
+                self._durable = job.flush
             try:
                 if written is not None and job.keeping is not None:
                     self._writer.publisher.push_out(job.keeping)
@@ -158,6 +163,19 @@ class Flusher:
                 )
             finally:
                 job.flush.finish_over()
+
+    def state(self) -> TierState:
+        """Waits for nothing."""
+        last, durable = self.last, self._durable
+        busy = last if last is not None and not last.done else None
+        return TierState(
+            name=self.name,
+            epoch=durable.epoch if durable is not None else 0,
+            seconds=durable.stats.seconds if durable is not None and durable.stats else 0.0,
+            under_way=busy.epoch if busy is not None else None,
+            share=busy.progress if busy is not None else 1.0,
+            failed=last is not None and last.done and last.error is not None,
+        )
 
     def _explain(self, flush: Flush, error: PmstoreError) -> TierError:
         if flush.cancelled:

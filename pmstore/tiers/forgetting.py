@@ -23,7 +23,7 @@ class Retention:
         # of manifests that were read, or written: they do not change
         self._files: dict[str, frozenset[str]] = {}
         self._leases = Leases(backend, own)
-        self.kept = KeptEpochs(backend, own)
+        self.kept: KeptEpochs = KeptEpochs(backend, own)
 
     def clean(self, lock: Lock) -> None:
         """Deletes files of this run and rank that no epoch names: left by a writer that was

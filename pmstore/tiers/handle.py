@@ -39,6 +39,26 @@ class FlushStats:
     peak_kept_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """How far the flushes of this process to a tier are.
+
+    Attributes:
+        epoch: the newest that counts; 0: none of this process does yet.
+        seconds: that its flush took.
+        under_way: the epoch that is being flushed, and the share of it that is written; None, 1.0:
+            none is.
+        failed: the last flush did.
+    """
+
+    name: str
+    epoch: int
+    seconds: float
+    under_way: int | None
+    share: float
+    failed: bool
+
+
 TELL_SECONDS = 0.1
 
 
@@ -48,7 +68,7 @@ class Teller:
     flush."""
 
     def __init__(
-        self, progress: Callable[[int, int], object], transfer: Transfer, total: int
+        self, progress: Callable[[int, int], object], transfer: Transfer, total: Callable[[], int]
     ) -> None:
         """Raises: RuntimeError: no thread could be started."""
         self._progress, self._transfer, self._total = progress, transfer, total
@@ -59,8 +79,8 @@ class Teller:
     def _tell(self) -> None:
         _calling.on = True
         while not self._stop.wait(TELL_SECONDS):
-            self._progress(self._transfer.done_bytes, self._total)
-        self._progress(self._transfer.done_bytes, self._total)
+            self._progress(self._transfer.done_bytes, self._total())
+        self._progress(self._transfer.done_bytes, self._total())
 
     def stop(self) -> None:
         self._stop.set()
@@ -78,7 +98,7 @@ def telling(
     if progress is None:
         yield
         return
-    teller = Teller(progress, transfer, total)
+    teller = Teller(progress, transfer, lambda: total)
     try:
         yield
     finally:
@@ -127,14 +147,14 @@ class Flush:
         self.stats: FlushStats | None = None
         """When it is done."""
         self.total_bytes = 0
-        """To write; 0 until that is known."""
-        self.cancelled = False
+        """To look at, and to write what of it is not in the tier; 0 until that is known."""
+        self.cancelled: bool = False
         """`cancel` was called."""
         self._transfer = transfer
         self._done = threading.Event()
         self._over = threading.Event()
         self._called = threading.Event()
-        self.told = False
+        self.told: bool = False
         """Somebody has seen the error."""
         self._callbacks: list[Callable[[Flush], None]] = []
         self._lock = threading.Lock()
@@ -191,7 +211,7 @@ class Flush:
 
     @property
     def written_bytes(self) -> int:
-        return self._transfer.done_bytes
+        return self._transfer.written_bytes
 
     @property
     def progress(self) -> float:
@@ -257,7 +277,7 @@ class Flush:
         """
         with self._lock:
             if self._progress is not None and not self._done.is_set():
-                self._teller = Teller(self._progress, self._transfer, self.total_bytes)
+                self._teller = Teller(self._progress, self._transfer, lambda: self.total_bytes)
 
     def finish(self, error: BaseException | None, stats: FlushStats | None) -> None:
         """For the thread that flushes."""

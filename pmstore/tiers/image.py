@@ -40,10 +40,12 @@ class Image:
     def __init__(self, read: Callable[[int, int], bytes], state_bytes: int) -> None:
         self.read = read
         self._left = state_bytes
+        self.epoch: int
         self.epoch, self._root = _ROOT.unpack(read(ROOT_OFFSET, _ROOT.size))
 
     def objects(self) -> Iterator[Stored]:
-        """Values and arrays, group by group, each with its path.
+        """Values, arrays and slots, group by group, each with its path. Of slots, which are a
+        group, `meta` says which of their two arrays, "0" and "1", is current.
 
         Raises: CorruptStoreError; what `read` raises.
         """
@@ -57,6 +59,8 @@ class Image:
                         raise CorruptStoreError("groups contain each other")
                     seen.add(one.offset)
                     groups.append((one.name + "/", one.offset, depth + 1))
+                    if one.meta:
+                        yield one
                 elif one.kind in (VALUE, ARRAY):
                     yield one
 

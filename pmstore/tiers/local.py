@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from pmstore.base.alive import alive
 from pmstore.engine import snapshot
-from pmstore.errors import TierError
+from pmstore.errors import StoreFullError, TierError
 from pmstore.tiers.backend import Lock
 
 
@@ -155,8 +155,9 @@ class LocalBackend:
     they are named."""
 
     def __init__(self, path: Path, access: Access) -> None:
-        self.path, self._access = path, access
-        self.url = f"file://{path}"
+        self.path: Path = path
+        self._access = access
+        self.url: str = f"file://{path}"
 
     def names(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -222,8 +223,9 @@ class LocalBackend:
         return _FileLock(self.path / f".{prefix}lock", self._access)
 
     @contextlib.contextmanager
-    def create(self, name: str, nbytes: int) -> Iterator[int]:
-        """A new file, with room for nbytes of chunks unless they are few: its descriptor. Synced,
+    def create(self, name: str, nbytes: int, fewer: bool = False) -> Iterator[int]:
+        """A new file, with room for nbytes of chunks unless they are few: its descriptor. fewer:
+        there may be fewer, so that it is no error yet if there is no room for all of them. Synced,
         with its name, on leaving; gone if that fails."""
         path = self.path / name
         try:
@@ -235,7 +237,11 @@ class LocalBackend:
             fd = self._access.create(path, os.O_WRONLY)
         try:
             if nbytes >= _RESERVE_LEAST:
-                snapshot.reserve(fd, nbytes, str(path))
+                try:
+                    snapshot.reserve(fd, nbytes, str(path))
+                except StoreFullError:
+                    if not fewer:
+                        raise
             yield fd
             snapshot.sync(fd, str(path))
         except BaseException:

@@ -24,7 +24,7 @@ from pmstore.objects.containers import Group
 from pmstore.tiers import trust
 from pmstore.tiers.config import TierConfig
 from pmstore.tiers.flusher import Flusher, start_thread
-from pmstore.tiers.handle import Flush, time_left
+from pmstore.tiers.handle import Flush, TierState, time_left
 from pmstore.tiers.kept import Keeping
 
 if TYPE_CHECKING:
@@ -181,6 +181,11 @@ class Tiers:
     @property
     def configs(self) -> Mapping[str, TierConfig]:
         return dict(self._configs)
+
+    def states(self) -> list[TierState]:
+        """Of those that this process has flushed to. Waits for nothing."""
+        flushers = list(self._flushers.items())
+        return [one.state() for name, one in flushers if name in self._configs and one.last]
 
     def _require(self) -> None:
         """Raises: ForkedStoreError, ClosedStoreError."""

@@ -1,5 +1,5 @@
-"""What an epoch has to write: all of the state, what changed since the last epoch, or this rank's
-share of it."""
+"""What an epoch has to look at: all of the state, what may have changed since the last epoch, or
+this rank's share of it. And what it keeps of the files of the last epoch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Base:
     nbytes: int
     """Of the manifest, as it was published."""
     manifest: Manifest
+    seen: dict[int, bytes]
+    """Fingerprints of chunks that were found unchanged once, by index."""
 
     def intact(self, names: dict[str, int]) -> bool:
         """Nothing may rest on files that somebody took away."""
@@ -37,11 +39,18 @@ class Base:
         )
 
 
-def plan(
-    config: TierConfig, run: str, snapshot: Snapshot, base: Base | None
-) -> tuple[Manifest, Array]:
-    """The new manifest, with the places of chunks that stay where they are, and the indices of
-    those to write."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    manifest: Manifest
+    """Of the new epoch, without files, and without the places of its chunks."""
+    look: Array
+    """bool for each chunk: it has changed, or it was captured, or the last epoch does not have
+    it."""
+    known: Array
+    """int64 for each chunk: its CRC-32C in the last epoch, or -1."""
+
+
+def plan(config: TierConfig, run: str, snapshot: Snapshot, base: Base | None) -> Plan:
     found = snapshot.chunks(config.chunk_bytes, base.tag if base else 0)
     shared: tuple[Shared, ...] = ()
     borrowed = np.zeros(0, np.uint64)
@@ -54,11 +63,12 @@ def plan(
     live = np.flatnonzero(found & LIVE).astype(np.uint64)
     chunks = np.zeros(len(live), CHUNK)
     chunks["index"] = live
-    keep = np.zeros(len(live), bool)
-    files: list[tuple[str, int]] = []
-    if base is not None:
-        keep = (found[live] & CHANGED) == 0
-        files = _carry_over(config.chunk_bytes, base.manifest, chunks, keep)
+    look = np.ones(len(live), bool)
+    known = np.full(len(live), -1, np.int64)
+    if base is not None and len(base.manifest.chunks):
+        at, there = _in(base.manifest, chunks)
+        look = ((found[live] & CHANGED) != 0) | ~there
+        known[there] = base.manifest.chunks["crc"][at][there]
     manifest = Manifest(
         epoch=snapshot.epoch,
         run=run,
@@ -66,27 +76,31 @@ def plan(
         world_size=config.world_size,
         chunk_bytes=config.chunk_bytes,
         head=snapshot.super,
-        files=tuple(files),
+        files=(),
         chunks=chunks,
         time=time.time(),
         shared=shared,
         borrowed=borrowed,
     )
-    return manifest, live[~keep]
+    return Plan(manifest, look, known)
 
 
-def _carry_over(
+def _in(old: Manifest, chunks: Array) -> tuple[Array, Array]:
+    """Where each chunk stands in the old manifest, which is not empty (anywhere, if it does not),
+    and whether it does."""
+    at = np.minimum(np.searchsorted(old.chunks["index"], chunks["index"]), len(old.chunks) - 1)
+    return at, old.chunks["index"][at] == chunks["index"]
+
+
+def carry_over(
     chunk_bytes: int, old: Manifest, chunks: Array, keep: Array
 ) -> list[tuple[str, int]]:
-    """Takes the places of unchanged chunks over; leaves out the emptiest files while all of
+    """Takes the places of the chunks to keep over; leaves out the emptiest files while all of
     them are too large. Clears `keep` for what has to be written after all. Returns the files
     that are still named."""
-    at = np.searchsorted(old.chunks["index"], chunks["index"])
-    at = np.minimum(at, max(len(old.chunks) - 1, 0))
-    if not len(old.chunks):
-        keep[:] = False
+    if not keep.any():
         return []
-    keep &= old.chunks["index"][at] == chunks["index"]
+    at, _ = _in(old, chunks)
     number = old.chunks["file"][at]
     live = np.bincount(number[keep], minlength=len(old.files)) * chunk_bytes
     sizes = np.array([size for _, size in old.files], np.int64)

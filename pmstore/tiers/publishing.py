@@ -17,8 +17,11 @@ class Publisher:
 
     def __init__(self, backend: Backend, config: TierConfig, uuid: str, session: str) -> None:
         """uuid: of the store, whose epochs these are. session: of this writer."""
-        self.backend, self._uuid, self._session = backend, uuid, session
-        self.own = ManifestName(0, 0, config.run or uuid, config.rank, config.world_size)
+        self.backend: Backend = backend
+        self._uuid, self._session = uuid, session
+        self.own: ManifestName = ManifestName(
+            0, 0, config.run or uuid, config.rank, config.world_size
+        )
         """Run, rank and number of ranks."""
         self._lock: Lock | None = None
         # the last one given: a name stands for one manifest, even if somebody empties the tier

@@ -173,13 +173,15 @@ class EpochBytes:
         """Raises: BrokenEpochError."""
         if rank not in info.manifests:
             raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
-        self.manifest = load_manifest(backend, info.manifests[rank])
+        self.manifest: Manifest = load_manifest(backend, info.manifests[rank])
         try:
-            self.store_bytes = snapshot.store_size(self.manifest.head, info.manifests[rank])
+            self.store_bytes: int = snapshot.store_size(self.manifest.head, info.manifests[rank])
         except (CorruptStoreError, FormatVersionError) as error:
             raise BrokenEpochError("corrupt", str(error)) from error
         self._everywhere = backend
-        self.backend = backend.of(info.manifests[rank]) if isinstance(backend, Places) else backend
+        self.backend: Backend = (
+            backend.of(info.manifests[rank]) if isinstance(backend, Places) else backend
+        )
         self._info = info
         self._others: dict[int, EpochBytes] = {}
         self._lenders: dict[int, tuple[int, int, int]] = {}

@@ -54,6 +54,8 @@ class FsspecBackend:
             ) from None
         self.url = url
         self._patience = patience
+        self.fs: Any
+        self.root: str
         try:
             self.fs, self.root = fsspec.core.url_to_fs(url, **storage_options)
         except ImportError as error:

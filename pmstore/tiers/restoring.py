@@ -176,8 +176,9 @@ def _sync_directory(path: Path) -> None:
 def _make_room(
     fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfer, path: str
 ) -> bool:
-    """Beside the copying; in memory for what will be copied first. False: it cannot be, and nothing
-    was done."""
+    """Beside the copying. False: it cannot be, and nothing was done. In memory what nothing is
+    copied to comes first: that may take as long as a disk needs for the rest. Those who copy make
+    room for it themselves."""
     if not fill.mapped:
         return snapshot.reserve_store(fd, size, room, path)
     block, offsets = (
@@ -190,7 +191,7 @@ def _make_room(
     np.add.at(ends, offsets // block, 1)
     np.add.at(ends, (np.minimum(offsets + manifest.chunk_bytes, size) - 1) // block + 1, -1)
     filled = np.cumsum(ends[:-1]) > 0
-    for now in (True, False):
+    for now in (False, True):
         for number in np.flatnonzero(filled == now):
             offset = int(number) * block
             fill.reserve(offset, min(block, size - offset), now, room, path)

@@ -12,15 +12,18 @@ with optional:
         NotKeptError,
         TornStepError,
     )
+    from pmstore.torch.job import Job
     from pmstore.torch.kept import KeptState
     from pmstore.torch.load import load
     from pmstore.torch.resume import Resume
-    from pmstore.torch.run import Run, RunStats
+    from pmstore.torch.run import Run
+    from pmstore.torch.stats import RunStats
     from pmstore.torch.transaction import RunTransaction
 
 __all__ = [
     "AttachError",
     "ChangedError",
+    "Job",
     "KeptState",
     "LookaheadError",
     "MismatchError",

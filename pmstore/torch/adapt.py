@@ -17,7 +17,7 @@ from pmstore.torch.errors import ChangedError, MismatchError
 from pmstore.torch.fingerprint import Settings, fingerprint, plain
 from pmstore.torch.fitting import Fitting
 from pmstore.torch.part import Part
-from pmstore.torch.program import FORMAT, Program
+from pmstore.torch.program import Program
 from pmstore.torch.resume import Resume
 from pmstore.torch.trainable import TrainablePart
 
@@ -53,7 +53,7 @@ def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
             mismatched=map(str, choices.unanswered),
         )
     about = store[f"{name}/about"]
-    newest = about["format"] == FORMAT
+    newest = about["format"] == program.format
     known = newest and noted.get("resume") == chosen and not has_more(stored, given)
     if known and not (missing or unexpected or differences or choices.by_name):
         return
@@ -63,7 +63,7 @@ def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
             return
         with store.transaction():
             fitting.fit(missing, unexpected)
-            store[f"{name}/about"] = {**about, "format": FORMAT, "pieces": program.given()}
+            store[f"{name}/about"] = {**about, "format": program.format, "pieces": program.given()}
             note(store, name, program, resume)
             fitting.check()
     finally:

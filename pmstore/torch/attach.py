@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -16,14 +17,17 @@ from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch.adapt import adapt, note
 from pmstore.torch.errors import AttachError, TornStepError, records
+from pmstore.torch.job import Job, job_of, leave_job, warn_of_ranks
+from pmstore.torch.joining import Joining
 from pmstore.torch.keys import called
-from pmstore.torch.optimizer import parameters_of
+from pmstore.torch.layout import decode_place, refuse_resharded
+from pmstore.torch.optimizer_state import parameters_of
 from pmstore.torch.pieces import Pieces
-from pmstore.torch.program import FORMAT, Program, check_format
+from pmstore.torch.program import Program, check_format
 from pmstore.torch.progress import Progress
 from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
-from pmstore.torch.schedule import Schedule, check_schedule
+from pmstore.torch.schedule import Schedule, check_schedule, describe_schedule, rule_for
 from pmstore.torch.stateful import Stateful
 from pmstore.torch.steps import Steps
 
@@ -43,13 +47,17 @@ def attach(
     scaler: _Many[Stateful] = None,
     loader: Iterable[Any] | None = None,
     stateful: Mapping[str, Stateful | torch.Generator] | None = None,
-    policy: CommitPolicy | CommitScheduler | None = None,
+    policy: CommitPolicy | CommitScheduler | Literal["auto"] | None = "auto",
+    max_loss: float | None = None,
     tiers: Sequence[str] = (),
     name: str = "run",
     rng: bool = True,
     mirror: bool | None = None,
     guard: PreemptionGuard | None = None,
     resume: Resume | None = None,
+    process_group: Any = None,
+    timeout: float | None = None,
+    job: Job | None = None,
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
@@ -70,7 +78,7 @@ def attach(
     Where a program has several of a kind, it gives a dict of them, `model={"g": g, "d": d},
     optimizer={"g": ..., "d": ...}`, or a list, whose keys are "0", "1", ... They lie under
     `<name>/model/<key>` and `<name>/optimizer/<key>`; the models may share modules and parameters,
-    and an optimizer may train parameters of several. A step ends with `Run.commit`, however many
+    and an optimizer may train parameters of several. A step ends with `Run.end_step`, however many
     optimizers stepped in it.
 
     Args:
@@ -86,12 +94,18 @@ def attach(
             be iterated again.
         stateful: what else the run depends on, under names of its own: generators, metrics. Their
             state is copied at each step; it does not lie in the heap.
-        policy: when to commit. A rule of `pmstore.scheduler` (EveryN, Young,
-            ConvergenceAware("time"), ...): a scheduler is made for it that keeps its state in this
-            store. Or a CommitScheduler of your own, whose targets call `store.commit`. None: at
-            every step.
+        policy: which steps `Run.end_step` commits. (`Run.commit` asks no policy.) "auto": every
+            step where a commit costs next to nothing, in memory (the store's domain is not "file").
+            On a disk when the work at risk is worth what a commit costs, both measured, and before
+            more than `max_loss` is at risk. None: every step. Or a rule of `pmstore.scheduler`:
+            EveryN(100), EverySeconds(60), Auto(objective). A scheduler is made for it that keeps
+            its state in this store. Or a CommitScheduler of your own, whose targets call
+            `store.commit`.
+        max_loss: with "auto": seconds of work that a kill may take back at most, beside the step
+            that it hits. None: on a disk 1 s, or more where commits after so long would take more
+            than 3 % of the time. 0: every step commits.
         tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest
-            first. With `ConvergenceAware` the scheduler decides when, for each. With another rule
+            first. With "auto" the scheduler decides when, for each. With another rule
             of pmstore, or none, each is flushed after a commit whenever it is idle (after one with
             `wait=False`: at the next). Those with `every` flush by themselves.
         name: of the run's group in the store; several runs can share a store.
@@ -100,12 +114,20 @@ def attach(
         guard: notices that the process is told to stop. Then the step is finished and committed,
             whatever the policy says, and `run.batches` ends the program with status 0 in place of
             giving another batch (`run.stopping`, for loops of your own). It is entered, as by
-            `with guard:`, until the store is closed.
+            `with guard:`, until the store is closed. In a job all ranks have one, and a notice to
+            one of them ends all, at the same step.
         mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap.
             None: if any parameter is on an accelerator.
         resume: what to do where the program differs from the one that the stored run was made by:
             other settings (learning rate, batch size, scheduler, data), pieces, layers. None:
             differences are refused. On return it is done, and durable.
+        process_group: the ranks that train one model together, each with a store of its own:
+            "world", or a group of torch.distributed. All of them call attach. It returns when all
+            are at the same step, the newest that every rank can produce; a rank that had committed
+            one more goes back. Each `run.commit` is then a part of a commit of the job. See
+            docs/DISTRIBUTED.md.
+        timeout: seconds that ranks wait for each other (300).
+        job: the two in one, `Job(process_group, timeout)`.
 
     Raises:
         AttachError: something cannot be moved (another device, no data yet), is attached already,
@@ -119,32 +141,87 @@ def attach(
         TornStepError: the last commit was made in the middle of a step.
         TransactionError: inside a transaction of the store.
         StoreFullError: no room.
-        TypeError: policy is neither a rule nor a scheduler; resume is no Resume.
+        MixedStoresError: the ranks' stores have no generation in common. PeerLostError: a rank died
+            or did not come. MismatchError and AttachError also where another rank gives another
+            program, or could not attach. In a job all of these are raised at every rank.
+        InDoubtError: the store is of a job, and was not given process_group.
+        TypeError: policy is neither "auto" nor a rule nor a scheduler; max_loss beside another
+            policy than "auto"; resume is no Resume. ValueError: max_loss is negative.
         In every case store and program are as before; only where an object refuses the state that
         is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the
         store.
     """
-    if policy is not None and not isinstance(policy, (CommitScheduler, CommitPolicy)):
-        raise TypeError(
-            "policy is a rule of pmstore.scheduler, such as EveryN(100) or "
-            'ConvergenceAware("time"), or a CommitScheduler, '
-            f"not {policy!r}"
+    resume = Resume() if resume is None else resume
+    rule: CommitPolicy | CommitScheduler | None = None
+
+    def prepare() -> tuple[Program, str]:
+        nonlocal rule
+        _check_kinds(guard, resume)
+        program = Program.gather(
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            scaler=scaler,
+            stateful=stateful,
+            loader=loader,
+            rng=rng,
+            mirror=mirror,
         )
+        _refuse_twice(store, name, program)
+        _refuse_beside(store, together=ranks is not None)
+        _check_store(store, name, tiers)
+        rule = rule_for(store, policy, max_loss, tiers)
+        check_schedule(store, rule, tiers, guard, together=ranks is not None)
+        with records(store.path, name):  # before ranks compare what they have: that says less
+            if (stored := store.get(f"{name}/model_layout")) is not None:
+                places = {key: decode_place(raw) for key, raw in stored.items()}
+                refuse_resharded(places, program.models)
+        return program, describe_schedule(store, rule, tiers, guard)
+
+    def make(program: Program, first: Callable[[], None] | None = None) -> Steps:
+        if f"{name}/about" in store:
+            steps = _resume(store, name, program, resume, first)
+        else:
+            steps = _begin(store, name, program, resume, first)
+        try:
+            schedule = Schedule(store, name, steps.progress, rule, tiers, guard)
+            schedule.unasked = policy is not None and policy != "auto"
+            steps.use(schedule)
+        except BaseException:
+            steps.detach()
+            raise
+        return steps
+
+    ranks = job_of(job, process_group, timeout)
+    if ranks is None:
+        program, _ = prepare()
+        leaving = leave_job(store, name)
+        warn_of_ranks()
+        resumed = f"{name}/about" in store
+        steps = make(program, leaving)
+    else:
+        joining = Joining(store, name, ranks.peers())
+        program, described = joining.tell(prepare)
+        steps, resumed = joining.begin(lambda first: make(program, first))
+        steps.job = joining.membership(described, steps.schedule.join())
+    _runs[id(steps)] = steps
+    for piece in (*program.models.values(), *program.optimizers.values()):
+        _trained[piece] = weakref.ref(steps)
+    return Run(steps, resumed=resumed)
+
+
+def _check_kinds(guard: Any, resume: Any) -> None:
     if guard is not None and not isinstance(guard, PreemptionGuard):
-        raise TypeError(f"guard is a PreemptionGuard of pmstore.scheduler, not {guard!r}")
-    if resume is not None and not isinstance(resume, Resume):
+        given = repr(guard) if isinstance(guard, str) else "..."
+        raise TypeError(
+            f"guard is a PreemptionGuard of pmstore.scheduler, not {guard!r}: write "
+            f"guard=PreemptionGuard({given})"
+        )
+    if not isinstance(resume, Resume):
         raise TypeError(f"resume is a pmstore.torch.Resume(...), not {resume!r}")
-    program = Program.gather(
-        model=model,
-        optimizer=optimizer,
-        lr_scheduler=lr_scheduler,
-        scaler=scaler,
-        stateful=stateful,
-        loader=loader,
-        rng=rng,
-        mirror=mirror,
-    )
-    _refuse_twice(store, name, program)
+
+
+def _check_store(store: Store, name: str, tiers: Sequence[str]) -> None:
     if isinstance(tiers, str) or not all(isinstance(tier, str) for tier in tiers):
         raise TypeError(f"tiers={tiers!r}: a list of names of tiers, such as ['disk']")
     unknown = [tier for tier in tiers if tier not in store.tiers]
@@ -161,40 +238,38 @@ def attach(
             "the store is open for reading, and a run writes: open it with mode='r+'. To read a "
             f"stored model, use store['{name}/model'], which maps names to tensors"
         )
-    check_schedule(store, policy, tiers, guard)
-    resumed = f"{name}/about" in store
-    steps = (_resume if resumed else _begin)(store, name, program, resume or Resume())
-    try:
-        steps.use(Schedule(store, name, steps.progress, policy, tiers, guard))
-    except BaseException:
-        steps.detach()
-        raise
-    _runs[id(steps)] = steps
-    for piece in (*program.models.values(), *program.optimizers.values()):
-        _trained[piece] = weakref.ref(steps)
-    return Run(steps, resumed=resumed)
 
 
-def _begin(store: Store, name: str, program: Program, resume: Resume) -> Steps:
-    """A new run. The program is bound after the commit: if that fails, it has not been touched."""
+def _begin(
+    store: Store, name: str, program: Program, resume: Resume, first: Callable[[], None] | None
+) -> Steps:
+    """A new run. The program is bound after the commit: if that fails, it has not been touched.
+
+    first: writes what else is to be committed with it."""
     pieces = Pieces(store, name, program)
-    with store.transaction():
+    with store.transaction() if first is None else _committing(store):
         progress = Progress.create(store, name)
         pieces.create(progress.place)
         progress.write(0)
         store[f"{name}/about"] = {
-            "format": FORMAT,
+            "format": program.format,
             "torch": str(torch.__version__),
             "pieces": program.given(),
         }
         note(store, name, program, resume)
+        if first is not None:
+            first()
     steps = Steps(store, name, pieces, progress)
     steps.bind(resumed=False)
     return steps
 
 
-def _resume(store: Store, name: str, program: Program, resume: Resume) -> Steps:
-    """The stored run. Everything is compared before the program is touched."""
+def _resume(
+    store: Store, name: str, program: Program, resume: Resume, first: Callable[[], None] | None
+) -> Steps:
+    """The stored run. Everything is compared before the program is touched.
+
+    first: writes what else is to be committed with what `resume` asks for."""
     with records(store.path, name):
         check_format(store, name)
         progress = Progress.open(store, name)
@@ -205,14 +280,41 @@ def _resume(store: Store, name: str, program: Program, resume: Resume) -> Steps:
                 "run.commit()), so that what the step had not yet written is lost. The tensors "
                 f"under {name}/model are whole: load them into a new run, or restore an older state"
             )
-        adapt(store, name, program, resume)
-        pieces = Pieces(store, name, program)
-        pieces.check()
+        if first is None:
+            adapt(store, name, program, resume)
+            pieces = _checked(store, name, program)
+        else:
+            # Mirrors of the program's own would be committed when the block begins, and a job's
+            # store could not commit again when it is left.
+            aside = nullcontext() if store._mirrors is None else store._mirrors.aside()
+            with aside, store.transaction():
+                adapt(store, name, program, resume)
+                pieces = _checked(store, name, program)
+                first()
         for binding in pieces.bindings:
             binding.open()
         steps = Steps(store, name, pieces, progress)
         steps.bind(resumed=True)
     return steps
+
+
+def _checked(store: Store, name: str, program: Program) -> Pieces:
+    """Raises: MismatchError."""
+    pieces = Pieces(store, name, program)
+    pieces.check()
+    return pieces
+
+
+@contextmanager
+def _committing(store: Store) -> Iterator[None]:
+    """As a transaction block, but it does not begin with a commit of mirrors: a job's store could
+    not commit again when it is left. REQUIRES: nothing else is pending."""
+    try:
+        yield
+        store.commit()
+    except BaseException:
+        store.rollback()
+        raise
 
 
 def _refuse_twice(store: Store, name: str, program: Program) -> None:
@@ -248,4 +350,16 @@ def _refuse_twice(store: Store, name: str, program: Program) -> None:
                 f"the parameter {shared!r} is attached already, with another model or optimizer, "
                 f"as {run.name!r}: its memory can be in one place only. Call that Run's detach() "
                 "first"
+            )
+
+
+def _refuse_beside(store: Store, *, together: bool) -> None:
+    """together: the run is to be one of a job."""
+    for run in alive(_runs):
+        if run.attached and run.store is store and (together or run.job is not None):
+            raise AttachError(
+                f"the run {run.name!r} of this store is attached, and a store in a job of several "
+                "ranks has one run at a time, as all that is in it is committed together: give "
+                "what both train to one attach(model={...}, optimizer={...}), or the other run a "
+                "store of its own; or call that Run's detach() first"
             )

@@ -42,7 +42,7 @@ class DataLoops:
         watch = progress.lookahead = Lookahead(place, ahead)
         steps.begun.over = False
         restored = progress.restored
-        reader = _Reader(source, place.done, lambda: steps.schedule.expect(epochs, source))
+        reader = Reader(source, place.done, lambda: steps.expect(epochs, source))
         empty = True
         while True:
             watch.ask()
@@ -55,6 +55,8 @@ class DataLoops:
             place.forwards = steps.begun.forwards
             place.hand_out(reader.behind, before)
             watch.hand_out(given[0])
+            if steps.job is not None:
+                steps.job.took_batch()
             yield given.pop()  # the program alone says how long it lives
             if self._loop is not loop:
                 raise RuntimeError(
@@ -83,25 +85,44 @@ class DataLoops:
         steps.schedule.expect_no_more()
 
 
-class _Reader:
+class Reader:
     """Loads one batch after the other, over the ends of epochs.
 
     Attributes:
         behind: the position behind the last one.
     """
 
-    def __init__(self, source: Source, behind: Position, opens: Callable[[], None]) -> None:
-        """opens: called before an epoch is opened."""
-        self.behind = behind
+    def __init__(
+        self, source: Source, behind: Position, opens: Callable[[], None] | None = None
+    ) -> None:
+        """opens: called before an epoch is opened. None: the caller opens each by `begin`."""
+        self.behind: Position = behind
         self._source = source
         self._opens = opens
         self._batches: Iterator[Any] | None = None
         self._watched = rng.Watched(source)
         self._looks = _LOOKS
+        self._begun: dict[str, Any] | None = None  # the generators when `begin` returned
 
     def go_to(self, behind: Position) -> None:
         self.behind = behind
         self._batches = None
+
+    def begin(self) -> None:
+        """Opens a new epoch now, and not with its first batch: it draws as `iter(loader)` does.
+        REQUIRES: `behind` is where one begins."""
+        self._batches, start = self._source.begin(self.behind)
+        self.behind = Position(self.behind.data_epoch, 0, start, self.behind.state)
+        self._begun = rng.capture(self._source.generators)
+
+    def _first(self) -> None:
+        """Before the first batch of an epoch that `begin` opened: what the program drew since then
+        belongs to the epoch's start."""
+        now, begun = rng.capture(self._source.generators), self._begun
+        self._begun = None
+        start = self.behind.start
+        if begun is not None and start is not None and rng.bits_of(now) != rng.bits_of(begun):
+            start["first"] = now
 
     def load(
         self, epochs: int | None, again: deque[Held], *, careful: bool
@@ -117,15 +138,17 @@ class _Reader:
             if held is not None and held.behind.data_epoch != here.data_epoch:
                 held = None  # of the next epoch, if this one is at its end
             before = None
-            if self._batches is None:
+            if self._batches is None and self._opens is not None:
                 self._opens()
             if self._batches is None and here.start is None:
                 batch = self._load_first(held)
                 if batch is _END:
                     raise ValueError("the loader gave no batch in a whole data epoch")
             else:
+                if self._begun is not None:
+                    self._first()
                 if self._batches is None:
-                    self._batches = source.resume(here)
+                    self._batches = self._open_again(here)
                 batch, before = self._load_next(held, careful)
                 if batch is _END:
                     # worker processes end here
@@ -139,6 +162,12 @@ class _Reader:
                 again.popleft()
             return [batch], before
         return None
+
+    def _open_again(self, here: Position) -> Iterator[Any]:
+        if here.batch or self._opens is not None:
+            return self._source.resume(here)
+        with rng.unchanged(self._source.generators):
+            return self._source.reopen(here)  # what the first batch draws was not drawn yet
 
     def _load_first(self, held: Held | None) -> Any:
         source, epoch = self._source, self.behind.data_epoch

@@ -66,11 +66,11 @@ class Begun:
     """
 
     def __init__(self, store: Store, pieces: Pieces) -> None:
-        self.forward = False
+        self.forward: bool = False
         self.forwards = 0
-        self.updating = False
-        self.ended = False
-        self.over = False
+        self.updating: bool = False
+        self.ended: bool = False
+        self.over: bool = False
         self.before: Callable[[], None] | None = None
         self._store = store
         self._pieces = pieces
@@ -88,6 +88,14 @@ class Begun:
         if committed and self._pieces.pack is None:
             self._tensors = None
             return
+        self._compare_from_now()
+
+    def committed(self) -> None:
+        """The end of the last step is committed only now; nothing was written since."""
+        if self._pieces.pack is None:
+            self._tensors = None
+
+    def _compare_from_now(self) -> None:
         self._tensors = self._pieces.tensors()
         self._counters = [tensor._version for tensor in self._tensors]
 

@@ -19,7 +19,9 @@ class Choices:
         self._resume = resume
         self._chosen = resume.chosen()
         self._differences = list(differences)
-        self.first = {field for field, value in self._chosen.items() if noted.get(field) != value}
+        self.first: set[str] = {
+            field for field, value in self._chosen.items() if noted.get(field) != value
+        }
 
     @property
     def partial(self) -> bool:

@@ -34,9 +34,9 @@ class MismatchError(AttachError):
         ways: Iterable[str] = (),
     ) -> None:
         """ways: how the program can go on, a sentence each."""
-        self.missing = tuple(missing)
-        self.unexpected = tuple(unexpected)
-        self.mismatched = tuple(mismatched)
+        self.missing: tuple[str, ...] = tuple(missing)
+        self.unexpected: tuple[str, ...] = tuple(unexpected)
+        self.mismatched: tuple[str, ...] = tuple(mismatched)
         lines = [what]
         lines += _some("stored, but not given", self.missing)
         lines += _some("given, but not stored", self.unexpected)

@@ -8,22 +8,24 @@ from typing import Any
 import torch
 
 from pmstore import Store
+from pmstore.base.words import encode_name
 from pmstore.torch.choices import Choices
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.fingerprint import Settings
 from pmstore.torch.fit import copy_common
 from pmstore.torch.fit_optimizer import HeldOptimizer, names_of, stand_in
 from pmstore.torch.fit_rates import Rates
-from pmstore.torch.keys import encode_name
 from pmstore.torch.mirrored import packed_whole
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.optimizer_state import read_layout
 from pmstore.torch.part import Part
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.place import Place, Position
 from pmstore.torch.program import Program
 from pmstore.torch.progress import Progress
 from pmstore.torch.samples import keep_samples
+from pmstore.torch.shards import HOW_TO_RESHARD
 from pmstore.torch.stateful import StatefulPart
 from pmstore.torch.trainable import TrainablePart
 
@@ -109,7 +111,8 @@ class Fitting:
             self._pieces.rng.write()
         self._fit_loader("loader" in added)
         if self._choices.hit("trainable", "program", "trainable"):
-            TrainablePart(self._store, f"{self._name}/trainable").write(self._pieces.parameters())
+            trainable = TrainablePart(self._store, f"{self._name}/trainable")
+            trainable.write(*self._pieces.named())
         if self._pieces.gradients is not None:
             self._pieces.gradients.fit(self._pieces.parameters())
 
@@ -153,6 +156,12 @@ class Fitting:
         other = described != binding.describe_groups() or (by_name and self._converted(dtypes))
         if other and not (fresh or by_name or self._choices.regrouped):
             return  # `check` says what is different
+        if other and not fresh and read_layout(self._store, path)[3]:
+            raise AttachError(
+                f"the state of {binding.called} lies in parts at several ranks (DTensors), which "
+                f"cannot be taken by name: {HOW_TO_RESHARD}; or "
+                'Resume(optimizer="program") begins without state'
+            )
         held = self._read(path, before, described, dtypes)
         groups = rates.of_groups(piece, optimizer, names, held, fresh)
         if not (fresh or other):
@@ -186,7 +195,7 @@ class Fitting:
         described: list[dict[str, Any]],
         dtypes: Mapping[str, torch.dtype],
     ) -> HeldOptimizer:
-        _, tensors, own = self._store[f"{path}/layout"]
+        _, tensors, own, _ = read_layout(self._store, path)
         flat = [name for group in names for name in group]
         shapes = [shape for group in described for shape in group["shapes"]]
         rest = Part(self._store, f"{path}/rest").read()

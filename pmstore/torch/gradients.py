@@ -11,17 +11,21 @@ after all, it is told: what stands for it after a resume holds a NaN, which `zer
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from pmstore import Store
+from pmstore.base.words import encode_name
+from pmstore.engine._binding import Spent
 from pmstore.errors import TransactionError
 from pmstore.objects import array
 from pmstore.torch.errors import AttachError
-from pmstore.torch.keys import encode_name
 from pmstore.torch.part import Part
+from pmstore.torch.shards import ShardRecord, as_recorded, is_sharded, local, record_of, version
 
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64  # of torch's own memory
@@ -35,6 +39,8 @@ _NOT_KEPT = (
 def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
     """Large ones in pages that the kernel gives at their first write: most loops drop them
     (`zero_grad`) before that, and a resume is not to take the longer the larger the model is."""
+    if is_sharded(parameter):
+        return torch.zeros_like(parameter)
     data_bytes = parameter.numel() * parameter.element_size()
     if data_bytes < _LARGE_BYTES or not parameter.is_contiguous() or parameter.device.type != "cpu":
         return torch.zeros_like(parameter)
@@ -48,13 +54,13 @@ def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _first(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.as_strided((1,), (1,))
+    return local(gradient).as_strided((1,), (1,))
 
 
 def _starts_with_nan(gradient: torch.Tensor) -> bool:
     return (
         gradient.layout is torch.strided
-        and gradient.numel() > 0
+        and local(gradient).numel() > 0
         and bool(_first(gradient).isnan().item())
     )
 
@@ -66,37 +72,43 @@ class _Names(NamedTuple):
     present: list[str]
     kept: list[str]
     idle: list[str]
+    shards: dict[str, ShardRecord]
+    """Of kept ones that are DTensors: they may lie in another way than their parameters."""
 
 
 class GradientKeeper:
     """Keeps gradients of unfinished accumulations in `<path>/<name>`, for as long as they are
     needed, and which there are."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Store, path: str, *, sharded: bool) -> None:
+        """sharded: some gradients may be DTensors."""
         self._store = store
+        # asked for each gradient in each step
+        self._version: Callable[[torch.Tensor], int] = (
+            version if sharded else attrgetter("_version")
+        )
         self._path = path
         self._which = Part(store, f"{path}_layout")
         self._last: _Names | None = None
-        # id of a gradient that an optimizer has used -> itself, and its version then
-        self._spent: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._spent = Spent(version if sharded else None)
+        # that the last write was of, and which had gradients; None: some were kept
+        self._written: tuple[list[tuple[str, torch.Tensor]], bytes] | None = None
         # id of a gradient that stands for one that was not kept -> itself, and its version then
         self._unknown: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def spend(self, parameters: list[torch.Tensor]) -> None:
         """An optimizer has just used their gradients: their content is not needed, until they are
         written again (the generator's loss has gradients for the discriminator too)."""
-        for parameter in parameters:
-            gradient = parameter.grad
-            if gradient is not None:
-                self._spent[id(gradient)] = (weakref.ref(gradient), gradient._version)
-
-    def _is_spent(self, gradient: torch.Tensor) -> bool:
-        known = self._spent.get(id(gradient))
-        return known is not None and known[0]() is gradient and known[1] == gradient._version
+        self._spent.spend(parameters)
 
     def _is_unknown(self, gradient: torch.Tensor) -> bool:
         known = self._unknown.get(id(gradient))
         return known is not None and known[0]() is gradient and _starts_with_nan(gradient)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether there may be some that were not kept."""
+        return bool(self._unknown)
 
     def refuse_unknown(self, called: str, parameters: list[torch.Tensor]) -> None:
         """Before an optimizer uses their gradients.
@@ -114,16 +126,33 @@ class GradientKeeper:
         ):
             raise TransactionError(f"{called} would use gradients that it had used {_NOT_KEPT}")
 
-    def write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+    def write(
+        self, parameters: list[tuple[str, torch.Tensor]], tensors: list[torch.Tensor]
+    ) -> None:
         """Pending until the next commit. The block of a kept one goes when it is not needed twice
         in a row: a loop that accumulates needs the same blocks again.
+
+        parameters: the same list while they are the same; tensors: of it.
 
         Raises: TransactionError: one that was not kept has been added to. Who used it was not seen
             before: a step that a GradScaler left out, for its NaN, or one with a closure.
         """
+        states = self._spent.look(tensors)
+        written = self._written
+        if written is not None and written[0] is parameters and written[1] == states:
+            return
+        self._written = None
+        self._write(parameters)
+        if not (self._unknown or (self._last and (self._last.kept or self._last.idle))):
+            self._written = parameters, states
+
+    def _write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         found = [(name, one.grad) for name, one in parameters if one.grad is not None]
         for name, gradient in found:
-            if self._is_unknown(gradient) and gradient._version != self._unknown[id(gradient)][1]:
+            if (
+                self._is_unknown(gradient)
+                and self._version(gradient) != self._unknown[id(gradient)][1]
+            ):
                 raise TransactionError(
                     f"the gradient of {name} was added to one that its optimizer had used "
                     f"{_NOT_KEPT}. Take the step back with run.rollback()"
@@ -132,7 +161,7 @@ class GradientKeeper:
         kept = [
             (name, gradient)
             for name, gradient in found
-            if not (self._is_spent(gradient) or self._is_unknown(gradient))
+            if not (self._spent.is_spent(gradient) or self._is_unknown(gradient))
         ]
         for name, gradient in kept:
             self._put(name, gradient)
@@ -142,18 +171,28 @@ class GradientKeeper:
             [name for name, _ in found],
             [name for name, _ in kept],
             [name for name in last.kept if name not in names],
+            {name: record for name, one in kept if (record := record_of(one))} if kept else {},
         )
-        alive = {id(gradient) for _, gradient in found}
-        self._spent = {key: known for key, known in self._spent.items() if key in alive}
         if now != last or self._last is None:
-            self._which.write(now._asdict())
+            self._write_names(now)
         self._last = now
 
     def _stored(self) -> _Names:
         if not self._which.stored:
-            return _Names([], [], [])
+            return _Names([], [], [], {})
         which = self._which.read()
-        return _Names(list(which["present"]), list(which["kept"]), list(which.get("idle", [])))
+        return _Names(
+            list(which["present"]),
+            list(which["kept"]),
+            list(which.get("idle", [])),
+            dict(which.get("shards", {})),
+        )
+
+    def _write_names(self, names: _Names) -> None:
+        said = names._asdict()
+        if not names.shards:
+            del said["shards"]
+        self._which.write(said)
 
     def _drop(self, names: list[str]) -> None:
         for name in names:
@@ -167,6 +206,9 @@ class GradientKeeper:
                 f"the gradient of {name} is {gradient.layout}: commits in the middle of an "
                 "accumulation take dense gradients. Commit after optimizer.step()"
             )
+        gradient = local(gradient)
+        if hasattr(gradient, "wait"):  # a collective that is under way
+            gradient = gradient.wait()
         gradient = gradient.cpu()
         path = f"{self._path}/{encode_name(name)}"
         held = self._store.get(path)
@@ -182,7 +224,7 @@ class GradientKeeper:
     def fit(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Drops what is stored of others than these; pending until the next commit."""
         stored = self._stored()
-        shapes = {name: one.shape for name, one in parameters}
+        shapes = {name: local(one).shape for name, one in parameters}
         wrong = [
             name
             for name in stored.kept + stored.idle
@@ -193,28 +235,33 @@ class GradientKeeper:
             [name for name in stored.present if name in shapes],
             [name for name in stored.kept if name not in wrong],
             [name for name in stored.idle if name not in wrong],
+            {name: one for name, one in stored.shards.items() if name not in wrong},
         )
         if left != stored or not self._which.stored:
-            self._which.write(left._asdict())
+            self._write_names(left)
 
     def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Sets the gradients to what the last commit holds: kept ones, for spent ones zeros with a
         NaN in front, else none."""
         self._which.forget()
-        self._last = None
+        self._last = self._written = None
         self._spent.clear()
         self._unknown.clear()
-        which = self._which.read()
-        present, kept = set(which["present"]), set(which["kept"])
+        which = self._stored()
+        present, kept = set(which.present), set(which.kept)
         for name, parameter in parameters:
             if name not in present:
                 parameter.grad = None
                 continue
+            if name in which.shards:
+                part = self._store[f"{self._path}/{encode_name(name)}"].clone()
+                parameter.grad = as_recorded(part, which.shards[name], parameter)
+                continue
             parameter.grad = _zeros_like(parameter)
             if name in kept:
                 parameter.grad.copy_(self._store[f"{self._path}/{encode_name(name)}"])
-            elif parameter.grad.numel():
+            elif local(parameter.grad).numel():
                 _first(parameter.grad).fill_(torch.nan)
                 gradient = parameter.grad
-                self._unknown[id(gradient)] = (weakref.ref(gradient), gradient._version)
+                self._unknown[id(gradient)] = (weakref.ref(gradient), self._version(gradient))
                 self.spend([parameter])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -64,9 +65,62 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
         )
 
 
+def arrange_groups(
+    optimizer: Optimizer, wanted: list[list[tuple[torch.Tensor | None, torch.Tensor | None]]]
+) -> None:
+    """Makes the groups hold these parameters: of each the first that is known of what has its name
+    and what was at its place; else what is there. Groups that were added since then go; those that
+    are gone come back, without their settings (see `restore_groups`)."""
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    groups += [{"params": []} for _ in range(len(wanted) - len(groups))]
+    del groups[len(wanted) :]
+    for group, places in zip(groups, wanted, strict=True):
+        here = group["params"]
+        there = [
+            named if named is not None else before if before is not None else here[place]
+            for place, (before, named) in enumerate(places)
+        ]
+        if [*map(id, here)] != [*map(id, there)]:
+            here[:] = there
+    alive = {id(one) for group in groups for one in group["params"]}
+    for key in [key for key in optimizer.state if isinstance(key, torch.Tensor)]:
+        if id(key) not in alive:  # of parameters that were added since then
+            del optimizer.state[key]
+
+
+def are_moved(
+    called: str,
+    given: Sequence[torch.Tensor],
+    stored: Sequence[torch.Tensor],
+    names: Callable[[], Collection[int]],
+) -> bool:
+    """Whether the given parameters are others than the stored ones, or in another order. names:
+    ids of those that have one.
+
+    Raises: MismatchError: one without a name has another place than it had, or none.
+    """
+    if len(given) == len(stored) and all(map(is_, given, stored)):
+        return False
+    named = names()
+    places = {id(one): place for place, one in enumerate(given)}
+    wrong = []
+    for place, one in enumerate(stored):
+        now = places.get(id(one))
+        gone = now is None and (place >= len(given) or id(given[place]) in named)
+        if id(one) not in named and (gone or now not in (None, place)):
+            wrong.append(f"parameter {place} is " + ("gone" if now is None else f"parameter {now}"))
+    if wrong:
+        raise MismatchError(
+            f"the groups of {called} were changed. Parameters that are in no module of a model "
+            "given to attach are known by their places: let these stay, and let new ones come "
+            "last, or give attach the modules too. run.rollback() brings the groups back",
+            mismatched=wrong,
+        )
+    return True
+
+
 def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Makes the hyperparameters the stored ones. Groups that were added since then go."""
-    del optimizer.param_groups[len(groups) :]
+    """Makes the hyperparameters of each the stored ones."""
     for group, stored in zip(optimizer.param_groups, groups, strict=True):
         for key in [key for key in group if key != "params" and key not in stored]:
             del group[key]

@@ -93,29 +93,35 @@ class Keeper:
             raise TransactionError(half)
         if steps.pending is not None:
             steps.pending.wait()
-        loss = None if steps.loss is None else float(steps.loss)
+        # In a job ranks commit at the same steps: there it is the last commit.
+        progress = steps.progress
+        ahead = steps.job is None and progress.finished != progress.committed
+        last = steps.given if ahead else steps.loss
+        loss = None if last is None else float(last)
         if series == "best":
             value = loss if value is None and best == "loss" else value
-            if value is None and steps.waiting:
-                return None  # the policy has committed nothing yet
+            if value is None and steps.given is not None:
+                return None  # the job has committed nothing yet
             if value is None:
                 raise ValueError(
-                    "best='loss' takes the loss that the last commit was given: "
-                    "run.commit(loss). (After a resume or a roll back there was none yet.)"
+                    "best='loss' takes the loss that the last step was given: "
+                    "run.end_step(loss). (After a resume or a roll back there was none yet.)"
                 )
             value = float(value)
             if value != value:
                 return None  # nan is not the best of anything
         # nan is no number that could be shown beside others
         loss = None if loss is not None and loss != loss else loss
-        step = steps.progress.committed
+        step = progress.finished if ahead else progress.committed
         reason = Reason(steps.name, series, called, step, value, loss, time.time())
         keeping = Keeping(reason, n or 1, mode == "min")
         tiers = self._store._open_tiers()
         flusher = tiers.keeper(self._own) if tier is None else tiers.take_up(tier)
         self._under_way = [one for one in self._under_way if not one[0].done]
-        if series == "best" and not self._is_among_the_best(flusher, keeping):
+        if series == "best" and not self._is_among_the_best(flusher, keeping, ahead):
             return None
+        if ahead:
+            steps.done.commit("to keep it")
         handle = tiers.keep(flusher, keeping)
         self._under_way.append((handle, reason))
         return handle
@@ -135,7 +141,7 @@ class Keeper:
             if value is None and best != "loss":
                 raise ValueError(
                     f"best={best!r}: say what it is, run.keep(best={best!r}, value=...); the loss "
-                    "alone is known from run.commit(loss)"
+                    "alone is known from run.end_step(loss)"
                 )
             return "best", best
         if value is not None:
@@ -156,7 +162,8 @@ class Keeper:
                 "has committed"
             )
 
-    def _is_among_the_best(self, flusher: Flusher, keeping: Keeping) -> bool:
+    def _is_among_the_best(self, flusher: Flusher, keeping: Keeping, ahead: bool) -> bool:
+        """ahead: the state is yet to be committed."""
         reasons = [
             *((epoch, reason) for epoch, reason in flusher.kept.reasons()),
             *(
@@ -166,7 +173,7 @@ class Keeper:
             ),
         ]
         held = {epoch: reason for epoch, reason in reasons if reason.key == keeping.reason.key}
-        if self._store.epoch in held:
+        if self._store.epoch in held and not ahead:
             return False  # this very commit was kept before
         values = [reason.value for reason in held.values() if reason.value is not None]
         assert keeping.reason.value is not None
@@ -190,7 +197,7 @@ class Keeper:
         return sorted(found, key=lambda one: (one._run == self._run(one._config), one.epoch))
 
     def _run(self, config: TierConfig) -> str:
-        return config.run or self._store.info().uuid
+        return config.run or self._store._core.pool.info.uuid.hex()
 
     def _states(self, config: TierConfig, everybodys: bool) -> Iterator[KeptState]:
         """everybodys: also of stores that lay here before, as this one was restored or compacted
@@ -235,7 +242,7 @@ class Keeper:
                 storage_options=config.storage_options,
                 stall_seconds=config.stall_seconds,
             )
-            with open_store(self._copy, "r") as wanted:
+            with open_store(self._copy, "r", lock=True) as wanted:
                 self._steps.go_to(lambda: self._make_alike(wanted, state))
             self._steps.loss = state.loss
         finally:

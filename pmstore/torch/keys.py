@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-
-def encode_name(name: str) -> str:
-    """A module's name for a tensor as one component of a store path: the separator "/" and "%" are
-    escaped.
-
-    >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
-    ('encoder.layers.0.weight', 'a%2Fb')
-    """
-    return name.replace("%", "%25").replace("/", "%2F")
+from pmstore.base.words import encode_name
 
 
 def under(path: str, key: str) -> str:

@@ -11,15 +11,13 @@ from torch import nn
 
 import pmstore.opening
 from pmstore import Store
+from pmstore.base.words import encode_name
 from pmstore.torch.errors import AttachError, MismatchError, records
 from pmstore.torch.fit import of_wrapper
-from pmstore.torch.keys import encode_name, full_name, under
-from pmstore.torch.layout import Place, decode_place
-from pmstore.torch.mirrored import packed
-from pmstore.torch.part import Part
-from pmstore.torch.program import check_format
-from pmstore.torch.slot_views import Kept, described_kept, make_views
+from pmstore.torch.keys import full_name
+from pmstore.torch.shards import HOW_TO_RESHARD, ShardRecord, describe, local, record_of
 from pmstore.torch.stateful import extra_state
+from pmstore.torch.stored import StoredRun, StoreHolding
 
 
 def load(
@@ -54,36 +52,30 @@ def load(
         with pmstore.opening.open(store, mode="r") as opened:
             load(opened, model, name=name, strict=strict)
         return
-    if f"{name}/about" not in store:
-        raise AttachError(f"the store has no run {name!r}: give the name that attach was given")
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     with records(store.path, name):
-        check_format(store, name)
-        _check_keys(store, name, models)
-        layout = {key: decode_place(raw) for key, raw in store[f"{name}/model_layout"].items()}
-        held = _held(store, name, layout)
-        grown = {key: place.first for key, place in layout.items() if place.first is not None}
-        pairs = _pairs(held, models, strict, grown)
+        run = StoredRun(StoreHolding(store), name)
+        _check_keys(run, name, models)
+        held = {key: one.read() for key, one in run.tensors.items()}
+        shards = {key: one.shard for key, one in run.tensors.items() if one.shard is not None}
+        grown = {key: place.first for key, place in run.layout.items() if place.first is not None}
+        pairs = _pairs(held, models, strict, grown, shards)
         with torch.no_grad():
             for target, stored in pairs:
                 if target.shape != stored.shape:  # a buffer that grew while it was trained
                     target.data = torch.empty_like(stored, dtype=target.dtype, device=target.device)
                 target.copy_(stored)
         for key, one in models.items():
-            extra, part = extra_state(one), Part(store, f"{name}/{under('model_extra_state', key)}")
-            if extra is not None and part.stored:
-                extra.load_state_dict(part.read())
+            extra = extra_state(one)
+            if extra is not None and key in run.keys("model_extra_state"):
+                extra.load_state_dict(run.stateful("model_extra_state", key))
 
 
-def _check_keys(store: Store, name: str, models: Mapping[str, nn.Module]) -> None:
-    stored = [
-        piece.partition("/")[2]
-        for piece, there in store[f"{name}/about"]["pieces"].items()
-        if there and piece.partition("/")[0] == "model"
-    ]
+def _check_keys(run: StoredRun, name: str, models: Mapping[str, nn.Module]) -> None:
+    stored = run.keys("model")
     if not stored:
         raise AttachError(f"the stored run {name!r} has no model")
-    missing = [key for key in models if encode_name(key) not in stored]
+    missing = [key for key in models if key not in stored]
     if missing:
         keys = ", ".join(map(repr, stored))
         one = "one model: give it as it is"
@@ -93,60 +85,30 @@ def _check_keys(store: Store, name: str, models: Mapping[str, nn.Module]) -> Non
         )
 
 
-def _held(store: Store, name: str, layout: Mapping[str, Place]) -> dict[str, torch.Tensor]:
-    """All parameters and buffers by their full names. They alias the store."""
-    several = store[f"{name}/about"]["pieces"].get("model") is not True
-    mirror = (
-        packed(store[f"{name}/mirror"], store[f"{name}/mirror_layout"])
-        if (f"{name}/mirror_layout" in store)
-        else None
-    )
-    found: dict[str, torch.Tensor] = {}
-    for key, place in layout.items():
-        root = place.tied_to
-        if mirror is not None:
-            block = mirror[f"model/{root}"]
-        else:
-            block = store[f"{name}/model/{root if several else encode_name(root)}"]
-        found[key] = block if place.view is None else block.as_strided(*place.view)
-    for piece in store[f"{name}/about"]["pieces"]:
-        if piece.partition("/")[0] == "optimizer" and f"{name}/{piece}/slots" in store:
-            found.update(_of_slots(store, f"{name}/{piece}"))
-    return found
-
-
-def _of_slots(store: Store, path: str) -> dict[str, torch.Tensor]:
-    """Parameters that an optimizer of pmstore keeps."""
-    names: list[str | None] = []
-    kept: list[Kept] = []
-    for group in store[f"{path}/layout"][0]:
-        if "kept" not in group:
-            raise AttachError(
-                "the run was written by an earlier version of pmstore.torch.optim, which did not "
-                "say how its parameters lie: attach it once with this version"
-            )
-        names += group["names"]
-        kept += map(described_kept, group["shapes"], group["kept"])
-    current = store[f"{path}/slots"].current
-    # torch takes no memory that cannot be written
-    views = make_views(current if current.flags.writeable else current.copy(), kept)
-    return {
-        key: tensor for key, tensor in zip(names, views.parameters, strict=True) if key is not None
-    }
-
-
 def _pairs(
     held: Mapping[str, torch.Tensor],
     models: Mapping[str, nn.Module],
     strict: bool,
     grown: Mapping[str, list[int]],
+    shards: Mapping[str, ShardRecord],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """grown: the first shapes of buffers that have another one now."""
+    """grown: the first shapes of buffers that have another one now. shards: of DTensors."""
     given: dict[str, torch.Tensor] = {}
     for key, model in models.items():
         for tensors in (model.named_parameters, model.named_buffers):
             named: Any = tensors(remove_duplicate=False)
             given.update({full_name(key, name): tensor for name, tensor in named})
+    resharded = [
+        f"{name}: stored {describe(shards.get(name))}, given {describe(record_of(given[name]))}"
+        for name in held
+        if name in given and shards.get(name) != record_of(given[name])
+    ]
+    if resharded:
+        raise MismatchError(
+            f"the model is sharded in another way than the stored one. {HOW_TO_RESHARD}",
+            mismatched=resharded,
+        )
+    given = {name: local(tensor) for name, tensor in given.items()}
     prefixes = tuple(f"{encode_name(key)}/" for key in models if key)
     wanted = [name for name in held if not prefixes or name.startswith(prefixes)]
     missing = [name for name in wanted if name not in given]

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from pmstore.torch.map_loader import MapLoader, clone_of, holders_of
+from pmstore.torch.prepared_loader import PreparedLoader, is_prepared
 from pmstore.torch.source import SequenceSource, Source, has_state
 from pmstore.torch.stateful_loader import StatefulLoader
 
@@ -18,6 +19,8 @@ def open_source(loader: Iterable[Any]) -> Source:
     Raises:
         TypeError: it cannot be iterated, or only once.
     """
+    if is_prepared(loader):
+        return PreparedLoader(loader)
     if has_state(loader):
         own = {"loader": loader}
         return StatefulLoader(loader, holders_of(loader) if isinstance(loader, DataLoader) else own)

@@ -96,7 +96,8 @@ class LoaderPart:
         if place.done.state is not self._state_written:
             self._state.write(place.done.state)
             self._state_written = place.done.state
-        states = rng.states_of(self.source.generators)
+        generators = self.source.generators
+        states = rng.states_of(generators) if generators else {}
         drawn = rng.bits_of(states) if states else b""
         if drawn != self._drawn:
             if not self.source.earlier:

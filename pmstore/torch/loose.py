@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from pmstore.torch.shards import is_sharded
+
 LIMIT = 1 << 20  # bytes; larger buffers are too dear to be compared and copied at each commit
 
 
@@ -20,6 +22,8 @@ def is_loose(module: nn.Module, buffer: torch.Tensor) -> bool:
     """
     if isinstance(buffer, UninitializedTensorMixin) or buffer.layout is not torch.strided:
         return False  # attach refuses it
+    if is_sharded(buffer):
+        return False  # its part has the shape that its mesh gives it
     return not buffer.numel() or (buffer.nbytes <= LIMIT and _resizes(type(module)))
 
 

@@ -63,24 +63,36 @@ class MapLoader(Source):
         super().__init__(clone, holders_of(loader), _samplers_of(loader))
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
+        self.prepare(skip, start)
+        iterator = iter(self.loader)
+        if skip:
+            if not self.loader.num_workers:
+                self.first_draw(start)
+            # Now, while the generators are those of the epoch's start. (With workers it is done
+            # already: they have asked for their first indices.)
+            self._indices.skip()
+        return iterator
+
+    def prepare(self, skip: int, start: dict[str, Any]) -> None:
+        """What `loader` gives when it is iterated next are the batches of an epoch that begins in
+        the state `start`, after the first `skip`."""
         seed = None
         if self.loader.num_workers:
             # With workers that live on, a sampler that draws nothing leaves every start the same.
             told = self._persistent and not self.earlier
             seed = _digest(start, self.data_epoch if told else None)
         self._indices.begin(skip, seed, self._before_first())
-        iterator = iter(self.loader)
-        if skip:
-            # Now, while the generators are those of the epoch's start. (With workers it is done
-            # already: they have asked for their first indices.)
-            self._indices.skip()
-        return iterator
+
+    def watch(self, drawn: Callable[[int], None]) -> None:
+        """drawn: called with a batch's number in its epoch once its indices are drawn. Without
+        workers it is loaded next."""
+        self._indices.watch = drawn
 
     def draw_first(self) -> None:
         self._indices.draw_first()
 
     def replace_batches(self, wrap: Callable[[Any], Any]) -> None:
-        self._indices.sampler = wrap(self._indices.sampler)
+        self._indices.wrapped = wrap(self._indices.wrapped)
 
     def _before_first(self) -> Callable[[], None] | None:
         """Iterators draw one number for their workers' seed; those that live on draw it in their
@@ -136,10 +148,11 @@ def _samplers_of(loader: DataLoader[Any]) -> list[Any]:
 
 class _Indices:
     """Stands in a DataLoader for its (batch) sampler: skips, numbers and isolates the draws of one
-    epoch after the other."""
+    epoch after the other. Other attributes are the sampler's own."""
 
     def __init__(self, sampler: Iterable[Any], draws_once: bool) -> None:
-        self.sampler = sampler
+        self.wrapped = sampler
+        self.watch: Callable[[int], None] = lambda number: None
         self._draws_once = draws_once
         self.begin(0, None, None)
 
@@ -153,8 +166,13 @@ class _Indices:
         self._iterator: Iterator[Any] | None = None
         self._drawn: list[Any] = []  # before it was asked for
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "wrapped":  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
     def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]  # as the sampler's own: TypeError if it has none
+        return len(self.wrapped)  # type: ignore[arg-type]  # as the sampler's own: TypeError if it has none
 
     def __iter__(self) -> Iterator[Any]:
         return self  # DataLoader's iterators ask twice, before the first index
@@ -184,7 +202,7 @@ class _Indices:
         if self._iterator is None:
             if self._before is not None:
                 self._before()
-            self._iterator = iter(self.sampler)
+            self._iterator = iter(self.wrapped)
         if self._draws_once or self._number == 0:
             item = next(self._iterator)
         else:
@@ -194,6 +212,7 @@ class _Indices:
         self._number += 1
         if not self._draws_once and self._stream is None:
             self._stream = rng.capture()
+        self.watch(self._number - 1)
         return item
 
     def _seed_of(self, number: int) -> int:

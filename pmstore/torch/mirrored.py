@@ -7,7 +7,7 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,17 @@ from pmstore import Store
 from pmstore.mirror.copier import flat_bytes
 from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.objects.slots import Slots
+from pmstore.torch import fsdp
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import under
 from pmstore.torch.layout import Place, compare, plan, resized, root_tensors
 from pmstore.torch.loose import fill
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
-from pmstore.torch.optimizer import OptimizerBinding, drop_tensors
+from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.optimizer_state import drop_tensors, read_layout, state_block
 from pmstore.torch.placed import UNFIT, check_movable
+from pmstore.torch.shards import ShardRecord, as_recorded, local, record_of
 
 _ALIGN = 64
 _DEVICES = ("cpu", "cuda")
@@ -161,7 +164,7 @@ class Pack:
 class MirroredModel(ModelBinding):
     """As `ModelBinding`; the parameters and buffers keep their memory."""
 
-    devices = _DEVICES
+    devices: Sequence[str] = _DEVICES
     _shapes: list[torch.Size] | None = None  # of the buffers, as in the stored layout, if known
 
     def write(self) -> None:
@@ -203,25 +206,27 @@ class MirroredModel(ModelBinding):
             if now != stored:
                 self._write_layout(now)
             self._shapes = shapes
+        if self._of_fsdp:
+            fsdp.refuse_unreduced(self._of_fsdp)
 
-    def _follow(self) -> dict[int, torch.Tensor]:
-        before = {
-            member.name: member.tensor for member in self._members if member.kind == "parameter"
-        }
+    def _follow(self, before: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         stored = self._layout()
         self._check_movable()
         self._scan()
         given = plan(self._members)
         what = "the model was changed after attach, to one that does not fit its place in the store"
         compare(resized(stored, given), given, what)
-        now = {member.name: member.tensor for member in self._members}
-        return {id(old): now[name] for name, old in before.items() if now[name] is not old}
+        return {
+            id(before[member.name]): member.tensor
+            for member in self._members
+            if member.kind == "parameter" and before[member.name] is not member.tensor
+        }
 
 
 class MirroredOptimizer(OptimizerBinding):
     """As `OptimizerBinding`; parameters and state keep their memory."""
 
-    devices = _DEVICES
+    devices: Sequence[str] = _DEVICES
 
     def __init__(
         self,
@@ -251,14 +256,18 @@ class MirroredOptimizer(OptimizerBinding):
         self._rest.forget()
         self._groups.forget()
         self._layout = self._store[f"{self._path}/layout"]
+        self._shards = read_layout(self._store, self._path)[3]
 
     def tensors(self) -> list[tuple[str, torch.Tensor, bool]]:
         """State, and parameters that are in no module."""
         known = self._known()
-        found = []
+        found: list[tuple[str, torch.Tensor, bool]] = []
+        shards: dict[str, ShardRecord] = {}
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
-                found.append((f"{self._prefix}parameter/{index}", parameter, True))
+                found.append((f"{self._prefix}parameter/{index}", local(parameter), True))
+                if record := record_of(parameter):
+                    shards[f"parameters/{index}"] = record
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     if not isinstance(key, str):
@@ -267,11 +276,17 @@ class MirroredOptimizer(OptimizerBinding):
                             "are str can be stored"
                         )
                     check_movable(f"state {key!r} of {self.describe(index)}", value, self.devices)
-                    found.append((f"{self._prefix}state/{index}/{key}", value, True))
+                    found.append((f"{self._prefix}state/{index}/{key}", local(value), True))
+                    if record := record_of(value):
+                        shards[state_block(index, key)] = record
+        if shards != self._shards:
+            self._shards = shards
+            self._write_layout()
         return found
 
     def load(self, held: dict[str, torch.Tensor]) -> None:
         """State that is not stored vanishes, other state is made."""
+        self._arrange()
         on_cpu = self._pack.on_cpu
         stored: dict[int, dict[str, torch.Tensor]] = {}
         states = f"{self._prefix}state/"
@@ -283,21 +298,24 @@ class MirroredOptimizer(OptimizerBinding):
             for index, parameter in enumerate(self.parameters):
                 own = held.get(f"{self._prefix}parameter/{index}")
                 if own is not None:
-                    parameter.copy_(own)
+                    local(parameter).copy_(own)
                 state = self._optimizer.state.get(parameter, {})
                 mine = stored.get(index, {})
                 drop_tensors(state, mine)
                 for key, value in mine.items():
                     device = "cpu" if on_cpu[f"{states}{index}/{key}"] else parameter.device
                     here = state.get(key)
+                    shard = self._shards.get(state_block(index, key))
                     if (
                         not isinstance(here, torch.Tensor)
-                        or here.shape != value.shape
+                        or local(here).shape != value.shape
                         or here.dtype != value.dtype
+                        or record_of(here) != shard
                     ):
-                        here = torch.empty_like(value, device=device)
+                        made = torch.empty_like(value, device=device)
+                        here = as_recorded(made, shard, parameter)
                         self._optimizer.state[parameter][key] = here
-                    here.copy_(value)
+                    local(here).copy_(value)
 
     def bind(self) -> None:
         pass

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
 from pmstore import Store
+from pmstore.base.words import encode_name
+from pmstore.engine._binding import Watch
+from pmstore.torch import fsdp
 from pmstore.torch.fit import check_fit, copy_common, of_wrapper
-from pmstore.torch.keys import encode_name
 from pmstore.torch.layout import (
     Member,
     Place,
@@ -26,7 +27,9 @@ from pmstore.torch.layout import (
     storage_of,
 )
 from pmstore.torch.loose import fill, same_bytes
-from pmstore.torch.placed import UNFIT, Memory, Placed, Places, check_movable, set_apart, take_in
+from pmstore.torch.placed import UNFIT, Memory, Placed, check_movable, set_apart, take_in
+from pmstore.torch.shards import local
+from pmstore.torch.watched import SAME, watch
 
 
 class ModelBinding:
@@ -57,17 +60,17 @@ class ModelBinding:
         self._models = models
         self._left_out = {id(parameter) for parameter in left_out}
         self._members: list[Member] = []
-        # where modules keep parameters, buffers and modules
-        self._tables: list[dict[str, Any]] = []
-        self._linked: list[object] = []  # what is in the tables: names and objects
         self._parameters: list[tuple[str, torch.Tensor]] = []
-        self._places: Places | None = None  # of the members; None: to be made
+        self._places: Watch | None = None  # of the members; None: to be made
         self._placed: dict[str, Placed] = {}
         self._placed_of: dict[int, Placed] = {}  # id of a tensor -> its block
         self.displaced: Callable[[], None] = lambda: None
         """Called before tensors that left their places are brought back."""
         self._loose: dict[str, Member] = {}  # buffers that lie outside the heap
+        self._of_fsdp: list[Any] = []  # what fully_shard knows of its parameters
         self._resized = False  # whether a buffer was given another block since the last `open`
+        self.before: dict[str, torch.Tensor] | None = None
+        """What the optimizers know, by name; None: what is in the members."""
         self._check_movable()
         self._scan()
 
@@ -84,7 +87,7 @@ class ModelBinding:
                     other for other in self._members if places[other.name].tied_to == place.tied_to
                 ]
                 path = self._block(place.tied_to)
-                value = member.tensor if place.view is None else span(tied)
+                value = member.part if place.view is None else span(tied)
                 bases[place.tied_to] = Placed.create(self._store, path, value)
             self._placed[member.name] = self._view(place, bases[place.tied_to])
         self._write_layout(places)
@@ -161,21 +164,34 @@ class ModelBinding:
         self._put_back()
         if self._resized:
             self.open()
-        self._places = None
+        self._places = self.before = None
         for member in self._members:
             placed = self._placed[member.name]
             self._placed_of[id(member.tensor)] = placed
             if member.name in self._loose:
                 fill(member.tensor, placed.heap)
             elif not placed.holds(member.tensor):
-                member.tensor.data = placed.heap
+                placed.bind(member.tensor)
+        self._tell_fsdp()
 
     def _put_back(self) -> None:
         """What is another object than at the last look is the earlier one again: a roll back undoes
         an assignment too."""
+        if self._of_fsdp:
+            fsdp.reshard(self._models.values())
+        places = {member.name: member for member in self._members}
+        if self._linked.look() != SAME:  # modules too may be at other names now
+            places.update((one.name, one) for one in members_of(self._models, self._left_out))
         for member in self._members:
-            if member.owner.get(member.key) is not None:
-                member.owner[member.key] = member.tensor
+            owner, key = places[member.name].owner, places[member.name].key
+            if owner.get(key) is not None:
+                owner[key] = member.tensor
+
+    def _tell_fsdp(self) -> None:
+        """It gathers from the parameters' blocks, padded, and not from the parameters."""
+        for member in self._members:
+            if member.fsdp is not None and self._placed[member.name].holds(member.tensor):
+                fsdp.move(member.fsdp, member.tensor)
 
     def _write_layout(self, places: dict[str, Place]) -> None:
         self._store[f"{self._path}_layout"] = {
@@ -227,7 +243,16 @@ class ModelBinding:
             MismatchError: names, dtypes, ties or parameters' shapes are no longer those of the
                 store.
         """
-        return self._follow() if self._restructured() else {}
+        if self.before is None and self._linked.look() == SAME:
+            return {}
+        if self.before is None:
+            self.before = {member.name: member.tensor for member in self._members}
+        return self._follow(self.before)
+
+    def followed(self) -> None:
+        """The optimizers have what `follow` returned. Until then it returns it again: an interrupt
+        in between is made good by the next call."""
+        self.before = None
 
     def take_in(self) -> None:
         """Brings back what left the heap: `param.data = ...`, and what `follow` noticed; copies in
@@ -239,8 +264,10 @@ class ModelBinding:
         """
         inside = [member for member in self._members if member.name not in self._loose]
         if self._places is None:
-            self._places = Places((member.tensor, self._placed[member.name]) for member in inside)
-        if not self._places.hold():
+            self._places = watch(
+                (), ((member.tensor, self._placed[member.name]) for member in inside)
+            )
+        if self._places.look() != SAME:
             self.displaced()
             self._make_room(inside)
             take_in(
@@ -248,6 +275,9 @@ class ModelBinding:
                 for member in inside
                 if not self._placed[member.name].holds(member.tensor)
             )
+            self._tell_fsdp()
+        if self._of_fsdp:
+            fsdp.refuse_unreduced(self._of_fsdp)
         if self._loose:
             outside = list(self._loose.values())
             self._make_room(outside)
@@ -261,7 +291,7 @@ class ModelBinding:
         moved = {
             member.name: member.tensor
             for member in members
-            if member.kind == "buffer" and member.tensor.shape != self._placed[member.name].shape
+            if member.kind == "buffer" and member.part.shape != self._placed[member.name].shape
         }
         if not moved:
             return
@@ -285,7 +315,10 @@ class ModelBinding:
 
     def _check_movable(self) -> None:
         for member in members_of(self._models, self._left_out):
-            check_movable(f"{member.kind} {member.name}", member.tensor, self.devices)
+            called = f"{member.kind} {member.name}"
+            check_movable(called, member.tensor, self.devices)
+            if member.fsdp is not None and "cuda" not in self.devices:
+                fsdp.refuse_pinned(called, member.fsdp)
 
     def check_ties(self) -> None:
         """Raises MismatchError unless whoever shared memory still does, and nobody else."""
@@ -305,18 +338,19 @@ class ModelBinding:
         self._members = list(members_of(self._models, self._left_out))
         self._places = None
         self._loose = self._find_loose()
+        self._of_fsdp = list({id(one.fsdp): one.fsdp for one in self._members if one.fsdp}.values())
         first: dict[int, tuple[str, torch.Tensor]] = {}
         for member in self._members:
             if member.kind == "parameter":
                 first.setdefault(id(member.tensor), (member.name, member.tensor))
         self._parameters = list(first.values())
-        self._tables = [
+        # where modules keep parameters, buffers and modules
+        self._linked = watch(
             table
             for model in self._models.values()
             for module in model.modules()
             for table in (module._parameters, module._buffers, module._modules)
-        ]
-        self._linked = self._look()
+        )
 
     def _find_loose(self) -> dict[str, Member]:
         """Those that are loose, or were; but none that shares its memory with another tensor."""
@@ -336,40 +370,26 @@ class ModelBinding:
             if id(member.tensor) in found and len(owners[storage_of(member.tensor)]) == 1
         }
 
-    def _look(self) -> list[object]:
-        found: list[object] = []
-        for table in self._tables:
-            found.append(table)
-            found += table
-            found += table.values()
-        return found
-
-    def _restructured(self) -> bool:
-        """Whether a module, parameter or buffer is another object than at the last look."""
-        now = self._look()
-        return len(now) != len(self._linked) or not all(map(is_, now, self._linked))
-
-    def _follow(self) -> dict[int, torch.Tensor]:
-        """Looks at the model anew; its names, shapes and dtypes must be those of the store."""
-        before = {member.name: member.tensor for member in self._members}
+    def _follow(self, before: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Looks at the model anew; its names, shapes and dtypes must be those of the store. May be
+        repeated with the same tensors of before."""
         self._check_movable()
         now = plan(list(members_of(self._models, self._left_out)))
         what = "the model was changed after attach, to one that does not fit its place in the store"
         way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
         compare(resized(self._layout(), now), now, what, (way,))
         self._scan()
-        replaced = {}
-        for member in self._members:
-            old = before[member.name]
-            if old is not member.tensor:
-                self._placed_of[id(member.tensor)] = self._placed[member.name]
-                if member.kind == "parameter":
-                    replaced[id(old)] = member.tensor
-        alive = {id(member.tensor) for member in self._members}
+        alive = {id(member.tensor): self._placed[member.name] for member in self._members}
         for name, old in before.items():
             if id(old) not in alive:
-                self._placed_of.pop(id(old), None)
                 # Whoever still holds the old object sees the stored values, as before.
-                if old.shape == self._placed[name].shape and not self._placed[name].holds(old):
-                    old.data = self._placed[name].heap
-        return replaced
+                placed = self._placed[name]
+                if local(old).shape == placed.shape and not placed.holds(old):
+                    placed.bind(old)
+        self._placed_of = alive
+        self._tell_fsdp()
+        return {
+            id(before[member.name]): member.tensor
+            for member in self._members
+            if member.kind == "parameter" and before[member.name] is not member.tensor
+        }

@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
-from operator import is_
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.torch.errors import AttachError
-from pmstore.torch.groups import compare_groups, restore_groups
+from pmstore.engine._binding import Writes
+from pmstore.torch import fsdp
+from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.groups import are_moved, arrange_groups, compare_groups, restore_groups
 from pmstore.torch.groups import describe_groups as _describe
-from pmstore.torch.keys import called, encode_name, under
+from pmstore.torch.keys import called, under
 from pmstore.torch.model import ModelBinding
+from pmstore.torch.optimizer_state import (
+    drop_tensors,
+    holds_constants,
+    parameters_of,
+    plain_state,
+    read_layout,
+    state_block,
+    tables_of_groups,
+    tables_of_state,
+)
 from pmstore.torch.part import Part
-from pmstore.torch.placed import Memory, Placed, Places, check_movable, set_apart, take_in
-
-_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
-
-
-@dataclass(frozen=True, slots=True)
-class _Synced:
-    """What an optimizer held when all of it was in the store. While it holds the same objects, and
-    these are where they were, there is nothing to write: most steps change what is in the heap
-    only."""
-
-    objects: list[object]  # see `OptimizerBinding._objects`
-    places: Places
-    # a parameter, and what is written when it has a gradient
-    writes: list[tuple[torch.Tensor, list[Memory]]]
-
-
-def _constant(item: object) -> bool:
-    """Whether the object is data that cannot change."""
-    return type(item) in _IMMUTABLE or (type(item) is tuple and all(map(_constant, item)))
-
-
-def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """In the order of the groups, as `Optimizer.state_dict` numbers them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def drop_tensors(state: dict[str, Any], kept: Container[str]) -> None:
-    """Of one parameter: those that are not among the kept ones vanish."""
-    for key in [key for key, value in state.items() if isinstance(value, torch.Tensor)]:
-        if key not in kept:
-            del state[key]
+from pmstore.torch.placed import Memory, Placed, check_movable, set_apart, take_in
+from pmstore.torch.replacing import Replacing
+from pmstore.torch.shards import (
+    HOW_TO_RESHARD,
+    ShardRecord,
+    as_recorded,
+    describe,
+    is_sharded,
+    local,
+    record_of,
+)
+from pmstore.torch.watched import OTHERS, SAME, VALUES, Synced, watch
 
 
 class OptimizerBinding:
@@ -58,7 +48,8 @@ class OptimizerBinding:
                                 `Optimizer.state_dict`
     `<path>/parameters/<i>`     parameters that are in no module of the model
     `<path>/rest`, `/groups`    everything else: other state, hyperparameters
-    `<path>/layout`             which state tensors there are, and the parameters' shapes
+    `<path>/layout`             which state tensors there are, and the parameters' shapes; of
+                                DTensors also their shard records, by the names of their blocks
 
     State that the optimizer makes in its first step, or replaces later, is moved in by `collect`;
     the optimizer's own tensor objects stay, their `.data` becomes the store's memory.
@@ -78,19 +69,27 @@ class OptimizerBinding:
         self._parent = path
         self._path = path = under(path, key)
         self._key = key
-        self.called = called("optimizer", key)
+        self.called: str = called("optimizer", key)
         self._optimizer = optimizer
         self._model = model
         self._rest = Part(store, f"{path}/rest")
         self._groups = Part(store, f"{path}/groups")
         self._placed: dict[int, dict[str, Placed]] = {}
         self._own: dict[int, Placed] = {}  # of parameters that are in no module
+        self._shards: dict[str, ShardRecord] = {}  # of DTensors, by their blocks
         self._layout: list[Any] | None = None  # as stored, if known
-        self._synced: _Synced | None = None
+        self._order = self.parameters  # that it is of
+        self.replacing: Replacing | None = None
+        self.synced: Synced | None = None
+        """Another object, or None, whenever its groups or their parameters may be others."""
         self.displaced: Callable[[], None] = lambda: None
         """Called before tensors that left their places are brought back."""
         for index, parameter in enumerate(self.parameters):
             check_movable(self.describe(index), parameter, self.devices)
+        known = self._known()
+        alone = [one for one in self.parameters if is_sharded(one) and id(one) not in known]
+        if alone:
+            fsdp.refuse_alone(self.called, alone)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -136,9 +135,7 @@ class OptimizerBinding:
         known = self._known()
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
-                self._own[index] = Placed.create(
-                    self._store, f"{self._path}/parameters/{index}", parameter
-                )
+                self._own[index] = self._create_block(f"parameters/{index}", parameter)
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     self._create(index, key, value)
@@ -150,7 +147,14 @@ class OptimizerBinding:
         Raises:
             MismatchError: they differ; it lists how.
         """
-        compare_groups(self.called, self._store[f"{self._path}/layout"][0], self.describe_groups())
+        groups, _, own, shards = read_layout(self._store, self._path)
+        compare_groups(self.called, groups, self.describe_groups())
+        parameters = self.parameters
+        for index in own:
+            stored, given = shards.get(f"parameters/{index}"), record_of(parameters[index])
+            if stored != given:
+                told = f"{self.describe(index)}: stored {describe(stored)}, given {describe(given)}"
+                raise MismatchError(f"{self.called}: {HOW_TO_RESHARD}", mismatched=[told])
 
     def open(self) -> None:
         """Finds the stored placed. Reads no tensor's data, and the optimizer is untouched until
@@ -160,7 +164,7 @@ class OptimizerBinding:
         self._placed.clear()
         self._own.clear()
         self._layout = self._store[f"{self._path}/layout"]
-        _, tensors, own = self._layout
+        _, tensors, own, self._shards = read_layout(self._store, self._path)
         for index in own:
             self._own[index] = Placed.open(self._store, f"{self._path}/parameters/{index}")
         for index, key in tensors:
@@ -174,21 +178,24 @@ class OptimizerBinding:
         for index, parameter in enumerate(self.parameters):
             own = self._own.get(index)
             if own is not None and not own.holds(parameter):
-                parameter.data = own.heap
+                own.bind(parameter)
             placed = self._placed.get(index, {})
             state = self._optimizer.state.get(parameter, {})
             drop_tensors(state, placed)
             for key, one in placed.items():
                 here = state.get(key)
-                if not isinstance(here, torch.Tensor):
-                    self._optimizer.state[parameter][key] = one.heap
+                shard = self._shards.get(state_block(index, key))
+                if not isinstance(here, torch.Tensor) or record_of(here) != shard:
+                    made = as_recorded(one.heap, shard, parameter) if shard else one.heap
+                    self._optimizer.state[parameter][key] = made
                 elif not one.holds(here):
-                    here.data = one.heap
+                    one.bind(here)
 
     def restore(self) -> None:
         """`bind`, and hyperparameters and plain state from the store too: when resuming, and after
         a roll back."""
-        self._synced = None
+        self.synced = None
+        self._arrange()
         self.bind()
         parameters = self.parameters
         rest = self._rest.read()
@@ -206,12 +213,21 @@ class OptimizerBinding:
             self._optimizer.state[key] = value
         restore_groups(self._optimizer, self._groups.read())
 
-    # ---- while it trains
+    def _arrange(self) -> None:
+        """Puts the parameters where the stored layout has them: a roll back undoes a change of the
+        groups too."""
+        named = dict(self._model.parameters) if self._model is not None else {}
+        groups, order = read_layout(self._store, self._path)[0], iter(self._order)
+        arrange_groups(
+            self._optimizer,
+            [[(next(order, None), named.get(name)) for name in one["names"]] for one in groups],
+        )
+        self._order = self.parameters
 
-    def take_in(self) -> dict[int, torch.Tensor]:
-        """Follows parameters that are other objects now, where the model's binding does not. Old id
-        to new object."""
-        return {}
+    def _moved(self) -> bool:  # than in the stored layout
+        return are_moved(self.called, self.parameters, self._order, self._known)
+
+    # ---- while it trains
 
     def release(self) -> None:
         """The run ends; parameters and state stay where they are."""
@@ -219,13 +235,7 @@ class OptimizerBinding:
     def writes(self) -> list[Any]:
         """The memory that the optimizer's next step writes: parameters with a gradient, and their
         state."""
-        pairs = self._synced.writes if self._synced is not None else self._written()
-        return [
-            memory
-            for parameter, written in pairs
-            if parameter.grad is not None
-            for memory in written
-        ]
+        return [self.synced.writes if self.synced is not None else self._written()]
 
     @property
     def kept(self) -> list[torch.Tensor]:
@@ -238,30 +248,29 @@ class OptimizerBinding:
         state = [one.memory for placed in self._placed.values() for one in placed.values()]
         return [*(one.memory for one in self._own.values()), *state]
 
-    def _written(self) -> list[tuple[torch.Tensor, list[Memory]]]:
-        found = []
-        for index, parameter in enumerate(self.parameters):
+    def _written(self) -> Writes:
+        arrays: list[list[Memory]] = []
+        parameters = self.parameters
+        for index, parameter in enumerate(parameters):
             own = self._own.get(index) or (self._model.placed(parameter) if self._model else None)
             placed = [*((own,) if own is not None else ()), *self._placed.get(index, {}).values()]
-            found.append((parameter, [one.memory for one in placed]))
-        return found
+            arrays.append([one.memory for one in placed])
+        return self._store._core.pool.handle.writes(parameters, arrays)
 
     @property
     def behind(self) -> bool:
         """Whether parameters have state of which nothing is in the heap yet."""
         return len(self._optimizer.state) != len(self._placed)
 
-    def replace(self, replaced: dict[int, torch.Tensor]) -> None:
-        """Puts parameters that are other objects now, by id of the old, into groups and state."""
-        self._synced = None
-        for group in self._optimizer.param_groups:
-            parameters = group["params"]
-            for place, old in enumerate(parameters):
-                new = replaced.get(id(old))
-                if new is not None:
-                    parameters[place] = new
-                    if old in self._optimizer.state:
-                        self._optimizer.state[new] = self._optimizer.state.pop(old)
+    def replace(self, replaced: dict[int, torch.Tensor], since: object) -> None:
+        """Puts parameters that are other objects now, by id of the old, into groups and state.
+        since: see `Replacing`. Raises: MismatchError."""
+        if self.replacing is None or self.replacing.since is not since:
+            if not replaced:
+                return
+            self.replacing = Replacing(self._optimizer, self._order, since)
+        self.synced = None
+        self._order = self.replacing.put(self.called, replaced)
 
     def collect(self) -> None:
         """Moves into the heap what is not there: state made or replaced since the last call. Writes
@@ -278,7 +287,7 @@ class OptimizerBinding:
                 one = placed.get(key)
                 if one is not None and one.holds(value):
                     continue
-                if one is None or one.shape != value.shape or one.dtype is not value.dtype:
+                if one is None or not self._fits(one, index, key, value):
                     check_movable(f"state {key!r} of {self.describe(index)}", value)
                     one = self._create(index, key, value)
                     changed = True
@@ -308,50 +317,43 @@ class OptimizerBinding:
     def sync(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next
         commit."""
-        synced, objects = self._synced, self._objects()
-        if (
-            synced is None
-            or len(objects) != len(synced.objects)
-            or not all(map(is_, objects, synced.objects))
-            or not synced.places.hold()
-        ):
-            self._synced = None
+        synced = self.synced
+        groups, state = synced.look(self._optimizer) if synced is not None else (OTHERS, OTHERS)
+        if groups == state == SAME:
+            return
+        # nothing is known until all is written; what changes after a look is seen by the next
+        self.synced = None
+        if synced is None or max(groups, state) == OTHERS:
+            moved = self._moved()
             self.collect()
+            synced = self._describe()
             self._write_plain()
-            self._synced = self._describe()
+            if moved:
+                self._write_layout()
+        else:
+            if groups == VALUES:
+                synced.groups.take()
+                self._write_settings()
+            if state == VALUES:
+                synced.state.take()
+                self._rest.write(plain_state(self._optimizer, self.called))
+        self.synced = synced
 
-    def _objects(self) -> list[object]:
-        """All that the optimizer holds: groups, their keys, values and parameters; state, its keys
-        and values."""
-        found: list[object] = []
-        for group in self._optimizer.param_groups:
-            found.append(group)
-            found += group
-            found += group.values()
-            found += group["params"]
-        state = cast(dict[Any, Any], self._optimizer.state)
-        found += state
-        for held in state.values():
-            found.append(held)
-            if type(held) is dict:
-                found += held
-                found += held.values()
-        return found
-
-    def _describe(self) -> _Synced | None:
+    def _describe(self) -> Synced | None:
         """None if it holds something, beside the tensors that are in placed, that can change and
         stay the same object."""
-        for group in self._optimizer.param_groups:
-            if not all(_constant(value) for key, value in group.items() if key != "params"):
-                return None
-        for key, held in cast(dict[Any, Any], self._optimizer.state).items():
-            if not isinstance(key, torch.Tensor) or type(held) is not dict:
-                return None
-            if not all(
-                isinstance(value, torch.Tensor) or _constant(value) for value in held.values()
-            ):
-                return None
-        return _Synced(self._objects(), Places(self._pairs()), self._written())
+        optimizer = self._optimizer
+        if not holds_constants(optimizer):
+            return None
+        return Synced(
+            (optimizer.param_groups, optimizer.state),
+            watch(tables_of_groups(optimizer)),
+            watch(self._tables_of_state(), self._pairs()),
+            self._written(),
+        )
+
+    def _tables_of_state(self) -> list[Any]:
+        return tables_of_state(self._optimizer)
 
     def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         """What has to lie in the blocks of this binding."""
@@ -373,14 +375,29 @@ class OptimizerBinding:
         created = own is None
         if own is None:
             check_movable(self.describe(index), parameter)
-            path = f"{self._path}/parameters/{index}"
-            own = self._own[index] = Placed.create(self._store, path, parameter)
+            own = self._own[index] = self._create_block(f"parameters/{index}", parameter)
         if not own.holds(parameter):
             displaced.append((self.describe(index), parameter, own))
         return created
 
+    def _fits(self, one: Placed, index: int, key: str, value: torch.Tensor) -> bool:
+        """Whether the value can be copied into the block."""
+        part = local(value)
+        return (
+            one.shape == part.shape
+            and one.dtype is part.dtype
+            and record_of(value) == self._shards.get(state_block(index, key))
+        )
+
     def _state_path(self, index: int, key: str) -> str:
-        return f"{self._path}/state/{index}.{encode_name(key)}"
+        return f"{self._path}/{state_block(index, key)}"
+
+    def _create_block(self, block: str, value: torch.Tensor) -> Placed:
+        """The value itself is not bound."""
+        record = record_of(value)
+        if record is not None:
+            self._shards[block] = record
+        return Placed.create(self._store, f"{self._path}/{block}", value)
 
     def _create(self, index: int, key: str, value: torch.Tensor) -> Placed:
         """A new block with the value's bytes, in place of an old one of that name. The value itself
@@ -392,53 +409,39 @@ class OptimizerBinding:
             )
         if key in self._placed.get(index, {}):
             self._remove(index, key)
-        made = Placed.create(self._store, self._state_path(index, key), value)
+        made = self._create_block(state_block(index, key), value)
         self._placed.setdefault(index, {})[key] = made
         return made
 
     def _remove(self, index: int, key: str) -> None:
         self._store.pop(self._state_path(index, key), None)
+        self._shards.pop(state_block(index, key), None)
         self._placed[index].pop(key, None)
 
     def _write_plain(self) -> None:
-        parameters = self.parameters
-        rest: dict[Any, Any] = {}
-        for index, parameter in enumerate(parameters):
-            state = self._optimizer.state.get(parameter, {})
-            plain = {key: one for key, one in state.items() if not isinstance(one, torch.Tensor)}
-            if plain:
-                rest[index] = plain
-        known = {id(parameter) for parameter in parameters}
-        others: dict[Any, Any] = {}
-        for key, value in cast(dict[Any, Any], self._optimizer.state).items():
-            if isinstance(key, torch.Tensor):
-                if id(key) not in known:
-                    raise AttachError(
-                        f"{self.called} has state of a tensor that is in none of its groups: "
-                        "remove it from .state"
-                    )
-            else:
-                others[key] = value
-        if others:
-            rest["others"] = others
-        self._rest.write(rest)
+        self._rest.write(plain_state(self._optimizer, self.called))
+        self._write_settings()
+        if self._layout is None or [len(group["shapes"]) for group in self._layout[0]] != [
+            len(group["params"]) for group in self._optimizer.param_groups
+        ]:
+            self._write_layout()
+
+    def _write_settings(self) -> None:
         self._groups.write(
             [
                 {key: value for key, value in group.items() if key != "params"}
                 for group in self._optimizer.param_groups
             ]
         )
-        if self._layout is None or [len(group["shapes"]) for group in self._layout[0]] != [
-            len(group["params"]) for group in self._optimizer.param_groups
-        ]:
-            self._write_layout()
 
     def _write_layout(self) -> None:
         tensors = [[index, key] for index, placed in self._placed.items() for key in placed]
         self._layout = None  # until it is written
-        layout = [self.describe_groups(), tensors, list(self._own)]
+        layout: list[Any] = [self.describe_groups(), tensors, list(self._own)]
+        if self._shards:
+            layout.append(self._shards)
         self._store[f"{self._path}/layout"] = layout
-        self._layout = layout
+        self._layout, self._order = layout, self.parameters
 
     def describe_groups(self) -> list[dict[str, Any]]:
         named = self._model.parameters if self._model is not None else ()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from pmstore import Store
+from pmstore.base.held import Held
+from pmstore.engine._binding import encode, same_bytes
 from pmstore.objects import values
 from pmstore.torch.codec import Array, join, split
+
+_ARRAYS = (torch.Tensor, np.ndarray)
 
 
 def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -25,6 +30,29 @@ def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
         )
         return bits
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def read_part(held: Held, path: str) -> Any:
+    """What a `Part` of that path has stored. Its arrays are copies: nobody holds on to the heap
+    through them.
+
+    Raises:
+        KeyError: nothing is stored.
+    """
+    return _joined(held[f"{path}/value"], list(_arrays(held, path)))
+
+
+def _arrays(held: Held, path: str) -> Iterator[Array]:
+    number = 0
+    while f"{path}/{number}" in held:
+        yield held[f"{path}/{number}"]
+        number += 1
+
+
+def _joined(skeleton: Any, arrays: Sequence[Array]) -> Any:
+    return join(
+        skeleton, [one.clone() if isinstance(one, torch.Tensor) else one.copy() for one in arrays]
+    )
 
 
 class Part:
@@ -52,33 +80,26 @@ class Part:
             TypeError: it holds something that is not data.
             StoreFullError: nothing of the array or value at hand was written.
         """
-        skeleton, arrays = split(state)
+        known = encode(state, _ARRAYS)
+        if known is None:
+            skeleton, arrays = split(state)
+            encoded = values.encode(skeleton)
+        else:
+            encoded, arrays = known
         held = self._held()
         for index, array in enumerate(arrays):
             self._put(index, array, held)
         while len(held) > len(arrays):
             self._store.pop(f"{self.path}/{len(held) - 1}", None)
             held.pop()
-        encoded = values.encode(skeleton)
         if encoded != self._bytes:
-            self._store[f"{self.path}/value"] = skeleton
+            self._store[f"{self.path}/value"] = split(state)[0] if known else skeleton
             # after the write: an interrupt between the two only costs a second write
             self._bytes = encoded
 
     def read(self) -> Any:
-        """The stored structure. Its arrays are copies: nobody holds on to the heap through them.
-
-        Raises:
-            KeyError: nothing is stored.
-        """
-        skeleton = self._store[f"{self.path}/value"]
-        return join(
-            skeleton,
-            [
-                array.clone() if isinstance(array, torch.Tensor) else array.copy()
-                for array in self._held()
-            ],
-        )
+        """As `read_part`."""
+        return _joined(self._store[f"{self.path}/value"], self._held())
 
     def forget(self) -> None:
         """Drops what is known of the store's content: after a roll back."""
@@ -87,9 +108,7 @@ class Part:
 
     def _held(self) -> list[Array]:
         if self._arrays is None:
-            self._arrays = []
-            while f"{self.path}/{len(self._arrays)}" in self._store:
-                self._arrays.append(self._store[f"{self.path}/{len(self._arrays)}"])
+            self._arrays = list(_arrays(self._store, self.path))
         return self._arrays
 
     def _put(self, index: int, array: Array, held: list[Array]) -> None:
@@ -100,9 +119,8 @@ class Part:
             and here.dtype == array.dtype
             and here.shape == array.shape
         ):
-            ours, theirs = raw_bytes(here), raw_bytes(array)
-            if not np.array_equal(ours, theirs):
-                ours[:] = theirs
+            if not same_bytes(here, array):  # nor if it does not know
+                raw_bytes(here)[:] = raw_bytes(array)
             return
         name = f"{self.path}/{index}"
         self._store[name] = array

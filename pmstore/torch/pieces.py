@@ -12,11 +12,13 @@ from pmstore.torch.loader_part import LoaderPart
 from pmstore.torch.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
-from pmstore.torch.optimizer import OptimizerBinding, parameters_of
+from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.optimizer_state import parameters_of
 from pmstore.torch.place import Place
 from pmstore.torch.placed import Memory
 from pmstore.torch.program import Program
 from pmstore.torch.rng import RngParts
+from pmstore.torch.shards import is_sharded, local
 from pmstore.torch.sharing import check_apart
 from pmstore.torch.slotted import SlottedBinding
 from pmstore.torch.stateful import StatefulPart
@@ -35,24 +37,38 @@ class Pieces:
             source = open_source(program.loader) if program.loader is not None else None
         except TypeError as error:
             raise AttachError(str(error)) from None
-        self.modules = list(program.models.values())
+        self.modules: list[torch.nn.Module] = list(program.models.values())
         self.model: ModelBinding | None = None
         self.optimizers: dict[str, OptimizerBinding] = {}
-        self.pack = Pack(store, f"{name}/mirror") if program.mirrored else None
+        self._slotted: list[SlottedBinding] = []
+        self.pack: Pack | None = Pack(store, f"{name}/mirror") if program.mirrored else None
         self._mirrored: list[MirroredModel | MirroredOptimizer] = []
         if self.pack is not None:
             self._mirror(store, name, program, self.pack)
         else:
             self._place(store, name, program)
-        self.gradients = GradientKeeper(store, f"{name}/gradients") if program.optimizers else None
-        self.statefuls = [
+        self.gradients: GradientKeeper | None = (
+            GradientKeeper(store, f"{name}/gradients", sharded=self._sharded)
+            if program.optimizers
+            else None
+        )
+        self.statefuls: list[StatefulPart] = [
             StatefulPart(store, f"{name}/{key}", one)
             for key, one in program.statefuls.items()
             if one is not None
         ]
-        self.trainable = TrainablePart(store, f"{name}/trainable")
-        self.rng = RngParts(store, f"{name}/rng") if program.rng else None
-        self.loader = LoaderPart(store, f"{name}/loader", source) if source is not None else None
+        # parameters with their names, and alone; and what they were taken from
+        self._named: tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]] = [], []
+        self._named_of: list[object] = []
+        self.trainable: TrainablePart = TrainablePart(store, f"{name}/trainable")
+        self.rng: RngParts | None = RngParts(store, f"{name}/rng") if program.rng else None
+        self.loader: LoaderPart | None = (
+            LoaderPart(store, f"{name}/loader", source) if source is not None else None
+        )
+
+    @property
+    def _sharded(self) -> bool:
+        return any(is_sharded(one) for _, one in self.parameters())
 
     def _place(self, store: Store, name: str, program: Program) -> None:
         """Models and optimizers in the heap."""
@@ -68,6 +84,7 @@ class Pieces:
                 else OptimizerBinding(store, path, key, one, self.model)
             )
         check_apart(self.model, self.optimizers.values())
+        self._slotted = [one for one in self.optimizers.values() if isinstance(one, SlottedBinding)]
         for binding in self.bindings:
             binding.displaced = self._set_apart
 
@@ -105,17 +122,46 @@ class Pieces:
             named += optimizer.extra_parameters
         return named
 
+    def named(self) -> tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]]:
+        """`parameters`, and these without their names: the same lists while they are the same.
+        REQUIRES: `follow`, and `sync` of all optimizers, since anything has changed."""
+        known, at = self._named_of, 1
+        if known and known[0] is (self.model.parameters if self.model is not None else self):
+            for one in self.optimizers.values():
+                if one.synced is None or one.synced is not known[at]:
+                    break
+                at += 1
+            else:
+                return self._named
+        named = self.parameters()
+        self._named = named, [one for _, one in named]
+        self._named_of = [self.model.parameters if self.model is not None else self]
+        self._named_of += [one.synced for one in self.optimizers.values()]
+        return self._named
+
     def tensors(self) -> list[torch.Tensor]:
-        """Parameters and buffers, some of them twice."""
-        return [tensor for binding in self.bindings for tensor in binding.kept]
+        """Parameters and buffers, some of them twice; of DTensors also the parts, which torch
+        counts writes of apart."""
+        found = [tensor for binding in self.bindings for tensor in binding.kept]
+        return found + [local(tensor) for tensor in found if is_sharded(tensor)]
 
     def memory(self) -> list[Memory]:
         """Arrays of the store over all that a training step writes in place."""
         return [memory for binding in self.bindings for memory in binding.memory()]
 
+    @property
+    def captured(self) -> bool:
+        """Whether the engine captures all writes to that memory: neither slots nor mirrors."""
+        return self.pack is None and not any(
+            isinstance(one, SlottedBinding) for one in self.optimizers.values()
+        )
+
     def spend(self, binding: OptimizerBinding) -> None:
         """After its step. What another optimizer has parameters of too, that one may still use."""
         assert self.gradients is not None
+        if len(self.optimizers) == 1:
+            self.gradients.spend(binding.parameters)
+            return
         others = {
             id(one)
             for other in self.optimizers.values()
@@ -145,10 +191,10 @@ class Pieces:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         if self.pack is not None:
             self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
-        parameters = self.parameters()
-        self.trainable.write(parameters)
+        parameters, tensors = self.named()
+        self.trainable.write(parameters, tensors)
         if self.gradients is not None:
-            self.gradients.write(parameters)
+            self.gradients.write(parameters, tensors)
         for stateful in self.statefuls:
             stateful.write()
         if self.rng is not None:
@@ -158,13 +204,16 @@ class Pieces:
 
     def follow(self) -> None:
         """Notices parameters that are other objects now."""
-        for optimizer in self.optimizers.values():
-            optimizer.take_in()
+        for slotted in self._slotted:
+            slotted.take_in()
         if self.model is not None:
             replaced = self.model.follow()
-            if replaced:
+            if self.model.before is not None:
                 for optimizer in self.optimizers.values():
-                    optimizer.replace(replaced)
+                    optimizer.replace(replaced, self.model.before)
+                self.model.followed()
+                for optimizer in self.optimizers.values():
+                    optimizer.replacing = None
 
     # ---- out of the store
 

@@ -62,12 +62,12 @@ class Place:
     """
 
     def __init__(self, done: Position | None = None) -> None:
-        self.done = done or Position()
+        self.done: Position = done or Position()
         self.again: deque[Held] = deque()
-        self.ahead = 0
-        self.doubtful = False
-        self.habit = Habit()
-        self.forwards = 0
+        self.ahead: int = 0
+        self.doubtful: bool = False
+        self.habit: Habit = Habit()
+        self.forwards: int = 0
         self._held: deque[Held] = deque()
         self._end: Position | None = None  # once the loop has handed out all it has
         self._step: int | None = None  # that was finished last

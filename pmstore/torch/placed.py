@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from pmstore import Store
 from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.shards import is_sharded, local, record_of
 
 UNFIT = "tensors were replaced by others that do not fit their place in the store"
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -26,11 +27,11 @@ class Placed:
     __slots__ = ("dtype", "heap", "memory", "pointer", "shape", "stride")
 
     def __init__(self, heap: torch.Tensor, memory: Memory | None = None) -> None:
-        self.heap = heap
-        self.pointer = heap.data_ptr()
-        self.shape = heap.shape
-        self.stride = heap.stride()
-        self.dtype = heap.dtype
+        self.heap: torch.Tensor = heap
+        self.pointer: int = heap.data_ptr()
+        self.shape: torch.Size = heap.shape
+        self.stride: tuple[int, ...] = heap.stride()
+        self.dtype: torch.dtype = heap.dtype
         # What is declared before it is written: an array, because its buffer is found without a
         # call into Python.
         self.memory: Memory = _memory(heap) if memory is None else memory
@@ -39,7 +40,7 @@ class Placed:
     def create(cls, store: Store, path: str, value: torch.Tensor) -> Placed:
         """A new block with the value's bytes, in its order of dimensions if it is dense. The value
         is untouched."""
-        store[path] = value.detach()
+        store[path] = local(value).detach()
         return cls.open(store, path)
 
     @classmethod
@@ -50,44 +51,31 @@ class Placed:
             raise AttachError(
                 f"{path!r} in the store is no tensor: it was written by something else than attach"
             )
-        return cls(heap)
+        # Not what the store has given out, which it looks at before each commit: nobody else has
+        # this one, so that it cannot leave.
+        return cls(heap.detach())
 
     def view(self, shape: Sequence[int], stride: Sequence[int], offset: int) -> Placed:
         """Another tensor over this block's memory, which is one-dimensional."""
         return Placed(self.heap.as_strided(shape, stride, offset), self.memory)
 
+    def bind(self, tensor: torch.Tensor) -> None:
+        """Makes the tensor's memory this block: of a DTensor, that of its part."""
+        if is_sharded(tensor):
+            # The object too: that of FSDP is a view, and would keep what it is a view of.
+            tensor._local_tensor = self.heap.detach()  # type: ignore[attr-defined]
+        else:
+            tensor.data = self.heap
+
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's bytes are this block, seen in the same way."""
+        """Whether the tensor's bytes, or those of its part, are this block, seen in the same
+        way."""
+        tensor = local(tensor)
         return (
             tensor.data_ptr() == self.pointer
             and tensor.shape == self.shape
             and tensor.dtype is self.dtype
             and tensor.stride() == self.stride
-        )
-
-
-class Places:
-    """Tensors and the blocks in which they should lie: whether all still do is looked at in every
-    step, so all at once."""
-
-    __slots__ = ("_dtypes", "_pointers", "_shapes", "_strides", "_tensors")
-
-    def __init__(self, pairs: Iterable[tuple[torch.Tensor, Placed]]) -> None:
-        pairs = list(pairs)
-        self._tensors = [tensor for tensor, _ in pairs]
-        self._pointers = [placed.pointer for _, placed in pairs]
-        self._shapes = [placed.shape for _, placed in pairs]
-        self._strides = [placed.stride for _, placed in pairs]
-        self._dtypes = [placed.dtype for _, placed in pairs]
-
-    def hold(self) -> bool:
-        """Whether `Placed.holds` is true of each pair."""
-        tensors = self._tensors
-        return (
-            [tensor.data_ptr() for tensor in tensors] == self._pointers
-            and [tensor.shape for tensor in tensors] == self._shapes
-            and [tensor.dtype for tensor in tensors] == self._dtypes
-            and [tensor.stride() for tensor in tensors] == self._strides
         )
 
 
@@ -104,6 +92,14 @@ def _memory(heap: torch.Tensor) -> Memory:
 def check_movable(name: str, tensor: torch.Tensor, devices: Sequence[str] = ("cpu",)) -> None:
     """Raises AttachError if the tensor is of a kind whose bytes cannot be in a store, or on none of
     the devices."""
+    if is_sharded(tensor):
+        _check_shard(name, tensor)
+        tensor = local(tensor)
+    elif hasattr(tensor, "local_shards"):
+        raise AttachError(
+            f"{name} is a ShardedTensor, of the older way to shard: use DTensor, "
+            "torch.distributed.tensor.distribute_tensor or fully_shard"
+        )
     if isinstance(tensor, UninitializedTensorMixin):
         raise AttachError(
             f"{name} has no shape yet (a lazy module): run one batch through the model before "
@@ -127,6 +123,30 @@ def check_movable(name: str, tensor: torch.Tensor, devices: Sequence[str] = ("cp
         )
 
 
+def _check_shard(name: str, tensor: torch.Tensor) -> None:
+    """Raises AttachError if the DTensor is of a kind that cannot be stored."""
+    try:
+        record = record_of(tensor)
+    except ValueError as error:
+        raise AttachError(f"{name}: {error}") from None
+    assert record is not None
+    if any(one[0] == "partial" for one in record["placements"]):
+        raise AttachError(
+            f"{name} is a DTensor that is still to be added up over ranks (Partial): "
+            "redistribute() it to Replicate or Shard before attach"
+        )
+    if not record["coordinate"]:
+        raise AttachError(
+            f"{name} is a DTensor over a mesh of ranks {record['ranks']}, and this rank has no "
+            "part of it: give attach what this rank trains"
+        )
+    part = local(tensor)
+    if type(part) is not torch.Tensor:
+        raise AttachError(
+            f"{name} is a DTensor of {type(part).__qualname__}: its parts have to be plain tensors"
+        )
+
+
 def take_in(pairs: Iterable[tuple[str, torch.Tensor, Placed]]) -> None:
     """Copies tensors whose storage left the heap into their blocks, and binds them to these again.
 
@@ -140,7 +160,7 @@ def take_in(pairs: Iterable[tuple[str, torch.Tensor, Placed]]) -> None:
     pairs = list(pairs)
     wrong = [
         f"{name}: {_describe(tensor)}, but the store holds {_describe(placed.heap)}"
-        for name, tensor, placed in pairs
+        for name, tensor, placed in ((name, local(one), placed) for name, one, placed in pairs)
         if tensor.shape != placed.shape
         or tensor.dtype != placed.dtype
         or tensor.device.type != "cpu"
@@ -149,7 +169,7 @@ def take_in(pairs: Iterable[tuple[str, torch.Tensor, Placed]]) -> None:
     if wrong:
         raise MismatchError(UNFIT, mismatched=wrong)
     targets = {placed.heap.untyped_storage().data_ptr() for _, _, placed in pairs}
-    sources = [tensor.detach() for _, tensor, _ in pairs]
+    sources = [local(tensor).detach() for _, tensor, _ in pairs]
     sources = [
         source.clone() if source.untyped_storage().data_ptr() in targets else source
         for source in sources
@@ -157,13 +177,18 @@ def take_in(pairs: Iterable[tuple[str, torch.Tensor, Placed]]) -> None:
     with torch.no_grad():
         for (_, tensor, placed), source in zip(pairs, sources, strict=True):
             placed.heap.copy_(source)
-            tensor.data = placed.heap
+            placed.bind(tensor)
 
 
 def set_apart(tensor: torch.Tensor) -> None:
     """Gives the tensor memory that is nobody's place. Shared memory stays: `take_in` refuses it."""
-    if not _is_shared(tensor):
+    part = local(tensor)
+    if _is_shared(part):
+        return
+    if part is tensor:
         tensor.data = tensor.data.clone()
+    else:
+        tensor._local_tensor = part.detach().clone()  # type: ignore[attr-defined]
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

@@ -10,10 +10,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pmstore import Store
+from pmstore.base.held import Held
+from pmstore.base.words import encode_name
+from pmstore.torch.accelerated import unwrapped
 from pmstore.torch.errors import AttachError
-from pmstore.torch.keys import called, encode_name, under
-from pmstore.torch.optimizer import parameters_of
+from pmstore.torch.fsdp import refuse_wrapped_whole
+from pmstore.torch.keys import called, under
+from pmstore.torch.optimizer_state import parameters_of
+from pmstore.torch.shards import is_sharded
 from pmstore.torch.stateful import Stateful, as_stateful, extra_state, is_stateful
 from pmstore.torch.whole import refuse_empty, refuse_wrapped
 
@@ -21,7 +25,9 @@ FORMAT = 2
 """Of a run that is written. Versions that know format 1 alone would open a loader's place in
 another order: they know nothing of batches held, of a batch that is cut, nor where generators
 were found."""
-FORMATS = (1, FORMAT)
+SHARDED_FORMAT = 3
+"""Of a run that has DTensors. Versions that know none take a rank's parts for the whole."""
+FORMATS = (1, FORMAT, SHARDED_FORMAT)
 """That are read. A resume makes a run's format the newest."""
 
 
@@ -60,7 +66,7 @@ class Program:
         models = _several("model", model, lambda one: isinstance(one, nn.Module), "an nn.Module")
         optimizers = _several(
             "optimizer",
-            optimizer,
+            unwrapped(optimizer),
             lambda one: isinstance(one, Optimizer),
             "a torch.optim.Optimizer",
         )
@@ -68,7 +74,10 @@ class Program:
         statefuls: dict[str, Stateful | None] = {}
         for what, given in (("lr_scheduler", lr_scheduler), ("scaler", scaler)):
             found = _several(
-                what, given, is_stateful, "an object with state_dict() and load_state_dict()"
+                what,
+                unwrapped(given),
+                is_stateful,
+                "an object with state_dict() and load_state_dict()",
             )
             statefuls |= {under(what, key): one for key, one in found.items()} or {what: None}
         extra = "model_extra_state"
@@ -78,6 +87,8 @@ class Program:
             f"stateful/{encode_name(key)}": as_stateful(key, one)
             for key, one in (stateful or {}).items()
         }
+        for key, one in models.items():
+            refuse_wrapped_whole(called("model", key), one)
         for key, optimizer in optimizers.items():
             refuse_wrapped(called("optimizer", key), optimizer)
         for key, one in statefuls.items():
@@ -85,6 +96,16 @@ class Program:
                 refuse_empty(key, one)
         mirrored = _on_an_accelerator(models, optimizers) if mirror is None else mirror
         return cls(models, optimizers, statefuls, loader, rng, mirrored)
+
+    @property
+    def format(self) -> int:
+        """Of the run that is written."""
+        tensors = [
+            *(one for model in self.models.values() for one in model.parameters()),
+            *(one for model in self.models.values() for one in model.buffers()),
+            *(one for optimizer in self.optimizers.values() for one in parameters_of(optimizer)),
+        ]
+        return SHARDED_FORMAT if any(map(is_sharded, tensors)) else FORMAT
 
     def given(self) -> dict[str, bool]:
         """Which pieces there are: stored with the run."""
@@ -146,11 +167,11 @@ def _on_an_accelerator(models: dict[str, nn.Module], optimizers: dict[str, Optim
     return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
 
 
-def check_format(store: Store, name: str) -> None:
+def check_format(store: Held, name: str) -> None:
     """Raises: AttachError: the stored run is of a version that this one cannot read."""
     about = store[f"{name}/about"]
     if about["format"] not in FORMATS:
         raise AttachError(
             f"the stored run {name!r} has format {about['format']}, this version of pmstore reads "
-            f"{' and '.join(map(str, FORMATS))}: use the version that wrote it"
+            f"{', '.join(map(str, FORMATS[:-1]))} and {FORMATS[-1]}: use the version that wrote it"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pmstore.torch.place import Place, Position
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
+_FOUR = struct.Struct("=4q")
 
 
 class Progress:
@@ -27,13 +29,15 @@ class Progress:
     """
 
     def __init__(self, store: Store, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.finished = 0
-        self.place = Place()
+        self.finished: int = 0
+        self.place: Place = Place()
         self.lookahead: Lookahead | None = None
         self.stale = False
-        self.restored = 0
+        self.restored: int = 0
         self._store = store
         self._numbers = numbers
+        self._raw = numbers.data.cast("B")  # of it: packed in one go
+        self._handle = store._core.pool.handle
         self._committed = 0
         self._seen_epoch = store.epoch  # the store's, when _committed was last brought up to date
         self._rollbacks = store.rollbacks  # of the store, that Python has followed
@@ -71,14 +75,15 @@ class Progress:
     @property
     def followed(self) -> bool:
         """Whether Python has followed every roll back of the store."""
-        return self._store.rollbacks == self._rollbacks
+        core = self._store._core
+        return core.pool.rollbacks() + core.moves == self._rollbacks
 
     def settle(self) -> None:
         """Notices a commit, whoever made it and whatever interrupted what followed: the store says
         what it holds."""
-        if self._store.closed:
+        if self._handle.closed:
             return
-        epoch = self._store.epoch
+        epoch = self._handle.epoch()
         if epoch != self._seen_epoch:
             self._committed = int(self._numbers[_STEP])
             self._seen_epoch = epoch
@@ -98,7 +103,7 @@ class Progress:
     def write(self, finished: int) -> None:
         """Pending until the next commit."""
         done = self.place.done
-        self._numbers[:] = (finished, done.data_epoch, done.batch, 0)
+        _FOUR.pack_into(self._raw, 0, finished, done.data_epoch, done.batch, 0)
 
     def touch(self) -> None:
         """Something is pending, whatever was: for a roll back that counts."""

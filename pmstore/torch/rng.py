@@ -11,24 +11,20 @@ import numpy as np
 import torch
 
 from pmstore import Store
+from pmstore.engine._binding import same_bytes
 from pmstore.objects import values
 from pmstore.torch.codec import split
 from pmstore.torch.generators import Found, lower_python, raise_python
 from pmstore.torch.part import Part, raw_bytes
-from pmstore.torch.rng_memory import numpy_state, python_state
+from pmstore.torch.rng_memory import Bits, numpy_state, python_state, torch_state
 
-
-def torch_state() -> bytes:
-    """The bits of `torch.get_rng_state()`."""
-    return torch.default_generator.get_state().numpy().tobytes()
-
-
-_GENERATORS: dict[str, tuple[Callable[[], bytes | None], Callable[[], Any]]] = {
+_GENERATORS: dict[str, tuple[Callable[[], Bits | None], Callable[[], Any]]] = {
     "python": (python_state, lambda: lower_python(random.getstate())),
     "numpy": (numpy_state, lambda: np.random.get_state(legacy=False)),
     "torch": (torch_state, torch.get_rng_state),
 }
-"""Bits that are other ones when the state is (None: nobody knows), and the state."""
+"""Where bits lie that are other ones when the state is (None: nobody knows), and the state."""
+_NO_BITS = b""
 
 
 class RngParts:
@@ -37,16 +33,17 @@ class RngParts:
 
     def __init__(self, store: Store, path: str) -> None:
         self._parts = {name: Part(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
-        self._written: dict[str, bytes | None] = {}
+        self._written: dict[str, bytes] = {}
 
     def write(self) -> None:
         """Writes what changed; pending until the next commit."""
         for name, (look, state) in _GENERATORS.items():
             bits = look()
-            if bits is None or bits != self._written.get(name):
+            if bits is None or not same_bytes(bits, self._written.get(name, _NO_BITS)):
+                now = _NO_BITS if bits is None else b"".join(bits)  # before the state is read
                 self._parts[name].write(state())
                 # after the write: an interrupt between the two only costs a second write
-                self._written[name] = bits
+                self._written[name] = now
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._parts["cuda"].write(torch.cuda.get_rng_state_all())
 
@@ -116,7 +113,7 @@ class Watched:
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
-        self._bits: dict[str, bytes | None] = {}
+        self._bits: dict[str, bytes] = {}
         self._states: dict[str, Any] = {}
 
     def capture(self) -> dict[str, Any]:
@@ -124,8 +121,9 @@ class Watched:
         object."""
         for name, (look, state) in _GENERATORS.items():
             bits = look()
-            if bits is None or bits != self._bits.get(name):
-                self._states[name], self._bits[name] = state(), bits
+            if bits is None or not same_bytes(bits, self._bits.get(name, _NO_BITS)):
+                now = _NO_BITS if bits is None else b"".join(bits)  # before the state is read
+                self._states[name], self._bits[name] = state(), now
         states = states_of(self._holder.generators)
         if not states or bits_of(states) != bits_of(self._states.get("generators", {})):
             self._states["generators"] = states or _NONE

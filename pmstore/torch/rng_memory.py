@@ -1,10 +1,11 @@
-"""The states of Python's and numpy's default generators, read where they lie.
+"""The states of Python's, numpy's and torch's default generators, for comparing.
 
 `random.getstate` makes 625 ints, `numpy.random.get_state` copies as many one by one: 30 us and 90
-us, at every step, for generators that most steps do not use. To see that the bytes are those that
-were written last takes 1 us. Where they lie is no part of either's interface: it is looked for in
-generators made for that, at import, and compared with what the interface says. Where that fails
-(another interpreter, another numpy), there is nothing to see, and the caller asks the interface.
+us, at every step, for generators that most steps do not use. To see where they lie that the bytes
+are those that were written last takes a fraction of one. Where they lie is no part of either's
+interface: it is looked for in generators made for that, at import, and compared with what the
+interface says. Where that fails (another interpreter, another numpy), there is nothing to see, and
+the caller asks the interface. torch's interface is quick enough.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+
+Bits = tuple[memoryview | bytes, ...]
+"""One behind the other: where the bits of a state lie, as they are at any time. `b"".join` copies
+them, `same_bytes` compares them with a copy."""
 
 _WORDS = 624  # of a Mersenne twister: both keep these and an index
 _STATE_BYTES = 4 * _WORDS + 4
@@ -51,18 +57,18 @@ def _python_known() -> bool:
     return True
 
 
-def _python_look() -> Callable[[], bytes | None]:
+def _python_look() -> Callable[[], Bits | None]:
     inst: Any = getattr(random, "_inst", None)
     if type(inst) is not random.Random or not _python_known():
         return lambda: None
     generator: random.Random = inst
-    memory = _python_memory(generator)
+    alone: Bits = (_python_memory(generator),)
 
-    def look() -> bytes | None:
+    def look() -> Bits | None:
         if getattr(random, "_inst", None) is not generator:  # the module was loaded again
             return None
         gauss = generator.gauss_next
-        return bytes(memory) if gauss is None else bytes(memory) + struct.pack("d", gauss)
+        return alone if gauss is None else (*alone, struct.pack("d", gauss))
 
     return look
 
@@ -99,7 +105,7 @@ def _gauss_offset() -> int | None:
     return offset
 
 
-def _numpy_look() -> Callable[[], bytes | None]:
+def _numpy_look() -> Callable[[], Bits | None]:
     try:
         generator: Any = np.random.mtrand._rand
         offset = _gauss_offset()
@@ -110,19 +116,24 @@ def _numpy_look() -> Callable[[], bytes | None]:
             or type(bits) is not np.random.MT19937
         ):
             return lambda: None
-        memory, gauss = _numpy_memory(generator), _memory(id(generator) + offset - 8, 16)
+        both: Bits = _numpy_memory(generator), _memory(id(generator) + offset - 8, 16)
     except (AttributeError, KeyError, TypeError):
         return lambda: None
 
-    def look() -> bytes | None:
+    def look() -> Bits | None:
         if generator._bit_generator is not bits:  # numpy.random.set_bit_generator
             return None
-        return bytes(memory) + bytes(gauss)
+        return both
 
     return look
 
 
-python_state = _python_look()
+python_state: Callable[[], Bits | None] = _python_look()
 """The bits of `random.getstate()`: equal means the same state. None: ask there."""
-numpy_state = _numpy_look()
+numpy_state: Callable[[], Bits | None] = _numpy_look()
 """The bits of `numpy.random.get_state()`: equal means the same state. None: ask there."""
+
+
+def torch_state() -> Bits:
+    """The bits of `torch.get_rng_state()`: a copy, which torch makes in 2 us."""
+    return (memoryview(torch.default_generator.get_state().numpy()),)  # type: ignore[arg-type]

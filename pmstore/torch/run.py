@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,17 +17,13 @@ from pmstore.tiers.handle import Flush
 from pmstore.torch.batches import DataLoops
 from pmstore.torch.errors import AttachError
 from pmstore.torch.kept import Keeper, KeptState
+from pmstore.torch.losses import check_loss
+from pmstore.torch.metrics import metrics
+from pmstore.torch.openmetrics import Endpoint
+from pmstore.torch.stats import RunStats, log_end, stats_of
 from pmstore.torch.steps import Steps
+from pmstore.torch.telling import ScalarWriter, Telling
 from pmstore.torch.transaction import RunTransaction
-
-
-@dataclass(frozen=True, slots=True)
-class RunStats:
-    """What a run has done in this process."""
-
-    steps: int
-    commits: int
-    rollbacks: int
 
 
 class Run:
@@ -45,12 +42,14 @@ class Run:
     """
 
     def __init__(self, steps: Steps, *, resumed: bool) -> None:
-        self.name = steps.name
-        self.resumed = resumed
+        self.name: str = steps.name
+        self.resumed: bool = resumed
         """Whether attach found a stored run, and the training goes on from there."""
         self._steps = steps
         self._loops = DataLoops(steps)
         self._keeper = Keeper(steps)
+        self._telling = Telling(steps)
+        steps.ends.append(partial(log_end, steps))
 
     @property
     def store(self) -> Store:
@@ -58,7 +57,8 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Steps that were ended, by `commit` or a transaction, over all processes of this run."""
+        """Steps that were ended, by `end_step`, `commit` or a transaction, over all processes of
+        this run."""
         return self._steps.progress.finished
 
     @property
@@ -66,6 +66,15 @@ class Run:
         """Those of them that the store's last commit holds: where the run would go on after a kill.
         Fewer than `step` with a policy that leaves commits out, or while one is under way."""
         return self._steps.progress.committed
+
+    @property
+    def agreed_step(self) -> int | None:
+        """In a job, the newest step that every rank is known to have committed: no crash goes
+        further back. None: the run is in no job.
+
+        Raises: PeerLostError, MixedStoresError, as the next commit would.
+        """
+        return None if self._steps.job is None else self._steps.job.looked.step
 
     @property
     def data_epoch(self) -> int:
@@ -95,7 +104,61 @@ class Run:
         return self._steps.schedule.finished
 
     def stats(self) -> RunStats:
-        return RunStats(**self._steps.counts)
+        """`print(run.stats())` says what commits cost, and how much work they put at risk. The same
+        sentence is logged when the run ends, by `logging.getLogger("pmstore")`, as INFO."""
+        return stats_of(self._steps)
+
+    def metrics(self) -> dict[str, float]:
+        """What a logger wants to know, now, as in `wandb.log(run.metrics())`. Waits for nothing,
+        nor for a loss that an accelerator still computes.
+
+        step, committed_step, data_epoch, batch; epoch: commits of the store over all its life;
+        commits, rollbacks: of the run in this process. loss: the newest that is known.
+        steps_per_second: over some seconds. commit_seconds, commit_seconds_mean: that `commit` kept
+        the program, where it committed; commit_share: of the time since attach. written_bytes: by
+        commits since the open. used_bytes, free_bytes, file_bytes: of the store; process_bytes:
+        resident memory of this process.
+
+        With a policy: failures_per_second, as estimated; target/<name>/cost_seconds and
+        target/<name>/risk_seconds (see `pmstore.scheduler.Decision`). For each tier that was
+        flushed to: tier/<name>/epoch, the newest that counts; tier/<name>/behind, commits since
+        then; tier/<name>/written_share of the flush under way, 1 if none is.
+
+        What is not known yet is not in it.
+
+        Raises: AttachError after `detach`; ClosedStoreError.
+        """
+        self._steps.require()
+        return metrics(self._steps)
+
+    def log_to(self, writer: ScalarWriter, *, every: float = 5.0, prefix: str = "pmstore/") -> None:
+        """Writes `metrics` to a TensorBoard writer as the training goes on.
+
+            run.log_to(SummaryWriter())  # of torch.utils.tensorboard
+
+        writer: has `add_scalar(tag, value, step)`. It is called within `commit`, and stays the
+            caller's to close. One that raises is warned of, and left alone from then on.
+        every: seconds at least from one call to the next; the first is at one of the next commits.
+        prefix: of the tags.
+
+        Raises: TypeError; AttachError after `detach`.
+        """
+        self._steps.require()
+        self._telling.write_to(writer, every, prefix)
+
+    def serve_metrics(self, port: int = 0) -> Endpoint:
+        """Answers Prometheus and its kin: `metrics`, as OpenMetrics text, under the url of what it
+        returns. On 127.0.0.1 alone, where every user of this machine can read it.
+
+            print(run.serve_metrics(9464).url)  # http://127.0.0.1:9464/metrics
+
+        What is answered is at most half a second older than the last commit. It is closed with the
+        run, or by its `close`.
+
+        port: 0: a free one. Raises: OSError: it is taken; AttachError after `detach`.
+        """
+        self._steps.require()
+        return self._telling.serve(port)
 
     def __repr__(self) -> str:
         if not self.attached:
@@ -107,24 +170,59 @@ class Run:
 
     # ---- the end of a step
 
-    def commit(self, loss: float | torch.Tensor | None = None, *, wait: bool = True) -> bool:
-        """Ends a step: writes what Python holds into the store and, if the policy says so, commits
-        the store.
+    def end_step(self, loss: float | torch.Tensor | None = None, *, wait: bool = True) -> bool:
+        """Ends a step, and commits the store if the policy says so: the word for the loop.
 
-        Everything pending in the store is part of the commit. Without a policy every step commits.
-        A step that does not commit is in the store all the same, pending: leaving
-        `with pmstore.open(...)` normally commits it too.
+            for inputs, targets in run.batches(epochs=3):
+                ...
+                optimizer.step()
+                run.end_step(loss)
+
+        With attach's default policy, "auto", every step commits where that costs next to nothing:
+        in memory. On a disk, where each commit waits, steps are committed once a second (`attach`
+        says how to choose another bound). A kill takes back the steps since the last commit, and
+        nothing else; the run goes on from it in the same bits.
+
+        A step that is not committed yet is written into the store all the same, pending. It is
+        committed with the next step that is; by `commit`, `validation` or `keep`; when `with
+        pmstore.open(...)` is left normally; and when the program is told to stop (attach's
+        `guard`). Where an error, Ctrl-C or `sys.exit` leaves the `with`, it is committed if the
+        next step has written nothing yet, as far as that is known; else a warning says what is
+        lost.
 
         Args:
-            loss: of this step, for the policy.
+            loss: of this step, for the policy, the course of the run and `keep(best="loss")`: a
+                number, or a tensor of one element.
+            wait: as in `commit`.
+
+        Returns: whether it committed. Then the step is durable, as after `commit`.
+
+        Raises: what `commit` raises.
+        """
+        self._refuse_in_a_block("end_step")
+        check_loss(loss)
+        return self._steps.end(loss, ask=True, wait=wait)
+
+    def commit(
+        self, loss: float | torch.Tensor | None = None, *, wait: bool = True, agree: bool = False
+    ) -> None:
+        """Ends a step: writes what Python holds into the store, and commits the store. On return
+        the step is durable, as far as the store's domain reaches; with `wait=False` it is durable
+        once `pending` is done.
+
+        Everything pending in the store is part of the commit, steps that `end_step` left pending
+        among it. No policy is asked.
+
+        Args:
+            loss: as in `end_step`.
             wait: False: the commit is under way on return, and `pending` is its handle. The next
                 step goes on meanwhile. It waits where it would write into the store, or write what
-                is still being copied (`optimizer.step()` of a mirrored run). The next commit waits
-                for this one and raises its error. With a policy `wait` has no effect: a policy
-                measures what commits cost, so every commit is waited for.
-
-        Returns: whether it committed. Then the step is durable on return, as far as the store's
-            domain reaches; with `wait=False` it is durable once `pending` is done.
+                is still being copied (`optimizer.step()` of a mirrored run). The end of the next
+                step waits for this commit and raises its error. The last commit before a `guard`
+                stops the run is waited for, and so are all with a CommitScheduler of your own.
+            agree: in a job, True: return when every rank has committed the step. Then no crash
+                takes it back. Else that is known at the next commit, and a crash before may take
+                this one step back.
 
         Raises:
             MismatchError: a tensor was replaced by one that does not fit its place in the store.
@@ -132,19 +230,32 @@ class Run:
             TransactionError: inside a transaction block (which commits by itself), or the store was
                 rolled back by other means.
             StoreFullError: no room for new optimizer state. Nothing was committed; roll back.
+            PeerLostError, MixedStoresError: in a job: a rank was lost, or did something else than
+                the others. For good: end the process, and start the job again.
+            ValueError: agree, without wait; the loss has several elements. TypeError: it is no
+                number. The step goes on then.
         """
+        if agree and not wait:
+            raise ValueError("commit(agree=True) waits for all ranks: leave out wait=False")
+        self._refuse_in_a_block("commit")
+        check_loss(loss)
+        self._steps.end(loss, wait=wait, agree=agree)
+
+    def _refuse_in_a_block(self, called: str) -> None:
         if self._steps.transactions:
-            raise TransactionError("commit() inside `with run.transaction()`: leaving it commits")
-        return self._steps.end(loss, wait)
+            raise TransactionError(
+                f"{called}() inside `with run.transaction()`: leaving it ends the step and commits"
+            )
 
     @property
     def pending(self) -> PendingCommit | None:
-        """The handle of the last `commit(wait=False)`; None once another commit, or a roll back,
-        has followed it."""
+        """The handle of the last commit with `wait=False`; None once another step has ended, or was
+        rolled back."""
         return self._steps.pending
 
     def rollback(self) -> None:
-        """Takes everything back to the last commit: the store, and what Python holds.
+        """Takes everything back to the last commit: the store, and what Python holds. Steps that
+        `end_step` left pending go, too (`step` then says `committed`).
 
         The tensors stay the objects they are and hold the committed values again. Optimizer state
         that was made since then vanishes, gradients are those of the commit, and `batches` gives
@@ -164,28 +275,29 @@ class Run:
         mode: Literal["min", "max"] = "min",
         tier: str | None = None,
     ) -> Flush | None:
-        """Keeps the state of the last commit, so that `rewind` can go back to it.
+        """Keeps the present state, so that `rewind` can go back to it. Finished steps that are not
+        committed yet are committed for it.
 
             run.keep("before-finetune")  # under a name, until the name is given again
             run.keep(n=3)  # the newest three that this call kept
-            run.keep(best="loss")  # the commit with the lowest loss so far
+            run.keep(best="loss")  # the step with the lowest loss so far
             run.keep(best="accuracy", value=accuracy, mode="max", n=2)
 
-        Call it after `commit`, as often as you would write a checkpoint. It is an epoch of a tier:
-        what changed since the last one is written, in the background, and it stays whatever the
-        tier's `keep` says. All of the store is kept, not the run alone. `pmstore epochs` lists it,
-        and `pmstore restore --kept` makes a store of it, also when this one is lost.
+        Call it between two steps, as often as you would write a checkpoint. It is an epoch of a
+        tier: what changed since the last one is written, in the background, and it stays whatever
+        the tier's `keep` says. All of the store is kept, not the run alone. `pmstore epochs` lists
+        it, and `pmstore restore --kept` makes a store of it, also when this one is lost.
 
-        With a policy, or after steps that were not committed, it is the state of the last commit;
-        best="loss" then judges by the loss of that step. The same commit is not kept twice as one
-        of the best.
+        What was written since the last step ended, by the program itself, may be part of it. In a
+        job, whose ranks commit at the same steps, it is the state of the last commit, and its loss.
+        The same commit is not kept twice as one of the best.
 
         Args:
             name: of the state.
             n: how many states of this call stay (those of other names of `best` are counted
                 apart).
             best: a figure, whose best n states stay (one, if n is not said). "loss" is what
-                `commit(loss)` was given.
+                `end_step(loss)` was given.
             value: of the figure; only for another one than the loss, or instead of it. nan is never
                 the best.
             mode: whether the lowest or the highest value is the best one.
@@ -244,6 +356,8 @@ class Run:
                 "rewind(steps=1): to the commit before the last; or rewind(to=step), "
                 "rewind(to='name'): to a state that run.keep kept"
             )
+        if self._steps.job is not None:
+            raise self._steps.job.alone("rewind()")
         if to is None:
             self._steps.rewind_one()
         else:
@@ -251,7 +365,8 @@ class Run:
 
     def transaction(self, loss: float | torch.Tensor | None = None) -> RunTransaction:
         """A transaction block that ends a step: it commits, as `commit` does, when it is left
-        normally, and rolls back when it raises.
+        normally, and rolls back when it raises: to the last commit, so steps that `end_step` left
+        pending go, too.
 
         What was written since the last commit, before the block began, is part of the step too
         (batch statistics of the forward pass, for example): it commits or rolls back with the
@@ -266,6 +381,17 @@ class Run:
         """
         self._steps.require()
         return RunTransaction(self._steps, loss)
+
+    def validation(self) -> AbstractContextManager[None]:
+        """Around an evaluation between two steps: `with run.validation(): ...`.
+
+        Entering commits what is pending, so that a kill meanwhile takes no step back. The time is
+        not taken for that of a slow step. Ranks of a job commit at the same steps: there it commits
+        nothing, and all ranks or one may enter it.
+
+        Raises: TransactionError in the middle of a step; what a commit raises.
+        """
+        return self._steps.done.validation()
 
     def detach(self) -> None:
         """Ends the run: the optimizer's hooks are removed, and commit and batches raise.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pmstore.torch.errors import AttachError
-from pmstore.torch.layout import extent
+from pmstore.torch.layout import extent, storage_of
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.shards import local
 
 
 def check_apart(model: ModelBinding | None, optimizers: Iterable[OptimizerBinding]) -> None:
@@ -29,9 +30,9 @@ def check_apart(model: ModelBinding | None, optimizers: Iterable[OptimizerBindin
     found: dict[int, list[tuple[int, int, str, bool]]] = {}
     for tensors, alone in ((others, False), (own, True)):
         for name, tensor in tensors:
-            if tensor.numel():
+            if local(tensor).numel():
                 where = (*extent(tensor), name, alone)
-                found.setdefault(tensor.untyped_storage().data_ptr(), []).append(where)
+                found.setdefault(storage_of(tensor), []).append(where)
     for spans in found.values():
         spans.sort()
         end, last, last_alone = -1, "", False

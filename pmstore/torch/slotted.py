@@ -19,11 +19,13 @@ from pmstore import Store
 from pmstore.objects.slots import Slots
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.groups import describe_groups
-from pmstore.torch.keys import full_name
+from pmstore.torch.keys import called, full_name
 from pmstore.torch.model import ModelBinding
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.optimizer_state import parameters_of
 from pmstore.torch.placed import UNFIT, Placed, check_movable, set_apart
+from pmstore.torch.shards import is_sharded
 from pmstore.torch.slot_views import (
     Kept,
     SlotViews,
@@ -32,6 +34,7 @@ from pmstore.torch.slot_views import (
     make_views,
     slot_bytes,
 )
+from pmstore.torch.watched import SAME, Synced, watch
 
 
 class SlottedBinding(OptimizerBinding):
@@ -57,6 +60,11 @@ class SlottedBinding(OptimizerBinding):
         Raises:
             AttachError: there are no parameters, or they are of a kind that cannot be moved.
         """
+        if any(map(is_sharded, parameters_of(optimizer))):
+            raise AttachError(
+                f"{called('optimizer', key)} trains DTensors, and {type(optimizer).__name__} of "
+                "pmstore.torch.optim takes plain tensors: use that of torch.optim"
+            )
         super().__init__(store, path, key, optimizer, model)
         self._native = optimizer
         self._models = models
@@ -130,6 +138,8 @@ class SlottedBinding(OptimizerBinding):
         self._rest.forget()
         self._groups.forget()
         self._layout = self._store[f"{self._path}/layout"]
+        if self._views is not None:
+            self._arrange()
         self._place()
 
     def _place(self) -> None:
@@ -140,9 +150,9 @@ class SlottedBinding(OptimizerBinding):
         self._tables.clear()
 
     def bind(self) -> None:
-        if self._links is None:
-            self._links = self._find_links()
-        for owner, key, parameter in self._links:
+        places = {**self._linked(), **self._find_links()}
+        for name, (_, _, parameter) in self._linked().items():
+            owner, key, _ = places[name]
             if owner.get(key) is not None:
                 owner[key] = parameter  # a roll back undoes an assignment too
         if self._views is None:
@@ -273,6 +283,7 @@ class SlottedBinding(OptimizerBinding):
         """
         if self._views is None:
             return
+        self._moved()
         turn = self._here = self._turn()
         beside: list[tuple[Any, Any]] = []
         every: list[dict[str, torch.Tensor]] = []
@@ -355,20 +366,20 @@ class SlottedBinding(OptimizerBinding):
                 views.state[index][name].copy_(complete[name])
         self._bind_state(parameter, views.state[index])
 
-    def _objects(self) -> list[object]:
+    def sync(self) -> None:
+        self.collect()
+        if not self._beside:
+            super().sync()
+            return
+        # what is plain lies in tables that change with every step: nobody knows whether it did
+        self.synced: Synced | None = None
+        super().sync()
+        self.synced = None
+
+    def _tables_of_state(self) -> list[Any]:
         """All but the tensors of the slots, which change with every step: `collect` sees to
         them."""
-        self.collect()
-        found = [
-            item
-            for group in self._native.param_groups
-            for item in (group, *group, *group.values(), *group["params"])
-        ]
-        # a key that is no parameter has a value that `_describe` takes for one that can change
-        found += self._native.state
-        for pair in self._beside:
-            found += pair
-        return found
+        return [self._native.state]
 
     def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         return []
@@ -376,32 +387,58 @@ class SlottedBinding(OptimizerBinding):
     def take_in(self) -> dict[int, torch.Tensor]:
         """Follows parameters of the module that are other objects now
         (`load_state_dict(assign=True)`). Old id to new one."""
-        if self._links is None:
-            self._links = self._find_links()
+        links, pending = self._linked(), self.replacing is not None
+        if self._tables_of_modules.look() == SAME and not pending:
+            return {}
+        now = {**links, **self._find_links()}
         replaced: dict[int, torch.Tensor] = {}
-        for owner, key, old in self._links:
-            new = owner.get(key)
+        for name, (_, _, old) in links.items():
+            new = now[name][0].get(now[name][1])
             if new is not None and new is not old:
                 replaced[id(old)] = new
-        if replaced:
-            self.replace(replaced)
+        if replaced or pending:
+            self.replace(replaced, links)
             if self._model is not None:
                 self._model.leave_out(replaced)
-            self._links = self._find_links()
+        # one whose name is gone for now stays
+        self._links = {
+            name: (owner, key, replaced.get(id(links[name][2]), links[name][2]))
+            for name, (owner, key, _) in now.items()
+            if name in links
+        }
+        self._watch_modules()
+        self.replacing = None
+        if replaced or pending:
             self.collect()
         return replaced
 
-    _links: list[tuple[dict[str, Any], str, torch.Tensor]] | None = None
+    # of each name of a parameter: where a module has it, under what, and the parameter
+    _links: dict[str, tuple[dict[str, Any], str, torch.Tensor]] | None = None
 
-    def _find_links(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-        mine = {id(parameter) for parameter in self.parameters}
-        return [
-            (module._parameters, key, one)
-            for model in self._models.values()
-            for module in model.modules()
+    def _linked(self) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
+        if self._links is None:
+            mine = {id(parameter) for parameter in self.parameters}
+            links = self._find_links()
+            self._watch_modules()
+            self._links = {name: one for name, one in links.items() if id(one[2]) in mine}
+        return self._links
+
+    def _find_links(self) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
+        return {
+            f"{model}/{name}.{key}": (module._parameters, key, one)
+            for model, of in self._models.items()
+            for name, module in of.named_modules()
             for key, one in module._parameters.items()
-            if one is not None and id(one) in mine
-        ]
+            if one is not None
+        }
+
+    def _watch_modules(self) -> None:
+        self._tables_of_modules = watch(
+            table
+            for of in self._models.values()
+            for module in of.modules()
+            for table in (module._parameters, module._modules)
+        )
 
     def describe_groups(self) -> list[dict[str, Any]]:
         kind = f"pmstore.{type(self._native).__name__}"

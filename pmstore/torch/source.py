@@ -38,7 +38,7 @@ class Source:
         """holders: objects to look for generators in, by names; samplers: that may have a state."""
         self.loader = loader
         self.late: dict[str, Any] = {}
-        self.data_epoch = 0  # that was opened last
+        self.data_epoch: int = 0  # that was opened last
         self.earlier = False  # the run was stored by a pmstore that drew otherwise
         self._samplers = [one for one in samplers if has_state(one)]
         self._holders = holders
@@ -101,6 +101,7 @@ class Source:
         end = object()
         if skip == 0:
             return self._stream(iterator, None)
+        self.first_draw(start)
         again = batches_again(skip)
         next(again)
         first = next(iterator, end)
@@ -110,6 +111,12 @@ class Source:
                 if first is end or next(iterator, end) is end:
                     break
         return self._stream(iterator, stream)
+
+    def first_draw(self, start: dict[str, Any]) -> None:
+        """Where the program drew between the opening of an epoch and its first batch: the
+        generators are as they were then."""
+        if "first" in start:
+            rng.restore(start["first"], self.generators)
 
     def state(self) -> Any:
         """Of a loader that says where it is; it is nobody else's. None: of another one."""

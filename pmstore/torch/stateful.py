@@ -90,6 +90,10 @@ class StatefulPart:
         self._part = Part(store, path)
         self._stateful = stateful
 
+    @property
+    def stored(self) -> bool:
+        return self._part.stored
+
     def write(self) -> None:
         """Pending until the next commit.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from pmstore.torch import rng
+from pmstore.torch.errors import AttachError
 from pmstore.torch.place import Position
 from pmstore.torch.source import Source
 
@@ -22,6 +24,8 @@ class StatefulLoader(Source):
     loader: Any
 
     def __init__(self, loader: Any, holders: dict[str, Any]) -> None:
+        """Raises: AttachError: its state would not say where it is."""
+        _refuse_stateless(loader)
         super().__init__(loader, holders, [])
         self._first: Any = None  # its state before anything was read from it
         self._at: Any = None  # its state, if that is known: the object of a position
@@ -33,7 +37,9 @@ class StatefulLoader(Source):
     def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
         start = rng.capture(self.generators)
         start["loader"] = position.state
-        self.data_epoch = position.data_epoch
+        self.data_epoch: int = position.data_epoch
+        if self._first is None:
+            self._first = self.state()  # may make the iterator that is taken next, and draw for it
         return self._open(position.state), start
 
     def reopen(self, position: Position) -> Iterator[Any]:
@@ -71,3 +77,20 @@ class StatefulLoader(Source):
     def _load(self, state: Any) -> None:
         self._at = None
         self.loader.load_state_dict(copy.deepcopy(state))
+
+
+def _refuse_stateless(loader: Any) -> None:
+    """torchdata reads again what a data set without a state has given, from one that is as new; and
+    counts what it reads again twice, so that the second resume is at a wrong place."""
+    data = getattr(loader, "dataset", None)
+    if (
+        isinstance(loader, DataLoader)
+        and isinstance(data, IterableDataset)
+        and not hasattr(data, "state_dict")
+        and inspect.isgeneratorfunction(type(data).__iter__)
+    ):
+        raise AttachError(
+            f"{type(loader).__name__} cannot say where its data set is: "
+            f"{type(data).__qualname__} has no state_dict() and load_state_dict(). Give it these; "
+            "or give a plain torch.utils.data.DataLoader, which is gone through again"
+        )

@@ -11,14 +11,19 @@ import torch
 
 from pmstore import Store
 from pmstore.base.words import counted
+from pmstore.course.writer import Course, clock
+from pmstore.distributed.meetings import Meeting
+from pmstore.distributed.membership import Membership
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.torch.begun import Begun
 from pmstore.torch.errors import AttachError, records
+from pmstore.torch.finished import Finished
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.pieces import Pieces
 from pmstore.torch.progress import Progress
 from pmstore.torch.schedule import Schedule
+from pmstore.torch.source import Source
 
 
 class Steps:
@@ -27,36 +32,39 @@ class Steps:
     Attributes:
         transactions: blocks of `Run.transaction` that are open, one in the other.
         pending: of the last commit that was not waited for.
-        loss: that the last commit was given.
+        loss, given: that the last commit was given, and the last finished step.
         data_unused: no loop over the loader was begun, and nobody was told.
         counts: fields of `RunStats`.
+        done: finished steps that no commit holds yet.
+        job: this rank's part in it; None: the run is alone.
+        course: losses, times and decisions, which the store keeps.
+        ends: called when the run is detached, or the store closed.
     """
 
     def __init__(self, store: Store, name: str, pieces: Pieces, progress: Progress) -> None:
         """The pieces were checked and opened, or have just been written and committed."""
-        self.store = store
-        self.name = name
-        self.pieces = pieces
-        self.progress = progress
-        self.begun = Begun(store, pieces)
+        self.store: Store = store
+        self.name: str = name
+        self.pieces: Pieces = pieces
+        self.progress: Progress = progress
+        self.begun: Begun = Begun(store, pieces)
+        self.done: Finished = Finished(self)
         self.transactions = 0
         self.pending: PendingCommit | None = None
         self.loss: float | torch.Tensor | None = None
-        self._given: float | torch.Tensor | None = None  # of the last finished step
-        self.detached = False
-        self.data_unused = pieces.loader is not None
-        self.counts = {"steps": 0, "commits": 0, "rollbacks": 0}
-        self.schedule = Schedule(store, name, progress)  # until attach has another
+        self.given: float | torch.Tensor | None = None
+        self.detached: bool = False
+        self.data_unused: bool = pieces.loader is not None
+        self.counts: dict[str, int] = {"steps": 0, "commits": 0, "rollbacks": 0}
+        self.schedule: Schedule = Schedule(store, name, progress)  # until attach has another
+        self.job: Membership | None = None
+        self.course: Course = Course(store, name, progress.committed)
+        self.ends: list[Callable[[], None]] = []
         self._handles: list[Any] = []
 
     @property
     def attached(self) -> bool:
         return not self.detached and not self.store.closed
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the last finished step was given a loss, and is not committed yet."""
-        return self._given is not None and self.progress.finished != self.progress.committed
 
     # ---- attach
 
@@ -87,6 +95,7 @@ class Steps:
         self.schedule = schedule
         if schedule.guard is not None:
             self.begun.before = self.stop
+            schedule.watch(self.done.secure)
 
     def detach(self) -> None:
         if self.attached and self.pieces.pack is None and self._torn():
@@ -100,11 +109,44 @@ class Steps:
         if self.pieces.pack is not None and not self.store.closed:
             self.pieces.pack.release()
         self.detached = True
+        self._end_all()
+
+    def expect(self, epochs: int | None, source: Source) -> None:
+        """How many data epochs the run has in all, and over what."""
+        self.course.last_step = self.schedule.expect(epochs, source)
 
     # ---- the end of a step
 
-    def end(self, loss: float | torch.Tensor | None, wait: bool = True) -> bool:
-        """See `Run.commit`."""
+    def end(
+        self,
+        loss: float | torch.Tensor | None,
+        *,
+        ask: bool = False,
+        wait: bool = True,
+        agree: bool = False,
+    ) -> bool:
+        """See `Run.commit`; with ask, which leaves it to the policy, `Run.end_step`."""
+        self.schedule.note(ask, self.name)
+        if self.job is None:
+            return self._end(loss, ask, wait)
+        self.require()
+        if self.pending is not None:
+            self.pending.join()  # then it gets its ticket
+        with self.job.turn(commit=not ask) as meeting:
+            self.schedule.prepare(meeting)
+            committed = self._end(loss, ask, wait, meeting)
+        if agree:
+            self.job.settle()
+        return committed
+
+    def _end(
+        self,
+        loss: float | torch.Tensor | None,
+        ask: bool,
+        wait: bool,
+        meeting: Meeting | None = None,
+    ) -> bool:
+        began = clock()
         self.require()
         if self.data_unused and self.begun.updating:
             self.data_unused = False
@@ -120,37 +162,43 @@ class Steps:
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending.join()
+            self.course.landed()
         self.progress.settle()
         self.store.refuse_half(but=self)
+        self.done.begin()
         committed = False
         try:
             self._write()
-            self._given = loss.detach() if isinstance(loss, torch.Tensor) else loss
-            if self.schedule.scheduler is None and not wait and not self.schedule.told:
-                try:
-                    # that one: a flush takes what is committed now, and waits for what is under way
-                    if landed:
-                        self.schedule.flush()
-                finally:
-                    self.pending = self.store.commit(wait=False)
-                    self.counts["commits"] += 1
-                    self.loss = self._given
-                return True
-            first = next(iter(self.pieces.optimizers.values()), None)
-            committed = self.schedule.commit(loss, first.optimizer if first is not None else None)
+            self.given = loss.detach() if isinstance(loss, torch.Tensor) else loss
+            self.course.add(self.progress.finished, self.given, began)
+            optimizer = next((one.optimizer for one in self.pieces.optimizers.values()), None)
+            try:
+                # that one: a flush takes what is committed now, and waits for what is under way
+                if landed and not wait:
+                    self.schedule.flush()
+            finally:
+                committed = self.schedule.end(loss, optimizer, meeting, ask=ask, wait=wait)
+                self.pending = self.schedule.pending
         finally:
             if self.begun.ended:
-                self.begun.end(committed=committed)
+                self.begun.end(committed=committed and self.pending is None)
         if committed:
-            self._committed()
+            self.course.committed(clock() - began)
+            if self.schedule.decision:
+                self.course.decided(self.schedule.decision)
+            self.committed()
+        elif self.job is None:
+            self.done.set()
         return committed
 
-    def _committed(self) -> None:
-        """All finished steps are."""
+    def committed(self) -> None:
+        """All finished steps are, or will be as soon as the commit under way is over."""
         self.progress.settle()
         self.counts["commits"] += 1
-        self.loss = self._given
-        self.schedule.flush()
+        self.loss = self.given
+        self.course.safe(self.progress.finished, under_way=self.pending is not None)
+        if self.pending is None:
+            self.schedule.flush()
 
     # ---- told to stop
 
@@ -162,7 +210,7 @@ class Steps:
         if self.progress.finished != self.progress.committed:
             self.schedule.stop()
             self.begun.end(committed=True)
-            self._committed()
+            self.committed()
 
     def leave(self) -> None:
         """Before a batch is given out: if the guard was told to stop, the program ends, unless the
@@ -182,6 +230,8 @@ class Steps:
         progress.end_of_step(finished)
         self.pieces.write(progress.place)
         progress.write(finished)
+        if self.job is not None:
+            self.job.write(finished)
         progress.finished = finished
         self.begun.ended = True
         self.counts["steps"] += 1
@@ -190,10 +240,13 @@ class Steps:
         """See `Run.rollback`."""
         if self.detached:
             raise self._gone()
+        self.done.forget()
         # until both sides agree: an interrupt in between is made good by the next call
         self.progress.stale = True
         self.store.rollback()
         self.counts["rollbacks"] += 1
+        if self.job is not None:
+            self.job.rolled_back()
         self._restore()
 
     def go_to(self, change: Callable[[], None]) -> None:
@@ -238,7 +291,11 @@ class Steps:
         if not self.attached:
             return
         self.require()
-        pack = self.pieces.pack
+        if self.job is not None:
+            if self.pieces.loader is None:
+                self.job.updated()
+            self.job.begin_ticket()  # of a commit that was not waited for
+        pack, gradients = self.pieces.pack, self.pieces.gradients
         if pack is not None:
             pack.fence()
         if (pack is None or not pack.under_way) and self.store.in_transaction:
@@ -249,9 +306,9 @@ class Steps:
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
-        assert self.pieces.gradients is not None
-        if len(args) < 2 and not kwargs.get("closure"):  # else that computes them
-            self.pieces.gradients.refuse_unknown(binding.called, binding.parameters)
+        assert gradients is not None
+        if gradients.unknown and len(args) < 2 and not kwargs.get("closure"):  # else that does
+            gradients.refuse_unknown(binding.called, binding.parameters)
         if pack is None:  # else the store holds nothing of a step before its commit
             self.progress.begin_update(binding.writes())
         self.begun.updating = True
@@ -271,17 +328,18 @@ class Steps:
         why = self._why()
         return why and (
             f"the run {self.name!r} is in the middle of a training step: {why}, and the step was "
-            "not ended by run.commit() or run.transaction(). End it so, or take it back with "
-            "run.rollback(); to evaluate between steps, use model.eval() or torch.no_grad()"
+            "not ended by run.end_step(), run.commit() or run.transaction(). End it so, or take it "
+            "back with run.rollback(); to evaluate between steps, use model.eval() or "
+            "torch.no_grad()"
         )
 
     def running(self) -> bool:
-        if self._rolled_back or self.begun.over or self.schedule.finished:
+        if self.rolled_back or self.begun.over or self.schedule.finished:
             return False
         return self.store.written()
 
     def lost(self, orderly: bool) -> str:
-        if self._rolled_back:
+        if self.rolled_back:
             return ""
         committed = self.progress.committed
         steps = self.progress.finished - committed
@@ -304,19 +362,38 @@ class Steps:
             "attach(guard=PreemptionGuard()) a program that is told to stop finishes its step"
         )
 
+    def leaving(self, half: bool) -> bool:
+        return False
+
+    def went_back(self) -> None:
+        pass
+
+    def raising(self) -> None:
+        self.done.keep("the program ends")
+        if self.done.none_lost():
+            self.schedule.spare()
+
+    def ending(self, kept: bool, raising: bool) -> None:
+        pass
+
     def ended(self) -> None:
         self.schedule.close()
+        self._end_all()
         if self.pieces.loader is not None:
             self.pieces.loader.source.close()
 
+    def _end_all(self) -> None:
+        while self.ends:
+            self.ends.pop()()
+
     def _why(self) -> str:
         """What has begun the step that is under way; "": none is, or it was rolled back."""
-        if self._rolled_back:
+        if self.rolled_back:
             return ""
         return "run.transaction() is open" if self.transactions else self.begun.why
 
     @property
-    def _rolled_back(self) -> bool:
+    def rolled_back(self) -> bool:
         """Whether the store holds nothing of this run that is pending."""
         return self.detached or self.progress.stale or not self.progress.followed
 
@@ -335,6 +412,8 @@ class Steps:
 
         Raises: AttachError: detached; TransactionError: rolled back by other means.
         """
+        if not self.detached and not self.progress.stale and self.progress.followed:
+            return
         if self.detached:
             raise self._gone()
         if self.progress.stale:
@@ -358,12 +437,13 @@ class Steps:
         pieces, progress = self.pieces, self.progress
         with records(self.store.path, self.name):
             progress.stale = True
-            self.pending = self.loss = None
+            self.pending = self.loss = self.given = None
             pieces.restore(opened=opened)
             progress.restore()
             if pieces.loader is not None:
                 pieces.loader.restore(progress.place)
             self.schedule.rolled_back()
+            self.course.rolled_back(progress.committed)
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()
             self.begun.end(committed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pmstore import Store
+from pmstore.engine._binding import trained
 
 
 class TrainablePart:
@@ -14,9 +15,22 @@ class TrainablePart:
         self._store = store
         self._path = path
         self._written: list[str] | None = None  # what is stored, if known
+        self._seen: tuple[list[tuple[str, torch.Tensor]], bytes] | None = None  # then, if known
 
-    def write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
-        """Pending until the next commit."""
+    def write(
+        self, parameters: list[tuple[str, torch.Tensor]], tensors: list[torch.Tensor]
+    ) -> None:
+        """Pending until the next commit.
+
+        parameters: the same list while they are the same; tensors: of it.
+        """
+        flags = trained(tensors)
+        if self._seen is None or self._seen[0] is not parameters or self._seen[1] != flags:
+            self._seen = None
+            self._write(parameters)
+            self._seen = parameters, flags
+
+    def _write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         frozen = [name for name, parameter in parameters if not parameter.requires_grad]
         if frozen != self._written:
             self._store[self._path] = frozen
@@ -24,7 +38,7 @@ class TrainablePart:
 
     def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """Sets them to what the last commit holds. A run of an earlier version says nothing."""
-        self._written = self._store.get(self._path)
+        self._written, self._seen = self._store.get(self._path), None
         if self._written is not None:
             frozen = set(self._written)
             for name, parameter in parameters:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from pmstore.torch.losses import check_loss
 from pmstore.torch.steps import Steps
 
 
@@ -20,7 +21,7 @@ class RunTransaction:
 
     def __init__(self, steps: Steps, loss: float | torch.Tensor | None) -> None:
         self._steps = steps
-        self.loss = loss
+        self.loss: float | torch.Tensor | None = loss
 
     def __enter__(self) -> RunTransaction:
         self._steps.require()
@@ -34,10 +35,12 @@ class RunTransaction:
             return False
         if kind is not None:
             if steps.attached:
+                steps.done.keep("a transaction block was left by an error")
                 steps.roll_back()
             return False
         try:
-            steps.end(self.loss)
+            check_loss(self.loss)
+            steps.end(self.loss)  # always commits
         except BaseException:
             # Not committed, or committed and interrupted after it: both ways the last commit is
             # what holds.

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail, milliseconds, size
+from pmstore.commands.app import Domain, Json, app
+from pmstore.commands.common import console, fail, milliseconds, say, size
 from pmstore.engine.reports import SURVIVES
 from pmstore.errors import PmstoreError
 
@@ -30,7 +31,7 @@ def demo(
         int | None,
         typer.Option(help="Of the training and of the kills. [default: drawn and shown]"),
     ] = None,
-    domain: Annotated[str, typer.Option(help="auto, dax, file, process or emulated.")] = "auto",
+    domain: Domain = "auto",
     folder: Annotated[
         Path | None,
         typer.Option("--dir", help="Where to put its files. [default: a temporary folder]"),
@@ -82,11 +83,11 @@ def demo(
     except (DemoError, PmstoreError, OSError, ValueError) as error:
         raise fail(str(error), 1) from None
     if as_json:
-        typer.echo(json.dumps({"seed": chosen, **report_as_json(report)}, indent=2))
+        say(json.dumps({"seed": chosen, **report_as_json(report)}, indent=2))
     else:
         _show(out, report)
     if not report.ok:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _table(jobs: list[JobReport]) -> Table:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pmstore.commands.app import Json, app, console, fail
+from pmstore.commands.app import Json, app
+from pmstore.commands.common import console, fail, say
+from pmstore.commands.completing import one_of
 
 if TYPE_CHECKING:
     from pmstore_lab.simulation.cells import Cell
@@ -35,16 +37,32 @@ def _group() -> None:
 @schedule.command()
 def simulate(
     cost: Annotated[
-        str, typer.Option(help="Class of commit cost to start from: disk, big or pmem.")
+        str,
+        typer.Option(
+            help="Class of commit cost to start from: disk, big or pmem.",
+            autocompletion=one_of("disk", "big", "pmem"),
+        ),
     ] = "disk",
     curve: Annotated[
-        str, typer.Option(help="Loss curve: exponential, power law, optimus or staircase.")
+        str,
+        typer.Option(
+            help="Loss curve: exponential, power law, optimus or staircase.",
+            autocompletion=one_of("exponential", "power law", "optimus", "staircase"),
+        ),
     ] = "exponential",
     mtbf: Annotated[
-        str, typer.Option(help="Hours between failures; or llama3, opt-175b, rsc-1024.")
+        str,
+        typer.Option(
+            help="Hours between failures; or llama3, opt-175b, rsc-1024.",
+            autocompletion=one_of("llama3", "opt-175b", "rsc-1024"),
+        ),
     ] = "2",
     failures: Annotated[
-        str, typer.Option(help="poisson, weibull, spot, or a file with times in seconds.")
+        str,
+        typer.Option(
+            help="poisson, weibull, spot, or a file with times in seconds.",
+            autocompletion=one_of("poisson", "weibull", "spot"),
+        ),
     ] = "poisson",
     hours: Annotated[
         float | None,
@@ -87,7 +105,7 @@ def simulate(
     if plot is not None:
         _plot(cell, rows, plot)
     if as_json:
-        typer.echo(json.dumps(_as_json(cell, rows), indent=2))
+        say(json.dumps(_as_json(cell, rows), indent=2))
     else:
         out.print(_table(cell, rows, failures, seeds))
 

@@ -79,13 +79,65 @@ class Outcome:
     Attributes:
         commits: iterations after which the surviving history has a commit.
         wall, failures: of the whole job; overhead: wall beyond the work.
+        at_stake: what `overhead` is on average over jobs that make the same choices: the seconds of
+            commits, and the rate of failures x the seconds that one would have cost, added up over
+            all the time. It has the same mean as `overhead` and scatters far less.
     """
 
     commits: list[int] = field(default_factory=list)
     wall: float = 0.0
     overhead: float = 0.0
     failures: int = 0
+    at_stake: float = 0.0
     scheduler: CommitScheduler | None = None
+
+
+@dataclass(slots=True)
+class _Commit:
+    """at: iterations that it holds; when: it was launched; durable: it was written. Seconds."""
+
+    at: int = 0
+    state: list[float] | None = None
+    when: float = 0.0
+    durable: float = -math.inf
+
+
+class _History:
+    """The commits that survive, and what failures cost: what was `lost`, and what was `expected` to
+    be."""
+
+    def __init__(self, rate: float) -> None:
+        self.lost = self.expected = 0.0
+        self._rate = rate
+        self._made = [_Commit()]
+
+    @property
+    def commits(self) -> list[int]:
+        return [each.at for each in self._made[1:]]
+
+    def resume(self, now: float) -> tuple[int, list[float] | None]:
+        last = self._made[-1]
+        last.when = now  # it is here that the next failure takes the job back to
+        return last.at, last.state
+
+    def commit(self, at: int, state: list[float], now: float, durable: float) -> None:
+        self._expect(now)
+        self._made.append(_Commit(at, state, now, durable))
+
+    def fail(self, now: float) -> None:
+        self._expect(now)
+        if self._made[-1].durable > now:
+            self._made.pop()
+        self.lost += now - self._made[-1].when
+
+    def _expect(self, now: float) -> None:
+        """Adds rate x what a failure would have cost, over the time since the last launch."""
+        last = self._made[-1]
+        middle = min(max(last.durable, last.when), now)
+        if middle > last.when:
+            before = self._made[-2].when
+            self.expected += self._rate * ((middle - before) ** 2 - (last.when - before) ** 2) / 2.0
+        self.expected += self._rate * ((now - last.when) ** 2 - (middle - last.when) ** 2) / 2.0
 
 
 class Job:
@@ -102,7 +154,7 @@ class Job:
         cell: Cell,
         seed: int,
         *,
-        noise: tuple[float, float] = (0.02, 0.1),
+        noise: tuple[float, float] = (0.1, 0.1),
         factor: Sequence[float] | None = None,
     ) -> None:
         self.cell = cell
@@ -122,50 +174,52 @@ class Job:
         """The job to its end. failures: times of it, increasing; after the last there is none.
 
         A failure takes the job, and the scheduler's state that was committed with it, back to the
-        last commit; a new scheduler goes on. What the hazard model learned stays, and it is told.
+        last commit that is durable: whose part in the background has been written. A new scheduler
+        goes on. What the hazard model learned stays, and it is told.
         """
         clock = Clock()
         cost = self.cell.cost
         chance = np.random.default_rng(self._seed + 1)
         disk = Disk(clock, cost.blocking, cost.background, chance, self._noise)
         outcome = Outcome()
-        n, at = self.cell.iterations, 0
-        saved: tuple[int, list[float] | None] = (0, None)
-        commits: list[int] = []
+        n = self.cell.iterations
+        history = _History(self.cell.rate)
         pending = iter([*failures, math.inf])
         failure = next(pending)
         while True:
+            began = clock.now
             scheduler = make(targets={"disk": disk.commit}, clock=clock, total_steps=n)
-            if saved[1] is not None:
-                scheduler.restore(saved[1])
-            at = saved[0]
+            at, state = history.resume(clock.now)
+            if state is not None:
+                scheduler.restore(state)
             scheduler.learning_rate(
                 min([lr for place, lr in self._lr.items() if place <= at], default=1.0)
             )
-            lost = False
-            while at < n:
+            while 0 <= at < n:
                 at = self._iterate(scheduler, clock, disk, at, n, failure)
-                if at < 0:
-                    lost = True
-                    break
-                if at == n and clock.now < failure:  # the end: the result is saved
-                    disk.commit()
-                if clock.now >= failure:
-                    lost = True
-                    break
-                commits.append(at)
-                saved = (at, scheduler.state())
-            if not lost:
+                if at == n and clock.now < failure and scheduler.targets[0].steps:
+                    disk.commit()  # the end: the result is saved
+                if at < 0 or clock.now >= failure:
+                    at = -1
+                else:
+                    durable = max(clock.now, disk.busy_until)
+                    history.commit(at, scheduler.state(), clock.now, durable)
+            if at == n:
                 break
             outcome.failures += 1
             clock.now = failure
+            history.fail(failure)
             failure = next(pending)
             disk.busy_until = -math.inf
-            if hazard is not None:
+            if hazard is not None:  # of the time lived a store keeps nearly all
+                hazard.expose(
+                    clock.now - began - scheduler.elapsed_seconds - hazard.save_seconds / 2
+                )
                 hazard.failed()
-        outcome.commits = sorted(set(commits))
+        outcome.commits = history.commits
         outcome.wall = clock.now
         outcome.overhead = clock.now - sum(self.times)
+        outcome.at_stake = outcome.overhead - history.lost + history.expected
         outcome.scheduler = scheduler
         return outcome
 

@@ -68,7 +68,7 @@ def notice_trials(
     worst = total = 0.0
     at = 0
     for trial in range(trials):
-        guard = scheduler.guard = PreemptionGuard(notice, signals=(), clock=clock)
+        guard = scheduler.guard = PreemptionGuard(notice_seconds=notice, signals=(), clock=clock)
         began = clock.now
         clock.now += places[trial]  # the notice comes in the middle of an iteration
         deadline = clock.now + notice

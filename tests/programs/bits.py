@@ -30,6 +30,7 @@ def differences(ours: Bits, theirs: Bits, most: int = 6) -> list[str]:
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
     if isinstance(value, torch.Tensor):
+        value = value.to_local() if hasattr(value, "to_local") else value  # a DTensor's part
         value = value.detach()
         if value.is_sparse:
             value = value.coalesce().to_dense()

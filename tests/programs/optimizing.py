@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 import pmstore
 import pmstore.torch
 import pmstore.torch.optim
-from pmstore.scheduler import EveryN, PreemptionGuard, Young
+from pmstore.scheduler import EveryN, PreemptionGuard
 
 from .data import batches, classes, mlp, numbers
 from .registry import State, program
@@ -333,12 +333,12 @@ def transactions(path: str) -> State:
         return {"model": model, "optimizer": optimizer, "losses": list(losses), "n": seen.copy()}
 
 
-@program("every-n", "young")
+@program("every-n", "auto")
 def policy(path: str, kind: str) -> State:
     """Not every step commits: a resume does some of them again."""
     model, loader = mlp(), batches()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    rule = EveryN(4) if kind == "every-n" else Young()
+    rule = EveryN(4) if kind == "every-n" else "auto"
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(
             store, model=model, optimizer=optimizer, loader=loader, policy=rule
@@ -351,7 +351,7 @@ def policy(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.end_step(loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 

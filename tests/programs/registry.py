@@ -54,7 +54,7 @@ def program(
     """See the package's docstring. quick: True, or the variants that are in the short choice."""
 
     def register(function: Callable[..., State]) -> Callable[..., State]:
-        made = _with_moments(function)
+        made = with_moments(function)
         for variant in variants or (None,):
             base = function.__name__.replace("_", "-")
             name = base if variant is None else f"{base}-{variant}"
@@ -76,7 +76,7 @@ def load() -> dict[str, Program]:
     return {name: one for name, one in PROGRAMS.items() if not one.faulty}
 
 
-def _with_moments(function: Callable[..., State]) -> Callable[..., State]:
+def with_moments(function: Callable[..., State]) -> Callable[..., State]:
     """The function with a call of `__moment__` before each statement, which may kill or raise, and
     in a loop asks for a `break` by returning True. Its argument says whether a step is under way
     there."""

@@ -32,11 +32,14 @@ def filled(path: Path, url: str) -> Iterator[pmstore.Store]:
 
 @pytest.fixture
 def step(filled: pmstore.Store) -> Callable[[float], int]:
-    """Commits `a` full of a number and flushes; returns the epoch."""
+    """Commits `a` full of a number and flushes; returns the epoch. Nothing of it is under way then:
+    a test may change what lies there."""
 
     def make(value: float) -> int:
         filled["a"][:] = value
         filled.commit()
-        return filled.flush("t", wait=True).epoch
+        epoch = filled.flush("t", wait=True).epoch
+        filled.drain()
+        return epoch
 
     return make

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tier_helpers import CHUNK, newest_file, restored
+from tier_helpers import CHUNK, newest_file, restored, wait_until
 
 import pmstore
 from pmstore.errors import TierError
@@ -298,12 +298,7 @@ def test_flushed_by_itself_every_so_many_commits(
     for i in range(9):
         filled["a"][:] = i
         filled.commit()
-    for _ in range(500):
-        if pmstore.epochs(url) and pmstore.epochs(url)[0].epoch >= filled.epoch - 3:
-            break
-        os.sched_yield()
-        filled.drain(60)
-        time.sleep(0.02)
+    wait_until(lambda: any(one.epoch >= filled.epoch - 3 for one in pmstore.epochs(url)))
     filled.drain(60)
     found = restored(path, url)
     assert found["epoch"] >= filled.epoch - 3
@@ -319,10 +314,7 @@ def test_a_reopened_store_goes_on_flushing_by_itself(
         for i in range(4):
             store["a"][:] = i
             store.commit()
-        for _ in range(500):
-            if pmstore.epochs(url):
-                break
-            time.sleep(0.02)
+        wait_until(lambda: bool(pmstore.epochs(url)))
     assert pmstore.epochs(url)[0].problem is None
 
 
@@ -340,8 +332,8 @@ def test_flushes_in_a_loop_do_not_pile_up(filled: pmstore.Store, path: Path, url
 
 def test_a_fork_child_is_ended_by_sigterm_at_once(filled: pmstore.Store, url: str) -> None:
     """It has inherited the handler, not the threads."""
-    filled.add_tier("t", pmstore.TierConfig(url, max_rate="200KB", chunk_bytes=CHUNK))
-    handle = filled.flush("t")
+    filled.add_tier("t", pmstore.TierConfig(url, max_rate=1, chunk_bytes=CHUNK))
+    handle = filled.flush("t")  # for hours
     child = os.fork()
     if child == 0:
         filled.drain()
@@ -356,7 +348,10 @@ def test_a_fork_child_is_ended_by_sigterm_at_once(filled: pmstore.Store, url: st
 
 def test_a_store_open_for_reading_is_flushed(filled: pmstore.Store, path: Path, url: str) -> None:
     filled.close()
-    with pmstore.open(path, "r") as store:
+    with pmstore.open(path, "r") as reader:
+        with pytest.raises(pmstore.TransactionError, match="lock=True"):
+            reader.flush("t", wait=True)  # it has what was looked up alone
+    with pmstore.open(path, "r", lock=True) as store:
         store.flush("t", wait=True)
     assert restored(path, url)["a"][3] == 3
 

@@ -215,6 +215,7 @@ def test_a_backend_that_hangs(path: Path, faulty: type[Faulty], where: str) -> N
         store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK))
         store.commit()
         store.flush("t", wait=True)
+        store.drain()
         store.add_tier(
             "t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK, stall_seconds=0.3)
         )
@@ -247,6 +248,7 @@ def test_a_network_that_drops(path: Path, faulty: type[Faulty], where: str) -> N
         store.add_tier("t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK))
         store.commit()
         store.flush("t", wait=True)
+        store.drain()  # else what lets old epochs go meets it too, and warns
         faulty.where, faulty.error = {where}, DROPPED
         store["a"] += 1
         store.commit()
@@ -377,31 +379,37 @@ def test_old_epochs_that_cannot_be_deleted(path: Path, faulty: type[Faulty]) -> 
     """The new one counts all the same; it is told once, and tried again."""
     with pmstore.open(path, size="8MiB") as store:
         store["a"] = np.ones(131072)
-        store.add_tier(
-            "t", pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK, keep=1, stall_seconds=1)
-        )
+        config = pmstore.TierConfig("faulty://run", chunk_bytes=CHUNK, keep=1)
+        store.add_tier("t", config)
         store.commit()
         store.flush("t", wait=True)
+        store.drain()
         faulty.refuse = True
         store["a"] += 1
         store.commit()
         store.flush("t", wait=True)
         store.drain()
         faulty.refuse = False
-        faulty.delete.clear()  # and then it hangs
         assert len(pmstore.epochs("faulty://run")) == 2
         store["a"] += 1
         store.commit()
         with pytest.warns(UserWarning, match="may not delete"):
-            handle = store.flush("t")
-        assert handle.wait(30).stats is not None
-        store.drain(30)
+            store.flush("t", wait=True)
+        store.drain()
+        assert len(pmstore.epochs("faulty://run")) == 1
+        store.add_tier("t", replace(config, stall_seconds=3))
+        faulty.delete.clear()  # and then it hangs
+        store["a"] += 1
+        store.commit()
+        handle = store.flush("t")
+        assert handle.wait(60).stats is not None
+        store.drain(60)
         faulty.delete.set()
         store["a"] += 1
         store.commit()
         store.flush("t", wait=True)
     assert [one.problem for one in pmstore.epochs("faulty://run")] == [None]
-    assert restored(path, "faulty://run")["a"][0] == 4
+    assert restored(path, "faulty://run")["a"][0] == 5
 
 
 @pytest.mark.parametrize("every", [None, 1])

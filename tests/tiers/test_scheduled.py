@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.scheduler import CommitScheduler, ConvergenceAware, HazardModel, Known
+from pmstore.scheduler import Auto, CommitScheduler, HazardModel, Known
 from pmstore.scheduler.target import store_targets
 from pmstore.tiers.local import LocalBackend
 from pmstore_lab.simulation.driver import Clock
@@ -26,8 +26,9 @@ def priced(clock: Clock, seconds: float, commit: Callable[[], object]) -> Callab
 
     def run() -> None:
         handle = commit()
-        if handle is not None:
-            handle.wait(60)  # type: ignore[attr-defined]
+        if handle is not None:  # over, not done: only then does the scheduler see its end
+            assert handle.wait_over(60)  # type: ignore[attr-defined]
+            handle.wait()  # type: ignore[attr-defined]
         clock.now += seconds
 
     return run
@@ -43,7 +44,7 @@ def test_each_tier_gets_its_own_epochs_at_its_own_best_interval(shm: Path) -> No
             for name, commit in store_targets(store, "near", "far").items()
         }
         scheduler = CommitScheduler(
-            ConvergenceAware(free_budget=0.0),
+            Auto(free_budget=0.0),
             store=store,
             targets=targets,
             clock=clock,
@@ -90,7 +91,7 @@ def test_a_tier_that_is_away_costs_one_warning_and_few_tries(shm: Path) -> None:
             tries += 1
             clock.now += 0.5
             handle = flush()
-            handle._done.wait(60)  # type: ignore[attr-defined]
+            assert handle.wait_over(60)  # type: ignore[attr-defined]
             return handle
 
         scheduler = CommitScheduler(
@@ -153,7 +154,7 @@ def test_no_flush_begins_while_old_epochs_are_deleted(
             return handles[-1]
 
         scheduler = CommitScheduler(
-            ConvergenceAware(free_budget=0.0),
+            Auto(free_budget=0.0),
             store=store,
             targets={"disk": flush},
             clock=clock,

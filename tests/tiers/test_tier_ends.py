@@ -200,7 +200,7 @@ def test_a_tier_that_finds_no_room_for_its_change_goes_on(
 
 def test_a_tier_that_cannot_be_removed_stays(filled: pmstore.Store, path: Path) -> None:
     filled.close()
-    with pmstore.open(path, "r") as store:
+    with pmstore.open(path, "r", lock=True) as store:
         with pytest.raises(ReadOnlyStoreError):
             store.remove_tier("t")
         store.flush("t", wait=True)

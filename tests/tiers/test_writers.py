@@ -99,6 +99,7 @@ def test_files_that_somebody_took_away_are_written_anew(
     filled.commit()
     assert filled.flush("t", wait=True).stats.full  # type: ignore[union-attr]
     assert restored(path, url)["a"][:6].tolist() == [1, 1, 1, 1, 1, 7]
+    filled.drain()
     shutil.rmtree(url)
     with pytest.raises(TierError, match="removed"):
         filled.flush("t", wait=True)

@@ -155,6 +155,7 @@ def compare(tmp_path: Path, make: Callable[[], Any], each: int = 1, **given: Any
     return children
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("drop_last", [False, True], ids=["rest", "no rest"])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("ahead", [0, 1, 2, 3])
@@ -188,6 +189,7 @@ def in_order(batches: int, size: int = 1) -> Callable[[], Any]:
     return lambda: list(torch.arange(3.0 * batches * size).reshape(batches, size, 3) / 50)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("by_epoch", [False, True], ids=["one loop", "a loop an epoch"])
 @pytest.mark.parametrize("forwards", ["the same", "others"])
 @pytest.mark.parametrize("ahead", [1, 2, 3])

@@ -531,7 +531,7 @@ def test_a_policy_decides_and_steps_count(path: Path) -> None:
         epoch = store.epoch
         steps = []
         for number in range(7):
-            assert run.commit(torch.tensor(float(number))) == (number % 3 == 2)
+            assert run.end_step(torch.tensor(float(number))) == (number % 3 == 2)
             steps.append((run.step, run.committed))
         assert steps == list(zip(range(1, 8), [0, 0, 3, 3, 3, 6, 6], strict=True))
         assert store.epoch == epoch + 2
@@ -550,7 +550,7 @@ def test_the_store_is_not_committed_in_the_middle_of_a_step(path: Path) -> None:
         store.commit()
         one_step(model, optimizer)
         for commit in (store.commit, store.transaction().__enter__):
-            with pytest.raises(pmstore.TransactionError, match=r"not ended by run\.commit\(\)"):
+            with pytest.raises(pmstore.TransactionError, match=r"not ended by run\.end_step\(\)"):
                 commit()
         run.commit()
         store.commit()
@@ -627,10 +627,10 @@ def test_formats_of_runs(path: Path) -> None:
         assert store["run/about"]["format"] == 2
     with pmstore.open(path) as store:  # it was committed
         assert store["run/about"]["format"] == 2
-        store["run/about"] = {**about, "format": 3}
+        store["run/about"] = {**about, "format": 4}
     with pmstore.open(path) as store:
         with pytest.raises(
-            AttachError, match="has format 3, this version of pmstore reads 1 and 2"
+            AttachError, match="has format 4, this version of pmstore reads 1, 2 and 3"
         ):
             make_job().attach(store)
-        assert store["run/about"]["format"] == 3
+        assert store["run/about"]["format"] == 4

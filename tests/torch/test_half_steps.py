@@ -91,7 +91,7 @@ def train(store: pmstore.Store, job: Any, mode: str, how: dict[str, Any], **more
             job.optimizer.step()
             if at("step"):
                 break
-            run.commit(loss)
+            run.end_step(loss)
         else:
             with run.transaction(loss):
                 job.optimizer.step()
@@ -159,6 +159,7 @@ def check_same(path: Path, whole: Path) -> None:
     assert_same(theirs, ours)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("use", ["commit", "transaction"])
 @pytest.mark.parametrize("mode", MODES)
@@ -204,6 +205,7 @@ def test_sigterm_at_any_moment(tmp_path: Path, server: ForkServer, mode: str, wa
 # ---- the guard
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("every", [0, 100])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", MODES)
@@ -248,7 +250,7 @@ def test_a_loop_of_ones_own_is_told(store: pmstore.Store) -> None:
         one_step(model, optimizer)
         if number == 4:
             guard.notify()
-        assert run.commit() == (number >= 4)
+        assert run.end_step() == (number >= 4)
         assert run.stopping == (number >= 4)
     assert run.step == 6
 
@@ -258,7 +260,7 @@ def test_finished_steps_are_committed_before_the_next_begins(store: pmstore.Stor
     run, model, optimizer = make(store, policy=EveryN(100), guard=guard)
     for _ in range(3):
         one_step(model, optimizer)
-        run.commit()
+        run.end_step()
     guard.notify()
     assert run.committed == 0
     model(torch.randn(6, 8))
@@ -282,7 +284,7 @@ def test_a_step_of_several_batches_is_finished(path: Path) -> None:
                 guard.notify()
             if number in (2, 4):
                 job.optimizer.step()
-                run.commit()
+                run.end_step()
     assert ended.value.code == 0
     assert given == 5
     with pmstore.open(path) as store:
@@ -328,7 +330,7 @@ def test_which_guards_are_refused(store: pmstore.Store) -> None:
     run, model, optimizer = make(store, policy=scheduler, guard=guard)
     one_step(model, optimizer)
     guard.notify()
-    assert run.commit()
+    assert run.end_step()
     assert scheduler.stopping
     assert run.stopping
 
@@ -354,7 +356,7 @@ def test_a_forward_after_the_store_was_closed(path: Path) -> None:
         run, model, optimizer = make(store, guard=guard)
         one_step(model, optimizer)
         guard.notify()
-        run.commit()
+        run.end_step()
         assert run.stopping
     model(torch.randn(6, 8))  # is the program's own business
 
@@ -366,7 +368,7 @@ def test_the_last_commit_is_flushed(tmp_path: Path, path: Path) -> None:
         run, model, optimizer = make(store, policy=EveryN(100), tiers=["disk"], guard=guard)
         one_step(model, optimizer)
         guard.notify()
-        run.commit()
+        run.end_step()
         epoch = store.epoch
     pmstore.restore(tmp_path / "again.pm", tmp_path / "tier")
     with pmstore.open(tmp_path / "again.pm", mode="r") as store:
@@ -418,7 +420,7 @@ def test_what_begins_a_step(store: pmstore.Store, mode: str, pending: bool, begi
     begins = not ((pending or mode == "mirror") and begin in UNSEEN_WITH_A_POLICY)
     for _ in range(3 if pending else 2):
         one_step(job.model, job.optimizer)
-        run.commit()
+        run.end_step()
     store["between"] = 1
     if not pending:
         store.commit()  # between two steps
@@ -433,7 +435,7 @@ def test_what_begins_a_step(store: pmstore.Store, mode: str, pending: bool, begi
     job.optimizer.zero_grad()
     job.model(torch.randn(6, 8)).sum().backward()
     job.optimizer.step()
-    run.commit()
+    run.end_step()
     assert not torch.equal(held["4.bias"], job.model.state_dict()["4.bias"])
     store.commit()
     run.rollback()
@@ -509,7 +511,7 @@ def test_after_the_loop_a_forward_is_no_step(path: Path) -> None:
         model = run._steps.pieces.modules[0]
         for features, _, _ in run.batches():
             model(features)
-            run.commit()
+            run.end_step()
         store["loss"] = model(features).sum().item()  # a program that forgot no_grad
     with pmstore.open(path) as store:
         assert "loss" in store
@@ -693,7 +695,7 @@ def test_what_leaving_says(path: Path) -> None:
             run, model, optimizer = make(store, policy=EveryN(100))
             for _ in range(finished):
                 one_step(model, optimizer)
-                run.commit()
+                run.end_step()
             model(torch.randn(6, 8))
             store["pending"] = 1
             if error is not None:
@@ -721,7 +723,7 @@ def test_closing_says_what_is_lost(path: Path) -> None:
     store = pmstore.open(path)
     run, model, optimizer = make(store, policy=EveryN(100))
     one_step(model, optimizer)
-    run.commit()
+    run.end_step()
     with pytest.warns(RuntimeWarning, match="is lost, 1 finished step among it"):
         store.close()
     store.close()
@@ -734,7 +736,7 @@ def test_the_end_of_the_block_commits_finished_steps(path: Path) -> None:
         run, model, optimizer = make(store, policy=EveryN(100))
         for _ in range(3):
             one_step(model, optimizer)
-            run.commit()
+            run.end_step()
         store["pending"] = 1
     with pmstore.open(path) as store:
         assert make(store)[0].step == 3
@@ -755,7 +757,7 @@ def test_an_exit_between_two_steps(path: Path, every: int) -> None:
                 if moves[0] == 4:
                     sys.exit(0)
                 one_step(model, optimizer)
-                run.commit()
+                run.end_step()
 
     with (
         pytest.raises(SystemExit),
@@ -776,13 +778,13 @@ def test_exits_that_lose_nothing(path: Path, how: str) -> None:
         run = job.attach(store, guard=guard)
         for features, labels, _ in run.batches():
             job.step((features, labels, None))
-            run.commit()
+            run.end_step()
             if how == "nothing pending":
                 sys.exit(0)
             if how == "told":
                 guard.notify()
                 job.model(features)
-                run.commit()
+                run.end_step()
                 store["after"] = 1
                 sys.exit(0)
         store["after"] = 1
@@ -805,7 +807,7 @@ def test_warnings_that_are_errors_replace_no_exit(
     ):
         run, model, optimizer = make(store, policy=EveryN(100))
         one_step(model, optimizer)
-        run.commit()
+        run.end_step()
         model(torch.randn(6, 8))
         if error is not None:
             raise error
@@ -822,7 +824,7 @@ from pmstore.torch import attach
 store = pmstore.open({str(path)!r})
 model = torch.nn.Linear(2, 2)
 run = attach(store, model=model, policy=pmstore.scheduler.EveryN(9))
-model(torch.ones(1, 2)); run.commit()
+model(torch.ones(1, 2)); run.end_step()
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120

@@ -19,9 +19,9 @@ import pmstore
 STEPS = 9
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    path = Path(f"/dev/shm/pms-hold-run-{os.getpid()}.pm")
+@pytest.fixture(params=["/dev/shm", "/var/tmp"], ids=["memory", "disk"])
+def path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    path = Path(f"{request.param}/pms-hold-run-{os.getpid()}.pm")
     path.unlink(missing_ok=True)
     yield path
     path.unlink(missing_ok=True)

@@ -107,7 +107,7 @@ def test_a_commit_before_the_first_step(shm: Path) -> None:
         run = job.attach(store, mirror=True, policy=EveryN(100))
         for _, batch in zip(range(2), run.batches(epochs=None), strict=False):
             job.step(batch)
-            run.commit()
+            run.end_step()
         run.rollback()
     with pmstore.open(shm / "mirror.pm", mode="r") as store:
         held = contents(store)

@@ -289,13 +289,13 @@ def test_in_slots_as_in_place(shm: Path, every: int) -> None:
     with pmstore.open(shm / "run.pm", size="32MiB") as store:
         run = pmstore.torch.attach(store, model=attached, optimizer=optimizer, policy=EveryN(every))
         before = store.stats().captured_bytes
-        _train(attached, optimizer, 12, run.commit)
+        _train(attached, optimizer, 12, run.end_step)
         for (name, ours), theirs in zip(
             attached.state_dict().items(), plain.state_dict().values(), strict=True
         ):
             assert torch.equal(ours, theirs), name
-        # batch norm, counters; not the 300 KB of state
-        assert store.stats().captured_bytes - before < 12 * 40_000
+        # batch norm, counters, the course of a young run; not the 300 KB of state
+        assert store.stats().captured_bytes - before < 12 * 120_000
         for ours, theirs in zip(attached.parameters(), plain.parameters(), strict=True):
             for key, value in expected.state[theirs].items():
                 assert torch.equal(optimizer.state[ours][key], value)

@@ -70,7 +70,7 @@ def work(
                 os.ftruncate(file, pages * mmap.PAGESIZE)
             ack(step)
             optimizer.step()
-            run.commit()
+            run.end_step()
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ def test_blocks_nest_and_commit_inside_is_an_error(store: pmstore.Store) -> None
         with run.transaction():
             store["inner"] = 1
         assert run.step == 0
-        with pytest.raises(pmstore.TransactionError, match="leaving it commits"):
+        with pytest.raises(pmstore.TransactionError, match="leaving it ends the step and commits"):
             run.commit()
     assert run.step == 1
     with pytest.raises(Oops), run.transaction():

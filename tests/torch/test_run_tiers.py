@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import pmstore  # noqa: E402
 import pmstore.torch  # noqa: E402
-from pmstore.scheduler import CommitScheduler, ConvergenceAware, EveryN  # noqa: E402
+from pmstore.scheduler import Auto, CommitScheduler, EveryN  # noqa: E402
 from pmstore.torch.errors import AttachError  # noqa: E402
 
 
@@ -43,11 +43,12 @@ def train(
     """patient: each flush ends before the next step, so that none is left out because the tier is
     busy. lr: another one."""
     model, optimizer = make()
+    options = {"policy": None} | options
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, **options)  # type: ignore[arg-type]
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] if lr is None else lr
     while run.step < until:
-        run.commit(step(model, optimizer))
+        run.end_step(step(model, optimizer))
         if patient:
             store.drain()
     store.drain()
@@ -107,7 +108,7 @@ def test_commits_that_nobody_waits_for_are_flushed(shm: Path, mirror: bool) -> N
         store.add_tier("disk", shm / "tier")
         model, optimizer = make()
         run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, tiers=["disk"], mirror=mirror
+            store, model=model, optimizer=optimizer, tiers=["disk"], mirror=mirror, policy=None
         )
         want = []
         for _ in range(4):
@@ -134,8 +135,10 @@ def test_a_tier_that_fails_stops_the_run_or_not(
         store.add_tier("disk", pmstore.TierConfig(shm / "tier", on_error=on_error))
         (shm / "tier").write_text("no directory")
         model, optimizer = make()
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, tiers=["disk"])
-        run.commit(step(model, optimizer))
+        run = pmstore.torch.attach(
+            store, model=model, optimizer=optimizer, tiers=["disk"], policy=None
+        )
+        run.end_step(step(model, optimizer))
         last = store._open_tiers().flusher("disk").last
         assert last is not None
         assert last.wait_over(60)
@@ -144,13 +147,13 @@ def test_a_tier_that_fails_stops_the_run_or_not(
             if on_error == "raise"
             else pytest.warns(UserWarning, match="'disk' failed")
         ):
-            run.commit(step(model, optimizer))
+            run.end_step(step(model, optimizer))
         assert run.step == 2  # the store's own commit is not the tier's affair
         if on_error == "warn":
             with pytest.raises(OSError, match="tier"):  # it was tried again
                 store.drain()
         (shm / "tier").unlink()
-        run.commit(step(model, optimizer))
+        run.end_step(step(model, optimizer))
         store.drain()
     assert pmstore.epochs(shm / "tier")[0].problem is None
 
@@ -179,7 +182,7 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
             for tier in ("near", "far"):
                 store.add_tier(tier, pmstore.TierConfig(shm / tier, keep=2))
             # a failure every 8 h would have a test wait for hours
-            policy = ConvergenceAware("time", free_budget=0.2)
+            policy = Auto("time", free_budget=0.2)
             lives += 1
             model, optimizer = make()
             run = pmstore.torch.attach(
@@ -193,7 +196,7 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
             began = run.step
             for _ in range(150 if lives < 3 else 400 - began):
                 step(model, optimizer)
-                run.commit(1.0)
+                run.end_step(1.0)
             chosen = {decision.target for decision in scheduler.decisions}
             if lives < 3:
                 assert {"store", "far"} <= chosen <= {"store", "near", "far"}
@@ -216,7 +219,7 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
                 model=model,
                 optimizer=optimizer,
                 loader=batches,
-                policy=ConvergenceAware("explore"),
+                policy=Auto("explore"),
                 name=f"r{number}",
             )
             assert run.scheduler is not None
@@ -226,11 +229,11 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
                 if taken % 2 == 0:  # two batches a step
                     optimizer.step()
                     optimizer.zero_grad()
-                    run.commit(1.0 / taken)
+                    run.end_step(1.0 / taken)
                     done += 1
                 if done == until:
                     break
             assert run.scheduler.fit.total_steps == 16
             run.scheduler.commit()
-        other = CommitScheduler(ConvergenceAware("explore"), store=store, run="next")
+        other = CommitScheduler(Auto("explore"), store=store, run="next")
         assert other.termination.ended_early == 1

@@ -11,20 +11,9 @@ import pytest
 import torch
 
 import pmstore
-from pmstore.scheduler import (
-    COCI,
-    CheckFreq,
-    CommitPolicy,
-    CommitScheduler,
-    ConvergenceAware,
-    Daly,
-    EveryN,
-    EverySeconds,
-    EveryStep,
-    Known,
-    Young,
-)
+from pmstore.scheduler import Auto, CommitPolicy, CommitScheduler, EveryN, EverySeconds, Known
 from pmstore.torch import Run, attach
+from pmstore_lab.simulation.baselines import COCI, CheckFreq, Daly, EveryStep, Young
 
 
 def job() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -40,7 +29,7 @@ def train(run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, un
         loss = model(torch.full((3, 4), 1.0 + done)).square().mean()
         loss.backward()
         optimizer.step()
-        run.commit(loss)
+        run.end_step(loss)
         done += 1
 
 
@@ -53,10 +42,10 @@ def policies() -> list[CommitPolicy]:
         Daly(0.5),
         CheckFreq(0.5),
         COCI(decay_per_second=-1.0, failure_rate_per_second=0.5),
-        ConvergenceAware("time"),
-        ConvergenceAware("balanced"),
-        ConvergenceAware("progress"),
-        ConvergenceAware("explore"),
+        Auto("time"),
+        Auto("balanced"),
+        Auto("progress"),
+        Auto("explore"),
     ]
 
 
@@ -79,6 +68,7 @@ def test_a_run_left_by_an_exception_resumes_at_its_last_commit(path: Path, numbe
                 train(run, model, optimizer, min(step + 15, 40) if lives < 4 else 40)
                 step = run.committed
                 if lives < 4:
+                    store["half"] = lives  # of the next step: what is finished is not kept
                     raise KeyboardInterrupt
                 store.commit()
                 step = run.step
@@ -91,7 +81,7 @@ def test_a_run_left_by_an_exception_resumes_at_its_last_commit(path: Path, numbe
 def test_what_is_no_policy_is_refused_before_anything_happens(store: pmstore.Store) -> None:
     model, optimizer = job()
     for wrong in ("time", 10, EveryN):
-        with pytest.raises(TypeError, match="policy is a rule"):
+        with pytest.raises(TypeError, match='policy is "auto", or a rule'):
             attach(store, model=model, optimizer=optimizer, policy=wrong)  # type: ignore[arg-type]
     assert len(store) == 0
     attach(store, model=model, optimizer=optimizer)
@@ -123,7 +113,7 @@ def test_a_roll_back_takes_the_scheduler_along(store: pmstore.Store) -> None:
     train(run, model, optimizer, 10)
     for _ in range(4):
         optimizer.step()
-        run.commit(1.0)
+        run.end_step(1.0)
     assert run.scheduler.steps == 14
     run.rollback()
     assert (run.step, run.scheduler.steps) == (10, 10)
@@ -136,7 +126,7 @@ def test_a_roll_back_before_the_first_commit(store: pmstore.Store) -> None:
     assert run.scheduler is not None
     for _ in range(4):
         optimizer.step()
-        run.commit(1.0)
+        run.end_step(1.0)
     run.rollback()
     assert (run.step, run.scheduler.steps) == (0, 0)
     train(run, model, optimizer, 10)
@@ -145,13 +135,13 @@ def test_a_roll_back_before_the_first_commit(store: pmstore.Store) -> None:
 
 def test_a_drop_of_the_learning_rate_begins_a_segment(store: pmstore.Store) -> None:
     model, optimizer = job()
-    run = attach(store, model=model, optimizer=optimizer, policy=ConvergenceAware("progress"))
+    run = attach(store, model=model, optimizer=optimizer, policy=Auto("progress"))
     assert run.scheduler is not None
     for step in range(60):
         if step == 40:
             optimizer.param_groups[0]["lr"] /= 10
         optimizer.step()
-        run.commit(math.exp(-step / 20))
+        run.end_step(math.exp(-step / 20))
     assert run.scheduler.fit._segment == 40.0
 
 
@@ -175,7 +165,7 @@ class OnADevice:
 
 def test_a_loss_on_a_device_is_never_waited_for() -> None:
     scheduler = CommitScheduler(
-        ConvergenceAware("progress"), targets={"disk": lambda: None}, known=Known(1000, 1e-3)
+        Auto("progress"), targets={"disk": lambda: None}, known=Known(1000, 1e-3)
     )
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -190,7 +180,7 @@ def test_a_loss_on_a_device_is_never_waited_for() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_losses_on_cuda_arrive_without_a_wait() -> None:
     scheduler = CommitScheduler(
-        ConvergenceAware("progress"), targets={"disk": lambda: None}, known=Known(1000, 1e-3)
+        Auto("progress"), targets={"disk": lambda: None}, known=Known(1000, 1e-3)
     )
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -202,3 +192,19 @@ def test_losses_on_cuda_arrive_without_a_wait() -> None:
     scheduler.step(torch.ones((), device="cuda"))
     assert scheduler.losses_seen > 0
     assert scheduler.fit._rows
+
+
+def test_auto_is_a_policy_of_attach(store: pmstore.Store) -> None:
+    model, optimizer = job()
+    run = attach(store, model=model, optimizer=optimizer, policy="auto")
+    assert run.scheduler is not None
+    assert isinstance(run.scheduler.policy, Auto)
+    train(run, model, optimizer, 40)
+    assert run.scheduler.decisions
+
+
+def test_without_a_policy_every_step_commits(store: pmstore.Store) -> None:
+    model, optimizer = job()
+    run = attach(store, model=model, optimizer=optimizer, policy=None)
+    train(run, model, optimizer, 3)
+    assert (run.scheduler, run.committed, run.stats().commits) == (None, 3, 3)

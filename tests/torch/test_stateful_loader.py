@@ -59,6 +59,7 @@ def stateful(data: Any, **given: Any) -> Callable[[], Any]:
 KINDS: dict[str, Callable[[], Any]] = {"own": Own, "torchdata": stateful(Noisy(), shuffle=True)}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("by_epoch", [False, True], ids=["one loop", "a loop an epoch"])
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import pmstore
+from pmstore.engine._binding import same_bytes
 from pmstore.torch import AttachError, attach, rng_memory
 from pmstore.torch.optim import AdamW
 
@@ -290,18 +291,26 @@ def test_equal_bits_are_an_equal_state() -> None:
             np.random.standard_normal,
             lambda: describe(np.random.get_state(legacy=False)),
         ),
+        (rng_memory.torch_state, lambda: torch.randn(1), lambda: torch.get_rng_state().tolist()),
+        (rng_memory.torch_state, torch.seed, lambda: torch.get_rng_state().tolist()),
     ):
-        seen: dict[Any, Any] = {}
+        seen: dict[bytes, str] = {}
         for _ in range(700):  # once around the generator's words
-            bits = look()
-            assert bits is not None, (
-                "this interpreter's or numpy's generators lie elsewhere: slower, but no error for "
-                "users"
+            there = look()
+            assert there is not None, (
+                "this interpreter's, numpy's or torch's generators lie elsewhere: slower, but no "
+                "error for users"
             )
+            bits = b"".join(there)
             assert bits not in seen
-            assert look() == bits
+            again = look()
+            assert again is not None
+            assert same_bytes(again, bits)
             seen[bits] = str(state())
             draw()
+            changed = look()
+            assert changed is not None
+            assert not same_bytes(changed, bits)
         assert len(set(seen.values())) == len(seen)
 
 

@@ -159,9 +159,10 @@ def make_job(
 
 
 def train(store: pmstore.Store, job: Job, until: int, total: int, **attach: Any) -> Run:
-    """Attaches and trains until `until` steps are committed; losses and batch order are in the
-    store."""
+    """Attaches and trains until so many steps have ended; losses and batch order are in the store.
+    Every step is committed, unless a policy is given."""
     run = job.attach(store, **attach)
+    end = run.end_step if attach.get("policy") else run.commit
     losses = store.require("losses", (total,), "float64")
     order = store.require("order", (total, 6), "int64")
     if run.step == until:
@@ -170,15 +171,18 @@ def train(store: pmstore.Store, job: Job, until: int, total: int, **attach: Any)
         place = run.step
         losses[place] = job.step(batch)
         order[place] = batch[2].numpy()
-        run.commit(losses[place])
+        end(losses[place])
         if run.step == until:
             break
     return run
 
 
 def contents(group: Any, prefix: str = "") -> dict[str, tuple[str, bytes]]:
-    """Every name below a store or group, with a description and the bytes of what it holds."""
-    return dict(_leaves(group, prefix))
+    """Every name below a store or group, with a description and the bytes of what it holds; without
+    what was measured of its runs."""
+    found = _leaves(group, prefix)
+    measured = ("pmstore.course/", "pmstore.scheduler/")
+    return {name: held for name, held in found if not name.startswith(measured)}
 
 
 def _leaves(group: Any, prefix: str) -> Iterator[tuple[str, tuple[str, bytes]]]:

@@ -17,8 +17,8 @@ class Adam(NativeOptimizer):
     differentiable, decoupled_weight_decay (that is `AdamW`).
     """
 
-    kind = OPTIM_ADAM
-    state_names = ("exp_avg", "exp_avg_sq")
+    kind: int = OPTIM_ADAM
+    state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     # the last: of an AdamW
     refused: tuple[str, ...] = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")
 
@@ -77,8 +77,8 @@ class AdamW(Adam):
     """`torch.optim.AdamW` with its names and defaults: weight decay apart from the moments.
     Otherwise as `Adam`."""
 
-    kind = OPTIM_ADAMW
-    refused = ("amsgrad", "capturable", "differentiable")
+    kind: int = OPTIM_ADAMW
+    refused: tuple[str, ...] = ("amsgrad", "capturable", "differentiable")
 
     def _check_options(self, groups: Iterable[dict[str, Any]]) -> None:
         groups = list(groups)

@@ -16,8 +16,8 @@ class SGD(NativeOptimizer):
     accepted and mean nothing. Not here, and refused: differentiable.
     """
 
-    kind = OPTIM_SGD
-    state_names = ("momentum_buffer",)
+    kind: int = OPTIM_SGD
+    state_names: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
         self,

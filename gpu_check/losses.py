@@ -1,0 +1,42 @@
+"""Losses that the device computes reach the scheduler, and nobody waits for them."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_check.device import Settings
+from gpu_check.outcome import Outcome, require
+from pmstore.scheduler.losses import Losses
+
+_STEPS = 400
+
+
+def check(settings: Settings, outcome: Outcome) -> None:
+    warned: list[str] = []
+    losses = Losses(lambda _, text: warned.append(text))
+    values = [torch.full((), 100.0 / (step + 1), device=settings.device) for step in range(_STEPS)]
+    settings.synchronize()
+    read: list[tuple[int, float]] = []
+    if settings.cuda:
+        list(losses.read(0, values[0]))  # its first use makes pinned memory
+        settings.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    else:
+        outcome.left_out.append("that no loss is waited for: host memory has nothing to wait for")
+    try:
+        for step in range(_STEPS):
+            settings.delay(1e-4)
+            read += losses.read(step, values[step])
+    finally:
+        if settings.cuda:
+            torch.cuda.set_sync_debug_mode("default")
+    settings.synchronize()
+    read += losses.read(_STEPS, None)
+    require(not warned, f"warned of {warned}")
+    require(read, "no loss arrived")
+    for step, value in read:
+        require(
+            abs(value - 100.0 / (step + 1)) <= 1e-5 * value,
+            f"the loss of step {step} arrived as {value}",
+        )
+    outcome.figures |= {"losses given": _STEPS, "losses read": len(read)}

@@ -1,0 +1,86 @@
+"""A mirrored run is killed at random moments, goes on, and ends with the bits of one that never
+stopped."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gpu_check.device import Settings
+from gpu_check.outcome import NotCheckedError, Outcome, WrongError, require
+
+_STEPS = 150
+_LIMIT = 600.0  # seconds that a training may take
+
+
+class _Training:
+    """A process that trains."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "gpu_check.training",
+                str(path),
+                str(_STEPS),
+                str(settings.device),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        assert self._process.stdout is not None
+        self._first = self._process.stdout.readline()
+        """"ready", once a step of this life is committed; its result, if none was left to train."""
+
+    def result(self) -> str:
+        """Raises: WrongError: it failed."""
+        out, err = self._process.communicate(timeout=_LIMIT)
+        require(self._process.returncode == 0, f"a training failed: {err[-2000:]}")
+        return (self._first + out).split()[-1]
+
+    def killed_after(self, seconds: float) -> bool:
+        """Whether it was still under way."""
+        killer = threading.Timer(seconds, self._process.kill)
+        killer.start()
+        _, err = self._process.communicate(timeout=_LIMIT)
+        killer.cancel()
+        killer.join()
+        if self._process.returncode > 0:
+            raise WrongError(f"a training failed: {err[-2000:]}")
+        return self._process.returncode < 0
+
+
+def check(settings: Settings, outcome: Outcome) -> None:
+    chance = random.Random(settings.seed)
+    begun = time.perf_counter()
+    whole = _Training(settings.folder / "whole.pm", settings)
+    after_first = time.perf_counter()
+    reference = whole.result()
+    span = time.perf_counter() - after_first
+    outcome.figures["seconds of a training"] = time.perf_counter() - begun
+    if _Training(settings.folder / "again.pm", settings).result() != reference:
+        raise NotCheckedError(
+            "the same training has other bits when it is run again, without a kill: this device's "
+            "kernels are not repeatable here"
+        )
+    kills, trainings = 0, 0
+    while kills < settings.kills:
+        path = settings.folder / f"killed-{trainings}.pm"
+        trainings += 1
+        for _ in range(4):  # lives that are killed, then one that ends
+            if kills == settings.kills:
+                break
+            if not _Training(path, settings).killed_after(chance.uniform(0, span)):
+                break
+            kills += 1
+        found = _Training(path, settings).result()
+        require(found == reference, f"training {trainings} resumed to other bits ({kills} kills)")
+        path.unlink()
+    outcome.figures |= {"kills": kills, "trainings": trainings, "steps of each": _STEPS}

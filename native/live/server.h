@@ -1,0 +1,37 @@
+/* The writer's side of readers in other processes: one thread of the process answers for all of
+ * its stores that are open for writing.
+ *
+ * A reader's version is a snapshot (log/snapshot.h) that never makes a commit wait: where its
+ * bound is reached it is given up, and the reader is told. While nobody reads the thread sleeps in
+ * the kernel, and commits know nothing of it. It holds the log lock as any snapshot's reader does,
+ * for moments; it never takes the operation lock; and it waits for no reader: what one does not
+ * take stays unsent.
+ *
+ * The thread has a table of descriptors of its own (seam/holder.h says why), and takes no
+ * signals. Where the system allows no such table nobody is answered. */
+#ifndef PMS_LIVE_SERVER_H
+#define PMS_LIVE_SERVER_H
+
+#include "log/undo.h"
+
+/* A store that is open for writing. The caller's memory, until withdrawn. */
+struct pms_served {
+    struct pms_undo *undo;
+    const struct pms_superblock *super; /* changed under the log lock */
+    const _Atomic uint64_t *epoch;      /* of the last commit */
+    uint64_t device, inode;
+    int64_t opened_ns;
+    int listener; /* the thread's */
+    bool offered;
+    struct pms_served *next;
+};
+
+/* From now on readers are answered. Where that cannot be they are not: the store is as good. */
+void pms_serve(struct pms_served *s);
+
+/* From now on no reader is, and nothing of the store is looked at. REQUIRES: not the log lock. */
+void pms_serve_no_more(struct pms_served *s);
+
+void pms_serve_after_fork_in_child(void);
+
+#endif

@@ -1,0 +1,38 @@
+/* Bare captures, domain file: the pre-image of a page that was never writable in this session is
+ * what the file has at home, and the log need not have a copy. The dirty list says which pages
+ * these are (PMS_DIRTY_BARE); the log has no entries of them.
+ *
+ * I9 while a page is bare its home has the bytes of the last commit: nothing is written home of a
+ * live page before a commit of it is durable, and with that commit it is bare no more.
+ *
+ * Nobody's capture is bare while a snapshot is open, which reads pre-images from the log, nor in a
+ * store that holds versions, whose log outlives its commit. */
+#ifndef PMS_LOG_BARE_H
+#define PMS_LOG_BARE_H
+
+#include "log/undo.h"
+
+/* The first part of whole pages that are to be captured: so many bytes are captured alike, bare or
+ * not. REQUIRES: the log lock. */
+uint64_t pms_bare_part(const struct pms_undo *u, uint64_t off, uint64_t len, bool *bare);
+
+/* Captures a part that is bare: nothing is copied. REQUIRES: the log lock, still protected. */
+void pms_bare_capture(struct pms_undo *u, uint64_t off, uint64_t len);
+
+/* Rolls all of them back: the pages are the file's again, as if they had never been captured.
+ * REQUIRES: the log lock; all of them are protected. */
+void pms_bare_give_back(struct pms_undo *u);
+
+/* Makes ordinary captures of them: the log gets their pre-images, read from home. Not fenced.
+ * Returns errno; some may still be bare then, and can be rolled back as ever. REQUIRES: the log
+ * lock. */
+int pms_bare_fill(struct pms_undo *u);
+
+/* Calls fn with the pre-images of those in [from, to), piece by piece, as they are read from home.
+ * Returns fn's first non-zero answer, which is to be positive, or -errno. REQUIRES: the log lock.
+ */
+int pms_bare_scan(const struct pms_undo *u, uint64_t from, uint64_t to,
+                  int (*fn)(void *ctx, uint64_t target, uint64_t len, const unsigned char *image),
+                  void *ctx);
+
+#endif

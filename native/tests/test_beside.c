@@ -1,0 +1,427 @@
+/* Readers beside a writer, in one process: each version that is shown is whole; who asks for what
+ * no reader asks for is sent away; nothing is left of either. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "commit/pool_state.h"
+#include "live/wire.h"
+#include "store/store.h"
+#include "test.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define VERSIONS 60
+#else
+#define VERSIONS 400
+#endif
+#define ITEMS 3000u
+
+static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
+static char path[256];
+static _Atomic bool stop;
+
+static struct pms_pool *open_as(int mode, int domain, bool keep)
+{
+    struct pms_options o = {.size = 1u << 20,
+                            .mode = mode,
+                            .domain = domain,
+                            .hot = 1,
+                            .beside = mode == PMS_MODE_READ,
+                            .keep = keep};
+    struct pms_pool *p = NULL;
+    struct pms_error e = {0};
+    if (pms_pool_open(path, &o, &p, &e) != PMS_OK)
+        printf("open: %d errno %d %s\n", e.status, e.sys_errno, e.what);
+    return p;
+}
+
+static uint64_t *array(struct pms_pool *p, uint64_t off)
+{
+    struct pms_info info;
+    pms_pool_info(p, &info);
+    return (uint64_t *)(uintptr_t)(info.base + off);
+}
+
+static uint64_t put(struct pms_pool *p, const char *name, uint64_t items, uint64_t value)
+{
+    uint64_t off = 0;
+    uint64_t *source = malloc(items * 8);
+    struct pms_error e;
+    for (uint64_t i = 0; i < items; i++)
+        source[i] = value;
+    CHECK(pms_object_put_array(p, 0, name, (uint32_t)strlen(name), "m", 1, items * 8, PMS_FILL_COPY,
+                               source, items * 8, 0, &off, &e) == PMS_OK);
+    free(source);
+    return off;
+}
+
+/* All of its items, if they are one number; (uint64_t)-1: they are not; -2: lost. */
+static uint64_t get(struct pms_pool *p, const char *name)
+{
+    struct pms_object o;
+    struct pms_error e = {0};
+    int status = pms_object_get(p, 0, name, (uint32_t)strlen(name), &o, &e);
+    if (status == PMS_E_LOST)
+        return (uint64_t)-2;
+    CHECK(status == PMS_OK);
+    const uint64_t *at = array(p, o.data);
+    uint64_t value = at[0];
+    for (uint64_t i = 0; i < o.data_bytes / 8; i++)
+        if (at[i] != value)
+            value = (uint64_t)-1;
+    pms_unpin(p, o.data);
+    return value;
+}
+
+static void *write_versions(void *arg)
+{
+    struct pms_pool *p = arg;
+    struct pms_error e;
+    struct pms_object o;
+    uint64_t state = 1;
+    for (uint64_t n = 2; !atomic_load(&stop); n++) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        if (state >> 60 == 0) /* another block, now and then a larger one, and growth */
+            put(p, "a", ITEMS + (state >> 40) % (50 * ITEMS), n);
+        CHECK(pms_object_get(p, 0, "a", 1, &o, &e) == PMS_OK);
+        uint64_t *at = array(p, o.data);
+        for (uint64_t i = 0; i < o.data_bytes / 8; i++)
+            at[i] = n;
+        pms_unpin(p, o.data);
+        put(p, "b", 20, n);
+        if (state >> 61 == 1)
+            CHECK(pms_rollback(p, &e) == PMS_OK);
+        else
+            CHECK(pms_commit(p, &e) == PMS_OK);
+    }
+    return NULL;
+}
+
+/* PMS_VERSIONS=350000: a million checks. */
+static void each_version_is_whole(void)
+{
+    const char *asked = getenv("PMS_VERSIONS");
+    int versions = asked ? atoi(asked) : VERSIONS;
+    for (size_t d = 0; d < sizeof domains / sizeof *domains; d++) {
+        struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, domains[d], false);
+        struct pms_error e;
+        put(writer, "a", ITEMS, 1);
+        put(writer, "b", 20, 1);
+        CHECK(pms_commit(writer, &e) == PMS_OK);
+        pthread_t thread;
+        atomic_store(&stop, false);
+        pthread_create(&thread, NULL, write_versions, writer);
+        uint64_t newest = 0, lost = 0, epoch = 0;
+        for (int i = 0; i < versions; i++) {
+            struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, i % 2);
+            CHECK(reader && pms_epoch(reader) >= epoch);
+            epoch = pms_epoch(reader);
+            uint64_t b = get(reader, "b"), a = get(reader, "a");
+            CHECK(b != (uint64_t)-1 && a != (uint64_t)-1);
+            bool both = a != (uint64_t)-2 && b != (uint64_t)-2;
+            CHECK(!both || a == b);
+            CHECK(!both || a >= newest);
+            lost += !both;
+            newest = both ? a : newest;
+            pms_pool_release(reader);
+        }
+        CHECK(lost < (uint64_t)versions && newest > 1);
+        atomic_store(&stop, true);
+        pthread_join(thread, NULL);
+        pms_pool_release(writer);
+    }
+}
+
+static void what_was_read_stays(void)
+{
+    struct pms_error e;
+    struct pms_object o;
+    struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_PROCESS, false);
+    put(writer, "a", ITEMS, 1);
+    put(writer, "b", ITEMS, 1);
+    CHECK(pms_commit(writer, &e) == PMS_OK);
+    struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, false);
+    CHECK(pms_object_get(reader, 0, "a", 1, &o, &e) == PMS_OK);
+    const uint64_t *a = array(reader, o.data);
+    int old = 1;
+    CHECK(pms_is_old(reader, &old, &e) == PMS_OK && !old);
+    put(writer, "a", ITEMS, 2);
+    CHECK(pms_is_old(reader, &old, &e) == PMS_OK && !old);
+    CHECK(pms_commit(writer, &e) == PMS_OK);
+    CHECK(pms_is_old(reader, &old, &e) == PMS_OK && old);
+    CHECK(a[0] == 1 && a[ITEMS - 1] == 1);
+    pms_pool_release(writer);
+    struct pms_object other;
+    CHECK(pms_object_get(reader, 0, "b", 1, &other, &e) == PMS_E_LOST);
+    CHECK(pms_is_old(reader, &old, &e) == PMS_OK && old);
+    CHECK(a[0] == 1 && a[ITEMS - 1] == 1);
+    CHECK(pms_pool_close(reader, 0, &e) == PMS_OK);
+    CHECK(a[0] == 1 && a[ITEMS - 1] == 1);
+    pms_unpin(reader, o.data);
+    pms_pool_release(reader);
+}
+
+/* ---- those who are no readers ---- */
+
+static int call_writer(struct pms_pool *writer)
+{
+    struct sockaddr_un address;
+    socklen_t bytes = pms_wire_address(&address, writer->served.device, writer->served.inode,
+                                       writer->served.opened_ns);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0 && connect(fd, (const struct sockaddr *)&address, bytes) == 0);
+    return fd;
+}
+
+static void say(int fd, const void *data, size_t bytes, int with_fd)
+{
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec from = {(void *)(uintptr_t)data, bytes};
+    struct msghdr m = {.msg_iov = &from, .msg_iovlen = 1};
+    if (with_fd >= 0) {
+        m.msg_control = &control;
+        m.msg_controllen = sizeof control;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof with_fd);
+        memcpy(CMSG_DATA(c), &with_fd, sizeof with_fd);
+    }
+    (void)!sendmsg(fd, &m, MSG_NOSIGNAL);
+}
+
+/* It says nothing, and hangs up. */
+static bool is_sent_away(int fd)
+{
+    unsigned char byte;
+    bool gone = recv(fd, &byte, 1, 0) <= 0;
+    close(fd);
+    return gone;
+}
+
+static void others_are_sent_away(void)
+{
+    struct pms_error e;
+    struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_PROCESS, false);
+    put(writer, "a", ITEMS, 1);
+    put(writer, "b", 20, 1);
+    CHECK(pms_commit(writer, &e) == PMS_OK);
+    struct pms_question pin = {PMS_WIRE_MAGIC, PMS_WIRE_PIN, 0, 0};
+    int null = open("/dev/null", O_RDONLY), write_only = open(path, O_WRONLY),
+        named = open(path, O_PATH), good = open(path, O_RDONLY);
+    int wrong[] = {-1, null, write_only, named};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        int fd = call_writer(writer);
+        say(fd, &pin, sizeof pin, wrong[i]);
+        CHECK(is_sent_away(fd));
+    }
+    struct pms_question bad[] = {
+        {0, PMS_WIRE_PIN, 0, 0},
+        {PMS_WIRE_MAGIC, 0, 0, 0},
+        {PMS_WIRE_MAGIC, 4, 0, 0},
+        {PMS_WIRE_MAGIC, PMS_WIRE_PIN, 0, 1},
+        {PMS_WIRE_MAGIC, PMS_WIRE_READ, 0, 0},
+        {PMS_WIRE_MAGIC, PMS_WIRE_READ, 0, PMS_WIRE_RANGES + 1},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int fd = call_writer(writer);
+        say(fd, &bad[i], sizeof bad[i], good);
+        CHECK(is_sent_away(fd));
+    }
+    struct pms_part parts[] = {
+        {1, PMS_PAGE}, {0, 1}, {0, 0}, {1ull << 63, PMS_PAGE}, {PMS_PAGE, ~0xfffull}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        struct pms_question read = {PMS_WIRE_MAGIC, PMS_WIRE_READ, 0, 1};
+        int fd = call_writer(writer);
+        say(fd, &read, sizeof read, good);
+        say(fd, &parts[i], sizeof parts[i], -1);
+        CHECK(is_sent_away(fd));
+    }
+    /* those who say nothing, or half of something, or do not listen, are in nobody's way */
+    int idle[40];
+    for (size_t i = 0; i < 40; i++) {
+        idle[i] = call_writer(writer);
+        if (i % 3 == 0)
+            say(idle[i], &pin, i % sizeof pin, good);
+        if (i % 3 == 1)
+            say(idle[i], &pin, sizeof pin, good);
+    }
+    uint64_t state = 7;
+    for (int i = 0; i < 200; i++) {
+        unsigned char noise[64];
+        for (size_t j = 0; j < sizeof noise; j++) {
+            state = state * 6364136223846793005ull + 1442695040888963407ull;
+            noise[j] = (unsigned char)(state >> 56);
+        }
+        int fd = call_writer(writer);
+        say(fd, noise, 1 + state % sizeof noise, i % 2 ? good : -1);
+        close(fd);
+    }
+    struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, true);
+    CHECK(reader && get(reader, "a") == 1);
+    if (reader)
+        pms_pool_release(reader);
+    CHECK(pms_commit(writer, &e) == PMS_OK);
+    pms_pool_release(writer);
+    for (size_t i = 0; i < 40; i++)
+        close(idle[i]);
+    close(null);
+    close(write_only);
+    close(named);
+    close(good);
+}
+
+static void can_be_read(void)
+{
+    struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, false);
+    CHECK(reader && get(reader, "a") == 1);
+    if (reader)
+        pms_pool_release(reader);
+}
+
+#ifndef __SANITIZE_THREAD__
+/* Two descriptors in one message are none that a reader sends: neither is kept. */
+static void say_with_two(int fd, const struct pms_question *q, int with_fd)
+{
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(2 * sizeof(int))];
+    } control = {0};
+    int both[2] = {with_fd, with_fd};
+    struct iovec from = {(void *)(uintptr_t)q, sizeof *q};
+    struct msghdr m = {.msg_iov = &from,
+                       .msg_iovlen = 1,
+                       .msg_control = &control,
+                       .msg_controllen = sizeof control};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof both);
+    memcpy(CMSG_DATA(c), both, sizeof both);
+    (void)!sendmsg(fd, &m, MSG_NOSIGNAL);
+}
+
+#define FEW_DESCRIPTORS 200
+
+static void hold_connections(struct pms_pool *writer, int until)
+{
+    char byte;
+    for (int i = 0; i < FEW_DESCRIPTORS / 2; i++)
+        (void)call_writer(writer);
+    (void)!write(until, "r", 1);
+    (void)!read(until, &byte, 1);
+    _exit(0);
+}
+
+static void descriptors_do_not_run_out(void)
+{
+    struct rlimit before, few;
+    struct pms_error e;
+    struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_PROCESS, false);
+    put(writer, "a", ITEMS, 1);
+    CHECK(pms_commit(writer, &e) == PMS_OK);
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    few = before;
+    few.rlim_cur = FEW_DESCRIPTORS;
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    struct pms_question pin = {PMS_WIRE_MAGIC, PMS_WIRE_PIN, 0, 0};
+    int null = open("/dev/null", O_RDONLY);
+    for (int i = 0; i < FEW_DESCRIPTORS; i++) {
+        int fd = call_writer(writer);
+        say_with_two(fd, &pin, null);
+        CHECK(is_sent_away(fd));
+    }
+    can_be_read();
+    /* others that connect and say nothing: more of them than the writer has descriptors */
+    int ends[3][2];
+    pid_t child[3];
+    for (int i = 0; i < 3; i++) {
+        char byte;
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends[i]) == 0);
+        child[i] = fork();
+        if (child[i] == 0)
+            hold_connections(writer, ends[i][1]);
+        CHECK(read(ends[i][0], &byte, 1) == 1);
+    }
+    can_be_read();
+    for (int i = 0; i < 3; i++) {
+        (void)!write(ends[i][0], "g", 1);
+        waitpid(child[i], NULL, 0);
+        close(ends[i][0]);
+        close(ends[i][1]);
+    }
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    pms_pool_release(writer);
+    close(null);
+}
+
+#endif
+
+/* Its log is overwritten before the store is open for writing: who reads the file is told. */
+static void another_domain_is_noticed(void)
+{
+    struct pms_error e;
+    int old = 0;
+    struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_PROCESS, false);
+    put(writer, "a", ITEMS, 1);
+    CHECK(pms_commit(writer, &e) == PMS_OK);
+    pms_pool_release(writer);
+    struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, false);
+    CHECK(pms_is_old(reader, &old, &e) == PMS_OK && !old);
+    struct pms_options o = {
+        .max_size = PMS_PAGE, .mode = PMS_MODE_READ_WRITE, .domain = PMS_DOMAIN_FILE};
+    CHECK(pms_pool_open(path, &o, &writer, &e) == PMS_E_INVALID); /* after the log is another */
+    CHECK(pms_is_old(reader, &old, &e) == PMS_OK && old);
+    CHECK(get(reader, "a") == (uint64_t)-2);
+    pms_pool_release(reader);
+    can_be_read();
+}
+
+static void nothing_is_left(void)
+{
+    int before = open("/dev/null", O_RDONLY);
+    close(before);
+    for (int i = 0; i < 20; i++) {
+        struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_PROCESS, false);
+        struct pms_error e;
+        put(writer, "a", 20, 1);
+        put(writer, "b", 20, 1);
+        CHECK(pms_commit(writer, &e) == PMS_OK);
+        struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, false);
+        CHECK(get(reader, "a") == 1);
+        if (i % 2)
+            pms_pool_release(writer);
+        pms_pool_release(reader);
+        if (i % 2 == 0)
+            pms_pool_release(writer);
+    }
+    int after = open("/dev/null", O_RDONLY);
+    close(after);
+    CHECK(after == before);
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "/dev/shm/pms-test-beside-%ld", (long)getpid());
+    TEST(what_was_read_stays);
+    TEST(others_are_sent_away);
+    TEST(nothing_is_left);
+#ifndef __SANITIZE_THREAD__ /* which takes one number in two tables of descriptors for one */
+    TEST(descriptors_do_not_run_out);
+#endif
+    TEST(another_domain_is_noticed);
+    TEST(each_version_is_whole);
+    unlink(path);
+    return test_summary();
+}

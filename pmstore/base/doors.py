@@ -1,0 +1,40 @@
+"""Packages whose names are imported when they are first used: nobody waits for what he does not
+use."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+
+def door(
+    package: str, homes: Mapping[str, Iterable[str]], modules: Collection[str] = ()
+) -> Callable[[str], object]:
+    """The `__getattr__` of a package.
+
+    homes: modules, each with the names of it that the package has. modules: of the package, that
+        are its own names.
+    """
+    where = {name: module for module, names in homes.items() for name in names}
+
+    def find(name: str) -> object:
+        if name in where:
+            found = getattr(importlib.import_module(where[name]), name)
+        elif name in modules:
+            found = importlib.import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, found)  # the next use does not come here
+        bind_loaded()
+        return found
+
+    def bind_loaded() -> None:
+        """All names of modules that are there: a finalizer that runs while the interpreter shuts
+        down can import nothing."""
+        for name, module in where.items():
+            there = vars(sys.modules[module]) if module in sys.modules else {}  # no door of its own
+            if name in there:
+                setattr(sys.modules[package], name, there[name])
+
+    return find

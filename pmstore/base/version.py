@@ -1,0 +1,3 @@
+"""Of the library."""
+
+VERSION = "0.2.0"

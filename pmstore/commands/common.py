@@ -1,0 +1,272 @@
+"""What the commands share: how a store is opened for them, how they fail, how they print.
+
+Nothing heavy is imported here: no typer, and rich where a bar is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pmstore.base.sizes import parse_size
+from pmstore.errors import (
+    CorruptStoreError,
+    DomainError,
+    NotAStoreError,
+    PmstoreError,
+    SnapshotLostError,
+    StoreFullError,
+    StoreLockedError,
+    UncleanCopyError,
+    UncleanMachineCrashError,
+)
+from pmstore.extras import missing
+from pmstore.opening import open as open_store
+from pmstore.show.terminal import printable
+from pmstore.show.words import size as size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pmstore.store import Store
+
+
+def say(*lines: str) -> None:
+    """Lines of the answer."""
+    for line in lines:
+        print(line)
+
+
+def remark(text: str) -> None:
+    """A line for the person, beside the answer."""
+    print(f"pmstore: {printable(text)}", file=sys.stderr)
+
+
+def confirmed(question: str) -> bool:
+    """Whether the person says yes; nobody there is a no."""
+    print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def utf8(word: str) -> str:
+    """A word of the command line as a name of a store: UTF-8, whatever the locale.
+
+    Raises: ValueError.
+    """
+    if word.isascii():
+        return word
+    try:
+        return os.fsencode(word).decode()
+    except UnicodeError:
+        raise ValueError(f"{word!r} is not UTF-8, and names of a store are") from None
+
+
+def fail(message: str, code: int) -> SystemExit:
+    """The end of the command, to be raised; the message is told."""
+    remark(message)
+    return SystemExit(code)
+
+
+_REMEDIES: list[tuple[type[PmstoreError], str]] = [  # first come, first served
+    (NotAStoreError, ": give a store's path"),
+    (
+        CorruptStoreError,
+        ": pmstore restore makes a store of an epoch in a tier; or take a copy of the file",
+    ),
+    (
+        UncleanCopyError,
+        (
+            ": close the original and copy it again, or give it a tier; pmstore repair accepts "
+            "this one as it is"
+        ),
+    ),
+    (
+        UncleanMachineCrashError,
+        ": pmstore restore makes a store of an epoch in a tier; pmstore repair accepts this one",
+    ),
+    (StoreLockedError, ": stop it, or wait until it is done"),
+    (SnapshotLostError, " and could not keep it: try again, or when it writes less"),
+    (StoreFullError, ": remove something with pmstore rm, or free space on the file system"),
+    (DomainError, ": use --domain file, or process on tmpfs"),
+]
+"""What to do about an error on the command line: messages of errors are written for programs in
+Python."""
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Makes what goes wrong inside the end of the command: one line, and an exit code."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise fail(str(missing(error)), 2) from None
+    except BrokenPipeError:
+        raise
+    except ANSWERS as error:
+        raise fail(one_line(error), exit_code(error)) from None
+    except KeyboardInterrupt:
+        raise fail("stopped", 130) from None
+
+
+ANSWERS = (
+    *(PmstoreError, OSError, ValueError, TypeError, LookupError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
+"""Errors that say what is wrong with a question, or with what it is about."""
+
+
+def exit_code(error: BaseException) -> int:
+    """1 for bad news, 2 for a wrong question."""
+    return 1 if isinstance(error, (CorruptStoreError, UncleanMachineCrashError)) else 2
+
+
+def one_line(error: BaseException) -> str:
+    """The error in the words of the command line."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, PmstoreError) and error.problem:
+        remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), "")
+        text = f"{error.path}: {error.problem}{remedy.format(path=error.path)}"
+    elif isinstance(error, FileExistsError):
+        text = (
+            f"{error.filename}: there is something already: give another path, or remove it first"
+        )
+    elif isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, RecursionError):
+        text = "nested too deeply"
+    elif isinstance(error, MemoryError):
+        text = f"not enough memory{f': {text}' if text else ''}"
+    return " ".join(text.split()) or type(error).__name__
+
+
+def existing(path: Path) -> None:
+    """Ends the command where there is nothing."""
+    if not path.exists():
+        raise fail(f"{path}: no such store; pmstore create {path} makes one", 2)
+    if path.is_dir():
+        raise fail(
+            f"{path}: a directory: give a store's file. If it is a tier: pmstore epochs {path}", 2
+        )
+
+
+def opened(path: Path, mode: Any, **options: Any) -> Store:
+    """The store; a command that would have to make it ends where there is none."""
+    if mode in ("r", "r+"):
+        existing(path)
+    return open_store(path, mode, **options)
+
+
+@contextmanager
+def room_for(path: Path, size_: str | int | None) -> Iterator[None]:
+    """Where a store of this size is made: its folder is there, and how much room it has is told if
+    it is too little."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"{path.parent}: there is no such directory: make it first")
+    try:
+        yield
+    except StoreFullError:
+        place = os.statvfs(folder)
+        free = place.f_bavail * place.f_frsize
+        raise ValueError(
+            f"{path}: no room for {size(parse_size(size_)) if size_ else '64.0 MiB'}: {size(free)} "
+            "are free there; nothing was made. Give a smaller --size (a store grows by itself), or "
+            "another folder"
+        ) from None
+
+
+@contextmanager
+def reading(path: Path, *, lock: bool = False, keep: bool = False) -> Iterator[Store]:
+    """The store, for reading; lock: where nobody has it open; keep: a program that writes to it
+    keeps this commit until the end. Its errors end the command."""
+    with ending(), opened(path, "r", lock=lock) as store:
+        if keep:
+            store.refresh(keep=True)
+        yield store
+
+
+@contextmanager
+def reading_all(path: Path) -> Iterator[Store]:
+    """The store, to read all of it. Where nobody has it open nothing is copied into memory."""
+    with ending():
+        try:
+            store = opened(path, "r", lock=True)
+        except StoreLockedError:
+            store = opened(path, "r")
+            store.refresh(keep=True)
+        with store:
+            yield store
+
+
+@contextmanager
+def writing(path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any) -> Iterator[Store]:
+    """The store, for one change that happens as a whole or not at all. Its errors end the
+    command."""
+    with ending(), opened(path, mode, **options) as store, store.transaction():
+        yield store
+
+
+def find(store: Store, name: str) -> Any:
+    """What has the name. Ends the command if nothing has."""
+    try:
+        return store[name]
+    except KeyError:
+        raise fail(
+            f"{store.path}: there is no {name!r}; pmstore ls -r {store.path} shows what there is", 2
+        ) from None
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error while bytes are worked on, if a person looks. The function is called
+    with bytes done since."""
+    with bar(what) as show:
+        done = 0
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            show(done, total)
+
+        yield advance
+
+
+@contextmanager
+def bar(what: str, *, objects: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """As `progress`; the function is called with bytes, or objects, done, and in all."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich import progress as rich
+
+    amount: list[rich.ProgressColumn] = (
+        [rich.TaskProgressColumn()]
+        if objects
+        else [rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()]
+    )
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        *amount,
+        rich.TimeRemainingColumn(),
+    )
+    with rich.Progress(*columns, console=console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """rich's, for what it draws."""
+    from rich.console import Console
+
+    # Made for each command, so that it writes to the standard output of that moment.
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 120)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds:.2f} s"

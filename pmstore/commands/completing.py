@@ -1,0 +1,133 @@
+"""What the shell is offered for an argument or option: names and groups of the store that was
+given, its tiers, epochs of a tier, words of a closed set.
+
+A stranger chose the names in a stranger's store: see `_offered`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+
+from pmstore.opening import open as open_store
+
+_PLAIN = re.compile(r"[\w./@%+,][\w./@%+,=-]*")
+"""Names that mean themselves to every shell."""
+
+
+def _offered(name: str) -> str | None:
+    """The name as the shell that asks may have it on its command line: a stranger chose the names
+    in a stranger's store.
+
+    bash inserts what it gets, so it is quoted here. Other shells quote by themselves, but there
+    typer's scripts evaluate what they get: a name is plain, or has blanks, or is not offered. Nor
+    is one with control characters, or like an option.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    if not name.isprintable() or name.startswith("-"):
+        return None
+    if os.environ.get("_PMSTORE_COMPLETE") != "complete_bash":
+        return (
+            name if _PLAIN.fullmatch(name.replace(" ", "_")) and not name.startswith(" ") else None
+        )
+    try:
+        shlex.split(os.environ.get("COMP_WORDS", ""))
+    except ValueError:  # a quote is open, where a backslash means something else
+        return None
+    # not within quotes: typer wants it to begin as the word does
+    return re.sub(r"([^\w./@%+,=-])", r"\\\1", name)
+
+
+def _safe(found: Iterable[str], incomplete: str) -> list[str]:
+    return [
+        told
+        for name in found
+        if name.startswith(incomplete) and (told := _offered(name)) is not None
+    ]
+
+
+Completer = Callable[[typer.Context, str], list[str]]
+"""What typer asks: with what was given before, and the beginning of the word."""
+
+
+def _quietly(look: Callable[[dict[str, Any], str], Iterable[str]]) -> Completer:
+    """A shell that completes is no place for messages."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        try:
+            return _safe(look(_given(context), incomplete), incomplete)
+        except Exception:
+            return []
+
+    return complete
+
+
+def _given(context: typer.Context) -> dict[str, Any]:
+    """Arguments and options before the word. While an option waits for its value, arguments have
+    not been given out yet."""
+    given = dict(context.params)
+    words = list(context.args)
+    for one in context.command.params:
+        if one.param_type_name == "argument" and given.get(one.name or "") is None and words:
+            given[one.name or ""] = words.pop(0)
+    return given
+
+
+def one_of(*words: str) -> Completer:
+    """Of a closed set."""
+    return _quietly(lambda given, incomplete: words)
+
+
+def _entries(given: dict[str, Any], incomplete: str, groups_only: bool) -> list[str]:
+    folder, _, _ = incomplete.rpartition("/")
+    with open_store(given["path"], mode="r") as store:
+        place = store[folder] if folder else store
+        return [
+            (f"{folder}/" if folder else "") + entry.name + "/" * (entry.kind == "group")
+            for entry in place.entries()
+            if entry.kind == "group" or not groups_only
+        ]
+
+
+def _groups(given: dict[str, Any], incomplete: str) -> list[str]:
+    """With and without the slash: a group is an answer, and a way to those in it."""
+    found = _entries(given, incomplete, True)
+    return [told for name in found for told in (name.removesuffix("/"), name)]
+
+
+def _tiers(given: dict[str, Any], incomplete: str) -> list[str]:
+    with open_store(given["path"], mode="r") as store:
+        return list(store.tiers)
+
+
+def _told_epochs(given: dict[str, Any]) -> list[Any]:
+    """Of a tier in a directory: to ask a network takes longer than a person waits for a
+    completion."""
+    from pmstore import tiers
+
+    url = str(given["url"])
+    return [] if "://" in url and not url.startswith("file://") else tiers.epochs(url)
+
+
+names: Completer = _quietly(lambda given, incomplete: _entries(given, incomplete, False))
+groups: Completer = _quietly(_groups)
+tiers_of_store: Completer = _quietly(_tiers)
+epoch_numbers: Completer = _quietly(
+    lambda given, _: [str(one.epoch) for one in _told_epochs(given)]
+)
+runs: Completer = _quietly(lambda given, _: dict.fromkeys(one.run for one in _told_epochs(given)))
+kept: Completer = _quietly(
+    lambda given, _: dict.fromkeys(
+        told
+        for one in _told_epochs(given)
+        for reason in one.kept
+        for told in (str(reason.step), reason.name)
+        if told
+    )
+)

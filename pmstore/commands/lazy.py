@@ -1,0 +1,72 @@
+"""The group of all commands, each imported when it is wanted."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from pmstore.commands.table import TABLE
+
+
+def _strangers() -> dict[str, EntryPoint]:
+    """Commands of other packages, by name: importing what each names registers it."""
+    return {one.name: one for one in entry_points(group="pmstore.commands")}
+
+
+class Commands(TyperGroup):
+    """Knows the names of all commands, and builds those that are asked for."""
+
+    application: typer.Typer
+    """What the modules register their commands with."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(dict.fromkeys([*TABLE, *_strangers(), *self.commands]))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            if cmd_name in TABLE:
+                importlib.import_module(f"pmstore.commands.{TABLE[cmd_name].module}")
+            elif stranger := _strangers().get(cmd_name):
+                stranger.load()
+            else:
+                return None
+            self._take_in(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def _take_in(self, name: str) -> None:
+        """Makes the command that a module has registered."""
+        registered = self.application
+        only = typer.Typer(
+            add_completion=False,
+            pretty_exceptions_enable=registered.pretty_exceptions_enable,
+            rich_markup_mode=registered.rich_markup_mode,
+            context_settings=registered.info.context_settings,
+        )
+        only.registered_groups = [one for one in registered.registered_groups if one.name == name]
+        only.registered_commands = [
+            one
+            for one in registered.registered_commands
+            if name == (one.name or getattr(one.callback, "__name__", None))
+        ]
+        made: Any = typer.main.get_command(only)
+        self.commands[name] = made.commands[name] if only.registered_groups else made
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in (known := self.list_commands(ctx)):
+            for name in known:  # typer looks among those it has for one that was meant
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [
+            (name, TABLE[name].summary)
+            if name in TABLE
+            else (name, self.get_command(ctx, name).get_short_help_str(limit=100))
+            for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

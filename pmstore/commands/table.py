@@ -1,0 +1,44 @@
+"""Which command is in which module. A module is imported when one of its commands is wanted: so
+nothing waits for what it does not use."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a command is: the module of `pmstore.commands` whose import registers it, and its line
+    in the help."""
+
+    module: str
+    summary: str
+
+
+TABLE: dict[str, Place] = {  # in the help's order: as a person meets them
+    "create": Place("change", "Makes an empty store."),
+    "info": Place("inspect", "Says what a store is: domain, sizes, commits, recovery."),
+    "ls": Place("inspect", "Lists the names of a store or group, with what they hold."),
+    "show": Place("show", "Shows what a name holds, with a small picture of arrays."),
+    "set": Place("change", "Stores a value under a name, replacing what was there."),
+    "rm": Place("change", "Removes names: all of them, or none if one is wrong."),
+    "check": Place("inspect", "Checks every invariant of a store, and changes nothing."),
+    "repair": Place("repair", "Says what can be mended of a store, and mends it."),
+    "resolve": Place("resolve", "Goes back to the held version, or lets go of it."),
+    "job": Place("job", "Says what the ranks of a job can go on from."),
+    "top": Place("top", "Shows runs while they train, in the terminal."),
+    "report": Place("report", "Writes a report of training runs as one HTML file."),
+    "dump": Place("portable", "Writes all that a store holds into one portable file."),
+    "load": Place("portable", "Makes a store of a dump."),
+    "compact": Place("change", "Gives free space back: writes the store anew, and small."),
+    "export": Place("exchange", "Writes the arrays of a store as safetensors or npz."),
+    "import": Place("exchange", "Copies arrays of a safetensors or npz file into a store."),
+    "flush": Place("tiers", "Flushes the last commit of a store to a tier."),
+    "trust": Place("tiers", "Makes the tiers that a store remembers its own here."),
+    "epochs": Place("tiers", "Lists the epochs of a tier, newest first."),
+    "restore": Place("tiers", "Makes a store of an epoch in a tier."),
+    "export-tier": Place("tiers", "Writes an epoch's arrays to a safetensors file."),
+    "dcp": Place("dcp", "Converts checkpoints of torch.distributed.checkpoint."),
+    "crashtest": Place(
+        "crashtest", "Kills a training program, resumes it, and says what was lost."
+    ),
+}

@@ -1,0 +1,73 @@
+"""The command top: runs while they train, in the terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from pmstore.commands.app import app
+from pmstore.commands.common import ending, existing
+from pmstore.show.live import frame
+from pmstore.show.terminal import Terminal
+from pmstore.show.watched import Watched
+
+
+@app.command()
+def top(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="STORE...", help="A store, or those of several ranks.", show_default=False
+        ),
+    ],
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", min=0.1, help="Seconds from look to look.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+) -> None:
+    """Shows runs while they train, in the terminal.
+
+    Steps, loss, commits and what they cost, the scheduler's last decision, tiers, memory. It ends
+    when nobody writes to any of the stores any more, and says how each run ended: exit code 1 if a
+    process died. Ctrl-C ends it before. Where the output is no terminal it looks once.
+
+    Example: pmstore top /dev/shm/rank0.pm /dev/shm/rank1.pm
+    """
+    with ending():
+        for path in paths:
+            existing(path)
+        stores = [Watched(path) for path in dict.fromkeys(paths)]
+        console = Console()
+        if once or not console.is_terminal:
+            interrupted = False
+            for store in stores:
+                store.look()
+        else:
+            interrupted = _follow(stores, console, interval)
+        console.print(_frame(stores, console))
+        if not interrupted and any(one.bad_news for one in stores):
+            raise SystemExit(1)
+
+
+def _follow(stores: list[Watched], console: Console, interval: float) -> bool:
+    """Until nobody writes to any of them: False; or Ctrl-C: True."""
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                for store in stores:
+                    store.look()
+                live.update(_frame(stores, console), refresh=True)
+                if not any(store.live for store in stores):
+                    return False
+                time.sleep(interval)
+    except KeyboardInterrupt:
+        return True
+
+
+def _frame(stores: list[Watched], console: Console) -> RenderableType:
+    return frame(stores, console.width, console.height, Terminal().blocks)

@@ -1,0 +1,184 @@
+"""A rank's store in a writer's folder: parts come and go in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary, finalize
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from pmstore.dcp import layout
+from pmstore.dcp.layout import PartName
+from pmstore.dcp.part import Part
+from pmstore.dcp.staging import Staging
+from pmstore.dcp.writing import Filling
+from pmstore.errors import PmstoreError
+from pmstore.store import Store
+
+
+class RankStore:
+    """The store of one rank in a folder, open for writing. One process has it once, whatever number
+    of writers: `RankStore.of`. It is closed when nobody has it any more.
+
+    lock: taken around what changes the store, from the first array of a part to its commit.
+    """
+
+    def __init__(self, folder: str, rank: int, domain: Any) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self.folder: str = folder
+        self.rank: int = rank
+        self.store: Store = layout.open_marked(layout.rank_path(folder, rank), "rank", domain)
+        self.uuid: str = layout.uuid_of(self.store)
+        self.lock: threading.RLock = threading.RLock()
+        self._process = os.getpid()
+        self._inode = _inode(self.store.path)
+        self._staging: Staging | None = None
+        self._staged: Part | None = None
+        self._unpublished: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
+        finalize(self, self.store.close)
+
+    @staticmethod
+    def of(folder: str, rank: int, domain: Any) -> RankStore:
+        """Raises: as `pmstore.open`; PmstoreError: what lies there is something else."""
+        path = layout.rank_path(os.path.realpath(folder), rank)
+        with _opening:
+            there = RankStore.open_at(path)
+            if there is None:
+                there = RankStore(os.path.realpath(folder), rank, domain)
+                _open[path] = there
+            return there
+
+    @staticmethod
+    def open_at(path: str) -> RankStore | None:
+        """The one of this process that has the file open."""
+        there = _open.get(os.path.realpath(path))
+        if there is None or there.store.closed or there._process != os.getpid():
+            return None
+        return there if there._inode == _inode(path) else None
+
+    def stage(self) -> Staging:
+        """For the next save. Waits for the one before.
+
+        Raises: as `Store.commit`.
+        """
+        self.wait()
+        with self.lock:
+            self._forget_staged()
+            self._unpublished.pop(threading.current_thread(), None)
+            part = self._begin()
+            self._staging = Staging(part)
+            self._staged = part
+            return self._staging
+
+    def wait(self) -> None:
+        """Waits for the save that was staged last, but in its own thread."""
+        if self._staging is not None:
+            self._staging.wait()
+
+    def write(self, items: Sequence[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+        """Writes a part and commits it: durable on return, as far as the domain goes. If that
+        fails, nothing is left of it.
+
+        Raises: TypeError: what cannot be saved; as `Store.commit`; CorruptStoreError: of an index.
+        """
+        with self.lock:
+            staging, part = self._staging, self._staged
+            if staging is None or part is None or not staging.is_of_this_thread():
+                self._forget_staged()
+                staging, part = None, None
+            try:
+                self._sweep(part)
+                part = part or self._begin()
+                filling = Filling(part, staging.find if staging is not None else _nowhere)
+                filling.fill(items, planner)
+                crc, table = layout.sealed_table(filling.chunks)
+                part.group["table"] = table
+                self.store.commit()
+            except BaseException:
+                self._staging = self._staged = None
+                with suppress(PmstoreError, OSError):
+                    self.store.rollback()
+                raise
+            self._staging = self._staged = None
+            self._unpublished[threading.current_thread()] = part.name
+        name = PartName(self.rank, self.uuid, part.name, crc)
+        return [
+            WriteResult(
+                index=MetadataIndex(chunk.fqn, chunk.offset),
+                size_in_bytes=chunk.nbytes,
+                storage_data=name,
+            )
+            for chunk in filling.chunks
+        ]
+
+    def _begin(self) -> Part:
+        """A new part, pending."""
+        name = f"part-{uuid.uuid4().hex}"
+        return Part(self.store.group(name), name)
+
+    def _forget_staged(self) -> None:
+        """What was staged, and not saved."""
+        part, self._staged, self._staging = self._staged, None, None
+        if part is not None:
+            with suppress(KeyError):
+                del self.store[part.name]
+
+    def _sweep(self, but: Part | None) -> None:
+        """Deletes parts that no index names, and makes their room free.
+
+        Raises: CorruptStoreError: of an index, which may name them.
+        """
+        ours = {name for name in self.store if name.startswith("part-")}
+        if but is not None:
+            ours.discard(but.name)
+        if ours:
+            named = {part.name for part in named_parts(self.folder) if part.uuid == self.uuid}
+            ours -= named | self._under_way()
+        for name in ours:
+            del self.store[name]
+        if ours:
+            self.store.commit()
+
+    def _under_way(self) -> set[str]:
+        """Parts that other threads have committed, and that may yet be published: as long as the
+        thread lives. One that saves again, or stages, is done with the one before."""
+        mine = threading.current_thread()
+        return {
+            name
+            for thread, name in self._unpublished.items()
+            if thread is not mine and thread.is_alive()
+        }
+
+
+def _nowhere(tensor: torch.Tensor) -> None:
+    return None
+
+
+def named_parts(folder: str) -> list[PartName]:
+    """By all indices of the folder."""
+    found: list[PartName] = []
+    for path in layout.index_paths(folder):
+        with layout.open_reading(path, "index") as index:
+            for number in layout.numbers_in(index):
+                found += layout.entry_in(index, number, path).parts
+    return found
+
+
+def _inode(path: str) -> int | None:
+    """None: the file is gone, as with a folder that was removed."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+_opening = threading.Lock()
+_open: WeakValueDictionary[str, RankStore] = WeakValueDictionary()

@@ -1,0 +1,216 @@
+"""What `async_save` copies while the program waits: tensors of a state dict, once, into the heap of
+the rank's store, where they become the part."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, Protocol, SupportsIndex
+from weakref import finalize, ref
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.tensor import DTensor
+
+from pmstore.dcp import copying
+from pmstore.dcp.pinned import Pin, pin
+from pmstore.dcp.writing import check
+from pmstore.errors import PmstoreError
+
+_BEGIN_SECONDS = 60.0
+"""That a staged state dict is waited for to be saved; torch begins at once."""
+_LOOK_SECONDS = 0.02
+
+PROCESS = (
+    "AsyncCheckpointerType.PROCESS does not work with a StoreWriter: a store has one writing "
+    "process, which is this one. Use AsyncCheckpointerType.THREAD (the default): the training goes "
+    "on meanwhile just as well, as copies and writes run without the interpreter's lock"
+)
+
+
+class Staged(dict[str, Any]):
+    """A staged state dict. Whoever looks into it first is who saves it: see `Staging`."""
+
+    def __init__(self, content: Mapping[str, Any], first_look: Callable[[], None]) -> None:
+        super().__init__(content)
+        self._first_look = first_look
+
+    def items(self) -> Any:
+        self._first_look()
+        return super().items()
+
+    def values(self) -> Any:
+        self._first_look()
+        return super().values()
+
+    def __getitem__(self, key: str) -> Any:
+        self._first_look()
+        return super().__getitem__(key)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        self._first_look()  # so that the next save knows when this one is over
+        raise TypeError(PROCESS)
+
+
+def _unpin(pins: list[Pin]) -> None:
+    while pins:
+        pins.pop().close()
+
+
+class Room(Protocol):
+    """Where staged bytes go."""
+
+    def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]: ...
+
+
+class Memory:
+    """Room outside any store, for a save whose folder is not known yet. It is used again and again:
+    new memory is slower to write to than to copy to."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, list[torch.Tensor]] = {}
+        self._free: dict[int, list[torch.Tensor]] = {}
+
+    def begin(self) -> None:
+        """What was taken before is not needed any more."""
+        self._free = {size: list(blocks) for size, blocks in self._all.items()}
+
+    def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]:
+        free = self._free.get(nbytes)
+        if free:
+            return 0, 0, free.pop()
+        made = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self._all.setdefault(nbytes, []).append(made)
+        return 0, 0, made
+
+
+class Staging:
+    """One staged state dict, from `stage` to the end of the thread that saves it."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._first = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._staged: ref[Staged] | None = None
+        self._memo: dict[Any, torch.Tensor] = {}
+        self._pins: list[Pin] = []
+
+    def stage(self, state: Mapping[str, Any]) -> Staged:
+        """A copy that no later write to the tensors reaches.
+
+        Raises: TypeError: what cannot be saved; StoreFullError.
+        """
+        content = {key: self._walk(str(key), value) for key, value in state.items()}
+        self._pins, copies = pin(self._copies)
+        try:
+            for _, made in copies:
+                self._place(made)
+            pairs = [pair for both in copies for pair in copying.slices(*both)]
+            copying.by_all_cores(lambda pair: copying.copy(*pair), pairs)
+        except BaseException:
+            _unpin(self._pins)
+            raise
+        self._copies, self._memo = [], {}
+        staged = Staged(content, self._begun)
+        self._staged = ref(staged)
+        finalize(staged, _unpin, self._pins)  # nobody saves it: commits must not wait for that
+        return staged
+
+    def find(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """Where in the room a tensor lies."""
+        nbytes = tensor.numel() * tensor.element_size()
+        if not nbytes or not copying.is_plain(tensor):
+            return None
+        return self._places.get((tensor.data_ptr(), nbytes))
+
+    def _begun(self) -> None:
+        with self._first:
+            if self._thread is None:
+                self._thread = threading.current_thread()
+            try:
+                for each in self._pins:
+                    for made in each.targets:
+                        self._place(made)
+                    each.copy()
+            finally:
+                _unpin(self._pins)
+
+    def wait(self) -> None:
+        """Waits until the save is over, however it ends. Torch does each in a thread of its own,
+        and tells nobody of an error.
+
+        Raises: PmstoreError: nobody saves it.
+        """
+        until = time.monotonic() + _BEGIN_SECONDS
+        while self._thread is None:
+            if self._staged is None or self._staged() is None:
+                return
+            if time.monotonic() > until:
+                raise PmstoreError(
+                    "a state dict that was staged before is still there, and nobody saves it: let "
+                    "go of what stage() returned, or save it"
+                )
+            time.sleep(_LOOK_SECONDS)
+        if self._thread not in (threading.current_thread(), threading.main_thread()):
+            self._thread.join()
+
+    def is_of_this_thread(self) -> bool:
+        return self._thread is threading.current_thread()
+
+    # ---- the walk ----
+
+    def _walk(self, name: str, value: Any) -> Any:
+        if isinstance(value, ShardedTensor):
+            shards = copy.copy(value)
+            shards._local_shards = [
+                Shard(self._tensor(name, shard.tensor), shard.metadata)
+                for shard in value.local_shards()
+            ]
+            return shards
+        if isinstance(value, DTensor):
+            local: Any = value._local_tensor
+            whole = self._tensor(name, local)
+            return DTensor.__new__(DTensor, whole, value._spec, requires_grad=False)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(name, value)
+        if isinstance(value, dict):
+            return {key: self._walk(f"{name}.{key}", each) for key, each in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self._each(name, value))
+        if value is None or isinstance(value, (int, float, str, bytes)):
+            return value
+        if isinstance(value, io.BytesIO):
+            return io.BytesIO(value.getvalue())
+        return copy.deepcopy(value)
+
+    def _each(self, name: str, values: Iterable[Any]) -> list[Any]:
+        return [self._walk(f"{name}.{number}", value) for number, value in enumerate(values)]
+
+    def _tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        source = check(name, tensor)
+        key = (
+            *(source.data_ptr(), source.shape, source.stride(), source.dtype, source.device),
+            *(source.is_conj(), source.is_neg()),
+        )
+        made = self._memo.get(key)
+        if made is None or not source.numel():
+            # Of the tensor's shape already, and without memory: see `_place`. To make an array in
+            # the heap for each takes most of the time that the program would wait.
+            made = torch.empty((), dtype=source.dtype, device="cpu").expand(source.shape)
+            self._memo[key] = made
+            self._copies.append((source, made))
+        return made
+
+    def _place(self, made: torch.Tensor) -> None:
+        """Moves what a copy will be into the room. Raises: StoreFullError."""
+        nbytes = copying.size_of(made)
+        number, start, data = self._room.take(nbytes)
+        there = copying.from_bytes(data, made.dtype, made.shape)
+        made.set_(there.untyped_storage(), there.storage_offset(), there.shape, there.stride())
+        self._places[made.data_ptr(), nbytes] = (number, start)

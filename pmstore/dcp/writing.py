@@ -1,0 +1,153 @@
+"""The items of a save plan become a part."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+
+from pmstore.dcp import copying, layout
+from pmstore.dcp.layout import PIECE_BYTES, Chunk
+from pmstore.dcp.metadata import dtype_name
+from pmstore.dcp.part import Part
+
+_BATCH_BYTES = 1 << 30
+"""So much is copied before the planner is asked for more tensors: it may make them for us."""
+
+Found = Callable[[torch.Tensor], "tuple[int, int] | None"]
+"""Where in the part a tensor lies already: number of the array, start."""
+
+
+def check(name: str, tensor: Any) -> torch.Tensor:
+    """The tensor without its past, if it can be stored.
+
+    Raises: TypeError that names it.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name!r}: the planner gives a {type(tensor).__name__}, not a tensor")
+    what = None
+    if tensor.device.type == "meta":
+        what = "a meta tensor, which has no values: materialize it, as by module.to_empty()"
+    elif tensor.is_nested:
+        what = "a nested tensor: save the tensors of tensor.unbind()"
+    elif tensor.layout != torch.strided:
+        what = f"a tensor of layout {tensor.layout}: save tensor.to_dense(), or indices and values"
+    elif tensor.is_quantized:
+        what = "a quantized tensor: save tensor.int_repr(), its scale and its zero point"
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not _is_waiting(tensor):
+        what = f"a {type(tensor).__name__}: save the plain tensors that it is made of"
+    if what is not None:
+        raise TypeError(f"{name!r} cannot be saved: it is {what}")
+    return tensor.detach()
+
+
+def _is_waiting(tensor: torch.Tensor) -> bool:
+    """What is more than its memory in name only."""
+    return type(tensor).__name__ in ("Buffer", "UninitializedBuffer", "AsyncCollectiveTensor")
+
+
+class Filling:
+    """Fills a part with the items of a plan."""
+
+    def __init__(self, part: Part, found: Found) -> None:
+        """found: of what was staged."""
+        self._part = part
+        self._found = found
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._pending = 0
+        self._made: list[tuple[Chunk, torch.Tensor]] = []
+        self.chunks: list[Chunk] = []
+
+    def fill(self, items: Sequence[WriteItem], planner: SavePlanner) -> None:
+        """Copies what is not there yet, and computes CRCs.
+
+        Raises: TypeError: what cannot be saved; StoreFullError.
+        """
+        for item in items:
+            if item.type == WriteItemType.BYTE_IO:
+                self._add_object(item, planner.resolve_data(item))
+            else:
+                self._add_tensor(item, planner.resolve_data(item))
+            if self._pending >= _BATCH_BYTES:
+                self._copy()
+        self._copy()
+        self._part.keep_only({chunk.array for chunk, _ in self._made})
+        self.chunks = self._with_crcs()
+
+    def _add_object(self, item: WriteItem, data: Any) -> None:
+        if not isinstance(data, io.BytesIO):
+            raise TypeError(
+                f"{item.index.fqn!r}: the planner gives a {type(data).__name__}, not bytes"
+            )
+        view = data.getbuffer()
+        source = (
+            torch.frombuffer(view, dtype=torch.uint8)
+            if view.nbytes
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        self._place(item, None, source)
+
+    def _add_tensor(self, item: WriteItem, tensor: Any) -> None:
+        source = check(item.index.fqn, tensor)
+        assert item.tensor_data is not None
+        planned = item.tensor_data.chunk
+        if source.shape != planned.sizes:
+            raise ValueError(
+                f"{item.index.fqn!r}: the plan says {tuple(planned.sizes)}, and the planner gives "
+                f"{tuple(source.shape)}"
+            )
+        offset = planned.offsets if item.index.offset is None else item.index.offset
+        self._place(item, tuple(offset), source)
+
+    def _place(self, item: WriteItem, offset: tuple[int, ...] | None, source: torch.Tensor) -> None:
+        nbytes = source.numel() * source.element_size()
+        found = self._found(source)
+        if found is not None:
+            number, start = found
+            data = self._part.arrays[number][start : start + nbytes]
+        else:
+            number, start, data = self._part.take(nbytes)
+            target = copying.from_bytes(data, source.dtype, source.shape)
+            self._copies.append((source, target))
+            self._pending += nbytes
+        chunk = Chunk(
+            fqn=item.index.fqn,
+            offset=offset,
+            dtype=dtype_name(source.dtype),
+            shape=tuple(source.shape),
+            array=number,
+            start=start,
+            nbytes=nbytes,
+            crcs=(),
+        )
+        self._made.append((chunk, data))
+
+    def _copy(self) -> None:
+        copies, self._copies, self._pending = self._copies, [], 0
+        pairs = [pair for both in copies for pair in copying.slices(*both)]
+        copying.by_all_cores(lambda pair: copying.copy(*pair), pairs)
+
+    def _with_crcs(self) -> list[Chunk]:
+        spans = [
+            (number, at)
+            for number, (chunk, _) in enumerate(self._made)
+            for at in range(0, chunk.nbytes, copying.SLICE_BYTES)
+        ]
+        assert copying.SLICE_BYTES % PIECE_BYTES == 0
+        found = copying.by_all_cores(
+            lambda span: layout.crcs_of(
+                self._made[span[0]][1][span[1] : span[1] + copying.SLICE_BYTES].numpy()
+            ),
+            spans,
+        )
+        crcs: list[list[int]] = [[] for _ in self._made]
+        for (number, _), of_span in zip(spans, found, strict=True):
+            crcs[number] += of_span
+        return [
+            replace(chunk, crcs=tuple(each))
+            for (chunk, _), each in zip(self._made, crcs, strict=True)
+        ]

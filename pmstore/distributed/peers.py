@@ -1,0 +1,172 @@
+"""The ranks of a job, over a gloo group of their own. What they tell each other is bytes of msgpack
+and whole numbers: never pickle."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgpack
+import torch
+import torch.distributed as dist
+
+from pmstore.errors import PeerLostError
+
+_SLICE = timedelta(milliseconds=200)
+"""Between two looks at signals."""
+_LARGEST_BYTES = 64 << 20
+"""Of what one rank tells the others: a peer's word for how long it is, is not believed beyond."""
+
+_Told = TypeVar("_Told")
+
+
+class Peers:
+    """The ranks of a process group. All of them make each call, in the same order.
+
+    Attributes:
+        rank: of this process in the group.
+        world: how many there are.
+        timeout: seconds that ranks wait for each other.
+
+    Raises (gather, wait): PeerLostError: a rank has died, or did not come within the timeout.
+    """
+
+    def __init__(self, process_group: Any, timeout: float) -> None:
+        """A group of its own is made of the one that is given ("world": all ranks), so that no
+        message comes between those of the program.
+
+        Raises: ValueError: torch.distributed is not initialised, has no gloo, or this process is
+            not in the group; PeerLostError: a rank did not come.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "the process group is not initialised: call "
+                "torch.distributed.init_process_group() before attach(process_group=...)"
+            )
+        if not dist.is_gloo_available():
+            raise ValueError(
+                "this build of torch has no gloo, over which the ranks of a job tell each other "
+                "what is committed: use one with gloo"
+            )
+        given = dist.group.WORLD if process_group == "world" else process_group
+        if given is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(given) < 0:
+            raise ValueError("this process is not in the process group that was given to attach")
+        self.rank: int = dist.get_rank(given)
+        self.world: int = dist.get_world_size(given)
+        self.timeout = timeout
+        ranks = dist.get_process_group_ranks(given)
+        self._group: Any = self._telling(
+            "did not come to attach()",
+            lambda: dist.new_group(
+                ranks,
+                timedelta(seconds=timeout),
+                "gloo",
+                use_local_synchronization=len(ranks) != dist.get_world_size(),
+            ),
+        )
+
+    def _telling(self, what: str, call: Callable[[], _Told]) -> _Told:
+        try:
+            return call()
+        except (RuntimeError, ValueError) as error:  # gloo's own are RuntimeErrors
+            raise self._lost(what, error) from error
+
+    def _lost(self, what: str, error: Exception) -> PeerLostError:
+        others = [str(one) for one in range(self.world) if one != self.rank]
+        who = f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(others)}"
+        return PeerLostError(
+            f"rank {self.rank} of {self.world}: {who} is lost, or {what} within {self.timeout:g} "
+            f"seconds ({_first_line(error)})"
+        )
+
+    # ---- all at once
+
+    def gather(self, told: object, within: float = math.inf) -> list[Any]:
+        """What every rank tells, in the order of ranks: plain data, as msgpack has it. within:
+        seconds, if less than the timeout."""
+        data = msgpack.packb(told)
+        lengths = self._gather(torch.tensor([len(data)]), within)
+        longest = max(int(length) for length in lengths)
+        if longest > _LARGEST_BYTES:
+            raise PeerLostError(f"a rank of the job wants to tell {longest:,} bytes: it is damaged")
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return [
+            msgpack.unpackb(bytes(one[: int(length)].tolist()), strict_map_key=False)
+            for one, length in zip(self._gather(mine, within), lengths, strict=True)
+        ]
+
+    def _gather(self, mine: torch.Tensor, within: float = math.inf) -> list[torch.Tensor]:
+        every = [torch.empty_like(mine) for _ in range(self.world)]
+        work = self._start(lambda: dist.all_gather(every, mine, self._group, async_op=True))
+        self.wait(work, within)
+        return every
+
+    def part(self) -> None:
+        """Before a rank may end: all have read what it told them last, if they live. The end of a
+        process resets its connections, and what a peer had not read by then is lost."""
+        with suppress(PeerLostError):
+            self._gather(torch.zeros(1, dtype=torch.uint8))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what raises at all ranks, if it does at one: each then waits until all know."""
+        try:
+            yield
+        except PeerLostError:
+            raise
+        except Exception:
+            self.part()
+            raise
+
+    # ---- while the program goes on
+
+    def start_min(self, numbers: torch.Tensor) -> Any:
+        """Begins to make each number the least of all ranks', in place. `wait` waits for it."""
+        # as dist.all_reduce does it, in two thirds of its time
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        return self._start(lambda: self._group.allreduce([numbers], options))
+
+    def _start(self, call: Callable[[], Any]) -> Any:
+        return self._telling("has ended its process group", call)
+
+    def wait(self, work: Any, within: float = math.inf, what: str = "did not answer") -> None:
+        """Until every rank has come. Signals are handled meanwhile. within: seconds. what: a rank
+        has not done that does not come, in words."""
+        # the group's own limit comes first
+        end = time.monotonic() + min(within, self.timeout + 5.0)
+        while not work.is_completed():
+            try:
+                work.wait(_SLICE)
+            except RuntimeError:
+                if not work.is_completed() and time.monotonic() > end:
+                    break
+        if not work.is_completed():
+            raise self._lost(what, TimeoutError("no answer"))
+        self._telling(what, work.wait)
+
+
+def _first_line(error: Exception, most: int = 160) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def checked_timeout(timeout: Any) -> float:
+    """Raises: TypeError, ValueError."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout={timeout!r}: seconds that ranks wait for each other")
+    if not 0.0 < timeout < math.inf:
+        raise ValueError(f"timeout={timeout!r}: seconds that ranks wait for each other, above 0")
+    return float(timeout)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """In words."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

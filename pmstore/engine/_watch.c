@@ -1,0 +1,391 @@
+/* Watch: whether containers of a program hold the objects that they held, and tensors lie where
+ * they lay. A training step asks that of thousands of objects, and the answer is nearly always
+ * that nothing is another one.
+ *
+ * Objects are compared by identity, which says everything of those that cannot change. A Watch
+ * has references to all that it has seen: no other object can come to have the same address. */
+#include "_binding.h"
+
+static PyTypeObject *WatchType;
+
+enum found { SAME, VALUES, OTHERS };
+
+struct table {
+    PyObject *container; /* a dict or a list */
+    Py_ssize_t items;    /* objects in it: of a dict keys and values */
+};
+
+struct place { /* where and how a tensor has to lie */
+    void *data;
+    int64_t *form;  /* shape, then strides */
+    PyObject *told; /* of one that torch does not tell of: what `look` says; else NULL */
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    const char *seen_at; /* an address within torch's own of the tensor: fetched, never read */
+};
+
+typedef struct {
+    PyObject_HEAD struct table *table;
+    PyObject **item; /* of all tables, one after the other */
+    PyObject **tensor;
+    struct place *place;
+    Py_ssize_t tables, items, tensors;
+    Py_ssize_t wrapped; /* the first of the tensors, each around the one that lies somewhere */
+} Watch;
+
+/* ---- objects in containers ---- */
+
+/* Whether it is data that cannot change. */
+static bool constant(PyObject *o)
+{
+    if (o == Py_None || PyFloat_CheckExact(o) || PyLong_CheckExact(o) || PyBool_Check(o) ||
+        PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || PyComplex_CheckExact(o))
+        return true;
+    if (!PyTuple_CheckExact(o))
+        return false;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(o); i++)
+        if (!constant(PyTuple_GetItem(o, i)))
+            return false;
+    return true;
+}
+
+static Py_ssize_t size_of(PyObject *container)
+{
+    return PyDict_Check(container) ? 2 * PyDict_Size(container) : PyList_Size(container);
+}
+
+/* What `was` and `is` tell of an item; *all becomes the most that was found. */
+static void compare(PyObject *was, PyObject *is, enum found *all)
+{
+    if (was == is)
+        return;
+    if (*all == SAME)
+        *all = VALUES;
+    if (!constant(was) || !constant(is))
+        *all = OTHERS;
+}
+
+/* Calls no Python code, so that nothing changes on the way. */
+static enum found look_at(const struct table *t, PyObject *const *item)
+{
+    enum found all = SAME;
+    if (size_of(t->container) != t->items)
+        return OTHERS;
+    if (PyList_Check(t->container)) {
+        for (Py_ssize_t i = 0; i < t->items; i++)
+            compare(item[i], PyList_GetItem(t->container, i), &all);
+        return all;
+    }
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(t->container, &at, &key, &value); item += 2) {
+        if (item[0] != key)
+            return OTHERS;
+        compare(item[1], value, &all);
+    }
+    return all;
+}
+
+static enum found look_at_tables(const Watch *w)
+{
+    enum found all = SAME;
+    PyObject *const *item = w->item;
+    for (const struct table *t = w->table; all != OTHERS && t < w->table + w->tables; t++) {
+        enum found one = look_at(t, item);
+        item += t->items;
+        all = one > all ? one : all;
+    }
+    return all;
+}
+
+/* ---- tensors in their places ---- */
+
+static bool looks_like(PyObject *tensor, struct place *p)
+{
+    struct dl_tensor t;
+    size_t form = (size_t)p->ndim * sizeof *t.shape;
+    if (!p->told) {
+        if (!binding_dl_look(tensor, &t))
+            return false;
+        p->seen_at = (const char *)t.shape;
+        return (char *)t.data + t.byte_offset == p->data && t.ndim == p->ndim &&
+               t.code == p->code && t.bits == p->bits && t.lanes == p->lanes &&
+               (!form || (memcmp(t.shape, p->form, form) == 0 &&
+                          memcmp(t.strides, p->form + p->ndim, form) == 0));
+    }
+    PyObject *told = binding_look(tensor);
+    int equal = told ? PyObject_RichCompareBool(told, p->told, Py_EQ) : -1;
+    Py_XDECREF(told);
+    return equal > 0;
+}
+
+/* After a step what torch has of a tensor is in no near cache; where it is, the last look has
+ * seen. */
+#define AHEAD 6
+static void fetch_ahead(PyObject *tensor, const struct place *p)
+{
+    __builtin_prefetch(tensor);
+    __builtin_prefetch(p->seen_at - 64);
+    __builtin_prefetch(p->seen_at);
+    __builtin_prefetch(p->seen_at + 64);
+}
+
+/* Of a tensor: itself, or what it is around; a new reference. */
+static PyObject *inner(const Watch *w, Py_ssize_t i)
+{
+    return i < w->wrapped ? PyObject_GetAttrString(w->tensor[i], "_local_tensor")
+                          : Py_NewRef(w->tensor[i]);
+}
+
+/* False, with an exception set or not. */
+static bool lie_there(const Watch *w)
+{
+    for (Py_ssize_t i = 0; i < w->tensors; i++) {
+        if (i + AHEAD < w->tensors)
+            fetch_ahead(w->tensor[i + AHEAD], &w->place[i + AHEAD]);
+        PyObject *tensor = inner(w, i);
+        bool there = tensor && looks_like(tensor, &w->place[i]);
+        Py_XDECREF(tensor);
+        if (!there)
+            return false;
+    }
+    return true;
+}
+
+/* look() -> 0: all as it was; 1: but for values that cannot change, in place of others; 2: not. */
+static PyObject *watch_look(Watch *w, PyObject *unused)
+{
+    (void)unused;
+    enum found all = look_at_tables(w);
+    if (all != OTHERS && !lie_there(w))
+        all = OTHERS;
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(all);
+}
+
+/* ---- making one ---- */
+
+static int note_table(Watch *w, PyObject *container, Py_ssize_t room)
+{
+    PyObject *key, *value;
+    struct table *t = &w->table[w->tables];
+    t->items = size_of(container);
+    if (t->items > room - w->items) {
+        PyErr_SetString(PyExc_RuntimeError, "changed while it was looked at");
+        return -1;
+    }
+    t->container = Py_NewRef(container);
+    w->tables++;
+    if (PyList_Check(container))
+        for (Py_ssize_t i = 0; i < t->items; i++)
+            w->item[w->items++] = Py_NewRef(PyList_GetItem(container, i));
+    else
+        for (Py_ssize_t at = 0; PyDict_Next(container, &at, &key, &value);) {
+            w->item[w->items++] = Py_NewRef(key);
+            w->item[w->items++] = Py_NewRef(value);
+        }
+    return 0;
+}
+
+static int note_tables(Watch *w, PyObject *tables)
+{
+    Py_ssize_t count = PyList_Size(tables), room = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *one = PyList_GetItem(tables, i);
+        if (!PyDict_Check(one) && !PyList_Check(one)) {
+            PyErr_SetString(PyExc_TypeError, "what is watched are dicts and lists");
+            return -1;
+        }
+        room += size_of(one);
+    }
+    w->table = PyMem_Calloc((size_t)count + 1, sizeof *w->table);
+    w->item = PyMem_Calloc((size_t)room + 1, sizeof *w->item);
+    if (!w->table || !w->item) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (note_table(w, PyList_GetItem(tables, i), room) < 0)
+            return -1;
+    return 0;
+}
+
+static int note_place(struct place *p, PyObject *block)
+{
+    struct dl_tensor t;
+    if (!binding_dl_look(block, &t)) {
+        p->told = binding_look(block);
+        return p->told ? 0 : -1;
+    }
+    size_t n = (size_t)t.ndim;
+    p->form = PyMem_Malloc((2 * n + 1) * sizeof *p->form);
+    if (!p->form) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (n) {
+        memcpy(p->form, t.shape, n * sizeof *t.shape);
+        memcpy(p->form + n, t.strides, n * sizeof *t.strides);
+    }
+    p->data = (char *)t.data + t.byte_offset;
+    p->ndim = t.ndim;
+    p->code = t.code;
+    p->bits = t.bits;
+    p->lanes = t.lanes;
+    return 0;
+}
+
+static int note_places(Watch *w, PyObject *tensors, PyObject *blocks)
+{
+    Py_ssize_t count = PyList_Size(tensors);
+    w->tensor = PyMem_Calloc((size_t)count + 1, sizeof *w->tensor);
+    w->place = PyMem_Calloc((size_t)count + 1, sizeof *w->place);
+    if (!w->tensor || !w->place) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *tensor = PyList_GetItem(tensors, i), *block = PyList_GetItem(blocks, i);
+        if (!tensor || !block)
+            return -1;
+        w->tensor[w->tensors++] = Py_NewRef(tensor);
+        if (note_place(&w->place[i], block) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *tables, *tensors, *blocks;
+    Py_ssize_t wrapped;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O!O!O!n", &PyList_Type, &tables, &PyList_Type, &tensors,
+                          &PyList_Type, &blocks, &wrapped))
+        return NULL;
+    if (PyList_Size(tensors) != PyList_Size(blocks) || wrapped < 0 ||
+        wrapped > PyList_Size(tensors)) {
+        PyErr_SetString(PyExc_ValueError, "each tensor has a block");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Watch *w = (Watch *)alloc(type, 0);
+    if (!w)
+        return NULL;
+    w->wrapped = wrapped;
+    if (note_tables(w, tables) < 0 || note_places(w, tensors, blocks) < 0)
+        Py_CLEAR(w);
+    return (PyObject *)w;
+}
+
+/* take(): the values in the containers are those that are there now. REQUIRES: `look` has said
+ * that nothing but values is another one, and nothing has changed since. */
+static PyObject *watch_take(Watch *w, PyObject *unused)
+{
+    (void)unused;
+    if (look_at_tables(w) == OTHERS) {
+        PyErr_SetString(PyExc_RuntimeError, "more than values has changed");
+        return NULL;
+    }
+    PyObject *key, *value, **item = w->item;
+    for (const struct table *t = w->table; t < w->table + w->tables; t++) {
+        if (PyList_Check(t->container))
+            for (Py_ssize_t i = 0; i < t->items; i++, item++) {
+                PyObject *was = *item;
+                *item = Py_NewRef(PyList_GetItem(t->container, i));
+                Py_DECREF(was);
+            }
+        else
+            for (Py_ssize_t at = 0; PyDict_Next(t->container, &at, &key, &value); item += 2) {
+                PyObject *was = item[1]; /* a constant, if it is not the same: runs no code */
+                item[1] = Py_NewRef(value);
+                Py_DECREF(was);
+            }
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- life ---- */
+
+static int watch_traverse(Watch *w, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(w));
+    for (Py_ssize_t i = 0; i < w->tables; i++)
+        Py_VISIT(w->table[i].container);
+    for (Py_ssize_t i = 0; i < w->items; i++)
+        Py_VISIT(w->item[i]);
+    for (Py_ssize_t i = 0; i < w->tensors; i++)
+        Py_VISIT(w->tensor[i]);
+    return 0;
+}
+
+/* It watches nothing afterwards. */
+static int watch_clear(Watch *w)
+{
+    struct table *table = w->table;
+    PyObject **item = w->item, **tensor = w->tensor;
+    struct place *place = w->place;
+    Py_ssize_t tables = w->tables, items = w->items, tensors = w->tensors;
+    w->table = NULL;
+    w->item = w->tensor = NULL;
+    w->place = NULL;
+    w->tables = w->items = w->tensors = w->wrapped = 0;
+    for (Py_ssize_t i = 0; i < tables; i++)
+        Py_DECREF(table[i].container);
+    for (Py_ssize_t i = 0; i < items; i++)
+        Py_DECREF(item[i]);
+    for (Py_ssize_t i = 0; i < tensors; i++) {
+        Py_DECREF(tensor[i]);
+        Py_XDECREF(place[i].told);
+        PyMem_Free(place[i].form);
+    }
+    PyMem_Free(table);
+    PyMem_Free(item);
+    PyMem_Free(tensor);
+    PyMem_Free(place);
+    return 0;
+}
+
+static void watch_dealloc(Watch *w)
+{
+    PyTypeObject *type = Py_TYPE(w);
+    PyObject_GC_UnTrack(w);
+    watch_clear(w);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(w);
+    Py_DECREF(type);
+}
+
+static PyMethodDef watch_methods[] = {
+    {"look", (PyCFunction)watch_look, METH_NOARGS,
+     "look() -> 0: all is as it was; 1: but for values that cannot change, which are others now; "
+     "2: more is another"},
+    {"take", (PyCFunction)watch_take, METH_NOARGS,
+     "take(): after 1, the values that are there now are those to be there"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot watch_slots[] = {
+    {Py_tp_new, watch_new},
+    {Py_tp_dealloc, watch_dealloc},
+    {Py_tp_traverse, watch_traverse},
+    {Py_tp_clear, watch_clear},
+    {Py_tp_methods, watch_methods},
+    {Py_tp_doc,
+     "Watch(tables, tensors, blocks, wrapped): dicts and lists as they are now, and tensors, "
+     "which have to lie where and how their blocks lie; of the first ones, so many, their "
+     "`_local_tensor`."},
+    {0, NULL},
+};
+static PyType_Spec watch_spec = {
+    .name = "pmstore.engine._binding.Watch",
+    .basicsize = sizeof(Watch),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = watch_slots,
+};
+
+int binding_add_watch(PyObject *module)
+{
+    if (!WatchType)
+        WatchType = (PyTypeObject *)PyType_FromModuleAndSpec(module, &watch_spec, NULL);
+    return WatchType ? PyModule_AddType(module, WatchType) : -1;
+}

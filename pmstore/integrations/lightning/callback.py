@@ -1,0 +1,365 @@
+"""A Trainer's run in a store."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from pmstore import Store
+from pmstore.integrations.lightning import pieces
+from pmstore.integrations.lightning.kept import Callbacks, Loops, Metrics, Settings
+from pmstore.integrations.lightning.loader import PlacedLoader
+from pmstore.opening import open as open_store
+from pmstore.scheduler import CommitPolicy, CommitScheduler
+from pmstore.tiers.config import TierConfig
+from pmstore.torch import Resume, Run, attach, rng
+
+
+class PmstoreCallback(Callback):
+    """Keeps a Trainer's training in a store, so that the same program, killed at any moment and
+    started again, goes on after the last step, bit for bit.
+
+        trainer = Trainer(max_epochs=10, callbacks=[PmstoreCallback("run.pm")])
+        trainer.fit(model, loader)
+
+    A step is committed when the Trainer asks for the batch after it: with all that belongs to it,
+    such as a validation that follows it. Where gradients are accumulated, when the optimizer has
+    stepped. The end of the training is committed too: started again, the program does not train,
+    and has the trained model.
+
+    Kept are the module, its optimizers, schedulers and torchmetrics; the precision plugin's scaler;
+    how far the Trainer is, and what was logged; the place in the training data and all generators
+    that its order depends on; `state_dict` of the other callbacks and of the data module, models
+    that callbacks hold (WeightAveraging), and what `on_save_checkpoint` of the module and of
+    callbacks adds.
+
+    With several ranks each has a store: `{rank}` in the path is its number; without it, `-0`
+    and so on are put before the suffix. See docs/INTEGRATIONS.md.
+
+    Attributes:
+        store, run: of the training under way; None at other times.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        policy: CommitPolicy | CommitScheduler | Literal["auto"] | None = "auto",
+        max_loss: float | None = None,
+        tiers: Sequence[str] | Mapping[str, TierConfig | str | os.PathLike[str]] = (),
+        name: str = "run",
+        mirror: bool | None = None,
+        resume: Resume | None = None,
+        accept: Sequence[str] = (),
+        timeout: float | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        path: of the store; it is made if there is none, and closed when `fit` ends.
+        policy, max_loss, name, mirror, resume, timeout: see `pmstore.torch.attach`.
+        tiers: names of tiers of the store to flush to; or a dict, which adds them to the store
+            first, `{"disk": "/mnt/run"}` (see `Store.add_tier`).
+        accept: settings of the Trainer that may be other ones than those stored, such as
+            ["max_epochs"] to train on after the end.
+        options: for `pmstore.open`, such as {"size": "8GiB", "domain": "file"}.
+
+        Errors are raised by `Trainer.fit`, before the first step: ValueError, for what cannot be
+        kept; those of `attach` and `pmstore.open`. ChangedError names settings of the Trainer and
+        its loaders that are not those stored. MismatchError: another model or optimizer.
+        """
+        self.store: Store | None = None
+        self.run: Run | None = None
+        self._path = os.fspath(path)
+        self._tiers = tiers
+        self._given: dict[str, Any] = {
+            "policy": policy,
+            "max_loss": max_loss,
+            "name": name,
+            "mirror": mirror,
+            "resume": resume,
+        }
+        self._accept = tuple(accept)
+        self._timeout = timeout
+        self._options = dict(options or {})
+        self._trainer: Any = None
+        self._resumes = False
+
+    # ---- the Trainer begins
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        pieces.refuse(trainer, pl_module, self)
+        if stage != "fit":
+            return
+        self._trainer = None
+        if trainer.fast_dev_run:
+            rank_zero_info("fast_dev_run: PmstoreCallback keeps nothing")
+            return
+        self._trainer = trainer
+        # The last one: what others do at an end is kept, too. (Not in place: the list is being gone
+        # through.)
+        trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
+        self._loaders: list[PlacedLoader] = []
+        self._places: list[dict[str, Any]] = []  # of loaders that are not there yet
+        self._resumes = self._stepped = self._started = False
+        self._generators: dict[str, Any] | None = None  # as of the last commit, while it resumes
+        self._loss: Any = None
+        self._place_loaders(trainer)
+
+    def _place_loaders(self, trainer: Any) -> None:
+        """From now on the Trainer's strategy, which may wrap loaders, wraps those for training."""
+        strategy: Any = trainer.strategy
+        inner = type(strategy).process_dataloader
+
+        def process_dataloader(loader: object) -> object:
+            loader = inner(strategy, loader)
+            return self._placed(loader) if trainer.training else loader
+
+        strategy.process_dataloader = process_dataloader
+        started = type(strategy).on_train_start
+
+        def on_train_start() -> None:
+            """All that is called at each start was."""
+            started(strategy)
+            if self._resumes and not self._loops.within:
+                self._restore()  # here: what hooks do where an epoch begins belongs to it
+
+        strategy.on_train_start = on_train_start
+
+    def _placed(self, loader: Any) -> PlacedLoader:
+        """One of those for training, in the order of the Trainer's."""
+        if self._loaders and self._loaders[0].looped:  # it takes its loaders anew
+            self._close_loaders()
+            self._places = []
+        index = len(self._loaders)
+        placed = PlacedLoader(loader, lambda begins: self._asked(index, begins))
+        self._loaders.append(placed)
+        if index and not all(one.sized for one in self._loaders):
+            raise ValueError(
+                "of several data loaders for training one has no length, so that it is not known "
+                "which batches a step was of: give all of them a length, or use one loader"
+            )
+        if index < len(self._places):
+            placed.go_to(self._places[index], within=self._loops.within)
+        return placed
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        if self._trainer is None:
+            return
+        if trainer.ckpt_path is not None:
+            raise ValueError(
+                f"fit(ckpt_path={str(trainer.ckpt_path)!r}) and PmstoreCallback: the store says "
+                "where the training is. Leave out ckpt_path; to begin with the weights of a "
+                "checkpoint, load them into the module before fit"
+            )
+        if trainer.reload_dataloaders_every_n_epochs > 1:
+            raise ValueError(
+                f"reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}: a "
+                "Trainer that is started again counts these epochs anew. Use 1, or 0"
+            )
+        self.store = open_store(self._path_of(trainer), **self._options).__enter__()
+        self._loops, self._metrics = Loops(trainer), Metrics(trainer)
+        self.run = attach(
+            self.store,
+            model=pieces.models_of(trainer, pl_module),
+            optimizer=pieces.optimizers_of(trainer, pl_module),
+            lr_scheduler=pieces.schedulers_of(trainer),
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            stateful={
+                "settings": Settings(trainer, self._accept),
+                "loops": self._loops,
+                "callbacks": Callbacks(trainer, self),
+                "metrics": self._metrics,
+                "loaders": _Loaders(self),
+            },
+            tiers=self._add_tiers(self.store),
+            **self._in_job(trainer),
+            **self._given,
+        )
+        self._resumes = self.run.resumed and self._loops.begun
+        if self._resumes:
+            self._generators = rng.capture()
+            warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
+        for one in trainer.optimizers:
+            one.register_step_post_hook(self._step_made)
+
+    def _path_of(self, trainer: Any) -> str:
+        if trainer.world_size == 1 or "{rank}" in self._path:
+            return self._path.replace("{rank}", str(trainer.global_rank))
+        path = Path(self._path)
+        return str(path.with_name(f"{path.stem}-{trainer.global_rank}{path.suffix}"))
+
+    def _in_job(self, trainer: Any) -> dict[str, Any]:
+        if trainer.world_size == 1:
+            return {}
+        return {"process_group": "world", "timeout": self._timeout}
+
+    def _add_tiers(self, store: Store) -> list[str]:
+        if isinstance(self._tiers, Mapping):
+            for name, tier in self._tiers.items():
+                store.add_tier(name, tier)
+        return list(self._tiers)
+
+    # ---- steps
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        self._started = True
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        if self.run is not None:
+            self._metrics.forget()
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self.run is None and not trainer.fast_dev_run:
+            raise ValueError(
+                "PmstoreCallback was added after the training had begun: give it to "
+                "Trainer(callbacks=[...])"
+            )
+
+    def _step_made(self, *_: Any) -> None:
+        self._stepped = True
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.run is None:
+            return
+        self._loss = pieces.loss_of(outputs)
+        self._stepped = self._stepped or not trainer.optimizers
+        self._metrics.add_up()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        if self.run is not None:
+            self._metrics.add_up()
+
+    @contextmanager
+    def _asked(self, index: int, begins: bool) -> Iterator[None]:
+        """The Trainer asks a loader for a batch, or begins a loop over it."""
+        if self._resumes and not self._started:
+            # It goes into them while it sets them up, and takes one ahead: as it did before.
+            assert self._generators is not None
+            rng.restore(self._generators)
+            yield
+            self._generators = rng.capture()
+            return
+        if index == 0 and not begins and self._between():
+            if self._resumes:
+                self._go_on()
+            elif self._stepped and self.run is not None:
+                self._end(self.run.end_step)
+        yield
+
+    def _between(self) -> bool:
+        """Whether all of a step is done, and nothing of the next."""
+        if self._trainer is None or not (self._started and self._trainer.training):
+            return False
+        loop = self._trainer.fit_loop
+        batches, epochs = loop.epoch_loop.batch_progress.current, loop.epoch_progress.current
+        within: bool = epochs.started > epochs.processed
+        return within and bool(batches.ready == batches.completed)
+
+    def _go_on(self) -> None:
+        """Everything is as it was when the stored run was here, whatever was done since the start:
+        by hooks that are called at each start, and by the Trainer where it makes up for a step that
+        it takes for unfinished."""
+        if self._loops.within:
+            self._restore()
+        self._loops.go_on()
+        self._resumes, self._generators, self._stepped = False, None, False
+
+    def _restore(self) -> None:
+        assert self.run is not None
+        self.run.rollback()
+        if self._generators is not None:
+            rng.restore(self._generators)
+
+    def _end(self, way: Callable[[Any], object]) -> None:
+        """The step has ended. way: `Run.end_step` or `Run.commit`."""
+        self._loops.begun = True
+        way(self._loss)
+        self._stepped, self._loss = False, None
+
+    # ---- the Trainer ends
+
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        if self.run is not None:
+            self._end(self.run.commit)
+
+    def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        if self._resumes and not self._started and self._generators is not None:
+            assert self.store is not None
+            rank_zero_info(f"the training in {self.store.path} had ended: nothing was trained")
+            self._metrics.show()
+            rng.restore(self._generators)
+
+    def on_exception(
+        self, trainer: Any, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        try:
+            told = isinstance(exception, SIGTERMException)
+            if self.run is not None and told and self._between() and self._stepped:
+                self._end(self.run.commit)
+        finally:
+            self._leave(exception)
+
+    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._leave(None)
+
+    def _leave(self, exception: BaseException | None) -> None:
+        trainer, self._trainer = self._trainer, None
+        if trainer is None:
+            return
+        self._close_loaders()
+        del trainer.strategy.process_dataloader, trainer.strategy.on_train_start
+        store, self.store, self.run = self.store, None, None
+        if store is None:
+            return
+        if exception is None:
+            store.__exit__(None, None, None)
+        else:
+            store.__exit__(type(exception), exception, exception.__traceback__)
+
+    def _close_loaders(self) -> None:
+        for one in self._loaders:
+            one.close()
+        self._loaders.clear()
+
+    # ---- the places of the loaders
+
+    def _places_now(self, trained: int) -> list[dict[str, Any]]:
+        if len(self._loaders) == 1 and not self._loaders[0].sized:
+            return [self._loaders[0].place(trained)]
+        return [one.place(None) for one in self._loaders]
+
+    def _go_to(self, places: list[dict[str, Any]]) -> None:
+        if self._started:
+            return  # the loaders are there already
+        self._places = places
+        for one, place in zip(self._loaders, places, strict=False):
+            one.go_to(place, within=self._loops.within)
+
+
+class _Loaders:
+    """The places of a callback's loaders, as they are kept."""
+
+    def __init__(self, callback: PmstoreCallback) -> None:
+        self._callback = callback
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._callback._trainer
+        assert trainer is not None
+        trained = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        return {"loaders": self._callback._places_now(trained)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._callback._go_to(state_dict["loaders"])

@@ -1,0 +1,279 @@
+"""What a Trainer holds beside model, optimizers and schedulers, as objects with a `state_dict`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import WeightAveraging
+from torchmetrics import Metric
+
+from pmstore.torch.errors import ChangedError
+from pmstore.torch.fingerprint import plain, same
+
+_SETTINGS = (
+    "max_epochs",
+    "max_steps",
+    "accumulate_grad_batches",
+    "precision",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "limit_train_batches",
+    "limit_val_batches",
+    "overfit_batches",
+    "val_check_interval",
+    "check_val_every_n_epoch",
+    "reload_dataloaders_every_n_epochs",
+    "world_size",
+)
+"""Of the Trainer: what the steps, or their number, depend on."""
+
+
+class Settings:
+    """What the Trainer was given."""
+
+    def __init__(self, trainer: Any, accept: tuple[str, ...]) -> None:
+        """accept: settings that may be other ones than those stored.
+
+        Raises: ValueError: there is no such setting.
+        """
+        unknown = [name for name in accept if name not in _SETTINGS]
+        if unknown:
+            raise ValueError(
+                f"accept={list(accept)!r}: {unknown[0]!r} is none of {', '.join(_SETTINGS)}"
+            )
+        self._given = {name: plain(getattr(trainer, name)) for name in _SETTINGS}
+        self._accept = accept
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._given
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        changed = [
+            f"{name} of the Trainer: stored {state_dict[name]!r}, given {self._given[name]!r}. "
+            f"accept={[name]!r}"
+            for name in state_dict
+            if name in self._given
+            and name not in self._accept
+            and not same(state_dict[name], self._given[name])
+        ]
+        if changed:
+            raise ChangedError(
+                "the Trainer is given other settings than when the run was made: give it those "
+                "stored, or say which may change by PmstoreCallback(..., accept=[...])",
+                mismatched=changed,
+            )
+
+
+class Loops:
+    """How far the Trainer is."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.begun: bool = False  # else there is nothing that could be gone on with
+        self.within: bool = False  # an epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        loop = self._trainer.fit_loop
+        epochs = loop.epoch_progress.current
+        state = loop.state_dict()
+        state["state_dict"].pop("combined_loader", None)  # `loader.py` keeps that
+        return {
+            "begun": self.begun,
+            "within": epochs.started > epochs.processed,
+            "fit_loop": state,
+            "should_stop": bool(self._trainer.should_stop),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.begun, self.within = state_dict["begun"], state_dict["within"]
+        if self.begun:
+            self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])
+            self._trainer.should_stop = state_dict["should_stop"]
+
+    def go_on(self) -> None:
+        """Ends the Trainer's restart: nothing is to be left out, or done otherwise, any more."""
+        loop = self._trainer.fit_loop
+        for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+            one.on_iteration_done()
+
+
+class Callbacks:
+    """The state of the Trainer's other callbacks, the module's and the data module's hooks."""
+
+    def __init__(self, trainer: Any, own: Callback) -> None:
+        self._trainer = trainer
+        self._own = own
+        self._warned = False
+
+    def _others(self) -> dict[str, Callback]:
+        return {one.state_key: one for one in self._trainer.callbacks if one is not self._own}
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {key: one.state_dict() for key, one in self._others().items()}
+        return {
+            "callbacks": {key: state for key, state in states.items() if state},
+            "saved": self._saved(),
+            "datamodule": self._datamodule_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        others = self._others()
+        for key, state in state_dict["callbacks"].items():
+            if key in others:
+                others[key].load_state_dict(state)
+            elif not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the stored run has a state of the callback {key}, which the Trainer is not "
+                    "given now",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        self._load(state_dict["saved"])
+        if state_dict["datamodule"] and self._trainer.datamodule is not None:
+            self._trainer.datamodule.load_state_dict(state_dict["datamodule"])
+
+    # ---- what hooks add to a checkpoint
+
+    def _hooks(self, name: str, base: type) -> list[Any]:
+        """Callbacks that have that hook. Averaged weights are kept as a model."""
+        plain_hook = getattr(base, name)
+        return [
+            one
+            for one in self._others().values()
+            if getattr(type(one), name, plain_hook) is not plain_hook
+            and not isinstance(one, WeightAveraging)
+        ]
+
+    def _checkpoint(self) -> dict[str, Any]:
+        """What hooks may expect to find."""
+        trainer = self._trainer
+        return {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "state_dict": trainer.lightning_module.state_dict(),
+            "loops": {},
+            "callbacks": {},
+            "optimizer_states": [],
+            "lr_schedulers": [],
+        }
+
+    def _saved(self) -> dict[str, Any]:
+        module = self._trainer.lightning_module
+        callbacks = self._hooks("on_save_checkpoint", Callback)
+        of_module = type(module).on_save_checkpoint is not LightningModule.on_save_checkpoint
+        if not callbacks and not of_module:
+            return {}
+        checkpoint = self._checkpoint()
+        given = set(checkpoint)
+        for one in callbacks:
+            one.on_save_checkpoint(self._trainer, module, checkpoint)
+        if of_module:
+            module.on_save_checkpoint(checkpoint)
+        return {key: value for key, value in checkpoint.items() if key not in given}
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        module = self._trainer.lightning_module
+        if not saved:
+            return
+        checkpoint = {**self._checkpoint(), **saved}
+        if type(module).on_load_checkpoint is not LightningModule.on_load_checkpoint:
+            module.on_load_checkpoint(checkpoint)
+        for one in self._hooks("on_load_checkpoint", Callback):
+            one.on_load_checkpoint(self._trainer, module, checkpoint)
+
+    def _datamodule_state(self) -> dict[str, Any]:
+        module = self._trainer.datamodule
+        if module is None or type(module).state_dict is LightningDataModule.state_dict:
+            return {}
+        return dict(module.state_dict())
+
+
+class Metrics:
+    """What was logged: the newest figures, by which schedulers and callbacks go, and what was
+    summed up since the epoch began. And torchmetrics' metrics in the module."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._newest: dict[str, torch.Tensor] = {}  # of the stored run
+        self._before: dict[str, dict[str, Any]] = {}  # its sums, not yet added
+
+    def _results(self) -> Mapping[str, Any]:
+        """Of this epoch, by what logged them and their name."""
+        results: Mapping[str, Any] = self._trainer.fit_loop.epoch_loop._results
+        return results
+
+    def _metrics(self) -> dict[str, Metric]:
+        modules = self._trainer.lightning_module.named_modules()
+        return {name: one for name, one in modules if isinstance(one, Metric)}
+
+    def state_dict(self) -> dict[str, Any]:
+        self.add_up()
+        return {
+            "newest": {
+                name: value
+                for name, value in self._trainer.callback_metrics.items()
+                if isinstance(value, torch.Tensor)
+            },
+            "sums": {**self._before, **self._sums()},
+            "metrics": {
+                name: {"state": _state_of(one), "updates": one._update_count}
+                for name, one in self._metrics().items()
+            },
+        }
+
+    def _sums(self) -> dict[str, Any]:
+        return {
+            key: {"value": one.value, "batches": getattr(one, "cumulated_batch_size", None)}
+            for key, one in self._results().items()
+            if one.is_tensor and one.meta.on_epoch and not one.has_reset
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._newest = state_dict["newest"]
+        self.show()
+        self._before = state_dict["sums"]
+        for name, one in self._metrics().items():
+            if name in state_dict["metrics"]:
+                stored = state_dict["metrics"][name]
+                for key, value in stored["state"].items():
+                    setattr(one, key, value)
+                one._update_count, one._computed = stored["updates"], None
+
+    def show(self) -> None:
+        """The Trainer has the newest figures of the stored run."""
+        self._trainer.callback_metrics.update(self._newest)
+
+    def forget(self) -> None:
+        """A new epoch begins."""
+        self._before = {}
+
+    def add_up(self) -> None:
+        """Adds the stored sums to those that were logged again since: Lightning begins these at
+        nothing with the first batch after a restart."""
+        if not self._before:
+            return
+        results = self._results()
+        for key in [key for key in self._before if key in results]:
+            one, before = results[key], self._before[key]
+            if one.has_reset:
+                continue
+            del self._before[key]
+            if one.meta.is_max_reduction or one.meta.is_min_reduction:
+                one.value = one.meta.reduce_fx(before["value"], one.value)
+            else:
+                one.value = before["value"] + one.value
+            if before["batches"] is not None:
+                one.cumulated_batch_size = before["batches"] + one.cumulated_batch_size
+            one._computed = None
+
+
+def _state_of(metric: Metric) -> dict[str, Any]:
+    return {
+        key: [one.detach() for one in value] if isinstance(value, list) else value.detach()
+        for key, value in metric.metric_state.items()
+    }

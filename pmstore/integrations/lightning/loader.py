@@ -1,0 +1,189 @@
+"""The Trainer's data loaders, each with a place that a run keeps.
+
+Lightning goes through its loaders itself. So a step does not end where `run.batches` gives the next
+batch; it ends where the Trainer asks for one: all that belongs to the batch before is done by then
+(validation, schedulers, callbacks), and nothing of the next has begun.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pmstore.torch import rng
+from pmstore.torch.batches import Reader
+from pmstore.torch.errors import AttachError, ChangedError
+from pmstore.torch.fingerprint import Settings, same, settings_of_loader
+from pmstore.torch.loader import open_source
+from pmstore.torch.place import Held, Position
+
+
+class PlacedLoader:
+    """Stands for a loader: gives the batches that it would give, and knows where it is.
+
+    One loop over it counts, the newest. Other attributes are the loader's own.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], asked: Callable[[bool], AbstractContextManager[None]]
+    ) -> None:
+        """asked: a batch is asked for that was not held when the run was stored, or (True) a data
+        epoch begins; it is loaded, or its order drawn, inside.
+
+        Raises: AttachError: it can be gone through once only.
+        """
+        try:
+            self._source = open_source(loader)
+        except TypeError as error:
+            raise AttachError(str(error)) from None
+        self.settings: Settings = settings_of_loader(loader)
+        self._loader = loader
+        self._asked = asked
+        self._reader = Reader(self._source, Position())
+        self._loop: _Loop | None = None
+        self._done = Position()  # behind all but the last batch that was given out
+        self._last: Held | None = None
+        self._again: deque[Held] = deque()  # held when the run was stored
+        self._goes_on = False  # the next loop goes on where the stored one was
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        length: int = len(self._loader)  # type: ignore[arg-type]  # TypeError if it has none
+        return length
+
+    @property
+    def sized(self) -> bool:
+        try:
+            len(self)
+        except (TypeError, NotImplementedError):
+            return False
+        return True
+
+    @property
+    def looped(self) -> bool:
+        return self._loop is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._goes_on:
+            self._goes_on = False
+        else:
+            self._leave()
+            with self._asked(True):
+                self._reader.begin()
+            self._done, self._last = self._reader.behind, None
+        self._loop = _Loop(self)
+        return self._loop
+
+    def _leave(self) -> None:
+        """Whatever is left of the data epoch is not gone through."""
+        here = self._reader.behind
+        if here.start is not None:
+            self._reader.go_to(Position(here.data_epoch + 1, state=self._source.state()))
+        self._again.clear()
+
+    def next_of(self, loop: _Loop) -> Any:
+        if self._loop is not loop:
+            raise RuntimeError(
+                "another loop over the Trainer's data loader has begun, and the place of one loop "
+                "is kept: in hooks go through a loader of your own"
+            )
+        if self._again:
+            loaded = self._load()
+        else:
+            with self._asked(False):
+                loaded = self._load()
+        if loaded is None:
+            raise StopIteration
+        given, before = loaded
+        if self._last is not None:
+            self._done = self._last.behind
+        self._last = Held(self._reader.behind, before)
+        return given.pop()
+
+    def _load(self) -> tuple[list[Any], dict[str, Any] | None] | None:
+        data_epoch = (self._last.behind if self._last else self._done).data_epoch
+        return self._reader.load(data_epoch + 1, self._again, careful=not self.sized)
+
+    def close(self) -> None:
+        """Ends worker processes."""
+        self._source.close()
+
+    # ---- the place
+
+    def place(self, trained: int | None) -> dict[str, Any]:
+        """As data. trained: batches of this data epoch that were trained on, all of those that were
+        given out or all but one; None: all."""
+        held: list[Any] = []
+        done = self._last.behind if self._last else self._done
+        if trained is not None and trained < done.batch and self._last is not None:
+            held, done = [self._last.before], self._done
+        return {
+            "settings": self.settings,
+            "at": [done.data_epoch, done.batch],
+            "start": done.start,
+            "state": done.state,
+            "generators": rng.states_of(self._source.generators),
+            "held": held,
+        }
+
+    def go_to(self, place: dict[str, Any], *, within: bool) -> None:
+        """To a stored place. within: the Trainer goes on within its epoch; else it begins one.
+
+        Raises: ChangedError: it is one of another loader.
+        """
+        self._compare(place["settings"])
+        data_epoch, batch = place["at"]
+        start, source = place["start"], self._source
+        if start is not None:
+            rng.check(start, source.generators)
+        states = place["generators"]
+        rng.set_states(states, source.generators)
+        there = {one.place for one in source.generators}
+        source.late = {name: state for name, state in states.items() if name not in there}
+        done = Position(data_epoch, batch, start, place["state"])
+        self._done, self._last = done, None
+        self._reader.go_to(done)
+        self._again.clear()
+        if start is None:
+            return
+        if not within:
+            self._reader.go_to(Position(data_epoch + 1, state=place["state"]))
+            self._done = self._reader.behind
+            return
+        for before in place["held"]:
+            done = done.next()
+            self._again.append(Held(done, before))
+        self._goes_on = self._loop is None
+
+    def _compare(self, stored: dict[str, Any]) -> None:
+        different = [
+            f"{key} of the data loader: stored {stored[key]!r}, given {self.settings[key]!r}"
+            for key in stored
+            if key in self.settings and not same(stored[key], self.settings[key])
+        ]
+        if different:
+            raise ChangedError(
+                "the Trainer's data loader is not the one whose place is stored: go on with the "
+                "stored settings, or begin a new run with the stored model, "
+                "pmstore.torch.load(path, model)",
+                mismatched=different,
+            )
+
+
+class _Loop:
+    """One time through a PlacedLoader."""
+
+    def __init__(self, loader: PlacedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> _Loop:
+        return self
+
+    def __next__(self) -> Any:
+        return self._loader.next_of(self)

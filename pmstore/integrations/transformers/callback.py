@@ -1,0 +1,391 @@
+"""The callback that keeps a Trainer's training in a store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from pmstore import Store
+from pmstore.integrations.transformers.data import TrainerData
+from pmstore.integrations.transformers.export import export
+from pmstore.integrations.transformers.refuse import compare_settings, refuse, settings_of
+from pmstore.integrations.transformers.state import StoredState, trainer_of
+from pmstore.opening import open as open_store
+from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
+from pmstore.torch import Resume, Run, attach
+from pmstore.torch.errors import AttachError
+
+_NEVER = 1 << 120
+"""A number of steps behind every training's last. (Without a length there are 2**63 - 1 epochs.)"""
+
+
+class PmstoreTrainerCallback(TrainerCallback):
+    """Keeps a Trainer's training in a store, and goes on with the one that is there.
+
+        callback = PmstoreTrainerCallback("run.pm")
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[callback])
+        trainer.train(resume_from_checkpoint=callback.folder())
+
+    When the training begins, model, optimizer and learning rate scheduler are attached to the store
+    (see `pmstore.torch.attach`): parameters and optimizer state lie in it from then on, until the
+    training ends. A step is committed once all that belongs to it is done, its evaluation and
+    checkpoint too: when the next one begins, or the training ends. So a kill takes back the step
+    under way and, before that moment, the one before it.
+
+    Of several ranks each has a store of its own: "run.pm" becomes "run-0.pm", "run-1.pm", ... All
+    are at the same step when the training begins (docs/DISTRIBUTED.md).
+
+    Attributes:
+        run: the `pmstore.torch.Run`, while the training goes on; else None.
+        store: that lies open from `folder` or the training's begin until its end; else None.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        policy: CommitPolicy | CommitScheduler | Literal["auto"] | None = "auto",
+        max_loss: float | None = None,
+        tiers: Mapping[str, Any] | Sequence[str] = (),
+        guard: PreemptionGuard | None = None,
+        resume: Resume | None = None,
+        changed: Sequence[str] = (),
+        timeout: float | None = None,
+        **opening: Any,
+    ) -> None:
+        """Touches nothing yet.
+
+        Args:
+            path: of the store.
+            policy, max_loss, guard, resume, timeout: as for `attach`. Told to stop, the program
+                ends with status 0 where the next step would begin.
+            tiers: places that the store flushes to: names with a URL, path or `TierConfig` each; or
+                names of tiers that the store has.
+            changed: names of the Trainer's settings that may differ from the stored ones, such as
+                "max_steps". Others are refused.
+            opening: as for `pmstore.open`: size, domain, ...
+        """
+        self.run: Run | None = None
+        self.store: Store | None = None
+        self._path = Path(path)
+        self._tiers = tiers
+        self._attaching: dict[str, Any] = {
+            "policy": policy,
+            "max_loss": max_loss,
+            "guard": guard,
+            "resume": resume,
+        }
+        self._timeout = timeout
+        self._changed = tuple(changed)
+        self._opening = opening
+        self._args: TrainingArguments | None = None
+        self._trainer: Trainer | None = None
+        self._data: TrainerData | None = None
+        self._settings: dict[str, Any] = {}
+        self._written = 0  # step that was ended last
+        self._resuming = False  # until the first step begins
+        self._quiet = _Quiet()
+
+    # ---- before the training
+
+    def folder(self) -> str | None:
+        """What to give to `Trainer.train(resume_from_checkpoint=...)`: a folder that tells the
+        Trainer which step the store holds. None: it holds none, and the training begins.
+
+        The folder, `<path>.resume`, holds no weights; these stay in the store. It is written anew
+        at each call. The store is open from then on, until the training ends, or `close`.
+
+        Raises: AttachError: the callback was not given to a Trainer; what `pmstore.open` raises.
+        """
+        if self._args is None or self._trainer is None:
+            raise AttachError(
+                "folder() of a callback that no Trainer has yet: give it to "
+                "Trainer(..., callbacks=[callback]) before"
+            )
+        self.close()
+        stored = self._open()
+        step = _least(stored.step, self._args)
+        if step == 0:
+            return None
+        folder = Path(f"{self._place()}.resume")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        state = stored.read()
+        ended = stored.finished and not _longer(stored.settings, self._args)
+        state.global_step = _NEVER if ended else step
+        state.save_to_json(str(folder / "trainer_state.json"))
+        save_file({}, folder / "model.safetensors")
+        self._quiet.begin(self._trainer.model)
+        return str(folder)
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        if self._args is not None:
+            raise AttachError(
+                "a PmstoreTrainerCallback was given twice: each Trainer takes one of its own, once"
+            )
+        self._args = args
+        self._trainer = trainer_of(self)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        train_dataloader: Any = None,
+        **rest: Any,
+    ) -> None:
+        self._quiet.end()
+        self._args = args
+        self._trainer = trainer = trainer_of(self)
+        try:
+            refuse(trainer, self)
+            stored = StoredState(self.store) if self.store is not None else self._open()
+            self._attach(trainer, stored, optimizer, lr_scheduler, train_dataloader)
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(
+        self, trainer: Trainer, stored: StoredState, optimizer: Any, lr_scheduler: Any, loader: Any
+    ) -> None:
+        assert self.store is not None
+        args, state = trainer.args, trainer.state
+        ended = state.global_step == _NEVER
+        if stored.step and not state.global_step:
+            raise AttachError(
+                f"the store holds step {stored.step} of this training, and the Trainer would count "
+                "from 0 over trained weights: write "
+                "trainer.train(resume_from_checkpoint=callback.folder())"
+            )
+        self._data = data = TrainerData(loader, args.gradient_accumulation_steps)
+        self._settings = settings_of(trainer, data)
+        compare_settings(stored.settings, self._settings, self._changed)
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        self.run = attach(
+            self.store,
+            model=trainer.model,
+            optimizer=optimizer,
+            lr_scheduler=getattr(lr_scheduler, "scheduler", lr_scheduler),
+            scaler=getattr(trainer.accelerator, "scaler", None),
+            stateful={"data": data},
+            tiers=tuple(self._tiers),
+            process_group="world" if args.world_size > 1 else None,
+            timeout=self._timeout,
+            **self._attaching,
+        )
+        # now, as ranks that were ahead have gone back
+        self._written = stored.step or state.global_step
+        if stored.step and not ended and state.global_step != stored.step:
+            raise AttachError(
+                f"the Trainer goes on after step {state.global_step}, and the store holds step "
+                f"{stored.step}: write trainer.train(resume_from_checkpoint=callback.folder())"
+            )
+        if stored.step:
+            self._resuming = True
+            stored.put_back(trainer)
+
+    # ---- the training
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        self._require()
+        assert self._data is not None
+        if self._resuming:
+            self._restore_generators()
+        self._data.begin(state.global_step)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        run = self._require()
+        if self._resuming:
+            # After the batches were skipped. What was evaluated at the start is of no step.
+            self._resuming = False
+            self._put_back()
+        elif state.global_step > self._written:
+            self._end_step()
+        if run.stopping:
+            raise SystemExit(0)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **rest: Any,
+    ) -> None:
+        """The last line of a training's log is written before the best model is loaded, which is
+        not what the training goes on from."""
+        # ("train_runtime" is in each line, with include_num_input_tokens_seen.)
+        if self.run is None or logs is None or "total_flos" not in logs:
+            return
+        if self._resuming:  # and no step was left
+            last = state.log_history[-1]
+            self._put_back()
+            state.log_history.append(last)
+        else:
+            self._write(finished=True)
+            self.run.commit()
+        self._leave()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        self.close()
+
+    def _end_step(self) -> None:
+        assert self.run is not None
+        self._write(finished=False)
+        self.run.end_step()
+
+    def _write(self, *, finished: bool) -> None:
+        """Of the step that has ended. Pending."""
+        assert self.run is not None
+        assert self._trainer is not None
+        assert self._data is not None
+        step = self._trainer.state.global_step
+        self._data.finish(step)
+        StoredState(self.run.store).write(self._trainer, self._settings, finished)
+        self._written = step
+
+    def _put_back(self) -> None:
+        assert self.run is not None
+        assert self._trainer is not None
+        assert self._data is not None
+        StoredState(self.run.store).put_back(self._trainer)
+        self._restore_generators()
+        self._data.put_back()
+
+    def _restore_generators(self) -> None:
+        assert self.run is not None
+        generators = self.run._steps.pieces.rng
+        assert generators is not None
+        generators.restore()
+
+    def _require(self) -> Run:
+        if self.run is None:
+            raise AttachError(
+                "a PmstoreTrainerCallback was added after the training had begun: give it to "
+                "Trainer(..., callbacks=[callback])"
+            )
+        return self.run
+
+    # ---- out of the store
+
+    def export(self, n: int | None = None, folder: str | os.PathLike[str] | None = None) -> str:
+        """Writes the last commit as a checkpoint of the Trainer's own, which a Trainer without this
+        callback resumes from: weights, optimizer, scheduler, generators, its state. Of several
+        ranks all call it.
+
+        Args:
+            n: the step that it is to be of; None: whichever the store holds.
+            folder: the checkpoint; None: `checkpoint-<n>` in the Trainer's output_dir.
+
+        Returns: the folder.
+
+        Raises: AttachError: the store holds no step, or another one than n; what `pmstore.open`
+            raises.
+        """
+        if self._trainer is None or self._args is None:
+            raise AttachError("export() of a callback that no Trainer has: give it to one before")
+        with open_store(self._place(), mode="r") as store:
+            step = StoredState(store).step
+            if step == 0 or n not in (None, step):
+                raise AttachError(
+                    f"the store holds step {step}, and no step {n}: export() takes the last commit"
+                    if step
+                    else "the store holds no step yet"
+                )
+            place = Path(folder or f"{self._args.output_dir}/checkpoint-{step}")
+            export(store, self._trainer, place)
+        return str(place)
+
+    # ---- the store
+
+    def close(self) -> None:
+        """Closes the store, at its last commit. What was trained stays in the model.
+
+        The training's end does it; call it after a training that raised, to train again in the same
+        process.
+        """
+        store, self.store, self.run = self.store, None, None
+        self._quiet.end()
+        if store is not None:
+            store.close()
+
+    def _leave(self) -> None:
+        """The orderly end: pending steps are committed. The model's tensors are private copies from
+        then on."""
+        store, self.store, self.run = self.store, None, None
+        if store is not None:
+            store.__exit__(None, None, None)
+
+    def _open(self) -> StoredState:
+        self.store = store = open_store(self._place(), **self._opening)
+        if isinstance(self._tiers, Mapping):
+            for name, tier in self._tiers.items():
+                store.add_tier(name, tier)
+        return StoredState(store)
+
+    def _place(self) -> Path:
+        assert self._args is not None
+        if self._args.world_size == 1:
+            return self._path
+        name = f"{self._path.stem}-{self._args.process_index}{self._path.suffix}"
+        return self._path.with_name(name)
+
+
+def _least(step: int, args: TrainingArguments) -> int:
+    """Of all ranks: those that are ahead go back when they are attached."""
+    if args.world_size == 1:
+        return step
+    steps = torch.tensor(step, device=args.device)
+    torch.distributed.all_reduce(steps, torch.distributed.ReduceOp.MIN)
+    return int(steps)
+
+
+def _longer(stored: Mapping[str, Any], args: TrainingArguments) -> bool:
+    """Whether the training was made longer since it came to its end."""
+    names = ("max_steps", "num_train_epochs")
+    return any(stored.get(name) != getattr(args, name) for name in names)
+
+
+class _Quiet(logging.Filter):
+    """The Trainer's warning that weights are missing is left out: they are in the store. To write
+    it, it looks at an attribute that a plain module has not."""
+
+    _ATTRIBUTE = "_keys_to_ignore_on_save"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: Any = None
+
+    def begin(self, model: Any) -> None:
+        logging.getLogger("transformers.trainer").addFilter(self)
+        if not hasattr(model, self._ATTRIBUTE):
+            self._model = model
+            setattr(model, self._ATTRIBUTE, None)
+
+    def end(self) -> None:
+        logging.getLogger("transformers.trainer").removeFilter(self)
+        if self._model is not None:
+            delattr(self._model, self._ATTRIBUTE)
+            self._model = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "missing keys in the checkpoint model" not in str(record.msg)

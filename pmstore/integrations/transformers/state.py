@@ -1,0 +1,143 @@
+"""What the Trainer holds beside tensors, as plain data in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import Trainer, TrainerState
+from transformers.trainer_callback import ExportableState, TrainerControl
+
+from pmstore import Store
+
+_OF_THE_PROCESS = (
+    "is_local_process_zero",
+    "is_world_process_zero",
+    "max_steps",
+    "num_train_epochs",
+)
+"""Fields of TrainerState that the Trainer computes at each start."""
+_SUMS = (
+    *("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step"),
+    *("_initial_num_input_tokens_seen", "current_flos"),
+)
+"""Attributes of the Trainer that the losses it logs are computed from."""
+
+
+def trainer_of(callback: object) -> Trainer:
+    """The Trainer that calls the callback. It tells its callbacks of all that it has but of itself,
+    and sums of losses and other callbacks are known to it alone."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        one = frame.f_locals.get("self")
+        if isinstance(one, Trainer) and any(
+            each is callback for each in one.callback_handler.callbacks
+        ):
+            return one
+        frame = frame.f_back  # type: ignore[assignment]
+    raise RuntimeError("a PmstoreTrainerCallback is called by a Trainer only")
+
+
+class StoredState:
+    """`<path>/state`: TrainerState without its log, states of callbacks, sums of losses;
+    `<path>/log`: the log, which grows by its new lines alone; `<path>/settings`."""
+
+    def __init__(self, store: Store, path: str = "trainer") -> None:
+        self._store = store
+        self._path = path
+
+    @property
+    def step(self) -> int:
+        """The Trainer's global_step of the last commit; 0: there is none."""
+        found = self._store.get(f"{self._path}/state")
+        return found["trainer"]["global_step"] if found else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training had come to its end."""
+        found = self._store.get(f"{self._path}/state")
+        return bool(found and found["finished"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self._store.get(f"{self._path}/settings") or {}
+
+    def write(self, trainer: Trainer, settings: dict[str, Any], finished: bool) -> None:
+        """Pending until the next commit. finished: the last line of the log is not of a step."""
+        state = trainer.state
+        fields: dict[str, Any] = {
+            field.name: getattr(state, field.name)
+            for field in dataclasses.fields(state)
+            if field.name != "log_history"
+        }
+        lines = state.log_history[:-1] if finished else state.log_history
+        sums: dict[str, Any] = {name: getattr(trainer, name) for name in _SUMS}
+        sums["_tr_loss"] = trainer._tr_loss.item()
+        callbacks = [[type(one).__name__, one.state()] for one in _exportable(trainer)]
+        fields["stateful_callbacks"] = _by_name(callbacks)
+        log = self._store.list(f"{self._path}/log")
+        while len(log) > len(lines):
+            log.pop()
+        for line in lines[len(log) :]:
+            log.append(line)
+        self._store[f"{self._path}/state"] = {
+            "trainer": fields,
+            "sums": sums,
+            "callbacks": callbacks,
+            "finished": finished,
+        }
+        if self.settings != settings:
+            self._store[f"{self._path}/settings"] = settings
+
+    def read(self) -> TrainerState:
+        """As of the last commit."""
+        fields = dict(self._store[f"{self._path}/state"]["trainer"])
+        return TrainerState(**fields, log_history=self._log())
+
+    def _log(self) -> list[dict[str, Any]]:
+        return [dict(line) for line in self._store.list(f"{self._path}/log")]
+
+    def put_back(self, trainer: Trainer) -> None:
+        """Sets what the Trainer holds to what the last commit holds."""
+        found = self._store[f"{self._path}/state"]
+        state = trainer.state
+        for name, value in found["trainer"].items():
+            if name not in _OF_THE_PROCESS:
+                setattr(state, name, value)
+        state.log_history = self._log()
+        for name, value in found["sums"].items():
+            if name == "_tr_loss":
+                trainer._tr_loss.fill_(value)
+            else:
+                setattr(trainer, name, value)
+        if found["finished"]:  # the Trainer has added the one to the other
+            trainer._tr_loss.zero_()
+        left = list(_exportable(trainer))
+        for kind, held in found["callbacks"]:
+            one = next((one for one in left if type(one).__name__ == kind), None)
+            if one is not None:
+                left.remove(one)
+                given = held["args"] if isinstance(one, TrainerControl) else held["attributes"]
+                for name, value in given.items():
+                    setattr(one, name, value)
+
+
+def _exportable(trainer: Trainer) -> Iterable[ExportableState]:
+    """The Trainer's callbacks that have a state, and its control."""
+    held = [*trainer.callback_handler.callbacks, trainer.control]
+    return [one for one in held if isinstance(one, ExportableState)]
+
+
+def _by_name(callbacks: list[list[Any]]) -> dict[str, Any]:
+    """As TrainerState holds them: several of one class in a list."""
+    found: dict[str, Any] = {}
+    for kind, state in callbacks:
+        if kind not in found:
+            found[kind] = state
+        elif isinstance(found[kind], list):
+            found[kind].append(state)
+        else:
+            found[kind] = [found[kind], state]
+    return found

@@ -1,0 +1,77 @@
+"""The memory of shelves and of their arrays, under PyMM's names, as far as programs use them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pmstore.objects.tensor import is_tensor
+from pmstore.pymm.common import HIDDEN, Core, ShelvedCommon
+
+
+class MemoryReference:
+    """The memory of an array or a tensor on a shelf."""
+
+    __slots__ = ("_member",)
+
+    def __init__(self, member: Any) -> None:
+        self._member = member
+
+    def addr(self) -> tuple[str, int]:
+        """Address of the first byte, in hexadecimal, and the number of bytes."""
+        member = self._member
+        # `addr` of a tensor is torch's, and something else
+        address = member.data_ptr() if is_tensor(member) else member.addr
+        return hex(address), member.nbytes
+
+    def persist(self) -> None:
+        """As `persist` of the member."""
+        self._member.persist()
+
+
+class ShelvedMemory(ShelvedCommon):
+    """Base of the members that are memory."""
+
+    __slots__ = ()
+
+    @property
+    def namedmemory(self) -> MemoryReference:
+        return MemoryReference(self)
+
+    _value_named_memory = namedmemory  # PyMM's own programs use this one
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        """Address of the first byte, in hexadecimal, and the number of bytes."""
+        return self.namedmemory.addr()
+
+
+class MemoryResource:
+    """`shelf.mr`: the room of a shelf. Memory without a variable is not to be had of it.
+
+    Raises: TypeError: a program makes none.
+    """
+
+    __slots__ = ("_core", "_room_bytes")
+
+    def __init__(self, core: Core, room_bytes: int) -> None:
+        if not isinstance(core, Core):
+            raise TypeError(_INSTEAD)
+        self._core, self._room_bytes = core, room_bytes
+
+    def list_items(self) -> list[str]:
+        """The names of all variables, in order of insertion."""
+        return [name for name in self._core.store if name != HIDDEN]
+
+    def get_percent_used(self) -> float:
+        """Room that is taken, in per cent of size_mb, or of what the file has grown to if that is
+        more."""
+        stats = self._core.store.stats()
+        return 100.0 * stats.used_bytes / max(stats.data_bytes, self._room_bytes)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            _INSTEAD if "named_memory" in name else f"a MemoryResource has no {name!r}"
+        )
+
+
+_INSTEAD = "memory of a shelf is that of its variables: shelf.x = pymm.ndarray(bytes, dtype='u1')"

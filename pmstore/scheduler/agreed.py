@@ -1,0 +1,35 @@
+"""The rule of a scheduler whose commits are agreed on with others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pmstore.scheduler.policies import NEVER, CommitPolicy
+
+if TYPE_CHECKING:
+    from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it
+
+
+class Agreed:
+    """Commits at steps that all ranks of a job have agreed on, and at no others. It stands in the
+    place of the rule that says what this rank wants (`CommitScheduler.foresee` asks that one);
+    costs, risks and decisions are accounted for as ever.
+
+    Attributes:
+        policy: that it stands for.
+    """
+
+    reason = "agreed by all ranks"
+
+    def __init__(self, policy: CommitPolicy) -> None:
+        self.policy = policy
+        self._step = 0
+        self._target = NEVER
+
+    def agree(self, step: int, target: int) -> None:
+        """At the end of that step (of the scheduler's count) it commits to that target. What was
+        agreed on before no longer holds."""
+        self._step, self._target = step, target
+
+    def decide(self, scheduler: CommitScheduler) -> int:
+        return self._target if scheduler.steps == self._step else NEVER

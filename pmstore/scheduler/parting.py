@@ -1,0 +1,62 @@
+"""The commits between a notice and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pmstore.engine.history import Announced
+from pmstore.scheduler.preemption import PreemptionGuard
+from pmstore.scheduler.target import NOTHING, Decision, Target
+
+if TYPE_CHECKING:
+    from pmstore.scheduler.scheduler import CommitScheduler  # upward: it goes on meanwhile
+
+
+class Parting:
+    """What one scheduler does about a notice, and when the end that it tells of is no failure any
+    more: as soon as a commit that was made after the notice has landed. One that takes longer than
+    the time that is left saves nothing.
+    """
+
+    def __init__(self) -> None:
+        self._target: Target | None = None  # that was committed to after the notice
+
+    def wind_up(
+        self, scheduler: CommitScheduler, guard: PreemptionGuard, clock: Callable[[], float]
+    ) -> Decision:
+        """At the end of a step. What a commit raises is passed on; the next step tries again."""
+        if guard.finished:
+            return NOTHING
+        now = clock()
+        target, left = guard.target_for(scheduler.targets, now), guard.time_left(now)
+        last = left < guard.needed(scheduler.timer, target.cost)
+        if not last and not guard.first:
+            if not (decision := scheduler.follow()):
+                return NOTHING
+        else:
+            reason = "preemption notice" if guard.first else "last commit before preemption"
+            decision = scheduler.commit(target.name, reason)
+            if not decision and left > 0.0:
+                return NOTHING  # one in the background is to land first
+            guard.first, self._target = False, target
+        # Work that could not be committed any more is not begun.
+        left = guard.time_left(clock())
+        guard.finished = last or left < guard.needed(scheduler.timer, target.cost)
+        if self._target is not None and self._target.handle is None:
+            self.saved(scheduler, guard)
+        return decision
+
+    def landed(self, target: Target, scheduler: CommitScheduler) -> None:
+        """A commit in the background has."""
+        if target is self._target and scheduler.guard is not None:
+            self.saved(scheduler, scheduler.guard)
+
+    def saved(self, scheduler: CommitScheduler, guard: PreemptionGuard) -> None:
+        """All work that was done before the notice is committed."""
+        scheduler.hazard.announce(Announced.PLANNED if guard.planned else Announced.PREEMPTION)
+
+    def over(self, scheduler: CommitScheduler) -> None:
+        """The end did not come."""
+        self._target = None
+        scheduler.hazard.announce(Announced.NOTHING)

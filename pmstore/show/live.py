@@ -1,0 +1,132 @@
+"""How `pmstore top` shows a store: a panel, drawn anew at each look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pmstore.base.words import counted
+from pmstore.course.reading import Told
+from pmstore.show.curve import curve
+from pmstore.show.gathered import RunState
+from pmstore.show.terminal import printable
+from pmstore.show.watched import Watched, resident_bytes
+from pmstore.show.words import number, seconds, size
+
+_BESIDE = 18
+"""Columns that a panel takes beside a curve."""
+
+
+def frame(stores: Sequence[Watched], width: int, height: int, blocks: bool) -> RenderableType:
+    """All of them, in so many columns and about so many lines. blocks: dots and shades can be
+    shown, or only ASCII."""
+    lines = max(3, min(10, height // max(len(stores), 1) - 12))
+    return Group(*(_panel(one, width, lines, blocks) for one in stores))
+
+
+def _panel(of: Watched, width: int, lines: int, blocks: bool) -> RenderableType:
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(style="cyan", no_wrap=True)
+    rows.add_column(ratio=1)
+    rows.add_row("state", state(of))
+    if of.problem:
+        _row(rows, "", of.problem, "yellow")
+    if of.told is not None:
+        info = of.told.info
+        for run in of.told.runs:
+            _run(rows, of, run, width - _BESIDE, lines, blocks)
+        told = f"{size(info.used_bytes)} used of a file of {size(info.file_bytes)}"
+        _row(rows, "store", f"{info.epoch:,} commits, {told}, domain {info.domain}")
+    title = Text(printable(str(of.path)), "bold")
+    border = "green" if of.live else "dim"
+    return Panel(rows, title=title, title_align="left", border_style=border)
+
+
+def _row(rows: Table, title: str, text: str, style: str = "") -> None:
+    """As it is: what is in a store neither colours the terminal nor steers it."""
+    rows.add_row(title, Text(printable(text), style))
+
+
+def state(of: Watched) -> Text:
+    """Whether a program trains in it, and how that ended."""
+    if of.live:
+        pids = [pid for pid in of.writers if pid]
+        who = ", ".join(f"process {pid}" for pid in pids) or "a process elsewhere"
+        memory = sum(filter(None, map(resident_bytes, pids)))
+        return Text(f"open for writing by {who}" + (f", {size(memory)} of memory" * bool(memory)))
+    if of.told is None:
+        return Text("cannot be read", "yellow")
+    step = max((run.step for run in of.told.runs), default=None)
+    at = "" if step is None else f" at step {step:,}"
+    if not of.lived and not of.clean:
+        told = "nobody writes to it, and who did was killed: this is its last commit"
+        return Text(f"{told}{at and ','}{at}", "red")
+    if not of.lived:
+        return Text(f"nobody writes to it: this is its last commit{at and ','}{at}")
+    if of.clean:
+        return Text(f"ended: closed{at}", "green")
+    return Text(f"its process died: the store is as of its last commit{at and ','}{at}", "red")
+
+
+def _run(rows: Table, of: Watched, run: RunState, width: int, lines: int, blocks: bool) -> None:
+    rate = f", {number(of.rate(run))} steps a second" if of.live else ""
+    _row(rows, "run", f"{run.name}: step {run.step:,}{rate}, data epoch {run.data_epoch:,}")
+    course = run.course
+    if course is None:
+        _row(rows, "", "its program keeps no course", "dim")
+        return
+    whole = list(course.whole())
+    losses = [one.loss for one in whole]
+    drawn = curve(losses, max(width, 10), lines, blocks)
+    if drawn:
+        last = next(loss for loss in reversed(losses) if loss == loss)
+        _row(rows, "loss", number(last))
+        rows.add_row("", Text("\n".join(drawn), "green", no_wrap=True))
+    if bad := sum(one.bad for one in whole):
+        _row(rows, "", f"{bad:,} losses were not finite", "red")
+    _row(rows, "commits", commits(course))
+    if course.seconds == course.seconds:
+        _row(rows, "at risk", at_risk(course))
+    if course.decisions:
+        made = course.decisions[-1]
+        told = f"at step {made.step:,} to {made.target}: {made.reason}"
+        costs = f"at risk {seconds(made.risk)}, expected cost {seconds(made.cost)}"
+        _row(rows, "decision", f"{told}; {costs}")
+    for tier in course.tiers:
+        told = f"{tier.name}: epoch {tier.epoch:,}"
+        if tier.under_way is None:
+            _row(rows, "tier", told + ("; the last flush failed" if tier.failed else ""))
+        else:
+            bar = ProgressBar(total=1.0, completed=tier.share, width=20)
+            line = Table.grid(padding=(0, 1, 0, 0))
+            under_way = f"; {tier.under_way:,} at {tier.share:.0%}"
+            line.add_row(Text(printable(told + under_way)), bar)
+            rows.add_row("tier", line)
+
+
+def commits(course: Told) -> str:
+    """What they cost."""
+    made = [one for one in course.whole() if one.commits]
+    if not made:
+        return "none yet"
+    last, count = made[-1], sum(one.commits for one in made)
+    spent = sum(one.seconds for one in made)
+    return (
+        f"the last {seconds(last.seconds / last.commits)}, "
+        f"{size(last.bytes / last.commits)}; in the mean {seconds(spent / count)}, the slowest "
+        f"{seconds(max(one.slowest for one in made))}"
+    )
+
+
+def at_risk(course: Told) -> str:
+    """What commits are for, and their share of the time."""
+    return (
+        f"{seconds(course.stake_seconds)} of work at most, or "
+        f"{counted(int(course.stake_steps), 'step')}; "
+        f"commits took {course.commit_share():.2%} of the time"
+    )

@@ -1,0 +1,34 @@
+"""Shares as shades: of the bytes in use of a store's heap."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+SHADES, SHADES_ASCII = " ░▒▓█", " .:+#"
+
+
+class Usage(Protocol):
+    """Of a segment, as `SegmentUsage` tells it."""
+
+    @property
+    def data_bytes(self) -> int: ...
+    @property
+    def cells(self) -> tuple[int, ...]: ...
+
+
+def heap_line(segment: Usage, columns: int, blocks: bool = True) -> str:
+    """The segment from its first byte of data to its last, darker the more of it is in use; empty
+    only where nothing is.
+
+    columns: of the line at most: the cells are put together until they fit.
+    """
+    together = -(-len(segment.cells) // max(1, columns))
+    room = segment.data_bytes / len(segment.cells)
+    shades = SHADES if blocks else SHADES_ASCII
+    parts = [segment.cells[at : at + together] for at in range(0, len(segment.cells), together)]
+    return "".join(_shade(sum(part) / (room * len(part)), shades) for part in parts)
+
+
+def _shade(share: float, shades: str) -> str:
+    last = len(shades) - 1
+    return shades[0 if share == 0 else max(1, min(last, round(share * last)))]

@@ -1,0 +1,34 @@
+"""`make dist-test`: tests from the source package of `make dist`, unpacked and built by this
+machine's compiler. Those that need files outside the package, so that none is missing.
+
+What else they need are the packages of the environment of `make venv`, but for pmstore."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+
+from release.dist import BUILD, DIST, unpack
+from release.python import environment, install, run
+
+TESTS = (
+    *("test_style", "test_typed", "test_readme", "test_examples", "test_docs_commands"),
+    *("test_crashtest_command", "test_benchmarks", "test_fuzz_formats", "torch/test_dcp_example"),
+)
+
+
+def main() -> None:
+    (archive,) = DIST.glob("*.tar.gz")
+    source = unpack(archive, BUILD / "tests")
+    fresh = environment(BUILD / "tests" / "venv", Path(sys.executable))
+    folder = run([fresh, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    needed = sysconfig.get_path("purelib")
+    (Path(folder) / "needed.pth").write_text(f"{needed}\n", encoding="utf-8")
+    install(fresh, "--no-deps", "--no-build-isolation", "--editable", source)
+    tests = [f"tests/{name}.py" for name in TESTS]
+    print(run([fresh, "-m", "pytest", "-q", *tests], cwd=source))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A plug-in of pytest for Accelerate's own tests, which stay as they are: each model and optimizer
+that they prepare is attached to a store, and each `save_state` commits before Accelerate saves.
+
+They load what they saved into other models, so weights are written too: `register` is not used.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+import pmstore
+import pmstore.torch
+
+_prepare = Accelerator.prepare
+_folder = tempfile.TemporaryDirectory(prefix="pmstore-beside-")
+attached: list[Any] = []
+
+
+def prepare(self: Accelerator, *given: Any, **rest: Any) -> Any:
+    prepared = _prepare(self, *given, **rest)
+    ones = prepared if isinstance(prepared, tuple) else (prepared,)
+    models = [one for one in ones if isinstance(one, nn.Module)]
+    optimizers = [one for one in ones if isinstance(one, torch.optim.Optimizer)]
+    if len(models) == 1 and len(optimizers) == 1:
+        store = pmstore.open(f"{_folder.name}/{len(attached)}.pm", size="2MiB")
+        run = pmstore.torch.attach(store, model=models[0], optimizer=optimizers[0])
+        attached.append((store, run))
+        self.register_save_state_pre_hook(lambda *_: run.commit())
+        self.register_load_state_pre_hook(lambda *_: run.rollback())
+    return prepared
+
+
+Accelerator.prepare = prepare
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    committed = [run.committed for store, run in attached]
+    terminalreporter.write_line(f"attached to stores: {len(attached)}, commits {sum(committed)}")
+    assert committed
+    assert sum(committed)

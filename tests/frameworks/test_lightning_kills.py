@@ -1,0 +1,111 @@
+"""Programs of Lightning, killed with SIGKILL where it hurts: bit for bit the run that was left
+alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pmstore.testing import ForkServer
+
+LIFE = "lightning_work:run"
+PLACES = {
+    "net": ["step", "validation", "epoch end", "batch end"],
+    "half": ["step", "epoch end"],
+    "pair": ["step"],
+    "stream": ["step", "validation", "epoch end"],
+    "two": ["step", "epoch end"],
+    "module": ["step", "epoch end"],
+    "stateful": ["step", "epoch end"],
+    "workers": ["step"],
+    "scaled": ["step"],
+    "compiled": ["batch end"],
+    "saving": ["step"],
+}
+"""Of each program, where it dies."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([str(Path(__file__).parent)]) as server:
+        yield server
+
+
+def end_of(store: Path) -> Any:
+    return torch.load(f"{store}.end", weights_only=False)
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num()), where
+    elif isinstance(one, dict):
+        assert list(one) == list(other), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for number, (ours, theirs) in enumerate(zip(one, other, strict=True)):
+            assert_same(ours, theirs, f"{where}[{number}]")
+    elif hasattr(one, "tobytes"):
+        assert one.tobytes() == other.tobytes(), where
+    else:
+        assert one == other or (one != one and other != other), where
+
+
+@pytest.mark.parametrize("which", PLACES)
+def test_killed_and_started_again(tmp_path: Path, server: ForkServer, which: str) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # shown if it fails
+    chance = random.Random(seed)
+
+    def live(name: str, *rest: Any) -> Any:
+        return server.run(LIFE, [which, str(tmp_path / name), *rest], timeout_seconds=300)
+
+    assert live("plain").exit_code == 0
+    assert live("whole.pm").exit_code == 0
+    whole = end_of(tmp_path / "whole.pm")
+    if which != "stream":  # what an iterable draws is of a generator of its own
+        assert_same(end_of(tmp_path / "plain"), whole)
+    for place in [*PLACES[which], "primitive"]:
+        name = f"{place.replace(' ', '-')}.pm"
+        kills = 0
+        while True:
+            most = {"primitive": 150, "epoch end": 2}.get(place, 13)  # there are more of each
+            kill = (place, chance.randrange(1, most)) if kills < 2 else ("", 0)
+            life = live(name, kill)
+            if not life.killed:
+                break
+            kills += 1
+        assert life.exit_code == 0
+        assert kills, f"it never died at {place}"
+        assert_same(whole, end_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("which", ["net"])
+def test_two_ranks(tmp_path: Path, server: ForkServer, which: str) -> None:
+    """One rank dies; both start again, each from its own store."""
+
+    def live(name: str, *rest: Any) -> Any:
+        return server.run(
+            "lightning_work:run_ranks", [which, str(tmp_path / name), *rest], timeout_seconds=300
+        )
+
+    assert live("plain").exit_code == 0
+    for name, dies, kill in (
+        ("step.pm", 1, ("step", 11)),
+        ("commit.pm", 0, ("primitive", 90)),
+        ("validation.pm", 1, ("validation", 5)),
+    ):
+        assert live(name, dies, kill).killed
+        assert not live(name).killed
+        for rank in range(2):
+            assert (tmp_path / name.replace(".", f"-{rank}.")).exists()
+            assert_same(
+                torch.load(tmp_path / f"plain{rank}.end", weights_only=False),
+                torch.load(tmp_path / f"{name}{rank}.end", weights_only=False),
+            )

@@ -1,0 +1,33 @@
+"""Hugging Face's Trainer: what its callback refuses, and what it exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pmstore.testing import ForkServer
+
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="not installed")
+
+CHECKS = (
+    *("without_the_folder", "changed_settings", "given_wrongly", "streams_that_draw", "exports"),
+    *("an_exception", "two_ranks", "the_example"),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([str(Path(__file__).parent)]) as server:
+        yield server
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_check(server: ForkServer, shm: Path, check: str) -> None:
+    folder = shm / "check"
+    folder.mkdir()
+    run = server.run(f"trainer_checks:{check}", [str(folder)], timeout_seconds=300.0)
+    assert run.exit_code == 0, "the child failed: see its stderr"
+    assert not run.killed

@@ -1,0 +1,273 @@
+"""What a Trainer's callback refuses, and what it exports: children of test_trainer_checks, which
+has one process import the library for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_work import Kill, Masked, found, make
+from transformers import TrainerCallback
+
+from pmstore.integrations.transformers import PmstoreTrainerCallback
+from pmstore.torch import AttachError, ChangedError
+
+Ack = Callable[[int], None]
+SHORT: dict[str, Any] = {"max_steps": 5, "logging_steps": 2}
+
+
+def begun(folder: str, **more: Any) -> Any:
+    """A trainer with a callback, and what it resumes from."""
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+    trainer = make(SHORT, Path(folder), [callback], **more)
+    return trainer, callback
+
+
+def stop(folder: str, at: int = 3, **more: Any) -> None:
+    """Trains in a child that dies after so many steps."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        trainer, callback = begun(folder, **more)
+        trainer.add_callback(Kill(at))
+        trainer.train(resume_from_checkpoint=callback.folder())
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+
+
+def without_the_folder(ack: Ack, folder: str) -> None:
+    torch.set_num_threads(1)
+    stop(folder)
+    trainer, callback = begun(folder)
+    with pytest.raises(AttachError, match=r"holds step 2 .*resume_from_checkpoint=callback.folder"):
+        trainer.train()
+    assert callback.run is None
+    assert callback.store is None
+    trainer, callback = begun(folder)
+    with pytest.raises(ValueError, match="Can't find"):
+        trainer.train(resume_from_checkpoint=str(folder))
+    trainer, callback = begun(folder)
+    assert callback.folder() == f"{folder}/run.pm.resume"
+    callback.close()
+    trainer.train(resume_from_checkpoint=callback.folder())
+    assert trainer.state.global_step == 5
+
+
+def changed_settings(ack: Ack, folder: str) -> None:
+    torch.set_num_threads(1)
+    stop(folder)
+    for changed, told in (
+        ({"per_device_train_batch_size": 2}, "per_device_train_batch_size: stored 4, given 2"),
+        ({"max_steps": 6}, "max_steps: stored 5, given 6"),
+        ({"seed": 4}, "seed: stored 3, given 4"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps: stored 1, given 2"),
+        ({"data": shorter}, "length of the data set: stored 26, given 20"),
+        ({"optim": "sgd"}, "class.*AdamW.*SGD"),
+        ({"learning_rate": 0.5}, "given 0.5"),
+        ({"ignore_data_skip": True}, "ignore_data_skip"),
+    ):
+        trainer, callback = begun(folder, **changed)
+        with pytest.raises((ChangedError, AttachError), match=told):
+            trainer.train(resume_from_checkpoint=callback.folder())
+        assert callback.store is None
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), changed=["max_steps"])
+    trainer = make(SHORT, Path(folder), [callback], max_steps=8)
+    trainer.train(resume_from_checkpoint=callback.folder())
+    assert trainer.state.global_step == 8
+    with pytest.raises(AttachError, match="none of the settings"):
+        callback = PmstoreTrainerCallback(Path(folder, "run.pm"), changed=["speed"])
+        trainer = make(SHORT, Path(folder), [callback], max_steps=8)
+        trainer.train(resume_from_checkpoint=callback.folder())
+
+
+def shorter() -> list[Any]:
+    from trainer_work import language
+
+    return language()[:20]
+
+
+def given_wrongly(ack: Ack, folder: str) -> None:
+    torch.set_num_threads(1)
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+    with pytest.raises(AttachError, match="no Trainer"):
+        callback.folder()
+    with pytest.raises(AttachError, match="no Trainer"):
+        callback.export()
+    with pytest.raises(AttachError, match="given twice"):
+        make(SHORT, Path(folder), [callback, callback])
+    with pytest.raises(AttachError, match="given twice"):
+        make(SHORT, Path(folder), [callback])
+    two = [PmstoreTrainerCallback(Path(folder, f"{name}.pm"), size="8MiB") for name in "ab"]
+    trainer = make(SHORT, Path(folder), list(two))
+    with pytest.raises(AttachError, match="two PmstoreTrainerCallbacks"):
+        trainer.train()
+
+    class Late(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if state.global_step == 2:
+                trainer.add_callback(PmstoreTrainerCallback(Path(folder, "c.pm")))
+
+    trainer = make(SHORT, Path(folder), [Late()])
+    with pytest.raises(AttachError, match="after the training had begun"):
+        trainer.train()
+    for given, told in (
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches"),
+    ):
+        fresh = Path(folder, "fresh.pm")
+        trainer = make(SHORT, Path(folder), [PmstoreTrainerCallback(fresh)], **given)
+        with pytest.raises(AttachError, match=told):
+            trainer.train()
+
+
+def streams_that_draw(ack: Ack, folder: str) -> None:
+    from trainer_work import Stream
+
+    torch.set_num_threads(1)
+    trainer, _ = begun(folder, data=Stream, collator=lambda: Masked(False))
+    with pytest.raises(AttachError, match="dataloader_num_workers=1"):
+        trainer.train()
+    trainer, _ = begun(f"{folder}/..", data=lambda: Stream(False), max_steps=20)
+    with pytest.raises(AttachError, match=r"came to its end after step 7.*repeat"):
+        trainer.train()
+
+
+def exports(ack: Ack, folder: str) -> None:
+    """A Trainer without the callback goes on from what was exported as the one that was never
+    stopped."""
+    torch.set_num_threads(1)
+    for at in (4, 8):  # in a data epoch; before the first step of one
+        place = Path(folder, str(at))
+        place.mkdir()
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            whole = make({"logging_steps": 1}, place, [])
+            result = found(whole, whole.train().training_loss)
+            Path(place, "whole.json").write_text(json.dumps(result))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            callback = PmstoreTrainerCallback(place / "run.pm", size="8MiB")
+            make({"logging_steps": 1}, place, [callback, Kill(at)]).train()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+        callback = PmstoreTrainerCallback(place / "run.pm")
+        make({"logging_steps": 1}, place, [callback])
+        with pytest.raises(AttachError, match=f"holds step {at - 1}, and no step 77"):
+            callback.export(77)
+        checkpoint = callback.export(at - 1)
+        assert checkpoint == str(place / "out" / f"checkpoint-{at - 1}")
+        plain = make({"logging_steps": 1}, place, [])
+        plain.train(resume_from_checkpoint=checkpoint)
+        given = json.loads((place / "whole.json").read_text())
+        came = found(plain, 0.0)
+        for name in ("model", "optimizer", "steps", "scheduler", "flos"):
+            assert came[name] == given[name], name
+        assert came["log"][:-1] == given["log"][:-1]
+
+
+def an_exception(ack: Ack, folder: str) -> None:
+    """A training that raised can be begun again in the same process."""
+    torch.set_num_threads(1)
+
+    class Raise(TrainerCallback):
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if state.global_step == 2:
+                raise OSError("as meant")
+
+    trainer, callback = begun(folder)
+    raising = Raise()
+    trainer.add_callback(raising)
+    with pytest.raises(OSError, match="as meant"):
+        trainer.train(resume_from_checkpoint=callback.folder())
+    trainer.remove_callback(raising)
+    trainer.train(resume_from_checkpoint=callback.folder())
+    assert trainer.state.global_step == 5
+
+
+class Before(TrainerCallback):
+    """Dies where a step begins, before the one that it follows is committed at this rank."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if state.global_step == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+RANKS: dict[str, Any] = {
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 2,
+    "num_train_epochs": 3,
+    "ddp_find_unused_parameters": False,
+}
+
+
+def pair(folder: Path, name: str, callback: bool, *killers: tuple[int, TrainerCallback]) -> bool:
+    """Two ranks of a training. Returns whether both came to its end; writes what they found.
+    killers: callbacks of a rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in (0, 1):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                torch.set_num_threads(1)
+                places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+                os.environ.update({key: str(value) for key, value in places.items()})
+                os.environ["MASTER_ADDR"] = "127.0.0.1"
+                kept = PmstoreTrainerCallback(folder / "run.pm", size="8MiB", timeout=60)
+                callbacks = [one for of, one in killers if of == rank]
+                callbacks += [kept] if callback else []
+                trainer = make(RANKS, folder, callbacks)
+                before = kept.folder() if callback else None
+                result = found(trainer, trainer.train(resume_from_checkpoint=before).training_loss)
+                (folder / f"{name}-{rank}.json").write_text(json.dumps(result))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+    return [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+
+
+def two_ranks(ack: Ack, folder: str) -> None:
+    """One dies; the other raises; both are started again: as if nothing had happened."""
+    place = Path(folder)
+    assert pair(place, "plain", False)
+    assert not pair(place, "killed", True, (1, Kill(2)))
+    assert not pair(place, "killed", True, (1, Before(3)))  # the other one has committed it
+    assert not pair(place, "killed", True, (0, Before(5)))
+    assert pair(place, "whole", True)
+    for rank in (0, 1):
+        plain = json.loads((place / f"plain-{rank}.json").read_text())
+        assert json.loads((place / f"whole-{rank}.json").read_text()) == plain
+        assert plain["steps"] == 6
+    assert pair(place, "again", True)  # nothing is left to do
+    assert (place / "again-0.json").read_text() == (place / "whole-0.json").read_text()
+
+
+def the_example(ack: Ack, folder: str) -> None:
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from examples import trainer
+
+    trainer.train(folder, 1)
+    trainer.train(folder, 1)
+    assert Path(folder, "trainer-output/checkpoint-32/model.safetensors").exists()

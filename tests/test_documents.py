@@ -1,0 +1,105 @@
+"""The documents' programs and commands run as they stand there (documents.py says how), links lead
+somewhere, and drawings are as they are drawn."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import pmstore  # noqa: E402
+import pmstore.torch  # noqa: E402
+from tests.documents import ROOT, blocks, pages, run  # noqa: E402
+
+
+def make_run() -> None:
+    """A short run, stored in run.pm."""
+    model = torch.nn.Linear(20, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pmstore.open("run.pm", size="8MiB") as store:
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+        for _ in range(3):
+            loss = model(torch.ones(2, 20)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.commit(loss)
+
+
+def add_tiers() -> None:
+    """The store that is given has some."""
+    with pmstore.open("given.pm", size="16MiB") as store:
+        for name in ("disk", "remote"):
+            store.add_tier(name, name)
+
+
+def save_model() -> None:
+    torch.save(torch.nn.Linear(20, 1).state_dict(), "pretrained.pt")
+
+
+PREPARED = {
+    "docs/howto/migrate.md": save_model,
+    "docs/SCHEDULER.md": add_tiers,
+    "docs/howto/readers.md": make_run,
+    "docs/howto/deploying.md": make_run,
+}
+
+
+@pytest.mark.parametrize("page", pages())
+def test_what_stands_in(page: str, shm: Path) -> None:
+    ran = run(page, shm, PREPARED.get(page))
+    assert ran + sum(block.why_not is not None for block in blocks(page)) == len(blocks(page))
+
+
+def test_drawings_are_as_they_are_drawn() -> None:
+    """docs/site/diagrams.py draws them, and they are stored."""
+    drawn = runpy.run_path(str(ROOT / "docs" / "site" / "diagrams.py"))
+    for name, drawing in drawn["DRAWINGS"].items():
+        assert (ROOT / "docs" / "pictures" / name).read_text(
+            encoding="utf-8"
+        ) == drawing().text_of_file()
+
+
+def test_links_lead_somewhere() -> None:
+    """From a document to a file, and to a heading in it, named as the forges name them."""
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*.md")]
+    dead = []
+    for path in sorted(set(documents)):
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in link:
+                continue
+            name, _, place = link.partition("#")
+            target = (path.parent / name).resolve() if name else path
+            if not target.exists() or (place and place not in headings(target)):
+                dead.append(f"{path.relative_to(ROOT)}: {link}")
+    assert not dead
+
+
+def headings(document: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in found]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_documented_golden_counts() -> None:
+    """docs/EXPERIMENTS.md shows some of the counts that native/tests/test_golden.c holds."""
+    source = (ROOT / "native" / "tests" / "test_golden.c").read_text()
+    golden = {
+        name: counts
+        for name, *counts in re.findall(r'\{"([^"]+)", \w+, \d+, (\d+), (\d+), \w+\}', source)
+    }
+    table = (
+        (ROOT / "docs" / "EXPERIMENTS.md")
+        .read_text()
+        .partition("| transaction | fences | lines |")[2]
+        .split("\n\n")[0]
+    )
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| (\d+) \|", table, re.MULTILINE)
+    assert len(rows) >= 6
+    assert [[name, *golden[name]] for name, *_ in rows] == [list(row) for row in rows]

@@ -1,0 +1,35 @@
+"""A short choice of jobs whose ranks are killed (`python -m tests.jobs` for all of them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
+
+from jobs import harness, registry
+from jobs.server import JobServer
+
+CHOSEN = {name: one for name, one in registry.load().items() if one.quick}
+DOMAINS = ("process", "file")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[JobServer]:
+    with JobServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_jobs_end_with_the_same_bits(name: str, domain: str, server: JobServer) -> None:
+    report = harness.examine(CHOSEN[name], server, domain, kills=5)
+    assert not report.problems
+    assert report.kills >= 5
+    assert report.joins >= 4
+
+
+def test_the_harness_finds_ranks_that_go_on_apart(server: JobServer) -> None:
+    report = harness.examine(registry.JOBS["alone-2"], server, kills=40)
+    assert any("not at the same place" in problem for problem in report.problems)

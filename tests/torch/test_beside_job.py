@@ -1,0 +1,211 @@
+"""What else a process does with the store of a job: mirrors, runs, children of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import launch  # type: ignore[import-not-found, unused-ignore]
+
+import pmstore
+import pmstore.torch
+
+Found = dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[Found]:
+    """By two ranks, which run all these programs: to start them takes longer than they do."""
+    programs = [_mirror_before_attach, _two_runs, _another_run, _interrupted, _child]
+    with tempfile.TemporaryDirectory(
+        prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm"
+    ) as folder:
+        yield launch(programs, Path(folder), 2)
+
+
+class Left(Exception):
+    """The program ends like this, as after a kill: nothing more is committed."""
+
+
+def train(
+    run: pmstore.torch.Run, model: torch.nn.Module, optimizer: Any, until: int, **given: Any
+) -> None:
+    while run.step < until:
+        optimizer.zero_grad()
+        model(torch.full((2, 3), 0.5)).sum().backward()
+        optimizer.step()
+        run.commit(**given)
+
+
+def program(rank: int) -> dict[str, Any]:
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(3, 2)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)}
+
+
+def attach(store: pmstore.Store, given: dict[str, Any], **more: Any) -> pmstore.torch.Run:
+    return pmstore.torch.attach(store, **given, process_group="world", timeout=30, **more)
+
+
+def leave_apart(path: Path, rank: int, **given: Any) -> None:
+    """A job whose rank 0 is a step ahead of rank 1: at 3 and 2."""
+    try:
+        with pmstore.open(path, size="4MiB", domain="process") as store:
+            model = program(rank)
+            run = attach(store, model, **given)
+            train(run, **model, until=2, agree=True)
+            shutil.copy(path, f"{path}.copy")
+            train(run, **model, until=3, agree=True)
+            raise Left
+    except Left:
+        pass
+    if rank == 1:
+        shutil.copy(f"{path}.copy", path)
+
+
+def _mirror_before_attach(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    path, copy = folder / f"run{rank}.pm", folder / f"copy{rank}.pm"
+    given = program(rank)
+    with pmstore.open(path, size="4MiB", domain="process") as store:
+        attach(store, given).detach()
+        average = torch.zeros(8)
+        store.mirror("average", average)
+    try:
+        with pmstore.open(path, domain="process") as store:
+            average = torch.zeros(8)
+            store.mirror("average", average)
+            given = program(rank)
+            run = attach(store, given)
+            for step in range(1, 4):
+                average.fill_(step)
+                train(run, **given, until=step, agree=True)
+                if rank == 1 and step == 2:
+                    shutil.copy(path, copy)
+            raise Left
+    except Left:
+        pass
+    if rank == 1:
+        shutil.copy(copy, path)
+    with pmstore.open(path, domain="process") as store:
+        average = torch.zeros(8)
+        store.mirror("average", average)
+        results["before"] = average[0].item()
+        given = program(rank)
+        run = attach(store, given)
+        results["step"], results["after"] = run.step, average[0].item()
+
+
+def test_mirrors_of_the_program_go_back_too(found: Found) -> None:
+    ranks = found["_mirror_before_attach"]
+    assert [one["before"] for one in ranks] == [3, 2]
+    assert [(one["step"], one["after"]) for one in ranks] == [(2, 2), (2, 2)]
+
+
+def _two_runs(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    def refused(**more: Any) -> str:
+        with pytest.raises(pmstore.torch.AttachError) as told:
+            pmstore.torch.attach(store, **program(rank), **more)
+        return str(told.value)
+
+    job = {"process_group": "world", "timeout": 30}
+    with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
+        alone = pmstore.torch.attach(store, **program(rank), name="alone")
+        results["said"] = [refused(name="a", **job)]
+        alone.detach()
+        given = program(rank)
+        run = attach(store, given, name="a")
+        train(run, **given, until=2)
+        results["said"] += [refused(name="b", **job), refused(name="b")]
+        train(run, **given, until=4)
+        run.detach()
+        given = program(rank)
+        other = attach(store, given, name="b")
+        train(other, **given, until=3)
+        results["step"] = other.step
+
+
+def test_one_run_of_a_store_is_in_a_job(found: Found) -> None:
+    for one in found["_two_runs"]:
+        assert ["'alone'" in one["said"][0], *("'a'" in said for said in one["said"][1:])] == (
+            [True] * 3
+        )
+        assert all("detach()" in said for said in one["said"])
+        assert one["step"] == 3
+
+
+def _another_run(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    path = folder / f"run{rank}.pm"
+    results["steps"] = []
+    for first, second in (("a", "b"), ("b", "a")):  # the second time both are there
+        leave_apart(path, rank, name=first)
+        with pmstore.open(path, domain="process") as store:
+            with pytest.raises(pmstore.InDoubtError, match=f"attach that run.*name='{first}'"):
+                attach(store, program(rank), name=second)
+            given = program(rank)
+            run = attach(store, given, name=first)
+            results["steps"].append(run.step)
+            run.detach()
+            run = attach(store, program(rank), name=second)
+            results["steps"].append(run.step)
+            run.detach()
+
+
+def test_a_run_does_not_end_what_another_one_may_go_back_to(found: Found) -> None:
+    for one in found["_another_run"]:
+        assert one["steps"] == [2, 0, 2, 2]
+
+
+def _interrupted(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    given = program(rank)
+    with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
+        run = attach(store, given)
+        train(run, **given, until=1)
+        pools = type(store._core.pool)
+        allow = pools.allow
+
+        def interrupt(pool: Any) -> None:
+            pools.allow = allow  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        if rank == 0:
+            pools.allow = interrupt  # type: ignore[method-assign, assignment]
+        try:
+            train(run, **given, until=2)
+        except KeyboardInterrupt:
+            run.commit()  # the step that is under way
+        train(run, **given, until=4, agree=True)
+        results["steps"] = [run.step, run.agreed_step]
+
+
+def test_a_wait_for_the_others_that_was_interrupted_is_repeated(found: Found) -> None:
+    for one in found["_interrupted"]:
+        assert one["steps"] == [4, 4]
+
+
+def _child(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    given = program(rank)
+    with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
+        run = attach(store, given)
+        train(run, **given, until=1)
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                run.commit()
+            except pmstore.ForkedStoreError:
+                code = 7
+            finally:
+                os._exit(code)
+        results["child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        train(run, **given, until=3)
+        results["step"] = run.step
+
+
+def test_a_child_says_nothing_to_the_other_ranks(found: Found) -> None:
+    for one in found["_child"]:
+        assert (one["child"], one["step"]) == (7, 3)

@@ -1,0 +1,207 @@
+"""Parameters that change places while a run goes on: state goes with them, as without a store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+import pmstore.torch.optim
+from pmstore.torch import MismatchError, Run, attach
+from pmstore.torch.model import ModelBinding
+from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.pieces import Pieces
+from pmstore.torch.replacing import Replacing
+from pmstore.torch.slotted import SlottedBinding
+
+KINDS = ("heap", "slots", "mirrored")
+X = torch.arange(12.0).reshape(4, 3) / 5
+
+
+def make(kind: str) -> tuple[nn.Sequential, Any]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    slots: Any = pmstore.torch.optim.AdamW
+    optimizer = (slots if kind == "slots" else torch.optim.AdamW)(model.parameters(), lr=1e-2)
+    return model, optimizer
+
+
+def update(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(X).square().mean().backward()
+    optimizer.step()
+
+
+def swap(model: nn.Sequential) -> None:
+    one, other = model[0], model[1]
+    one.weight, other.weight = other.weight, one.weight
+
+
+def turn(model: nn.Sequential) -> None:
+    one, other, third = (layer.weight for layer in model)
+    model[0].weight, model[1].weight, model[2].weight = other, third, one
+
+
+def exchange(model: nn.Sequential) -> None:
+    model[0], model[1] = model[1], model[0]
+
+
+def replace(model: nn.Module) -> None:
+    state = {key: one.detach().clone() for key, one in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def values(model: nn.Module) -> list[Any]:
+    return [one.tolist() for one in model.parameters()]
+
+
+def started(store: pmstore.Store, kind: str) -> tuple[nn.Sequential, Any, Run]:
+    model, optimizer = make(kind)
+    run = attach(store, model=model, optimizer=optimizer, mirror=kind == "mirrored")
+    return model, optimizer, run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", [swap, turn, exchange])
+def test_state_goes_with_its_tensor(shm: Path, change: Any, kind: str) -> None:
+    model, optimizer = make(kind)
+    for step in range(6):
+        if step == 3:
+            change(model)
+        update(model, optimizer)
+    want = values(model)
+    for resumed in (6, 4):
+        path = shm / f"{resumed}.pm"
+        with pmstore.open(path, size="8MiB") as store:
+            model, optimizer, run = started(store, kind)
+            for step in range(resumed):
+                if step == 3:
+                    change(model)
+                update(model, optimizer)
+                run.commit()
+            held = values(model)
+        with pmstore.open(path) as store:
+            model, optimizer, run = started(store, kind)
+            assert (run.step, values(model)) == (resumed, held)
+            for _ in range(resumed, 6):
+                update(model, optimizer)
+                run.commit()
+            assert values(model) == want
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", [swap, exchange])
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_roll_back_undoes_it(store: pmstore.Store, change: Any, kind: str, noticed: bool) -> None:
+    model, optimizer, run = started(store, kind)
+    update(model, optimizer)
+    run.commit()
+    with torch.no_grad():
+        held = model(X).tolist()
+    change(model)
+    if noticed:
+        update(model, optimizer)
+    with torch.no_grad():
+        assert model(X).tolist() != held
+    run.rollback()
+    with torch.no_grad():
+        assert model(X).tolist() == held
+    update(model, optimizer)
+    run.commit()
+    want, reference = make(kind)
+    for _ in range(2):
+        update(want, reference)
+    assert values(model) == values(want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_group_is_refused(store: pmstore.Store, kind: str) -> None:
+    model, whole = make(kind)
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 1e-3}]
+    optimizer = type(whole)(groups, lr=1e-2)
+    model = nn.Sequential(model[0], model[1])
+    run = attach(store, model=model, optimizer=optimizer, mirror=kind == "mirrored")
+    update(model, optimizer)
+    run.commit()
+    held = [[*map(id, group["params"])] for group in optimizer.param_groups]
+    swap(model)
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="changed places"):
+            run.commit()
+    assert [[*map(id, group["params"])] for group in optimizer.param_groups] == held
+    swap(model)
+    update(model, optimizer)
+    run.commit()
+    assert run.committed == 2
+
+
+_CODE = {
+    function.__code__
+    for function in (
+        *(ModelBinding.follow, ModelBinding._follow, ModelBinding.followed, ModelBinding._scan),
+        *(ModelBinding.leave_out, OptimizerBinding.replace, Pieces.follow, SlottedBinding.take_in),
+        *(Replacing.__init__, Replacing.put),
+    )
+}
+
+
+class _Interrupt:
+    """Raises KeyboardInterrupt before the line of that number of what follows."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code not in _CODE:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("kind", ["heap", "slots"])
+@pytest.mark.parametrize(("first", "later"), [(swap, None), (swap, swap), (replace, replace)])
+def test_an_interrupt_while_places_change(shm: Path, kind: str, first: Any, later: Any) -> None:
+    """later: what the program does before it ends the step again; to swap once more undoes it."""
+    model, optimizer = make(kind)
+    for step in range(4):
+        if step == 2 and (first, later) == (swap, None):
+            swap(model)
+        update(model, optimizer)
+    want = values(model)
+    line, interrupted = 1, True
+    while interrupted:
+        with pmstore.open(shm / f"{line}.pm", size="8MiB") as store:
+            model, optimizer, run = started(store, kind)
+            for _ in range(2):
+                update(model, optimizer)
+                run.end_step()
+            first(model)
+            before = sys.gettrace()
+            sys.settrace(_Interrupt(line))
+            try:
+                run._steps.pieces.follow()
+                interrupted = False
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            if later is not None:
+                later(model)
+            for _ in range(2):
+                update(model, optimizer)
+                run.commit()
+            held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            assert held == {*map(id, model.parameters())} == {*map(id, optimizer.state)}
+            assert values(model) == want, f"interrupted at line {line}"
+        (shm / f"{line}.pm").unlink()
+        line += 1
+    assert line > 20

@@ -1,0 +1,223 @@
+"""How the ends of training programs are counted: what loses steps is a failure, and a notice whose
+commit landed is none. Alone, and in jobs of several ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks  # type: ignore[import-not-found, unused-ignore]
+import torch
+
+# which the first optimizer of a process imports: here once, in the fork server
+import torch._dynamo
+
+import pmstore
+from pmstore.scheduler import EveryN, HazardModel, PreemptionGuard
+from pmstore.testing import ForkServer
+from pmstore.torch import Run, attach
+
+
+def counted(path: Path) -> tuple[float, float]:
+    """Failures and preemptions, as the next run of the store finds them."""
+    with pmstore.open(path) as store:
+        hazard = HazardModel(store)
+        return sum(hazard.failures), hazard.preemptions
+
+
+class Program:
+    """A model in a store that commits every 100 steps."""
+
+    def __init__(self, store: pmstore.Store, **given: Any) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.run: Run = attach(
+            store, model=self.model, optimizer=self.optimizer, policy=EveryN(100), **given
+        )
+
+    def update(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(torch.full((3, 4), 1.0 + self.run.step)).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.run.end_step(self.update())
+
+
+# ---- alone
+
+
+def _exception(program: Program) -> None:
+    raise KeyError("in the program")
+
+
+def _interrupt(program: Program) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        pass
+
+
+def _exit_1(program: Program) -> None:
+    sys.exit(1)
+
+
+def _exit_0(program: Program) -> None:
+    sys.exit(0)
+
+
+def _close(program: Program) -> None:
+    program.run.store.close()
+
+
+def _os_exit(program: Program) -> None:
+    os._exit(1)
+
+
+def _kill(program: Program) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+ENDS: dict[str, Callable[[Program], None]] = {
+    one.__name__: one for one in (_exception, _interrupt, _exit_1, _exit_0, _close, _os_exit, _kill)
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([str(Path(__file__).parent)]) as server:
+        yield server
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_in_the_middle_of_a_step_is_a_failure(
+    path: Path, server: ForkServer, end: str
+) -> None:
+    server.run("test_run_endings:_dies", [str(path), end])
+    with pmstore.open(path, mode="r") as store:
+        assert store["run/progress"][0] == 100
+    assert counted(path) == (1, 0)
+
+
+def _dies(ack: Any, path: str, end: str) -> None:
+    torch.set_num_threads(1)
+    with pmstore.open(path) as store, contextlib.suppress(pmstore.ClosedStoreError):
+        program = Program(store)
+        program.train(130)
+        program.update()  # half a step: what is pending cannot be kept
+        ENDS[end](program)
+
+
+def test_an_end_in_order_is_none(path: Path) -> None:
+    with pmstore.open(path) as store:
+        Program(store).train(130)
+    assert counted(path) == (0, 0)
+    with pytest.raises(KeyError), pmstore.open(path) as store:
+        Program(store)
+        raise KeyError("before the first step")
+    assert counted(path) == (0, 0)
+
+
+def test_a_job_at_its_end_is_not_interrupted(path: Path) -> None:
+    with pytest.raises(KeyError), pmstore.open(path) as store:
+        program = Program(store, loader=[torch.zeros(1)] * 130)
+        for _ in program.run.batches(epochs=1):
+            program.train(1)
+        store.commit()
+        raise KeyError("while the figures are drawn")
+    assert counted(path) == (0, 0)
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_notice_counts_when_its_commit_has_landed(
+    path: Path, server: ForkServer, landed: bool
+) -> None:
+    server.run("test_run_endings:_noticed", [str(path), landed])
+    assert counted(path) == ((0, 1) if landed else (1, 0))
+
+
+def _noticed(ack: Any, path: str, landed: bool) -> None:
+    torch.set_num_threads(1)
+    guard = PreemptionGuard()
+    program = Program(pmstore.open(path), guard=guard)
+    program.train(130)
+    assert program.run.scheduler is not None
+    if not landed:
+        program.run.scheduler.targets[0].commit = lambda: _kill(program)
+    os.kill(os.getpid(), signal.SIGTERM)
+    program.train(1)
+    assert program.run.stopping
+    _kill(program)
+
+
+def test_a_notice_that_does_not_come_true_expires(path: Path) -> None:
+    """For a loop that does not look at run.stopping."""
+    now = 0.0
+    guard = PreemptionGuard(signals=(), clock=lambda: now)
+    with contextlib.suppress(KeyError), pmstore.open(path) as store:
+        program = Program(store, guard=guard)
+        program.train(130)
+        guard.notify()
+        program.train(1)
+        assert program.run.stopping
+        assert program.run.committed == 131
+        now = 1000.0
+        program.train(30)
+        assert not program.run.stopping
+        assert program.run.committed == 131
+        program.train(100)
+        assert program.run.committed == 200
+        program.update()
+        raise KeyError
+    assert counted(path) == (1, 0)
+
+
+# ---- in a job
+
+
+def _rank_dies(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    with pmstore.open(folder / f"{rank}.pm") as store:
+        program = Program(store, process_group="world", timeout=200.0)
+        program.train(130)
+        if rank == 1:
+            raise KeyError
+        program.train(1000)
+
+
+def test_an_end_of_one_rank_is_a_failure_of_all() -> None:
+    with tempfile.TemporaryDirectory(prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm") as name:
+        folder = Path(name)
+        arguments = [sys.executable, ranks.__file__, "test_run_endings", "_rank_dies", name]
+        started = [
+            subprocess.Popen(
+                [*arguments, str(rank), "2"],
+                cwd=Path(__file__).parent,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            told = [process.communicate(timeout=ranks.TIMEOUT)[1] for process in started]
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+        assert all(process.returncode for process in started)
+        assert "PeerLostError" in told[0]
+        for rank in range(2):
+            assert counted(folder / "_rank_dies" / f"{rank}.pm") == (1, 0)

@@ -1,0 +1,366 @@
+"""The end of a step: what it refuses, what an interrupt leaves, and what exits make of steps whose
+commits are under way, alone and in a job."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import launch  # type: ignore[import-not-found, unused-ignore]
+from torch import nn
+
+import pmstore
+import pmstore.torch.optim
+from pmstore.scheduler import Auto, EveryN
+from pmstore.torch import Run, attach
+from pmstore.torch.model import ModelBinding
+from pmstore.torch.optimizer import OptimizerBinding
+from pmstore.torch.pieces import Pieces
+from pmstore.torch.slotted import SlottedBinding
+
+
+class Training:
+    """A run of a small model."""
+
+    def __init__(self, store: pmstore.Store, slots: bool = False, **given: Any) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        kind: Any = pmstore.torch.optim.AdamW if slots else torch.optim.AdamW
+        self.optimizer: Any = kind(self.model.parameters(), lr=1e-2)
+        self.run: Run = attach(store, model=self.model, optimizer=self.optimizer, **given)
+
+    def update(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(torch.full((3, 4), 1.0 + self.run.step)).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def weights(self) -> list[float]:
+        return [number for one in self.model.parameters() for number in one.flatten().tolist()]
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [
+        ("x", TypeError),
+        ("0.5", TypeError),
+        ([0.5], TypeError),
+        (1j, TypeError),
+        (np.complex64(1), TypeError),
+        (torch.tensor(1j), TypeError),
+        (torch.zeros(3), ValueError),
+        (torch.zeros(0), ValueError),
+        (np.zeros(3), ValueError),
+        (np.zeros(1), ValueError),  # numpy makes no number of it
+    ],
+)
+def test_what_is_no_loss_is_refused_before_the_step_ends(
+    store: pmstore.Store, loss: Any, error: type[Exception]
+) -> None:
+    training = Training(store)
+    training.update()
+    epoch = store.epoch
+    for end in (training.run.end_step, training.run.commit):
+        with pytest.raises(error, match="the loss of a step is"):
+            end(loss)
+        assert training.run.step == 0
+        assert store.epoch == epoch
+    training.run.commit(0.5)
+    assert training.run.step == 1
+    with pytest.raises(error, match="the loss of a step is"), training.run.transaction() as step:
+        training.update()
+        step.loss = loss
+    assert training.run.step == 1
+
+
+@pytest.mark.parametrize(
+    "loss", [None, 1, True, 0.5, np.float32(0.5), np.zeros(()), torch.ones(1, 1), torch.tensor(2)]
+)
+def test_what_is_one_number_is_a_loss(store: pmstore.Store, loss: Any) -> None:
+    training = Training(store)
+    training.update()
+    training.run.commit(loss)
+    assert training.run.committed == 1
+    known = training.run.metrics().get("loss")
+    assert known == (None if loss is None else float(loss))
+
+
+def test_arrays_of_other_libraries(store: pmstore.Store) -> None:
+    small: Any = pytest.importorskip("ml_dtypes").bfloat16
+    training = Training(store)
+    given: list[Any] = [small(0.5), np.array(0.25, small)]
+    for loss in given:
+        training.update()
+        training.run.commit(loss)
+        assert training.run.metrics()["loss"] == float(loss)
+    with pytest.raises(ValueError, match="one number"):
+        training.run.commit(np.array([1, 2], small))  # type: ignore[arg-type]
+    numpy = pytest.importorskip("jax.numpy")
+    training.update()
+    with pytest.raises(ValueError, match="one number"):
+        training.run.commit(numpy.ones(3))
+    training.run.commit(numpy.asarray(0.75, small))
+    assert training.run.metrics()["loss"] == 0.75
+
+
+def test_a_bool_is_no_number_of_seconds(store: pmstore.Store) -> None:
+    with pytest.raises(TypeError, match="max_loss=True"):
+        Training(store, max_loss=True)
+    with pytest.raises(TypeError, match="max_loss=False"):
+        Auto(max_loss=False)
+    with pytest.raises(ValueError, match="max_loss=-1"):
+        Auto(max_loss=-1)
+
+
+# ---- an interrupt while parameters that are other objects are followed
+
+_CODE = {
+    function.__code__
+    for function in (
+        *(ModelBinding.follow, ModelBinding._follow, ModelBinding.followed, ModelBinding._scan),
+        *(ModelBinding.leave_out, OptimizerBinding.replace, Pieces.follow, SlottedBinding.take_in),
+    )
+}
+
+
+class _Interrupt:
+    """Raises KeyboardInterrupt before the line of that number of what follows."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code not in _CODE:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def _end(training: Training, interrupt: int) -> bool:
+    """Whether the end of the step was interrupted. Then it is ended again."""
+    before = sys.gettrace()
+    sys.settrace(_Interrupt(interrupt))
+    try:
+        training.run.commit()
+    except KeyboardInterrupt:
+        interrupted = True
+    else:
+        interrupted = False
+    finally:
+        sys.settrace(before)
+    if interrupted:
+        training.run.commit()
+    return interrupted
+
+
+def _replace(training: Training, _: int) -> None:
+    state = {key: one.detach().clone() + 1 for key, one in training.model.state_dict().items()}
+    training.model.load_state_dict(state, assign=True)
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_an_interrupt_while_new_parameters_are_followed(shm: Path, slots: bool) -> None:
+    """Wherever it comes: the step that is ended after it trains what the model computes with."""
+
+    def train(path: Path, interrupt: int) -> tuple[bool, list[float]]:
+        with pmstore.open(path, size="8MiB") as store:
+            training = Training(store, slots)
+            training.update()
+            training.run.commit()
+            _replace(training, 0)
+            interrupted = _end(training, interrupt)
+            trained = {
+                id(one) for group in training.optimizer.param_groups for one in group["params"]
+            }
+            assert trained == set(map(id, training.model.parameters()))
+            assert trained >= set(map(id, training.optimizer.state))
+            training.update()
+            training.run.commit()
+            held = training.weights()
+        with pmstore.open(path) as store:
+            again = Training(store, slots)
+            assert again.run.step == 3
+            assert again.weights() == held
+        return interrupted, held
+
+    _, want = train(shm / "whole.pm", 0)
+    line = 1
+    while True:
+        interrupted, held = train(shm / f"{line}.pm", line)
+        (shm / f"{line}.pm").unlink()
+        assert held == want, f"interrupted at line {line}"
+        if not interrupted:
+            break
+        line += 1
+    assert line > 30
+
+
+# ---- what a step writes is declared
+
+
+def test_all_that_a_step_writes_is_declared(shm: Path) -> None:
+    """Of small tensors, many of which share a page, and large ones: no store has to be noticed by a
+    fault, whichever parameters have a gradient."""
+    with pmstore.open(shm / "run.pm") as store:
+        sizes = [5, 40000, 1, 700, 3, 5000, 64, 1024, 9, 30000]
+        parameters = [nn.Parameter(torch.zeros(size)) for size in sizes * 20]
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        run = attach(store, optimizer=optimizer)
+
+        def give(which: range) -> None:
+            for number, one in enumerate(parameters):
+                one.grad = torch.ones_like(one) if number in which else None
+
+        give(range(len(parameters)))
+        optimizer.step()  # makes the state
+        run.commit()
+        for which in (range(0, 200, 3), range(200), range(0), range(100, 200), range(150)):
+            give(which)
+            binding = next(iter(run._steps.pieces.optimizers.values()))
+            store.will_write(*binding.writes())
+            before = store.stats().faults
+            for number in which:
+                with torch.no_grad():
+                    parameters[number].add_(1)
+                    optimizer.state[parameters[number]]["momentum_buffer"].add_(1)
+            assert store.stats().faults == before
+            run.commit()
+
+
+# ---- exits while a commit is under way
+
+_EXITS: list[BaseException | None] = [
+    None,
+    ValueError("a bug"),
+    SystemExit(0),
+    SystemExit(3),
+    KeyboardInterrupt(),
+]
+
+
+@pytest.mark.parametrize("error", _EXITS, ids=repr)
+@pytest.mark.parametrize("kind", ["undo", "slots", "mirrored"])
+@pytest.mark.parametrize("domain", ["process", "file"])
+def test_an_exit_after_a_step_whose_commit_is_under_way(
+    tmp_path: Path, domain: Any, kind: str, error: BaseException | None
+) -> None:
+    """Steps that were ended are there, those of a policy that has not committed them too."""
+    given: dict[str, Any] = {"slots": kind == "slots", "mirror": kind == "mirrored"}
+    held: list[float] = []
+
+    def train() -> None:
+        with pmstore.open(tmp_path / "run.pm", domain=domain) as store:
+            training = Training(store, policy=EveryN(3), **given)
+            for number in range(1, 5):
+                began = training.run.end_step(training.update(), wait=False)
+                assert began == (number == 3)
+                assert (training.run.pending is not None) == began
+                if error is not None and number == 3:
+                    held[:] = training.weights()
+                    raise error
+            held[:] = training.weights()
+
+    if error is None:
+        train()
+    else:
+        with pytest.raises(type(error)):
+            train()
+    with pmstore.open(tmp_path / "run.pm") as store:
+        again = Training(store, policy=EveryN(3), **given)
+        assert again.run.step == (4 if error is None else 3)
+        assert again.weights() == held
+
+
+def test_an_exit_before_the_policy_has_committed(disk: Path) -> None:
+    """Steps behind a commit under way are kept by the end of the program, as they are whole."""
+    held: list[float] = []
+
+    def train() -> None:
+        with pmstore.open(disk / "run.pm", domain="file") as store:
+            training = Training(store, policy=EveryN(3))
+            for _ in range(5):
+                training.run.end_step(training.update(), wait=False)
+            held[:] = training.weights()
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        train()
+    with pmstore.open(disk / "run.pm") as store:
+        again = Training(store, policy=EveryN(3))
+        assert again.run.step == 5
+        assert again.weights() == held
+
+
+# ---- in a job
+
+
+def _job(store: pmstore.Store, **given: Any) -> Training:
+    return Training(store, process_group="world", timeout=60.0, **given)
+
+
+def _train_together(training: Training, until: int, wait: bool) -> list[int]:
+    committed = []
+    while training.run.step < until:
+        loss = training.update()
+        if training.run.end_step(loss, wait=wait):
+            committed.append(training.run.step)
+    return committed
+
+
+def _background(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    path = folder / f"{rank}.pm"
+    for life, leaves in enumerate((None, ValueError, SystemExit)):
+        try:
+            with pmstore.open(path, size="8MiB") as store:
+                training = _job(store, policy=EveryN(2))
+                results[f"resumed {life}"] = [training.run.step, training.weights()]
+                committed = _train_together(training, 4 * (life + 1), wait=life != 1)
+                results[f"committed {life}"] = committed
+                results[f"left {life}"] = [training.run.step, training.weights()]
+                if leaves is not None:
+                    raise leaves(0)
+        except (ValueError, SystemExit):
+            pass
+    with pmstore.open(path, size="8MiB") as store:
+        training = _job(store, policy=EveryN(2))
+        results["resumed 3"] = [training.run.step, training.weights()]
+
+
+def _refused(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    with pmstore.open(folder / f"{rank}.pm", size="8MiB") as store:
+        training = _job(store)
+        training.update()
+        try:
+            training.run.end_step("x" if rank else torch.ones(2))  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            results["told"] = str(error)
+        training.run.end_step(0.5)
+        training.run.commit(agree=True)
+        results["step"] = training.run.agreed_step
+
+
+def test_ranks_that_end_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """They commit the same ones, in the background too, and go on from them whatever their exit."""
+    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir="/dev/shm") as folder:
+        found = launch([_background, _refused], Path(folder), 2)
+    one, other = found["_background"]
+    assert one == other
+    assert [one[f"committed {life}"] for life in range(3)] == [[2, 4], [6, 8], [10, 12]]
+    for life in range(3):
+        assert one[f"resumed {life + 1}"] == one[f"left {life}"]
+    for rank in found["_refused"]:
+        assert "the loss of a step is" in rank["told"]
+        assert rank["step"] == 2
