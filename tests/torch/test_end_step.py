@@ -275,13 +275,13 @@ def server() -> Iterator[ForkServer]:
 
 def trains(ack: Any, path: str, way: str = "", after: int = 0) -> None:
     """Acknowledges each step when its work is done, before it ends. way: in which it is killed, at
-    a random moment, after so many steps."""
+    a random moment, after so many steps: it trains until then, however fast this machine is."""
     torch.set_num_threads(1)
     drawn = random.Random(after)
     with pmstore.open(path, domain="file") as store:
         training = Training(store)
         die = training.run.step + after
-        while training.run.step < STEPS:
+        while way or training.run.step < STEPS:
             if way and training.run.step == die:
                 if way == "in the engine":
                     kill_at_primitive(drawn.randint(1, 30))
@@ -297,26 +297,21 @@ def test_a_kill_takes_back_the_bound_and_a_step(shm: Path, server: ForkServer) -
     """At random moments and at random writes of the engine; seconds are the scheduler's."""
     drawn = random.Random(26)
     path, bound = shm / "run.pm", 1.0
-    most, kills = 0.0, 0
+    most = 0.0
     for number in range(4):
         way = ("in the engine", "at any time")[number % 2]
         died = server.run("test_end_step:trains", [str(path), way, drawn.randint(10, 30)])
-        assert died.killed or died.exit_code == 0
-        kills += died.killed
+        assert died.killed
         with pmstore.open(path, mode="r") as store:
             kept = int(store["run/progress"][0])
-        if not died.killed:
-            assert kept == STEPS
-            continue
         lost = sum(map(duration, range(kept + 1, died.acknowledged + 1)))
         assert lost <= bound + duration(died.acknowledged) + 1e-6, (kept, died.acknowledged)
         most = max(most, lost)
-    assert kills >= 3
     assert most > 0.0
     assert server.run("test_end_step:trains", [str(path)]).exit_code == 0
     with pmstore.open(path) as store, pmstore.open(shm / "whole.pm", domain="emulated") as whole:
         resumed, undisturbed = Training(store), Training(whole)
-        while undisturbed.run.step < STEPS:
+        while undisturbed.run.step < resumed.run.step:
             undisturbed.run.end_step(undisturbed.update())
-        assert resumed.run.step == STEPS
+        assert resumed.run.step >= STEPS
         assert all(map(torch.equal, resumed.weights(), undisturbed.weights()))
