@@ -226,11 +226,11 @@ _DIRECTORY = [
 ]  # fmt: skip
 
 _JOURNAL = [
-    Mutant("images_ignored", "journal/journal.c", "    lay_images(change, page, pages, copy);\n", "    (void)lay_images;\n    (void)change;\n",
+    Mutant("images_ignored", "journal/plan.c", "    lay_images(change, page, pages, copy);\n", "    (void)lay_images;\n    (void)change;\n",
            "what is committed of a hot range is what is there now, and its next pre-image is another", native=("test_late_stores",)),
     Mutant("journal_no_sync", "journal/journal.c", "    int failed = pms_persist_sync(j->map->persist, j->map->fd);", "    int failed = 0;",
            "a commit returns before its record is durable", FILE),
-    Mutant("journal_images_crc", "journal/journal.c", "    record->images_crc = sink.crc;", "    record->images_crc = 0;", "records carry no checksum of their images", FILE),
+    Mutant("journal_images_crc", "journal/plan.c", "    record->images_crc = sink.crc;", "    record->images_crc = 0;", "records carry no checksum of their images", FILE),
     Mutant("journal_images_unchecked", "journal/recover.c", "    *match = crc == record->images_crc;", "    *match = true;",
            "a record with torn images counts", FILE),
     Mutant("journal_head_unchecked", "journal/ring.c", "    *whole = !status && crc == record->crc;", "    *whole = !status;",
@@ -457,7 +457,7 @@ _HOLD_FILE = [
            "what was let go is held after a crash, though its home is written", FILE, native=HELD_FILE),
     Mutant("file_let_go_unread", "journal/recover.c", "r->anchor.let_go != tx &&", "r->anchor.let_go != tx + 1 &&",
            "the same: the anchor's word is not read", FILE, native=HELD_FILE),
-    Mutant("file_let_go_unwaited", "journal/journal.c", "        status = wait_let_go(j, error);\n    if (status)\n        return status;\n    status = write_homes", "        status = PMS_OK;\n    if (status)\n        return status;\n    status = write_homes",
+    Mutant("file_let_go_unwaited", "journal/journal.c", "        status = wait_let_go(j, error);\n    if (status)\n        return status;\n    status = pms_plan_write_homes", "        status = PMS_OK;\n    if (status)\n        return status;\n    status = pms_plan_write_homes",
            "pages that the held version needs are written before it is let go durably", FILE, native=HELD_FILE),
     Mutant("file_let_go_forgotten", "commit/hold.c", "    return pool->journal ? pms_journal_let_go_surely(pool->journal, error) : PMS_OK;", "    (void)error;\n    return PMS_OK;",
            "a release returns before it is durable", FILE, native=HELD_FILE),

@@ -9,216 +9,13 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "base/checksum.h"
 #include "base/pages.h"
-#include "seam/footer.h"
-#include "journal/state.h"
 #include "base/process.h"
-#include "base/quiet.h"
 #include "base/thread.h"
-
-#define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
-
-/* ---- building the record ---- */
-
-struct plan {
-    struct pms_journal *journal;
-    uint64_t homed;
-    uint64_t image_bytes, straight_bytes;
-};
-
-/* A page must not be written straight home while an image waits for it (the older image would
- * land on top), nor if the last record wrote it straight home (until the new record is durable,
- * the last one's checksum of it must still hold). */
-static bool blocked(const struct plan *plan, uint64_t page)
-{
-    uint64_t mark = atomic_load_explicit(&plan->journal->marks[page], memory_order_relaxed);
-    uint64_t tx = mark >> 1;
-    return tx > plan->homed && (!(mark & 1) || tx == plan->journal->last);
-}
-
-static void add_run(struct plan *plan, uint64_t page, uint64_t pages, bool home)
-{
-    struct pms_record *record = plan->journal->record;
-    pms_journal_runs(plan->journal)[record->run_count++] = (struct pms_run){
-        .page = page, .pages = (uint32_t)pages, .home = home};
-    *(home ? &plan->straight_bytes : &plan->image_bytes) += pages * PMS_PAGE;
-}
-
-/* Splits a run at the pages that may not be written straight home. */
-static void add_home_run(struct plan *plan, const struct pms_run *run)
-{
-    uint64_t end = run->page + run->pages;
-    for (uint64_t page = run->page, next; page < end; page = next) {
-        bool held = blocked(plan, page);
-        for (next = page + 1; next < end && blocked(plan, next) == held;)
-            next++;
-        add_run(plan, page, next - page, !held);
-    }
-}
-
-static void build(struct plan *plan, const struct pms_run *runs, uint32_t run_count)
-{
-    const struct pms_map *map = plan->journal->map;
-    uint64_t from = 0;
-    plan->journal->record->run_count = 0;
-    plan->image_bytes = plan->straight_bytes = 0;
-    for (uint32_t i = 0; i < run_count; i++) {
-        PMS_ASSERT(runs[i].pages > 0 && runs[i].page >= from);
-        from = runs[i].page + runs[i].pages;
-        PMS_ASSERT(from <= map->bytes / PMS_PAGE);
-        if (runs[i].home)
-            add_home_run(plan, &runs[i]);
-        else
-            add_run(plan, runs[i].page, runs[i].pages, false);
-    }
-}
-
-/* ---- writing it ---- */
-
-/* A batch of images on their way: at most one chunk of bytes, so that what was checksummed is
- * still in the cache when the kernel copies it. */
-struct sink {
-    struct pms_journal *journal;
-    const struct pms_change *change;
-    uint64_t position; /* of the batch */
-    uint32_t crc;      /* of all images so far */
-    bool sent;         /* a batch was written */
-    int count;         /* of iov, without the header's */
-    size_t bytes, bounced;
-    struct iovec iov[IOV_MOST + 1]; /* [0] is for the header */
-};
-
-/* Lays over a copy of pages what is committed of those that others may be storing to. */
-static void lay_images(const struct pms_change *change, uint64_t page, uint64_t pages,
-                       unsigned char *copy)
-{
-    for (uint32_t i = 0; i < change->image_count; i++) {
-        const struct pms_image *m = &change->images[i];
-        uint64_t from = m->page > page ? m->page : page;
-        uint64_t end = m->page + m->pages < page + pages ? m->page + m->pages : page + pages;
-        if (from < end)
-            memcpy(copy + (from - page) * PMS_PAGE, m->bytes + (from - m->page) * PMS_PAGE,
-                   (end - from) * PMS_PAGE);
-    }
-}
-
-/* Pages as they are to be written: a copy, which is what is checksummed. A store between the
- * checksum and the kernel's own look, by a thread into hot pages or by a device into pages that
- * it was given before they were protected, would make this record, and every later one,
- * worthless. The copy is in the cache when it is checksummed, so it costs little beside that. */
-static const unsigned char *stable(struct pms_journal *j, const struct pms_change *change,
-                                   uint64_t page, uint64_t pages, size_t *bounced)
-{
-    unsigned char *copy = j->bounce + *bounced;
-    PMS_ASSERT(*bounced + pages * PMS_PAGE <= PMS_JOURNAL_CHUNK);
-    pms_quiet_copy(copy, j->map->user + page * PMS_PAGE, pages * PMS_PAGE);
-    lay_images(change, page, pages, copy);
-    *bounced += pages * PMS_PAGE;
-    return copy;
-}
-
-static int sink_flush(struct sink *sink, struct pms_error *error)
-{
-    struct pms_journal *j = sink->journal;
-    int status = pms_ring_write(&j->ring, j->map->persist, sink->position, sink->iov + 1,
-                                sink->count, error);
-    sink->position += sink->bytes;
-    sink->sent = true;
-    sink->count = 0;
-    sink->bytes = sink->bounced = 0;
-    return status;
-}
-
-static int sink_run(struct sink *sink, const struct pms_run *run, struct pms_error *error)
-{
-    for (uint64_t done = 0; done < run->pages;) {
-        if (sink->count == IOV_MOST || sink->bytes == PMS_JOURNAL_CHUNK) {
-            int status = sink_flush(sink, error);
-            if (status)
-                return status;
-        }
-        uint64_t n = (PMS_JOURNAL_CHUNK - sink->bytes) / PMS_PAGE;
-        if (n > run->pages - done)
-            n = run->pages - done;
-        const unsigned char *from = stable(sink->journal, sink->change, run->page + done, n,
-                                           &sink->bounced);
-        sink->crc = pms_crc32c(sink->crc, from, n * PMS_PAGE);
-        sink->iov[1 + sink->count++] = (struct iovec){(void *)(uintptr_t)from, n * PMS_PAGE};
-        sink->bytes += n * PMS_PAGE;
-        done += n;
-    }
-    return PMS_OK;
-}
-
-/* Images, then the header; a small record in one call. */
-static int write_record(struct pms_journal *j, const struct pms_change *change,
-                        struct pms_error *error)
-{
-    struct pms_record *record = j->record;
-    uint64_t head = pms_record_head(record->run_count);
-    size_t used = sizeof *record + record->run_count * sizeof(struct pms_run);
-    struct sink sink = {.journal = j, .change = change, .position = j->tail + head};
-    for (uint32_t i = 0; i < record->run_count; i++) {
-        const struct pms_run *run = &pms_journal_runs(j)[i];
-        int status = run->home ? PMS_OK : sink_run(&sink, run, error);
-        if (status)
-            return status;
-    }
-    record->images_crc = sink.crc;
-    record->crc = 0;
-    record->crc = pms_crc32c(j->ring.seed, record, used);
-    memset((unsigned char *)record + used, 0, head - used);
-    int status = sink.sent && sink.count > 0 ? sink_flush(&sink, error) : PMS_OK;
-    if (status)
-        return status;
-    sink.iov[0] = (struct iovec){record, head};
-    return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
-}
-
-static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run,
-                      struct pms_error *error)
-{
-    uint32_t crc = 0;
-    int status = pms_readers_keep(&j->readers, j->map, run->page, run->pages, error);
-    if (status)
-        return status;
-    for (uint64_t done = 0; done < run->pages;) {
-        uint64_t n = PMS_JOURNAL_CHUNK / PMS_PAGE;
-        size_t bounced = 0;
-        if (n > run->pages - done)
-            n = run->pages - done;
-        const unsigned char *from = stable(j, change, run->page + done, n, &bounced);
-        crc = pms_crc32c(crc, from, n * PMS_PAGE);
-        int fd = pms_journal_fd_of(j, run->pages, j->map->fd);
-        int failed = pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE,
-                                        (run->page + done) * PMS_PAGE);
-        if (failed) {
-            errno = failed;
-            return pms_fail_errno(error, "writing fresh pages home");
-        }
-        done += n;
-    }
-    run->home_crc = crc;
-    return PMS_OK;
-}
-
-static int write_homes(struct pms_journal *j, const struct pms_change *change,
-                       struct pms_error *error)
-{
-    /* straight home goes what the transactions before freed, or may have */
-    pms_footer_raise(j->map, change->tx - 1);
-    for (uint32_t i = 0; i < j->record->run_count; i++) {
-        struct pms_run *run = &pms_journal_runs(j)[i];
-        int status = run->home ? write_home(j, change, run, error) : PMS_OK;
-        if (status)
-            return status;
-    }
-    return PMS_OK;
-}
+#include "journal/plan.h"
+#include "journal/state.h"
 
 /* ---- room ---- */
 
@@ -348,7 +145,7 @@ static struct pms_between behind(const struct pms_journal *j)
 }
 
 /* The record is durable: it counts. */
-static void publish(struct pms_journal *j, const struct plan *plan)
+static void publish(struct pms_journal *j, const struct pms_plan *plan)
 {
     const struct pms_record *record = j->record;
     mark_pages(j);
@@ -371,12 +168,12 @@ static void publish(struct pms_journal *j, const struct plan *plan)
     pthread_mutex_unlock(&j->mutex);
 }
 
-static uint64_t record_bytes(const struct plan *plan)
+static uint64_t record_bytes(const struct pms_plan *plan)
 {
     return pms_record_head(plan->journal->record->run_count) + plan->image_bytes;
 }
 
-static int begin(struct plan *plan, struct pms_error *error)
+static int begin(struct pms_plan *plan, struct pms_error *error)
 {
     struct pms_journal *j = plan->journal;
     if (j->broken)
@@ -391,13 +188,13 @@ static int begin(struct plan *plan, struct pms_error *error)
 int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, bool *indeterminate,
                        struct pms_error *error)
 {
-    struct plan plan = {.journal = j};
+    struct pms_plan plan = {.journal = j};
     *indeterminate = false;
     PMS_ASSERT(change->tx == j->last + 1 && j->map->bytes <= j->map->reserve);
     int status = begin(&plan, error);
     if (status)
         return status;
-    build(&plan, change->runs, change->run_count);
+    pms_plan_build(&plan, change->runs, change->run_count);
     uint64_t bytes = record_bytes(&plan);
     if (bytes > j->ring.window && bytes > larger_window(j, change, bytes)) {
         /* More than the blocks of the store need: for slots that may not go straight home while
@@ -407,7 +204,7 @@ int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, b
             status = begin(&plan, error);
         if (status)
             return status;
-        build(&plan, change->runs, change->run_count);
+        pms_plan_build(&plan, change->runs, change->run_count);
         bytes = record_bytes(&plan);
     }
     status = make_room(j, change, bytes, error);
@@ -424,9 +221,9 @@ int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, b
         status = wait_let_go(j, error);
     if (status)
         return status;
-    status = write_homes(j, change, error);
+    status = pms_plan_write_homes(j, change, error);
     if (!status)
-        status = write_record(j, change, error);
+        status = pms_plan_write_record(j, change, error);
     if (status) {
         j->rechain = true; /* part of a record lies there that must never count */
         return status;

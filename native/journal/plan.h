@@ -1,0 +1,32 @@
+/* What one commit of domain file writes: straight home, or into its record. */
+#ifndef PMS_JOURNAL_PLAN_H
+#define PMS_JOURNAL_PLAN_H
+
+#include "journal/journal.h"
+
+struct pms_plan {
+    struct pms_journal *journal;
+    uint64_t homed; /* the anchor's transaction when the plan was made */
+    uint64_t image_bytes, straight_bytes;
+};
+
+/* Sets the runs of the journal's record, and counts their bytes.
+ *
+ * REQUIRES: the runs in order, none over another; `journal` and `homed` are set. Writes nothing
+ * to the medium. */
+void pms_plan_build(struct pms_plan *plan, const struct pms_run *runs, uint32_t run_count);
+
+/* Writes what goes straight home, and puts its checksums into the runs.
+ *
+ * ERRORS: PMS_E_OS. CRASH: what lies there is of freed blocks, and dead. */
+int pms_plan_write_homes(struct pms_journal *journal, const struct pms_change *change,
+                         struct pms_error *error);
+
+/* Writes images, then the header, behind the ring's tail; a small record in one call.
+ *
+ * REQUIRES: room for it; the header's fields but for the checksums; the homes are written.
+ * ERRORS: PMS_E_OS. CRASH: a record whose checksum is wrong does not count. */
+int pms_plan_write_record(struct pms_journal *journal, const struct pms_change *change,
+                          struct pms_error *error);
+
+#endif
