@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 import pmstore
 import pmstore.torch
 import pmstore.torch.optim
-from pmstore.scheduler import EveryN, PreemptionGuard
+from pmstore.scheduler import Auto, EveryN, PreemptionGuard
 
 from .data import batches, classes, mlp, numbers
 from .registry import State, program
@@ -333,16 +333,18 @@ def transactions(path: str) -> State:
         return {"model": model, "optimizer": optimizer, "losses": list(losses), "n": seen.copy()}
 
 
-@program("every-n", "auto")
+@program("every-n", "auto", "bounded")
 def policy(path: str, kind: str) -> State:
     """Not every step commits: a resume does some of them again."""
     model, loader = mlp(), batches()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    rule = EveryN(4) if kind == "every-n" else "auto"
+    rule = {
+        "every-n": {"policy": EveryN(4)},
+        "auto": {"policy": Auto()},
+        "bounded": {"max_loss": 0.01},
+    }[kind]
     with pmstore.open(path) as store:
-        run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, loader=loader, policy=rule
-        )
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader, **rule)
         losses = store.list("losses")
         for x, y in run.batches(epochs=4):
             x = x + 0.01 * random.random() + 0.01 * float(np.random.rand())

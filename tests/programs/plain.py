@@ -65,7 +65,10 @@ class _Run:
                 yield batch
             self.data_epoch += 1
 
-    def commit(self, loss: Any = None, wait: bool = True) -> bool:
+    def commit(self, loss: Any = None, wait: bool = True) -> None:
+        self.step += 1
+
+    def end_step(self, loss: Any = None) -> bool:
         self.step += 1
         return True
 
