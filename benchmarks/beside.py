@@ -127,6 +127,13 @@ def _case(domain: Any, where: str, size: int, budget: harness.Budget) -> list[ha
     return harness.with_ratios(rows, ALONE)
 
 
+def _spread(alone: harness.Row | None) -> str:
+    if alone is None:
+        return ""
+    least, most = alone.min_us / 1e3, alone.max_us / 1e3
+    return f"where nobody reads, a step took {least:.3g} to {most:.3g} ms in this run"
+
+
 def main(quick: bool = False, budget: harness.Budget | None = None) -> None:
     budget = budget or harness.Budget()
     rows = harness.kept()
@@ -136,7 +143,10 @@ def main(quick: bool = False, budget: harness.Budget | None = None) -> None:
         rows += _case(domain, where, size, part)
     targets = [
         harness.Target(
-            f"step beside a reader a second / alone, {row.case}", row.extra["paired"], 1.05
+            f"step beside a reader a second / alone, {row.case}",
+            row.extra["paired"],
+            1.05,
+            reason=_spread(harness.find(rows, row.case, ALONE)),
         )
         for row in rows
         if row.method == BESIDE
