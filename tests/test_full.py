@@ -3,6 +3,8 @@ deleted is room again."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,3 +95,70 @@ def test_a_full_store_goes_on(path: Path, domain: Any, kind: Callable[[int], Any
         assert (store["w"] == 3).all()
         assert store["step"] == 3
         assert store.check().problems == ()
+
+
+# of a store on a disk that gets full after a slot was captured: nothing but slots may be refused
+ON_A_FULL_DISK = """
+import os, sys
+import numpy as np
+import pmstore
+
+path, domain = sys.argv[1:]
+store = pmstore.open(path, size="24MiB", domain=domain)
+w = store.slots("w", 2 << 20, "u1")
+rest = store.zeros("rest", 3 << 20, "u1")
+store.commit()
+store.will_write([w.current[: 1 << 20]])
+w.current[: 1 << 20] = 1  # captured: its log is there now
+with open(os.path.join(os.path.dirname(path), "fill"), "wb") as disk:
+    try:
+        for size in (1 << 20, 4096):
+            while True:
+                disk.write(b"x" * size)
+                disk.flush()
+                if os.statvfs(path).f_bavail * 4096 < size:
+                    break
+    except OSError:
+        pass
+assert os.statvfs(path).f_bavail == 0
+rest[:] = 2
+store.rollback()
+assert (w.current == 0).all() and (rest == 0).all()
+for n in (3, 4):
+    rest[:] = n
+    w.next[:] = n
+    w.flip()
+    store.commit()
+try:
+    store.will_write([w.current])
+    raise AssertionError("a full disk has room for it")
+except pmstore.StoreFullError:
+    pass
+rest[:] = 5
+w.current[: 1 << 20] = 5  # that much was captured before
+store.commit()
+store.close()
+with pmstore.open(path, domain=domain) as store:
+    assert (store["rest"] == 5).all()
+    assert (store.slots("w").current[: 1 << 20] == 5).all()
+    assert (store.slots("w").current[1 << 20 :] == 4).all()
+    store["rest"][:] = 6
+    store.commit()
+    assert store.check().problems == ()
+"""
+
+
+def test_a_full_tmpfs_refuses_nothing_but_slots(tmp_path: Path, domain: Any) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "none", place]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a file system")
+    try:
+        subprocess.run(
+            [sys.executable, "-c", ON_A_FULL_DISK, str(place / "s.pm"), domain],
+            check=True,
+            timeout=120,
+        )
+    finally:
+        subprocess.run(["umount", place], check=True)

@@ -101,7 +101,7 @@ static int back(struct pms_backing *b, struct pms_backed *p, uint64_t to)
     }
     if (!err && b->sync)
         /* the allocation, before anything relies on what is stored there */
-        err = pms_persist_sync(b->persist, b->fd);
+        err = b->failed = pms_persist_sync(b->persist, b->fd);
     if (!err)
         p->backed = end;
     return err;
@@ -109,7 +109,7 @@ static int back(struct pms_backing *b, struct pms_backed *p, uint64_t to)
 
 int pms_backing_reach_bytes(struct pms_backing *b, uint64_t bytes)
 {
-    int err = 0;
+    int err = b->failed;
     for (uint32_t i = 0; b->persist && i < b->count && bytes && !err; i++) {
         uint64_t here = least(bytes, b->part[i].bytes);
         if (b->part[i].backed < here)

@@ -17,6 +17,7 @@ struct pms_backing {
     int fd;
     struct pms_persist *persist; /* NULL: everything is backed, or nobody writes */
     bool sync;                   /* an allocation is to be durable before it is relied on */
+    int failed;                  /* errno of a sync: what a later one says is no answer */
     uint32_t count;
     struct pms_backed {
         uint64_t off, bytes; /* of a segment's log */
@@ -40,7 +41,8 @@ void pms_backing_trust(struct pms_backing *b, uint64_t room);
 uint64_t pms_backing_known(const struct pms_backing *b);
 
 /* After it room bytes of entries fit for sure, if the logs are so large. Async-signal-safe. Returns
- * errno; ENOSPC, EDQUOT: the disk is full, and what was backed is as before.
+ * errno; ENOSPC, EDQUOT: the disk is full, and what was backed is as before. After a sync that
+ * failed no more is backed.
  * CRASH: some more of the logs lies on the disk; no byte that can be read changes. */
 int pms_backing_reach_slowly(struct pms_backing *b, uint64_t room);
 static inline int pms_backing_reach(struct pms_backing *b, uint64_t room)

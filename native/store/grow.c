@@ -10,6 +10,8 @@
  *   6  footer   begins at the new end
  *   7  learn    log, journal and heap know the segment
  *
+ * What the disk gave for 2 and 3 is given back where it has no room for all.
+ *
  * Crash in 1 => nothing has changed: what is home is in the journal too. In 2 to 4 => the file is
  * longer than its superblock says, and the next growth formats that part again. In 5 => one copy of
  * the superblock knows the segment and the other does not; the newer one holds if it is whole, and
@@ -17,6 +19,7 @@
 #include "store/grow.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include "commit/pool_state.h"
 #include "log/charge.h"
@@ -73,12 +76,27 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
     return status;
 }
 
+static uint64_t file_end(const struct pms_pool *pool)
+{
+    off_t end = lseek(pool->opened.fd, 0, SEEK_END);
+    return end < 0 ? UINT64_MAX : (uint64_t)end;
+}
+
+/* The disk's last bytes: whatever was got of the new part before there was no more. Not once it is
+ * mapped: the superblock may name it. */
+static void give_back(struct pms_pool *pool, uint64_t end)
+{
+    if (pool->map.bytes == pool->super.file_bytes && file_end(pool) > end)
+        (void)pms_persist_truncate(&pool->persist, pool->opened.fd, end);
+}
+
 /* for_halves: the segment has what all logs lack to be cut in halves. */
 static int grow(struct pms_pool *pool, uint64_t bytes, bool for_halves, struct pms_error *error)
 {
     struct pms_superblock super = pool->super;
     uint32_t first = super.segment_count;
-    uint64_t failed_syncs = pool->persist.failed_syncs, features = super.features_incompat;
+    uint64_t failed_syncs = pool->persist.failed_syncs, features = super.features_incompat,
+             end = file_end(pool);
     if (for_halves)
         super.features_incompat |= PMS_FEATURE_HOLD;
     int status = pms_super_plan_growth(&super, bytes, error);
@@ -94,6 +112,7 @@ static int grow(struct pms_pool *pool, uint64_t bytes, bool for_halves, struct p
         return PMS_E_OS;
     }
     if (status != PMS_OK) {
+        give_back(pool, end);
         pms_undo_lock(&pool->undo);
         pms_backing_learn(&pool->undo.charge.backing, &pool->super, false);
         pms_undo_unlock(&pool->undo);
