@@ -566,9 +566,12 @@ _THIN = [
            "the journal's ring lies over holes", FILE, native=THIN),
     Mutant("thin_hold_over_holes", "store/grow.c", "pms_backing_reach_bytes(&pool->undo.charge.backing, UINT64_MAX);", "0;",
            "logs are cut in halves that are holes", native=THIN),
-    Mutant("thin_trusted", "store/session.c", "    bool exact = s->state == PMS_SESSION_CLEAN && s->born_ns &&", "    bool exact = s->born_ns &&",
-           "a store that was left open says how much of its log is backed", native=THIN),
-    Mutant("thin_copy_trusted", "store/room.c", "    if (backed && has >= bytes_without_holes(pool, backed))", "    if (backed && has + bytes_without_holes(pool, backed))",
+    Mutant("thin_trusted", "store/session.c", "    if (s->state == PMS_SESSION_CLEAN)", "    if (s->state)",
+           "of a store that was left open the record is believed, which says less than is backed", native=THIN),
+    Mutant("thin_untold", "seam/backing.c", "    if (b->told)", "    if (b->told && !b->count)",
+           "of a store that was left open nobody knows what is backed", native=THIN),
+    Mutant("thin_copy_trusted", "store/room.c", "    if (backed && has >= bytes_without_holes(pool, backed, (uint64_t)st.st_size))",
+           "    if (backed && has + bytes_without_holes(pool, backed, (uint64_t)st.st_size))",
            "a file that a sparse copy was put over says how much of its log is backed", native=THIN),
 ]
 

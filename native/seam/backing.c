@@ -32,6 +32,14 @@ static void count(struct pms_backing *b)
     }
     /* all: whoever needs more finds no place in the logs */
     b->room = all ? UINT64_MAX : pms_backing_known(b);
+    if (b->told)
+        atomic_store_explicit(b->told, pms_backing_known(b), memory_order_relaxed);
+}
+
+void pms_backing_tell(struct pms_backing *b, _Atomic uint64_t *told)
+{
+    b->told = told;
+    count(b);
 }
 
 void pms_backing_open(struct pms_backing *b, int fd, struct pms_persist *persist, bool sync)

@@ -23,6 +23,8 @@ struct pms_backing {
         uint64_t off, bytes; /* of a segment's log */
         uint64_t backed;     /* of these, from its beginning */
     } part[PMS_MAX_SEGMENTS];
+    _Atomic uint64_t
+        *told;      /* what is known is said there, for whom a crash leaves the file; NULL */
     uint64_t bytes; /* of the linear space that are backed */
     uint64_t room;  /* of entries that fit there for sure, as pms_undo_capacity counts */
 };
@@ -36,6 +38,9 @@ void pms_backing_learn(struct pms_backing *b, const struct pms_superblock *super
 
 /* The first `room` bytes of entries were backed when somebody wrote it down. */
 void pms_backing_trust(struct pms_backing *b, uint64_t room);
+
+/* From here on what is known is said there, too; NULL: nowhere any more. */
+void pms_backing_tell(struct pms_backing *b, _Atomic uint64_t *told);
 
 /* What can be written down for it: more segments may be added. */
 uint64_t pms_backing_known(const struct pms_backing *b);

@@ -65,6 +65,7 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
     if (status != PMS_OK)
         return status;
     pms_undo_lock(&pool->undo);
+    pms_backing_tell(&pool->undo.charge.backing, NULL);
     pms_footer_end(&pool->map);
     pms_undo_unlock(&pool->undo);
     status = grow_file(pool, super, first, error);
@@ -72,6 +73,7 @@ static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *supe
     bool in_memory = pool->undo.log.in_memory;
     pms_footer_begin(&pool->map, in_memory ? pms_pool_home(pool) : pool->undo.tag,
                      in_memory ? PMS_FOOTER_ALL : pms_undo_entries(&pool->undo));
+    pms_backing_tell(&pool->undo.charge.backing, pms_footer_told(&pool->map));
     pms_undo_unlock(&pool->undo);
     return status;
 }
