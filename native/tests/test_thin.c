@@ -435,6 +435,9 @@ static void growth_backs_the_new_page_table(void)
     made();
     CHECK(ok(make_slots("more", 12 * MIB)));
     CHECK(pool->super.segment_count >= 2);
+    struct pms_heap_stats h;
+    pms_heap_stats(pool->heap, &h);
+    CHECK(pool->undo.charge.ordinary >= h.log_need - h.slot_need);
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(ok(put_array("third", 2 * MIB, &data)));
     CHECK(ok(pms_commit(pool, &e)));
