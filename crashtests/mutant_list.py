@@ -504,15 +504,15 @@ _BARE = [
            "pages that were given back are not known as the file's", FILE, native=("test_bare",)),
     Mutant("bare_stays_writable", "commit/capture.c", " || d->kind == PMS_DIRTY_BARE;", ";",
            "pages captured without a copy stay writable after their transaction", FILE, native=("test_bare",)),
-    Mutant("bare_unread", "log/snapshot.c", "    errno = pms_bare_fill(u);", "    errno = 0;",
+    Mutant("bare_unread", "log/snapshot.c", "    errno = fill_log(u);", "    errno = 0; (void)fill_log;",
            "a snapshot is opened though pre-images of the running transaction are not in the log", FILE, native=("test_bare",)),
-    Mutant("bare_filled_twice", "log/bare.c", "            d->kind = PMS_DIRTY_USER;", "            continue;",
+    Mutant("bare_filled_twice", "log/bare.c", "        d->kind = PMS_DIRTY_USER;", "        (void)0;",
            "what was read for one snapshot is read for the next again, and for the log there is no room (I5)", FILE, native=("test_bare",)),
-    Mutant("bare_partly_filled", "log/bare.c", "            d->off += filled;\n            d->len -= filled;\n", "",
+    Mutant("bare_partly_filled", "log/bare.c", "        d->off += filled;\n        d->len -= filled;\n", "",
            "of a read that failed half way the first half is read again", FILE, native=("test_bare",)),
     Mutant("bare_place_kept", "log/entries.c", "            l->seq--;\n", "",
            "a read that fails leaves a gap in the log (I1)", FILE, native=("test_bare",)),
-    Mutant("bare_asked_for_nothing", "commit/write.c", "differ = pms_bare_scan(&pool->undo, l.from, l.to, home_differs, &l);", "(void)home_differs;",
+    Mutant("bare_asked_for_nothing", "commit/write.c", "differ = pms_bare_scan(&l->pool->undo, one.from, one.to, home_differs, &one);", "(void)home_differs;",
            "what was captured without a copy counts as unwritten", FILE, native=("test_bare",)),
 ]  # fmt: skip
 
@@ -533,4 +533,46 @@ _OUTLIVE = [
            "unlocked though a view still shows the file", native=OUTLIVE),
 ]
 
-MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]
+THIN = ("test_thin", "test_backing")
+
+_THIN = [
+    Mutant("thin_fault_uncharged", "commit/capture.c", "    if (pms_charge_slots(c->undo, uncharged(c, *span)) == 0)", "    if (uncharged(c, *span) < UINT64_MAX)",
+           "a slot is captured by a fault into a log that is a hole", native=THIN),
+    Mutant("thin_declared_uncharged", "commit/capture.c", "    errno = pms_charge_slots(c->undo, need);", "    errno = 0;",
+           "a slot is declared, and captured into a log that is a hole", native=THIN),
+    Mutant("thin_captured_forgotten", "log/charge.c", "reach(u, u->charge.ordinary, u->charge.of_slots + bytes)", "reach(u, u->charge.ordinary, bytes)",
+           "of slots the last capture alone has its room", native=THIN),
+    Mutant("thin_beside_ordinary", "log/charge.c", "reach(u, u->charge.ordinary, u->charge.of_slots + bytes)", "reach(u, 0, u->charge.of_slots + bytes)",
+           "what slots were captured takes the room of ordinary blocks", native=THIN),
+    Mutant("thin_ordinary_unbacked", "heap/heap.c", "    return x->slot ? PMS_OK : back_log(h, cost, error);", "    (void)back_log; return PMS_OK;",
+           "a new block has no room in the log", native=THIN),
+    Mutant("thin_unmarked", "heap/state.h", "pms_charge_mark(h->undo, e->page, e->pages, e->slot);", "pms_charge_mark(h->undo, e->page, e->pages, false);",
+           "slots are taken for blocks whose log is there", native=THIN),
+    Mutant("thin_view_unmarked", "heap/open.c", "        e->slot = pin->slot;", "        e->slot = false;",
+           "a slot that never was, but for a view of it, is charged as a block", native=THIN),
+    Mutant("thin_not_announced", "heap/open.c", "    if (x->slot && !(h->super->features_incompat & PMS_FEATURE_THIN))", "    if (x->slot && !h->super)",
+           "a mark that no feature bit announces is believed", native=THIN),
+    Mutant("thin_unsynced", "seam/backing.c", "    if (!err && b->sync)", "    if (!err && b->sync && !b->count)",
+           "an allocation is relied on before it is durable", native=THIN),
+    Mutant("thin_synced_later", "seam/backing.c", "    int err = b->failed;", "    int err = 0;",
+           "after a sync that failed the next one is believed", native=THIN),
+    Mutant("thin_growth_unbacked", "store/grow.c", "                    pms_heap_table_cost(super->segment[first].data_pages);", "                    0 * first;",
+           "a new segment's page table has no room in the log", native=THIN),
+    Mutant("thin_growth_forgets", "log/charge.c", "    if (bytes < u->charge.ordinary)\n        bytes = u->charge.ordinary;\n", "",
+           "growth takes the room of what was captured of blocks that are gone", native=THIN),
+    Mutant("thin_growth_kept", "store/grow.c", "        give_back(pool, end);", "        (void)give_back;",
+           "a growth that the disk has no room for keeps what it got", native=THIN),
+    Mutant("thin_ring_over_holes", "journal/journal.c", "wanted < b->bytes ? wanted : b->bytes;", "wanted;",
+           "the journal's ring lies over holes", FILE, native=THIN),
+    Mutant("thin_hold_over_holes", "store/grow.c", "pms_backing_reach_bytes(&pool->undo.charge.backing, UINT64_MAX);", "0;",
+           "logs are cut in halves that are holes", native=THIN),
+    Mutant("thin_trusted", "store/session.c", "    if (s->state == PMS_SESSION_CLEAN)", "    if (s->state)",
+           "of a store that was left open the record is believed, which says less than is backed", native=THIN),
+    Mutant("thin_untold", "seam/backing.c", "    if (b->told)", "    if (b->told && !b->count)",
+           "of a store that was left open nobody knows what is backed", native=THIN),
+    Mutant("thin_copy_trusted", "store/room.c", "    if (backed && has >= bytes_without_holes(pool, backed, (uint64_t)st.st_size))",
+           "    if (backed && has + bytes_without_holes(pool, backed, (uint64_t)st.st_size))",
+           "a file that a sparse copy was put over says how much of its log is backed", native=THIN),
+]
+
+MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]

@@ -51,8 +51,9 @@ static void explain(const struct pms_watched *w)
     if (atomic_load(&w->forked))
         say("pmstore: write to an array of a store that the parent process opened: a forked child may only read it\n");
     else if (w->full)
-        say("pmstore: write to slots, not declared, while the disk is full: no room to undo it; "
-            "the store is as at its last commit (a declared write raises StoreFullError)\n");
+        say("pmstore: write to slots, not declared, while the disk is full (or has failed): no room "
+            "to undo it; the store is as at its last commit (a declared write raises "
+            "StoreFullError)\n");
     else if (w->read_only)
         say("pmstore: write to an array of a store opened with mode=\"r\"\n");
     else
@@ -78,11 +79,11 @@ static bool is_write(const siginfo_t *info, const void *context)
 
 /* A thread may be kept waiting between its fault and this handler, until the store that the page
  * belonged to has closed and made it private: its store has a place now, and no handler to ask.
- * (Linux 5.14; before, such a fault is passed on.) */
+ * (Linux 5.14; before, such a fault is passed on, as under an emulator.) */
 static bool has_become_writable(const siginfo_t *info, const void *context)
 {
     uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(PMS_PAGE - 1);
-    return is_write(info, context) &&
+    return is_write(info, context) && !pms_map_takes_any_advice() &&
            syscall(SYS_madvise, page, (size_t)PMS_PAGE, MADV_POPULATE_WRITE) == 0;
 }
 

@@ -34,6 +34,7 @@ struct pms_info {  /* fixed from open on */
 struct pms_slot_pair {
     uint64_t group, data[2], bytes;
     uint32_t current;
+    uint32_t in_place; /* log is there for both, as for any block */
 };
 
 #endif

@@ -13,7 +13,9 @@
 
 #define AT_ONCE (8ull << 20)        /* copied by the close itself: some milliseconds */
 #define AT_ONCE_VIEW (256ull << 20) /* unmapped by it */
-#define GRACE_NS 1000000000ll
+/* A large program may need seconds to end once it says so, and no memory for a copy then. Less than
+ * others wait (filelock.c). */
+#define GRACE_NS 10000000000ll
 #define PAUSE_NS 1000000l
 #define AGAIN_NS 100000000l /* where memory is short */
 #define STACK_BYTES (128u << 10)

@@ -16,7 +16,7 @@ void pms_unlock_begin(struct pms_pool *pool);
  * operation lock; the store is closed, but for views and lock. */
 void pms_unlock(struct pms_pool *pool);
 
-/* The program ends: nothing is copied for a second, for mostly it is never needed. */
+/* The program ends: nothing is copied for ten seconds, for mostly it is never needed. */
 void pms_unlock_exiting(void);
 
 /* Somebody waits: no grace. */

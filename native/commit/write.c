@@ -86,6 +86,18 @@ static bool any_differs(struct look *l)
     return false;
 }
 
+/* Of each range what lies in it, and no more: it may come from a disk. REQUIRES: the log lock. */
+static int any_differs_at_home(const struct look *l)
+{
+    int differ = 0;
+    for (uint64_t i = 0; i < l->count && !differ; i++) {
+        uint64_t at = l->ranges[i].addr - l->pool->opened.info.base;
+        struct look one = {l->pool, &l->ranges[i], 1, at, at + l->ranges[i].bytes};
+        differ = pms_bare_scan(&l->pool->undo, one.from, one.to, home_differs, &one);
+    }
+    return differ;
+}
+
 int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
                 int32_t *written, struct pms_error *error)
 {
@@ -106,7 +118,7 @@ int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t 
         pms_undo_lock(&pool->undo);
         int differ = any_differs(&l);
         if (!differ)
-            differ = pms_bare_scan(&pool->undo, l.from, l.to, home_differs, &l);
+            differ = any_differs_at_home(&l);
         pms_undo_unlock(&pool->undo);
         *written = differ > 0;
         errno = differ < 0 ? -differ : 0;

@@ -39,13 +39,6 @@ static inline const struct pms_table *pms_heap_table_of(const struct pms_heap *h
     return NULL;
 }
 
-/* I5: what capture of every byte of an extent puts into the log: whole pages, or 32-byte
- * granules of one line each. */
-static inline uint64_t pms_heap_log_cost(enum pms_owner owner, uint64_t pages)
-{
-    return owner == PMS_OWNER_ENGINE ? pages * 2 * PMS_PAGE : pages * (PMS_PAGE + PMS_LINE);
-}
-
 /* A live extent's room in the log. */
 static inline void pms_heap_charge(struct pms_heap *h, const struct pms_extent *e)
 {

@@ -5,6 +5,7 @@
 
 #define BARE_LEAST (64u << 10) /* less is copied: cheaper than a system call to give it back */
 #define SCAN_BYTES (16u << 10)
+#define FILL_BYTES (1u << 20) /* read while others wait for the log lock */
 
 static bool may_be_bare(const struct pms_undo *u)
 {
@@ -38,22 +39,33 @@ void pms_bare_give_back(struct pms_undo *u)
             pms_map_disown(u->map, d->off, d->len);
 }
 
-int pms_bare_fill(struct pms_undo *u)
+/* The first `filled` bytes have entries now, and get no second ones. */
+static void set_filled(struct pms_undo *u, struct pms_dirty *d, uint64_t filled)
+{
+    uint64_t off = d->off;
+    if (filled == d->len) {
+        d->kind = PMS_DIRTY_USER;
+    } else if (filled) {
+        d->off += filled;
+        d->len -= filled;
+        pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, filled);
+    }
+}
+
+int pms_bare_fill(struct pms_undo *u, bool *more)
 {
     int err = 0;
-    for (uint64_t i = 0; !err && i < pms_dirty_count(&u->dirty); i++) {
+    uint64_t room = FILL_BYTES;
+    *more = false;
+    for (uint64_t i = 0; !err && !*more && i < pms_dirty_count(&u->dirty); i++) {
         struct pms_dirty *d = pms_dirty_first(&u->dirty) + i;
-        uint64_t off = d->off, filled;
+        uint64_t filled = 0;
         if (d->kind != PMS_DIRTY_BARE)
             continue;
-        err = pms_undo_append_home(u, off, d->len, &filled);
-        if (!err) {
-            d->kind = PMS_DIRTY_USER;
-        } else if (filled) { /* these have entries now, and get no second ones */
-            d->off += filled;
-            d->len -= filled;
-            pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, filled);
-        }
+        *more = d->len > room;
+        err = pms_undo_append_home(u, d->off, *more ? room : d->len, &filled);
+        room -= filled;
+        set_filled(u, d, filled);
     }
     return err;
 }

@@ -23,10 +23,10 @@ void pms_bare_capture(struct pms_undo *u, uint64_t off, uint64_t len);
  * REQUIRES: the log lock; all of them are protected. */
 void pms_bare_give_back(struct pms_undo *u);
 
-/* Makes ordinary captures of them: the log gets their pre-images, read from home. Not fenced.
- * Returns errno; some may still be bare then, and can be rolled back as ever. REQUIRES: the log
- * lock. */
-int pms_bare_fill(struct pms_undo *u);
+/* Makes ordinary captures of some of them, a millisecond's worth: the log gets their pre-images,
+ * read from home. Not fenced. *more: others are bare still. Returns errno; those that are bare then
+ * can be rolled back as ever. REQUIRES: the log lock. */
+int pms_bare_fill(struct pms_undo *u, bool *more);
 
 /* Calls fn with the pre-images of those in [from, to), piece by piece, as they are read from home.
  * Returns fn's first non-zero answer, which is to be positive, or -errno. REQUIRES: the log lock.

@@ -10,9 +10,14 @@ static int reach(struct pms_undo *u, uint64_t ordinary, uint64_t of_slots)
     return pms_backing_reach(&u->charge.backing, ordinary + of_slots + SLACK);
 }
 
+static uint64_t in_steps(uint64_t bytes) { return (bytes + STEP - 1) & ~(uint64_t)(STEP - 1); }
+
 int pms_charge_ordinary_locked(struct pms_undo *u, uint64_t bytes)
 {
-    bytes = (bytes + STEP - 1) & ~(uint64_t)(STEP - 1);
+    bytes = in_steps(bytes);
+    if (bytes < u->charge.ordinary)
+        bytes = u->charge.ordinary;
+    /* also if it is no more than before: the logs may be others */
     int err = reach(u, bytes, u->charge.of_slots);
     if (!err)
         u->charge.ordinary = bytes;
@@ -34,7 +39,7 @@ void pms_charge_less(struct pms_undo *u, uint64_t bytes)
     if (bytes + 2 * STEP > u->charge.ordinary)
         return;
     pms_undo_lock(u);
-    (void)pms_charge_ordinary_locked(u, bytes); /* it is backed already */
+    u->charge.ordinary = in_steps(bytes);
     pms_undo_unlock(u);
 }
 

@@ -20,8 +20,9 @@ static inline bool pms_charge_is_slot(const struct pms_undo *u, uint64_t page)
     return word >> page % 64 & 1;
 }
 
-/* Ordinary blocks may take so many bytes of entries from now on. ERRORS: errno (ENOSPC: the disk is
- * full); nothing has changed then. REQUIRES: the operation lock, not the log lock. */
+/* Ordinary blocks may take so many bytes of entries from now on, or as many as before if that is
+ * more: what was captured in the running transaction still counts. ERRORS: errno (ENOSPC: the disk
+ * is full); nothing has changed then. REQUIRES: the operation lock, not the log lock. */
 int pms_charge_ordinary(struct pms_undo *u, uint64_t bytes);
 /* the same under the log lock */
 int pms_charge_ordinary_locked(struct pms_undo *u, uint64_t bytes);

@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/pages.h"
 #include "log/bare.h"
@@ -116,13 +117,29 @@ static void snapshot_free(struct pms_snapshot *s)
     free(s);
 }
 
-/* Whether the log has what a snapshot needs of the running transaction. REQUIRES: the log lock. */
+/* Whoever stores meanwhile waits for the log lock: it is given up now and then. REQUIRES: the log
+ * lock. */
+static int fill_log(struct pms_undo *u)
+{
+    bool more;
+    int err;
+    while ((err = pms_bare_fill(u, &more)) == 0 && more) {
+        pms_undo_fence_locked(u);
+        pms_undo_unlock(u);
+        nanosleep(&(struct timespec){0, 1}, NULL); /* else who waits hardly ever gets it */
+        pms_undo_lock(u);
+    }
+    pms_undo_fence_locked(u);
+    return err;
+}
+
+/* Whether the log has what a snapshot needs of the running transaction. REQUIRES: the log lock,
+ * given up meanwhile. */
 static int make_readable(struct pms_undo *u, struct pms_error *error)
 {
-    errno = pms_bare_fill(u);
+    errno = fill_log(u);
     int status = errno ? pms_fail_errno(error, "reading pages as the last commit left them")
                        : PMS_OK;
-    pms_undo_fence_locked(u);
     if (status == PMS_OK && !pms_snapshot_all_taken(u))
         status = pms_fail(
             error, PMS_E_STATE,

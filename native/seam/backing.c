@@ -32,6 +32,14 @@ static void count(struct pms_backing *b)
     }
     /* all: whoever needs more finds no place in the logs */
     b->room = all ? UINT64_MAX : pms_backing_known(b);
+    if (b->told)
+        atomic_store_explicit(b->told, pms_backing_known(b), memory_order_relaxed);
+}
+
+void pms_backing_tell(struct pms_backing *b, _Atomic uint64_t *told)
+{
+    b->told = told;
+    count(b);
 }
 
 void pms_backing_open(struct pms_backing *b, int fd, struct pms_persist *persist, bool sync)
@@ -101,7 +109,7 @@ static int back(struct pms_backing *b, struct pms_backed *p, uint64_t to)
     }
     if (!err && b->sync)
         /* the allocation, before anything relies on what is stored there */
-        err = pms_persist_sync(b->persist, b->fd);
+        err = b->failed = pms_persist_sync(b->persist, b->fd);
     if (!err)
         p->backed = end;
     return err;
@@ -109,7 +117,7 @@ static int back(struct pms_backing *b, struct pms_backed *p, uint64_t to)
 
 int pms_backing_reach_bytes(struct pms_backing *b, uint64_t bytes)
 {
-    int err = 0;
+    int err = b->failed;
     for (uint32_t i = 0; b->persist && i < b->count && bytes && !err; i++) {
         uint64_t here = least(bytes, b->part[i].bytes);
         if (b->part[i].backed < here)

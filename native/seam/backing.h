@@ -17,11 +17,14 @@ struct pms_backing {
     int fd;
     struct pms_persist *persist; /* NULL: everything is backed, or nobody writes */
     bool sync;                   /* an allocation is to be durable before it is relied on */
+    int failed;                  /* errno of a sync: what a later one says is no answer */
     uint32_t count;
     struct pms_backed {
         uint64_t off, bytes; /* of a segment's log */
         uint64_t backed;     /* of these, from its beginning */
     } part[PMS_MAX_SEGMENTS];
+    _Atomic uint64_t
+        *told;      /* what is known is said there, for whom a crash leaves the file; NULL */
     uint64_t bytes; /* of the linear space that are backed */
     uint64_t room;  /* of entries that fit there for sure, as pms_undo_capacity counts */
 };
@@ -36,11 +39,15 @@ void pms_backing_learn(struct pms_backing *b, const struct pms_superblock *super
 /* The first `room` bytes of entries were backed when somebody wrote it down. */
 void pms_backing_trust(struct pms_backing *b, uint64_t room);
 
+/* From here on what is known is said there, too; NULL: nowhere any more. */
+void pms_backing_tell(struct pms_backing *b, _Atomic uint64_t *told);
+
 /* What can be written down for it: more segments may be added. */
 uint64_t pms_backing_known(const struct pms_backing *b);
 
 /* After it room bytes of entries fit for sure, if the logs are so large. Async-signal-safe. Returns
- * errno; ENOSPC, EDQUOT: the disk is full, and what was backed is as before.
+ * errno; ENOSPC, EDQUOT: the disk is full, and what was backed is as before. After a sync that
+ * failed no more is backed.
  * CRASH: some more of the logs lies on the disk; no byte that can be read changes. */
 int pms_backing_reach_slowly(struct pms_backing *b, uint64_t room);
 static inline int pms_backing_reach(struct pms_backing *b, uint64_t room)

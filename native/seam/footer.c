@@ -27,6 +27,7 @@ void pms_footer_begin(struct pms_map *m, uint64_t tx, uint64_t entries)
         return;
     }
     m->footer = page;
+    atomic_store(&m->footer->backed, 0);
     pms_footer_note(m, tx, entries);
     m->footer->magic = MAGIC;
 }
@@ -58,4 +59,11 @@ bool pms_footer_allows(int fd, uint64_t file_bytes, uint64_t tx, uint64_t entrie
      * come to the same ones again. */
     int64_t later = (int64_t)(f.word - pms_footer_pack(tx, 0)) >> PMS_FOOTER_ENTRY_BITS;
     return later < 0 || (later == 0 && (f.word & PMS_FOOTER_ALL) <= entries);
+}
+
+uint64_t pms_footer_backed(int fd, uint64_t file_bytes)
+{
+    struct pms_footer f;
+    ssize_t n = pread(fd, &f, sizeof f, (off_t)file_bytes);
+    return n == (ssize_t)sizeof f && f.magic == MAGIC ? f.backed : 0;
 }

@@ -9,7 +9,9 @@
  *
  * No part of the state: nothing of it is written back or synced, a store without it opens, and
  * only copies are held against it. That it is kept at all stands in the session record. It holds
- * for what reads a file from its beginning to its end: cp, scp, rsync, tar, shutil. */
+ * for what reads a file from its beginning to its end: cp, scp, rsync, tar, shutil.
+ *
+ * It also says how much of the logs is backed, for whoever opens a store that was left open. */
 #ifndef PMS_SEAM_FOOTER_H
 #define PMS_SEAM_FOOTER_H
 
@@ -18,7 +20,8 @@
 
 struct pms_footer {
     uint64_t magic;
-    _Atomic uint64_t word; /* transaction (its low bits) and number of its entries */
+    _Atomic uint64_t word;   /* transaction (its low bits) and number of its entries */
+    _Atomic uint64_t backed; /* of the logs, as pms_backing_known tells; 0: not known */
 };
 
 #define PMS_FOOTER_ENTRY_BITS 24u
@@ -76,5 +79,14 @@ void pms_footer_close(struct pms_map *m);
  * ends before its footer is believed: a file that somebody made byte by byte (an image) is not a
  * copy of a running store. */
 bool pms_footer_allows(int fd, uint64_t file_bytes, uint64_t tx, uint64_t entries);
+
+/* What the last writer said of its logs; 0: nothing. */
+uint64_t pms_footer_backed(int fd, uint64_t file_bytes);
+
+/* Where it is said; NULL: nowhere. */
+static inline _Atomic uint64_t *pms_footer_told(const struct pms_map *m)
+{
+    return m->footer ? &m->footer->backed : NULL;
+}
 
 #endif

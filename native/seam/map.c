@@ -386,9 +386,7 @@ struct owning {
     _Atomic int error;
 };
 
-/* An emulator of another CPU's programs (qemu-user) takes any advice, also one that there is not,
- * and does nothing. */
-static bool takes_any_advice(void)
+bool pms_map_takes_any_advice(void)
 {
     static _Atomic int known; /* 1: no, 2: yes */
     if (!atomic_load(&known))
@@ -400,7 +398,7 @@ static bool takes_any_advice(void)
  * looked at. */
 static int own_range(unsigned char *at, uint64_t bytes)
 {
-    if (takes_any_advice())
+    if (pms_map_takes_any_advice())
         return EINVAL;
     int err = 0;
     do

@@ -102,6 +102,10 @@ void pms_map_set_apart(struct pms_map *m, uint64_t off, uint64_t bytes);
  * to megabytes around it, and the fault waits. Advice, as above. */
 void pms_map_read_around(struct pms_map *m, bool on);
 
+/* An emulator of another CPU's programs (qemu-user) takes any advice, also one that there is not,
+ * and does nothing. Async-signal-safe. */
+bool pms_map_takes_any_advice(void);
+
 /* ---- after the store ----
  *
  * What outlives its store: a range of a user's view becomes private to the process, whole, at the

@@ -35,7 +35,7 @@ static void fill_pattern(const struct filler *f)
 
 static void fill(const struct filler *f)
 {
-    if (f->fill == PMS_FILL_ZERO || f->fill == PMS_FILL_SLOT)
+    if (f->fill == PMS_FILL_ZERO)
         pms_persist_zero(f->persist, f->dst, f->bytes);
     else if (f->fill == PMS_FILL_COPY)
         pms_persist_copy(f->persist, f->dst, f->src, f->bytes);
@@ -79,21 +79,20 @@ static int fill_block(struct pms_pool *pool, uint64_t data, uint64_t bytes, int 
 /* A tail of small pages costs more than all huge ones before it whenever the block's protection
  * changes: it is filled up where that takes no more than a 20th; of a slot, whose protection
  * changes twice in every transaction, no more than half as much again. */
-static uint64_t whole_huge_pages(uint64_t bytes, int how)
+static uint64_t whole_huge_pages(uint64_t bytes, bool slot)
 {
     uint64_t whole = pms_huge_up(bytes);
-    return bytes < 1ull << 60 && whole - bytes <= bytes / (how == PMS_FILL_SLOT ? 2 : 20) ? whole
-                                                                                          : bytes;
+    return bytes < 1ull << 60 && whole - bytes <= bytes / (slot ? 2 : 20) ? whole : bytes;
 }
 
 /* A slot that is written as a whole never has its pages in the log (domain file: in the journal);
  * smaller ones do. */
 #define UNLOGGED_LEAST (PMS_STRAIGHT_HOME_PAGES * PMS_PAGE)
 
-static int allocate(struct pms_pool *pool, uint64_t room, int how, uint64_t bytes, uint64_t *data,
+static int allocate(struct pms_pool *pool, uint64_t room, bool slot, uint64_t bytes, uint64_t *data,
                     struct pms_error *error)
 {
-    return how == PMS_FILL_SLOT && bytes >= UNLOGGED_LEAST
+    return slot && bytes >= UNLOGGED_LEAST
                ? pms_pool_allocate_slot(pool, room, data, error)
                : pms_pool_allocate(pool, room, PMS_OWNER_USER, data, error);
 }
@@ -101,19 +100,20 @@ static int allocate(struct pms_pool *pool, uint64_t room, int how, uint64_t byte
 int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void *src,
                       uint64_t src_bytes, uint64_t *data, struct pms_error *error)
 {
+    bool slot = how & PMS_FILL_OF_SLOT;
     *data = 0;
     if (!bytes)
         return PMS_OK;
     /* no huge pages in a private view */
-    uint64_t room = pool->map.shared ? whole_huge_pages(bytes, how) : bytes;
-    int status = allocate(pool, room, how, bytes, data, room == bytes ? error : NULL);
+    uint64_t room = pool->map.shared ? whole_huge_pages(bytes, slot) : bytes;
+    int status = allocate(pool, room, slot, bytes, data, room == bytes ? error : NULL);
     if (status == PMS_E_FULL && room != bytes)
-        status = allocate(pool, room = bytes, how, bytes, data, error);
+        status = allocate(pool, room = bytes, slot, bytes, data, error);
     if (status != PMS_OK)
         return status;
     if (pool->map.shared)
         pms_map_prefer_huge(&pool->map, *data, room);
-    status = fill_block(pool, *data, bytes, how, src, src_bytes, error);
+    status = fill_block(pool, *data, bytes, how & ~PMS_FILL_OF_SLOT, src, src_bytes, error);
     if (status != PMS_OK)
         /* born in this transaction: as if it had not been */
         pms_heap_free(pool->heap, *data, NULL);

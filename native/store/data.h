@@ -9,7 +9,9 @@ enum pms_fill {
     PMS_FILL_ZERO = 1,
     PMS_FILL_COPY = 2,
     PMS_FILL_PATTERN = 3,
-    PMS_FILL_SLOT = 4
+    /* beside one of these: the block is one of a pair of slots, whose log waits until it is
+     * captured */
+    PMS_FILL_OF_SLOT = 8
 };
 
 /* Inside the engine. REQUIRES: the operation lock.

@@ -10,6 +10,8 @@
  *   6  footer   begins at the new end
  *   7  learn    log, journal and heap know the segment
  *
+ * What the disk gave for 2 and 3 is given back where it has no room for all.
+ *
  * Crash in 1 => nothing has changed: what is home is in the journal too. In 2 to 4 => the file is
  * longer than its superblock says, and the next growth formats that part again. In 5 => one copy of
  * the superblock knows the segment and the other does not; the newer one holds if it is whole, and
@@ -17,19 +19,27 @@
 #include "store/grow.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include "commit/pool_state.h"
 #include "log/charge.h"
 #include "seam/footer.h"
 
-/* The log has room for the new page table too. */
+struct part {        /* that is added */
+    uint64_t bytes;  /* of data, at least */
+    uint64_t log;    /* bytes of entries that the block takes for which it is made */
+    bool for_halves; /* it has what all logs lack to be cut in halves */
+};
+
+/* The log has room for the new page table too, and for the block: else the store would have grown
+ * in vain. */
 static int back_log(struct pms_pool *pool, const struct pms_superblock *super, uint32_t first,
-                    struct pms_error *error)
+                    uint64_t log, struct pms_error *error)
 {
     struct pms_heap_stats stats;
     pms_heap_stats(pool->heap, &stats);
     uint64_t need = stats.log_need - stats.slot_need +
-                    pms_heap_table_cost(super->segment[first].data_pages);
+                    pms_heap_table_cost(super->segment[first].data_pages) + log;
     pms_undo_lock(&pool->undo);
     pms_backing_learn(&pool->undo.charge.backing, super, false);
     int err = pms_charge_ordinary_locked(&pool->undo, need);
@@ -39,11 +49,11 @@ static int back_log(struct pms_pool *pool, const struct pms_superblock *super, u
 }
 
 static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32_t first,
-                     struct pms_error *error)
+                     uint64_t log, struct pms_error *error)
 {
     int status = pms_super_format_segments(pool->opened.fd, &pool->persist, super, first, error);
     if (status == PMS_OK)
-        status = back_log(pool, super, first, error);
+        status = back_log(pool, super, first, log, error);
     if (status == PMS_OK)
         status = pms_map_grow(&pool->map, super->file_bytes, error);
     if (status == PMS_OK)
@@ -54,39 +64,55 @@ static int grow_file(struct pms_pool *pool, struct pms_superblock *super, uint32
 
 /* The new part begins where the footer is. */
 static int grow_beyond_footer(struct pms_pool *pool, struct pms_superblock *super, uint32_t first,
-                              struct pms_error *error)
+                              uint64_t log, struct pms_error *error)
 {
     if (!pool->map.footer)
-        return grow_file(pool, super, first, error);
+        return grow_file(pool, super, first, log, error);
     int status = pms_footer_reserve(pool->opened.fd, super->file_bytes, error);
     if (status != PMS_OK)
         return status;
     pms_undo_lock(&pool->undo);
+    pms_backing_tell(&pool->undo.charge.backing, NULL);
     pms_footer_end(&pool->map);
     pms_undo_unlock(&pool->undo);
-    status = grow_file(pool, super, first, error);
+    status = grow_file(pool, super, first, log, error);
     pms_undo_lock(&pool->undo);
     bool in_memory = pool->undo.log.in_memory;
     pms_footer_begin(&pool->map, in_memory ? pms_pool_home(pool) : pool->undo.tag,
                      in_memory ? PMS_FOOTER_ALL : pms_undo_entries(&pool->undo));
+    pms_backing_tell(&pool->undo.charge.backing, pms_footer_told(&pool->map));
     pms_undo_unlock(&pool->undo);
     return status;
 }
 
-/* for_halves: the segment has what all logs lack to be cut in halves. */
-static int grow(struct pms_pool *pool, uint64_t bytes, bool for_halves, struct pms_error *error)
+static uint64_t file_end(const struct pms_pool *pool)
+{
+    off_t end = lseek(pool->opened.fd, 0, SEEK_END);
+    return end < 0 ? UINT64_MAX : (uint64_t)end;
+}
+
+/* The disk's last bytes: whatever was got of the new part before there was no more. Not once it is
+ * mapped: the superblock may name it. */
+static void give_back(struct pms_pool *pool, uint64_t end)
+{
+    if (pool->map.bytes == pool->super.file_bytes && file_end(pool) > end)
+        (void)pms_persist_truncate(&pool->persist, pool->opened.fd, end);
+}
+
+static int grow(struct pms_pool *pool, struct part part, struct pms_error *error)
 {
     struct pms_superblock super = pool->super;
     uint32_t first = super.segment_count;
-    uint64_t failed_syncs = pool->persist.failed_syncs, features = super.features_incompat;
-    if (for_halves)
+    uint64_t failed_syncs = pool->persist.failed_syncs, features = super.features_incompat,
+             end = file_end(pool);
+    if (part.for_halves)
         super.features_incompat |= PMS_FEATURE_HOLD;
-    int status = pms_super_plan_growth(&super, bytes, error);
+    int status = pms_super_plan_growth(&super, part.bytes, error);
     super.features_incompat = features;
     if (status == PMS_OK && pool->journal)
         status = pms_journal_drain(pool->journal, error);
     if (status == PMS_OK)
-        status = grow_beyond_footer(pool, &super, first, error);
+        status = grow_beyond_footer(pool, &super, first, part.log, error);
     if (pool->persist.failed_syncs > failed_syncs) {
         /* The file may name the new part or not, so nothing may be written there again: another
          * growth would overwrite its page table. */
@@ -94,6 +120,7 @@ static int grow(struct pms_pool *pool, uint64_t bytes, bool for_halves, struct p
         return PMS_E_OS;
     }
     if (status != PMS_OK) {
+        give_back(pool, end);
         pms_undo_lock(&pool->undo);
         pms_backing_learn(&pool->undo.charge.backing, &pool->super, false);
         pms_undo_unlock(&pool->undo);
@@ -113,7 +140,7 @@ static int grow(struct pms_pool *pool, uint64_t bytes, bool for_halves, struct p
 
 int pms_pool_grow(struct pms_pool *pool, uint64_t bytes, struct pms_error *error)
 {
-    return grow(pool, bytes, false, error);
+    return grow(pool, (struct part){.bytes = bytes}, error);
 }
 
 /* Halves take turns, so that the first bytes of the logs are not what is used first. */
@@ -133,7 +160,7 @@ int pms_pool_grow_for_halves(struct pms_pool *pool, struct pms_error *error)
     uint64_t room = pms_undo_capacity_of_half(&pool->undo);
     int status = PMS_OK;
     if (stats.log_need > room) {
-        status = grow(pool, PMS_PAGE, true, error);
+        status = grow(pool, (struct part){.bytes = PMS_PAGE, .for_halves = true}, error);
         if (status == PMS_OK)
             PMS_ASSERT(stats.log_need <= pms_undo_capacity_of_half(&pool->undo)); /* I5 */
     }
@@ -181,7 +208,9 @@ static int allocate_or_grow(struct pms_pool *pool, uint64_t bytes, enum pms_owne
     if (status != PMS_E_FULL)
         return status;
     struct pms_error grown;
-    if (pms_pool_grow(pool, bytes, &grown) != PMS_OK) {
+    struct part part = {.bytes = bytes,
+                        .log = slot ? 0 : pms_heap_log_cost(owner, (bytes - 1) / PMS_PAGE + 1)};
+    if (grow(pool, part, &grown) != PMS_OK) {
         if (error)
             *error = grown;
         return grown.status;

@@ -380,9 +380,10 @@ int pms_object_put_array(struct pms_pool *pool, uint64_t dir, const char *path, 
                          const void *src, uint64_t src_bytes, int must_be_new, uint64_t *data,
                          struct pms_error *error)
 {
-    bool needs_src = how == PMS_FILL_COPY || how == PMS_FILL_PATTERN;
+    int with = how & ~PMS_FILL_OF_SLOT;
+    bool needs_src = with == PMS_FILL_COPY || with == PMS_FILL_PATTERN;
     if ((needs_src && data_bytes && (!src || !src_bytes)) ||
-        (how == PMS_FILL_COPY && src_bytes < data_bytes))
+        (with == PMS_FILL_COPY && src_bytes < data_bytes))
         return pms_fail(error, PMS_E_INVALID, "fill without bytes to fill with");
     struct made made;
     int status = pms_pool_enter_write(pool, error);
@@ -455,15 +456,17 @@ int pms_object_describe_group(struct pms_pool *pool, uint64_t dir, const char *p
 /* REQUIRES: the operation lock; nothing has the name. */
 static int make_slots(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t name_bytes,
                       const char *about, uint32_t about_bytes, const char *meta,
-                      uint32_t meta_bytes, uint64_t data_bytes, struct pms_error *error)
+                      uint32_t meta_bytes, uint64_t data_bytes, int in_place,
+                      struct pms_error *error)
 {
     uint64_t group, data;
+    int fill = in_place ? PMS_FILL_ZERO : PMS_FILL_ZERO | PMS_FILL_OF_SLOT;
     int status = container(pool, dir, name, name_bytes, PMS_OBJECT_GROUP, true, &group, error);
     if (status != PMS_OK)
         return status;
     for (int i = 0; status == PMS_OK && i < 2; i++)
-        status = put_array(pool, group, i ? "1" : "0", 1, meta, meta_bytes, data_bytes,
-                           PMS_FILL_SLOT, NULL, 0, 1, &data, error);
+        status = put_array(pool, group, i ? "1" : "0", 1, meta, meta_bytes, data_bytes, fill, NULL,
+                           0, 1, &data, error);
     if (status == PMS_OK)
         status = describe_group(pool, dir, name, name_bytes, about, about_bytes, error);
     if (status != PMS_OK)
@@ -473,7 +476,7 @@ static int make_slots(struct pms_pool *pool, uint64_t dir, const char *name, uin
 
 int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path,
                           uint32_t path_bytes, const char *about, uint32_t about_bytes,
-                          const char *meta, uint32_t meta_bytes, uint64_t data_bytes,
+                          const char *meta, uint32_t meta_bytes, uint64_t data_bytes, int in_place,
                           struct pms_error *error)
 {
     struct pms_dir_ctx dirs = pms_pool_dirs(pool);
@@ -489,7 +492,7 @@ int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path,
             status = pms_fail(error, PMS_E_EXISTS, "the name is in use");
         else if (status == PMS_E_NOT_FOUND)
             status = make_slots(pool, dir, path, path_bytes, about, about_bytes, meta, meta_bytes,
-                                data_bytes, error);
+                                data_bytes, in_place, error);
     }
     if (status != PMS_OK)
         unmake(pool, &made);

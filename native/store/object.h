@@ -57,11 +57,11 @@ int pms_object_list(struct pms_pool *pool, uint64_t dir, const char *path, uint3
 int pms_object_remove(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                       struct pms_error *error);
 
-/* Makes a pair of arrays of zeros in one step; about: says which one is current. ERRORS:
- * PMS_E_EXISTS, PMS_E_FULL: nothing changed. */
+/* Makes a pair of arrays of zeros in one step; about: says which one is current; in_place: with log
+ * for both, as for any block. ERRORS: PMS_E_EXISTS, PMS_E_FULL: nothing changed. */
 int pms_object_make_slots(struct pms_pool *pool, uint64_t dir, const char *path,
                           uint32_t path_bytes, const char *about, uint32_t about_bytes,
-                          const char *meta, uint32_t meta_bytes, uint64_t data_bytes,
+                          const char *meta, uint32_t meta_bytes, uint64_t data_bytes, int in_place,
                           struct pms_error *error);
 
 /* ---- inside the engine. REQUIRES: the operation lock. ---- */

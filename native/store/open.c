@@ -265,6 +265,7 @@ static int start_engine(struct opening *o, struct pms_error *error)
                          pool->persist.flush != PMS_FLUSH_NONE);
     pms_undo_set_extents(&pool->undo, &pool->super);
     pms_backing_trust(backing, pool->opened.backed);
+    pms_backing_tell(backing, pms_footer_told(&pool->map));
     if (pool->journal && pool->hold.tag) {
         pms_undo_begin(&pool->undo, pool->hold.tag);
         status = pms_journal_show_held(pool->journal, &pool->undo, &pool->super, error);

@@ -67,8 +67,9 @@ static int no_room(uint64_t needed, struct pms_error *error)
     return status;
 }
 
-/* What the file takes on the disk if all is there but so much of its logs. */
-static uint64_t bytes_without_holes(struct pms_pool *pool, uint64_t backed)
+/* What the file takes on the disk if all is there but so much of its logs. More, where that cannot
+ * be told: behind the footer lies what a growth left that was cut off. */
+static uint64_t bytes_without_holes(struct pms_pool *pool, uint64_t backed, uint64_t length)
 {
     struct pms_backing b;
     uint64_t hole = 0;
@@ -76,8 +77,9 @@ static uint64_t bytes_without_holes(struct pms_pool *pool, uint64_t backed)
     pms_backing_learn(&b, &pool->super, false);
     pms_backing_trust(&b, backed);
     for (uint32_t i = 0; i < b.count; i++)
-        hole += b.part[i].bytes - b.part[i].backed;
-    return pool->super.file_bytes - hole;
+        hole += b.part[i].bytes - (b.part[i].backed > PMS_PAGE ? b.part[i].backed : PMS_PAGE);
+    uint64_t behind = length - pool->super.file_bytes;
+    return behind > PMS_PAGE ? UINT64_MAX : pool->super.file_bytes - hole + behind;
 }
 
 /* A file that another was copied over is still itself, and says what it said before; it may have
@@ -91,7 +93,7 @@ int pms_room_fill_holes(struct pms_pool *pool, struct pms_error *error)
     if (fstat(pool->opened.fd, &st) != 0)
         return pms_fail_errno(error, "looking at the store's file");
     uint64_t has = (uint64_t)st.st_blocks * BLOCK_BYTES;
-    if (backed && has >= bytes_without_holes(pool, backed))
+    if (backed && has >= bytes_without_holes(pool, backed, (uint64_t)st.st_size))
         pool->opened.backed = backed;
     if (pool->opened.backed || has >= bytes)
         return PMS_OK;

@@ -44,13 +44,15 @@ static bool is_copy(const struct pms_session *s, int fd)
 }
 
 /* Where the file system does not say when it was made, a copy may have the same number elsewhere.
- * A store that was left open may have more backed than it says. */
+ * Of a store that was left open the record says what was backed at its open. */
 uint64_t pms_session_backed(const struct pms_pool *pool)
 {
     const struct pms_session *s = &pool->session;
-    bool exact = s->state == PMS_SESSION_CLEAN && s->born_ns &&
-                 s->born_ns == identity_of(pool->opened.fd).born_ns;
-    return exact ? s->backed : 0;
+    if (!s->born_ns || s->born_ns != identity_of(pool->opened.fd).born_ns)
+        return 0;
+    if (s->state == PMS_SESSION_CLEAN)
+        return s->backed;
+    return s->footer ? pms_footer_backed(pool->opened.fd, pool->super.file_bytes) : 0;
 }
 
 static bool known(const uint8_t boot[16])

@@ -30,8 +30,12 @@ int pms_slot_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_
     if (status != PMS_OK)
         return status;
     status = find_pair(pool, dir, path, path_bytes, &pair, error);
-    if (status == PMS_OK)
+    if (status == PMS_OK) {
+        struct pms_block b;
         *slots = pair.slots;
+        slots->in_place = !(slots->data[0] && pms_heap_find(pool->heap, slots->data[0], &b) &&
+                            b.slot);
+    }
     pms_pool_leave(pool);
     return status;
 }

@@ -156,7 +156,7 @@ static void make_store(int hold)
     put_array(pool, "medium", 12000, 3);
     put_array(pool, "large", 160000, 4);
     put_value(pool, "value", "one");
-    MUST(pms_object_make_slots(pool, 0, "w", 1, "\x81\xa5slots", 8, "m", 1, SLOT_BYTES, &e));
+    MUST(pms_object_make_slots(pool, 0, "w", 1, "\x81\xa5slots", 8, "m", 1, SLOT_BYTES, 0, &e));
     commit(pool);
     put_value(pool, "value", "two");
     commit(pool);

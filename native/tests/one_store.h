@@ -24,7 +24,7 @@ static bool ok(int status)
     return status == PMS_OK;
 }
 
-static bool open_store(int mode)
+static inline bool open_store(int mode)
 {
     struct pms_options o = {.size = 4u << 20, .mode = mode, .domain = domain, .hot = 1};
     return ok(pms_pool_open(path, &o, &pool, &e));

@@ -444,6 +444,73 @@ static void writers_beside_roll_backs(void)
     close_store();
 }
 
+static void *store_all(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 4; i++) {
+        if (i % 2)
+            declare(i);
+        memset(content(i), 8, BIG);
+    }
+    return NULL;
+}
+
+/* What it needs is read a piece at a time, and others capture meanwhile. */
+static void a_snapshot_beside_first_stores(void)
+{
+    for (int round = 0; round < 8 / SHARE + 1; round++) {
+        struct pms_snapshot *s;
+        pthread_t thread;
+        make_store(4, BIG);
+        declare(3);
+        memset(content(3), 8, BIG);
+        pthread_create(&thread, NULL, store_all, NULL);
+        while (round % 2 &&
+               pms_undo_page_tag(&pool->undo, committed.array[0].off / PMS_PAGE) != pool->undo.tag)
+            sched_yield();
+        CHECK(pms_snapshot_begin(pool, 1ull << 30, -1, &s, &e) == PMS_OK);
+        CHECK(bytes_of(PMS_DIRTY_BARE) == 0);
+        CHECK(snapshot_shows(s, &committed));
+        pthread_join(thread, NULL);
+        CHECK(bytes_of(PMS_DIRTY_BARE) == 0);
+        CHECK(snapshot_shows(s, &committed));
+        pms_snapshot_end(pool, s);
+        CHECK(pms_rollback(pool, &e) == PMS_OK);
+        CHECK(as_committed("beside a snapshot of first stores"));
+        close_store();
+    }
+}
+
+/* By system calls of this process; 0 where the system does not tell. */
+static uint64_t bytes_read(void)
+{
+    uint64_t bytes = 0;
+    FILE *f = fopen("/proc/self/io", "r");
+    if (f && fscanf(f, "rchar: %lu", &bytes) != 1)
+        bytes = 0;
+    if (f)
+        fclose(f);
+    return bytes;
+}
+
+static void only_what_is_asked_for_is_read(void)
+{
+    int32_t written = 7;
+    make_store(3, BIG);
+    struct pms_range ends[2] = {{(uint64_t)(uintptr_t)content(0), 1000},
+                                {(uint64_t)(uintptr_t)content(2), 1000}};
+    for (int i = 0; i < 3; i++)
+        declare(i);
+    content(1)[5] ^= 1;
+    uint64_t before = bytes_read();
+    CHECK(pms_written(pool, ends, 2, &written, &e) == PMS_OK && !written);
+    CHECK(bytes_read() - before < BIG / 4);
+    content(2)[999] ^= 1;
+    CHECK(pms_written(pool, ends, 2, &written, &e) == PMS_OK && written);
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    close_store();
+}
+
 /* ---- anything, at random ---- */
 
 static void step(uint64_t *seed)
@@ -545,6 +612,8 @@ int main(void)
     TEST(a_child_keeps_what_it_has);
     TEST(a_view_that_outlives_a_roll_back);
     TEST(writers_beside_roll_backs);
+    TEST(a_snapshot_beside_first_stores);
+    TEST(only_what_is_asked_for_is_read);
     TEST(rolled_back_at_random);
     model_free(&committed);
     unlink(path);

@@ -159,8 +159,8 @@ static void make_pair(void)
     uint64_t group, data;
     CHECK(ok(pms_object_group(pool, 0, "pair", 4, 1, &group, &e)));
     for (int i = 0; i < 2; i++)
-        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, SLOT, PMS_FILL_SLOT,
-                                      NULL, 0, 0, &data, &e)));
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, SLOT,
+                                      PMS_FILL_ZERO | PMS_FILL_OF_SLOT, NULL, 0, 0, &data, &e)));
     CHECK(ok(pms_object_describe_group(pool, 0, "pair", 4, "\x81\xa5slots", 8, &e)));
     CHECK(ok(pms_commit(pool, &e)));
 }

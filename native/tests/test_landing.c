@@ -56,8 +56,9 @@ static void make(void) /* a large and a small pair, and an array, all zeros */
     for (int i = 0; i < 2; i++) {
         CHECK(ok(pms_object_group(pool, 0, names[i], 1, 1, &group, &e)));
         for (int k = 0; k < 2; k++)
-            CHECK(ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, sizes[i],
-                                          PMS_FILL_SLOT, NULL, 0, 0, &data, &e)));
+            CHECK(
+                ok(pms_object_put_array(pool, group, k ? "1" : "0", 1, "m", 1, sizes[i],
+                                        PMS_FILL_ZERO | PMS_FILL_OF_SLOT, NULL, 0, 0, &data, &e)));
         CHECK(ok(pms_object_describe_group(pool, 0, names[i], 1, head, 8, &e)));
     }
     CHECK(ok(pms_object_put_array(pool, 0, "beside", 6, "m", 1, 5000, PMS_FILL_ZERO, NULL, 0, 0,

@@ -259,8 +259,8 @@ static void what_fills_a_huge_page_up_is_not_written_back(void)
     CHECK(open_store(PMS_MODE_TRUNCATE));
     CHECK(ok(pms_object_group(pool, 0, "big", 3, 1, &group, &e)));
     for (int i = 0; i < 2; i++)
-        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, bytes, PMS_FILL_SLOT,
-                                      NULL, 0, 0, &data, &e)));
+        CHECK(ok(pms_object_put_array(pool, group, i ? "1" : "0", 1, "m", 1, bytes,
+                                      PMS_FILL_ZERO | PMS_FILL_OF_SLOT, NULL, 0, 0, &data, &e)));
     CHECK(ok(pms_object_describe_group(pool, 0, "big", 3, "\x81\xa5slots", 8, &e)));
     CHECK(ok(pms_commit(pool, &e)));
     CHECK(pms_heap_find(pool->heap, data, &b));

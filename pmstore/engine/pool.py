@@ -39,6 +39,8 @@ class SlotPair(NamedTuple):
     """Blocks of the two arrays; 0: without bytes."""
     bytes: int
     current: int
+    in_place: bool
+    """Log is there for both, as for any array."""
 
 
 class Pool:
@@ -326,21 +328,29 @@ class Pool:
         self.call(_lib.pms_object_describe_group, directory, name, len(name), meta, len(meta))
 
     def make_slots(
-        self, directory: int, path: bytes, about: bytes, meta: bytes, data_bytes: int
+        self,
+        directory: int,
+        path: bytes,
+        about: bytes,
+        meta: bytes,
+        data_bytes: int,
+        in_place: bool,
     ) -> None:
         """A pair of arrays of zeros, in one step. about: which one is current.
 
         Raises: NameExistsError, StoreFullError.
         """
         named = directory, path, len(path), about, len(about)
-        self.call(_lib.pms_object_make_slots, *named, meta, len(meta), data_bytes)
+        self.call(_lib.pms_object_make_slots, *named, meta, len(meta), data_bytes, in_place)
 
     def slot_find(self, directory: int, path: bytes) -> SlotPair | None:
         """None: no slots are there."""
         pair = _ffi.new("struct pms_slot_pair *")
         if not self.call(_lib.pms_slot_find, directory, path, len(path), pair, missing=True):
             return None
-        return SlotPair(pair.group, (pair.data[0], pair.data[1]), pair.bytes, pair.current)
+        return SlotPair(
+            pair.group, (pair.data[0], pair.data[1]), pair.bytes, pair.current, bool(pair.in_place)
+        )
 
     def is_live(self, data: int) -> bool:
         """Whether a name or a list has the block."""
@@ -377,7 +387,8 @@ class Pool:
 
 def exiting() -> None:
     """The program ends: its death unlocks closed stores, and nothing is copied for it. Should it
-    take longer than a second, what live arrays show of the files is copied, and they are unlocked.
+    take longer than ten seconds, what live arrays show of the files is copied, and they are
+    unlocked.
     """
     _lib.pms_unlock_exiting()
 

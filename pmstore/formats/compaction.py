@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pmstore.engine.constants import FILL_COPY, GROUP, LIST, MIN_SIZE_BYTES, PAGE_BYTES, ROOT, VALUE
+from pmstore.engine.constants import (
+    FILL_COPY,
+    FILL_OF_SLOT,
+    GROUP,
+    LIST,
+    MIN_SIZE_BYTES,
+    PAGE_BYTES,
+    ROOT,
+    VALUE,
+)
 from pmstore.engine.failures import damaged
 from pmstore.engine.pool import Pool
 from pmstore.engine.reports import CheckReport
@@ -175,17 +184,21 @@ def _copy(old: Store, new: Store) -> Iterator[int]:
 
 def _copied(old: Pool, new: Pool) -> Iterator[int]:
     """Copies object after object; yields the bytes of each."""
-    directories = [(ROOT, ROOT)]
+    directories = [(ROOT, ROOT, FILL_COPY)]
     base = old.info.base
     while directories:
-        source, target = directories.pop()
+        source, target, fill = directories.pop()
         for name, found in old.scan(source):
             if found.kind == GROUP:
                 group = new.group(target, name, create=True)
                 assert group is not None
+                inside = FILL_COPY
                 if found.meta:  # slots
                     new.describe_group(target, name, found.meta)
-                directories.append((found.data, group))
+                    pair = old.slot_find(source, name)
+                    assert pair is not None  # the store was checked
+                    inside |= 0 if pair.in_place else FILL_OF_SLOT
+                directories.append((found.data, group, inside))
             elif found.kind == LIST:
                 items = new.open_list(target, name, create=True)
                 assert items is not None
@@ -198,7 +211,7 @@ def _copied(old: Pool, new: Pool) -> Iterator[int]:
                     name,
                     found.meta,
                     found.data_bytes,
-                    fill=FILL_COPY,
+                    fill=fill,
                     source=base + found.data,
                     source_bytes=found.data_bytes,
                 )

@@ -20,7 +20,16 @@ import numpy as np
 from pmstore.base.newfile import absent, part_of, publish
 from pmstore.base.untrusted import refuse, sound
 from pmstore.base.words import is_own_name, warn_of_own_names
-from pmstore.engine.constants import ARRAY, FILL_NONE, GROUP, LIST, LIST_END, ROOT, VALUE
+from pmstore.engine.constants import (
+    ARRAY,
+    FILL_NONE,
+    FILL_OF_SLOT,
+    GROUP,
+    LIST,
+    LIST_END,
+    ROOT,
+    VALUE,
+)
 from pmstore.engine.failures import damaged
 from pmstore.engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError
@@ -410,9 +419,8 @@ class _Loader:
         with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES, dir=str(self._folder)) as early:
             while length > _SPOOLED_BYTES and arrived < length >> 3:
                 arrived += early.write(next(pieces))
-            block = self._pool.put_array(
-                directory, name, meta, length, fill=FILL_NONE, must_be_new=True
-            )
+            fill = FILL_OF_SLOT if self._pair else FILL_NONE
+            block = self._pool.put_array(directory, name, meta, length, fill=fill, must_be_new=True)
             if not length:
                 return
             memory: Any = memoryview(

@@ -34,14 +34,13 @@ from pmstore.objects.entries import Entry, tell
 from pmstore.objects.lists import List, open_list
 from pmstore.objects.making import NewArray
 from pmstore.objects.names import in_the_way, split_name
-from pmstore.objects.slots import Slots, open_slots
+from pmstore.objects.slots import Slots, describe_new, open_slots
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
 
-_BATCH = 1000
-"""Names that an iteration reads at a time."""
+_BATCH = 1000  # names that an iteration reads at a time
 
 
 class Group(MutableMapping[str, Any]):
@@ -382,25 +381,27 @@ class Group(MutableMapping[str, Any]):
     @overload
     def slots(self, name: str) -> Slots[Any]: ...
     @overload
-    def slots(self, name: str, shape: Shape, dtype: DTypeLike | None = ...) -> Slots[Array]: ...
+    def slots(
+        self, name: str, shape: Shape, dtype: DTypeLike | None = ..., *, in_place: bool = ...
+    ) -> Slots[Array]: ...
     @overload
-    def slots(self, name: str, shape: Shape, dtype: torch.dtype) -> Slots[torch.Tensor]: ...
-    def slots(self, name: str, shape: Shape | None = None, dtype: Any = None) -> Slots[Any]:
-        """The slots of that name: opened, or made with both versions zero. See
-        `pmstore.objects.slots.Slots`.
+    def slots(
+        self, name: str, shape: Shape, dtype: torch.dtype, *, in_place: bool = ...
+    ) -> Slots[torch.Tensor]: ...
+    def slots(
+        self, name: str, shape: Shape | None = None, dtype: Any = None, *, in_place: bool = False
+    ) -> Slots[Any]:
+        """The slots (`pmstore.objects.slots`) of that name: opened, or made, both versions zero.
 
         shape, dtype: of numpy or torch (then the versions are tensors), as for `zeros` and
             `tensor`; dtype None is float64. They may be left out to open what is there.
+        in_place: `current` is written to as well, with log set aside for it (docs/SLOTS.md).
 
-        Raises: NameExistsError if the name is something else, or has another shape or dtype;
-            KeyError if it is not there and no shape was given; StoreFullError (nothing changed).
+        Raises: NameExistsError if the name is something else, or was made otherwise; KeyError if it
+            is not there and no shape was given; StoreFullError (nothing changed).
         """
-        parts, given = self._full(name), None
         self._group_path(name)  # not too deep
-        if shape is not None:
-            kind = tensor if dtypes.is_torch_dtype(dtype) else array
-            given = kind.describe_new(shape, np.float64 if dtype is None else dtype)
-        return open_slots(self._core, parts, given, name)
+        return open_slots(self._core, self._full(name), describe_new(shape, dtype), name, in_place)
 
     # ---- looking at it ----
 

@@ -117,7 +117,9 @@ class _Likening:
                 self._turn(parts, ours, wanted)
                 return
             self._ours.remove(ROOT, path)
-        self._ours.make_slots(ROOT, path, pack(0), about.meta, about.data_bytes)
+        pair = self._theirs.slot_find(ROOT, path)
+        assert pair is not None
+        self._ours.make_slots(ROOT, path, pack(0), about.meta, about.data_bytes, pair.in_place)
         self._live.turns.pop(parts, None)
         self._copy(_bytes(self._ours.get(ROOT, path + b"\0" + _version(pack(0)), True)), wanted)
 

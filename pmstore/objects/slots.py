@@ -13,8 +13,8 @@ from pmstore.engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE
 from pmstore.engine.landing import LandFlip
 from pmstore.engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError, TransactionError
-from pmstore.objects import array, dtypes
-from pmstore.objects.array import Descriptor
+from pmstore.objects import array, dtypes, tensor
+from pmstore.objects.array import Descriptor, Shape
 from pmstore.objects.core import Core, represent
 from pmstore.objects.names import in_the_way
 
@@ -348,17 +348,29 @@ class Slots(Generic[_A]):
         return notebook.table(repr(self), ("slot", "", "dtype", "shape", "bytes"), rows, 2)
 
 
+def describe_new(shape: Shape | None, dtype: Any) -> tuple[Descriptor, int] | None:
+    """Description and bytes of an element; None: what is there is opened."""
+    if shape is None:
+        return None
+    kind = tensor if dtypes.is_torch_dtype(dtype) else array
+    return kind.describe_new(shape, np.float64 if dtype is None else dtype)
+
+
 def open_slots(
-    core: Core, parts: tuple[bytes, ...], given: tuple[Descriptor, int] | None, name: str
+    core: Core,
+    parts: tuple[bytes, ...],
+    given: tuple[Descriptor, int] | None,
+    name: str,
+    in_place: bool,
 ) -> Slots:
-    """See `Group.slots`. given: description and bytes of an element. name: for messages."""
+    """See `Group.slots`. given: of `describe_new`. name: for messages."""
     made = Slots(core, parts)
     with core.lock:
         found = core.pool.find(ROOT, b"\0".join(parts))
         if found is None:
             if given is None:
                 raise KeyError(name)
-            _make(core, parts, *given)
+            _make(core, parts, *given, in_place)
         elif found.kind != GROUP or not found.meta:
             raise NameExistsError(
                 f"{core.path}: {name!r} is no pair of slots: del it first, or use another name"
@@ -371,14 +383,24 @@ def open_slots(
                     f"{there.dtype_name()}; asked for was shape {wanted.shape}, dtype "
                     f"{wanted.dtype_name()}: del them first, or use another name"
                 )
+        if in_place:
+            pair = core.pool.slot_find(ROOT, b"\0".join(parts))
+            if pair is not None and not pair.in_place:
+                raise NameExistsError(
+                    f"{core.path}: the slots {name!r} were made without in_place=True: del them "
+                    f"first, or declare what is written in place (store.will_write)"
+                )
     return made
 
 
-def _make(core: Core, parts: tuple[bytes, ...], descriptor: Descriptor, itemsize: int) -> None:
+def _make(
+    core: Core, parts: tuple[bytes, ...], descriptor: Descriptor, itemsize: int, in_place: bool
+) -> None:
     """REQUIRES: the lock; nothing has the name."""
     data_bytes = array.bytes_of_new(descriptor, itemsize)
+    about = descriptor.pack()
     try:
-        core.pool.make_slots(ROOT, b"\0".join(parts), pack(0), descriptor.pack(), data_bytes)
+        core.pool.make_slots(ROOT, b"\0".join(parts), pack(0), about, data_bytes, in_place)
     except NameExistsError as error:
         raise in_the_way(core.pool, parts, error) from None
     core.turns.pop(parts, None)
