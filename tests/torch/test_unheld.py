@@ -35,9 +35,7 @@ class Program:
 def train(store: pmstore.Store, leave: Callable[[Program], object]) -> None:
     """A step that is committed, two that are not; then the function is left."""
     program = Program()
-    run = attach(
-        store, model=program.model, optimizer=program.optimizer, policy=EverySeconds(1000)
-    )
+    run = attach(store, model=program.model, optimizer=program.optimizer, policy=EverySeconds(1000))
     program.update()
     run.commit()
     for _ in range(2):
