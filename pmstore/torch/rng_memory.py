@@ -29,7 +29,7 @@ them, `same_bytes` compares them with a copy."""
 
 
 def copied(bits: Bits) -> bytes:
-    return b"".join(one.numpy() if isinstance(one, torch.Tensor) else one for one in bits)
+    return b"".join(one.numpy().tobytes() if isinstance(one, torch.Tensor) else one for one in bits)
 
 
 _WORDS = 624  # of a Mersenne twister: both keep these and an index
