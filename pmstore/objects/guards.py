@@ -78,15 +78,18 @@ class Watcher:
 
 
 class Guards:
-    """Of one store. Each is forgotten when nothing else holds it."""
+    """Of one store. Each is forgotten when nothing else holds it, unless it is to be kept."""
 
     def __init__(self) -> None:
         self._guards: list[ref[Guard]] = []
+        self._kept: list[Guard] = []
 
     def __bool__(self) -> bool:
         return bool(self._guards)
 
-    def add(self, guard: Guard) -> None:
+    def add(self, guard: Guard, *, keep: bool = False) -> None:
+        if keep:
+            self._kept.append(guard)
         self._guards = [*(one for one in self._guards if one() is not None), ref(guard)]
 
     def _alive(self) -> list[Guard]:

@@ -100,7 +100,7 @@ def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
 
     Raises: CorruptStoreError if torch has no such tensor.
     """
-    _introduce()
+    introduce()
     dtype = dtype_of(descriptor)
     try:
         return _bind(descriptor, dtype, memory)
@@ -158,7 +158,7 @@ def look(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device.type
 
 
-def _introduce() -> None:
+def introduce() -> None:
     """Has C code look at tensors in torch's own way, once."""
     with optional:
         import torch

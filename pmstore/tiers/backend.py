@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -22,6 +23,10 @@ class Backend(Protocol):
 
     def names(self) -> dict[str, int]:
         """Names and sizes of what is there; empty if the place does not exist yet."""
+
+    def listed(self) -> Mapping[str, int]:
+        """The same, for those who want all names and few sizes: a size may be as of when it is
+        asked for, and is -1 of what has gone since."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Raises: FileNotFoundError."""

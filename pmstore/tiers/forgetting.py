@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from pmstore.errors import TierError
@@ -28,7 +29,7 @@ class Retention:
     def clean(self, lock: Lock) -> None:
         """Deletes files of this run and rank that no epoch names: left by a writer that was
         killed."""
-        self._drop_files(lock, temporary=True)
+        self._drop_files(lock, self._backend.listed(), temporary=True)
 
     def published(self, name: str, manifest: Manifest) -> None:
         """It is there, or may be: what this name stood for before does not count."""
@@ -41,7 +42,7 @@ class Retention:
 
         Raises: TierError.
         """
-        for name in sorted(self._manifests(self._backend.names()), reverse=True):
+        for name in sorted(self._manifests(self._backend.listed()), reverse=True):
             try:
                 lineage = Manifest.unpack(self._backend.read(name)).lineage
             except (FileNotFoundError, ValueError):
@@ -65,7 +66,7 @@ class Retention:
             if everywhere and self._config.keep is not None
             else self._backend
         )
-        names = places.names()
+        names = places.listed()
         held, over = self._leases.look(names, fresh)
         gone = [one for one in self._superfluous(names) if one.epoch not in held]
         if gone or over:
@@ -75,9 +76,10 @@ class Retention:
         for lease in over:
             with suppress(PermissionError):  # another user's, where each may delete only his own
                 self._backend.delete(lease)
-        self._drop_files(lock, temporary=False)
+        left = self._backend.listed() if everywhere else set(names).difference(map(str, gone))
+        self._drop_files(lock, left, temporary=False)
 
-    def _superfluous(self, names: dict[str, int]) -> list[ManifestName]:
+    def _superfluous(self, names: Iterable[str]) -> list[ManifestName]:
         """Manifests of this rank, the oldest first."""
         own, keep = self._own, self._config.keep
         ranks: dict[int, set[int]] = {}
@@ -100,10 +102,9 @@ class Retention:
             or (oldest is not None and one < oldest and one.epoch not in kept)
         )
 
-    def _drop_files(self, lock: Lock, temporary: bool) -> None:
-        """Those that this run's rank wrote, and that no epoch names. temporary: what was to become
-        a manifest, too."""
-        names = self._backend.names()
+    def _drop_files(self, lock: Lock, names: Collection[str], *, temporary: bool) -> None:
+        """Those that this run's rank wrote, and that no epoch names. names: of what is here.
+        temporary: what was to become a manifest, too."""
         named = self._named(names)
         if named is None:
             return
@@ -115,7 +116,7 @@ class Retention:
         for name in gone:
             self._backend.delete(name)
 
-    def _named(self, names: dict[str, int]) -> set[str] | None:
+    def _named(self, names: Collection[str]) -> set[str] | None:
         """The files that manifests of this run and rank name; None if one of them cannot be read,
         and nothing is known."""
         own = self._manifests(names)
@@ -133,7 +134,7 @@ class Retention:
                 return None
         return {file for files in self._files.values() for file in files}
 
-    def _manifests(self, names: dict[str, int]) -> list[str]:
+    def _manifests(self, names: Iterable[str]) -> list[str]:
         """Of this run and rank."""
         parsed = ((name, ManifestName.parse(name)) for name in names)
         return [name for name, one in parsed if one is not None and one[2:] == self._own[2:]]

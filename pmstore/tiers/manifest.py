@@ -12,6 +12,7 @@ import math
 import re
 import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgpack
@@ -49,6 +50,9 @@ class BadManifestError(ValueError):
     """The bytes are no manifest, or a damaged one."""
 
 
+_NAMES_MOST = 1 << 13
+
+
 class ManifestName(NamedTuple):
     """generation: counts the epochs of a tier, whatever clocks say. run: whose epochs they are."""
 
@@ -65,6 +69,7 @@ class ManifestName(NamedTuple):
         )
 
     @classmethod
+    @lru_cache(_NAMES_MOST)  # a flush parses all names of a tier, three times
     def parse(cls, name: str) -> ManifestName | None:
         match = _NAME.fullmatch(name)
         if match is None:

@@ -89,6 +89,9 @@ class Places:
                     found[name], self._of[name] = size, place
         return found
 
+    def listed(self) -> dict[str, int]:
+        return self.names()
+
     def of(self, name: str) -> Backend:
         """Where a file lies. Raises: FileNotFoundError."""
         if name not in self._of and name not in self.names():

@@ -4,6 +4,7 @@ this rank's share of it. And what it keeps of the files of the last epoch."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ class Base:
     seen: dict[int, bytes]
     """Fingerprints of chunks that were found unchanged once, by index."""
 
-    def intact(self, names: dict[str, int]) -> bool:
+    def intact(self, names: Mapping[str, int]) -> bool:
         """Nothing may rest on files that somebody took away."""
         return names.get(self.name) == self.nbytes and all(
             names.get(file, -1) >= size for file, size in self.manifest.files

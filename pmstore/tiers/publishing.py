@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from pmstore.errors import TierError
 from pmstore.tiers.backend import Backend, Lock
@@ -28,7 +29,7 @@ class Publisher:
         self._generation = 0
         self._retention = Retention(backend, config, self.own)
 
-    def begin(self) -> dict[str, int]:
+    def begin(self) -> Mapping[str, int]:
         """Takes the lock, the first time, and makes sure of it. Returns names and sizes of what is
         there.
 
@@ -39,7 +40,7 @@ class Publisher:
             self._lock = self.backend.lock(self.own.data_prefix, self._session)
             self._retention.clean(self._lock)
         self._lock.check()
-        return self.backend.names()
+        return self.backend.listed()
 
     def next_name(self, epoch: int, taken: list[ManifestName]) -> ManifestName:
         """Raises: TierError."""
@@ -89,7 +90,7 @@ class Publisher:
 
         Raises: TierError, OSError.
         """
-        names, epoch = self.backend.names(), name.epoch
+        names, epoch = self.backend.listed(), name.epoch
         if any(names.get(file, -1) < size for file, size in manifest.files):
             raise TierError(
                 f"{self.backend.url}: files of epoch {epoch} disappeared after they were written"

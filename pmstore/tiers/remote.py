@@ -86,6 +86,9 @@ class FsspecBackend:
         found: list[str] = self._ask(lambda: self.fs.glob(pattern))
         return found
 
+    def listed(self) -> dict[str, int]:
+        return self.names()
+
     def names(self) -> dict[str, int]:
         def listing() -> list[dict[str, Any]]:
             self.fs.invalidate_cache()

@@ -139,7 +139,7 @@ def attach(
         CorruptStoreError: what is stored is not as a run was stored: the store is damaged, or its
             names were changed.
         TornStepError: the last commit was made in the middle of a step.
-        TransactionError: inside a transaction of the store.
+        TransactionError: inside a transaction of the store; what is pending in it is half a step.
         StoreFullError: no room.
         MixedStoresError: the ranks' stores have no generation in common. PeerLostError: a rank died
             or did not come. MismatchError and AttachError also where another rank gives another
@@ -274,6 +274,7 @@ def _resume(
         check_format(store, name)
         progress = Progress.open(store, name)
         if progress.torn:
+            store._guards.refuse_half()  # pending, of a run that nothing holds any more
             raise TornStepError(
                 f"the last commit of {name!r} was made in the middle of a training step (after "
                 "run.detach(), or by another thread's transaction, between optimizer.step() and "

@@ -100,14 +100,19 @@ class Begun:
         self._counters = [tensor._version for tensor in self._tensors]
 
     @property
-    def why(self) -> str:
-        """What has begun it, in words; "": no step is under way."""
+    def called(self) -> str:
+        """What the program called that has begun it, in words; "": nothing that is known."""
         if self.ended:
             return ""
         if self.updating:
             return "optimizer.step() has written"
-        if self.forward and not self.over:
-            return "the model was called in training mode"
+        return "the model was called in training mode" if self.forward and not self.over else ""
+
+    @property
+    def why(self) -> str:
+        """What has begun it, in words; "": no step is under way."""
+        if self.ended or self.called:
+            return self.called
         return "its tensors were written" if self.written() else ""
 
     def written(self) -> bool:

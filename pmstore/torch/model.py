@@ -262,12 +262,12 @@ class ModelBinding:
             MismatchError: a tensor does not fit its place in the store.
             StoreFullError.
         """
-        inside = [member for member in self._members if member.name not in self._loose]
         if self._places is None:
             self._places = watch(
-                (), ((member.tensor, self._placed[member.name]) for member in inside)
+                (), ((member.tensor, self._placed[member.name]) for member in self._inside)
             )
         if self._places.look() != SAME:
+            inside = self._inside
             self.displaced()
             self._make_room(inside)
             take_in(
@@ -285,6 +285,11 @@ class ModelBinding:
                 heap = self._placed[member.name].heap
                 if not same_bytes(member.tensor, heap):
                     heap.copy_(member.tensor.detach())
+
+    @property
+    def _inside(self) -> list[Member]:
+        """Those that lie in the heap."""
+        return [member for member in self._members if member.name not in self._loose]
 
     def _make_room(self, members: list[Member]) -> None:
         """New blocks, for buffers of another shape."""

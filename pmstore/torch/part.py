@@ -32,6 +32,15 @@ def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def _copy(to: Array, array: Array) -> None:
+    """Its bits, into one of its kind, shape and dtype, whose strides may be others."""
+    if isinstance(to, torch.Tensor):
+        assert isinstance(array, torch.Tensor)
+        to.copy_(array.detach())
+    else:
+        np.copyto(to, array, casting="no")
+
+
 def read_part(held: Held, path: str) -> Any:
     """What a `Part` of that path has stored. Its arrays are copies: nobody holds on to the heap
     through them.
@@ -120,7 +129,7 @@ class Part:
             and here.shape == array.shape
         ):
             if not same_bytes(here, array):  # nor if it does not know
-                raw_bytes(here)[:] = raw_bytes(array)
+                _copy(here, array)
             return
         name = f"{self.path}/{index}"
         self._store[name] = array

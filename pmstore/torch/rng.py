@@ -16,7 +16,7 @@ from pmstore.objects import values
 from pmstore.torch.codec import split
 from pmstore.torch.generators import Found, lower_python, raise_python
 from pmstore.torch.part import Part, raw_bytes
-from pmstore.torch.rng_memory import Bits, numpy_state, python_state, torch_state
+from pmstore.torch.rng_memory import Bits, copied, numpy_state, python_state, torch_state
 
 _GENERATORS: dict[str, tuple[Callable[[], Bits | None], Callable[[], Any]]] = {
     "python": (python_state, lambda: lower_python(random.getstate())),
@@ -40,7 +40,7 @@ class RngParts:
         for name, (look, state) in _GENERATORS.items():
             bits = look()
             if bits is None or not same_bytes(bits, self._written.get(name, _NO_BITS)):
-                now = _NO_BITS if bits is None else b"".join(bits)  # before the state is read
+                now = _NO_BITS if bits is None else copied(bits)  # before the state is read
                 self._parts[name].write(state())
                 # after the write: an interrupt between the two only costs a second write
                 self._written[name] = now
@@ -122,7 +122,7 @@ class Watched:
         for name, (look, state) in _GENERATORS.items():
             bits = look()
             if bits is None or not same_bytes(bits, self._bits.get(name, _NO_BITS)):
-                now = _NO_BITS if bits is None else b"".join(bits)  # before the state is read
+                now = _NO_BITS if bits is None else copied(bits)  # before the state is read
                 self._states[name], self._bits[name] = state(), now
         states = states_of(self._holder.generators)
         if not states or bits_of(states) != bits_of(self._states.get("generators", {})):

@@ -20,9 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 
-Bits = tuple[memoryview | bytes, ...]
-"""One behind the other: where the bits of a state lie, as they are at any time. `b"".join` copies
+from pmstore.engine._binding import same_bytes
+from pmstore.objects.tensor import introduce
+
+Bits = tuple[memoryview | bytes | torch.Tensor, ...]
+"""One behind the other: where the bits of a state lie, as they are at any time. `copied` copies
 them, `same_bytes` compares them with a copy."""
+
+
+def copied(bits: Bits) -> bytes:
+    return b"".join(one.numpy().tobytes() if isinstance(one, torch.Tensor) else one for one in bits)
+
 
 _WORDS = 624  # of a Mersenne twister: both keep these and an index
 _STATE_BYTES = 4 * _WORDS + 4
@@ -134,6 +142,13 @@ numpy_state: Callable[[], Bits | None] = _numpy_look()
 """The bits of `numpy.random.get_state()`: equal means the same state. None: ask there."""
 
 
-def torch_state() -> Bits:
-    """The bits of `torch.get_rng_state()`: a copy, which torch makes in 2 us."""
-    return (memoryview(torch.default_generator.get_state().numpy()),)  # type: ignore[arg-type]
+def _torch_look() -> Callable[[], Bits]:
+    introduce()
+    generator = torch.default_generator
+    if same_bytes(generator.get_state(), generator.get_state()) is None:  # not known to C code
+        return lambda: (memoryview(generator.get_state().numpy()),)  # type: ignore[arg-type]
+    return lambda: (generator.get_state(),)
+
+
+torch_state: Callable[[], Bits] = _torch_look()
+"""The bits of `torch.get_rng_state()`: a copy, which torch makes in 2 us."""

@@ -24,6 +24,7 @@ from pmstore.torch.pieces import Pieces
 from pmstore.torch.progress import Progress
 from pmstore.torch.schedule import Schedule
 from pmstore.torch.source import Source
+from pmstore.torch.unheld import Unheld
 
 
 class Steps:
@@ -78,6 +79,7 @@ class Steps:
             self.progress.settle()
             self.begun.end(committed=True)
         self.store.guard_commits(self)
+        self._handles.append(Unheld(self.store, self.name, self.begun))
         self._handles += self.begun.watch(self.pieces.modules)
         for binding in self.pieces.optimizers.values():
             optimizer: Any = binding.optimizer
@@ -87,9 +89,7 @@ class Steps:
                 optimizer.register_step_post_hook(partial(after, binding)),
             )
             if self.progress.committed:
-                # What a scheduler of this process would otherwise take for a call in the wrong
-                # order, and warn.
-                optimizer._opt_called = True
+                optimizer._opt_called = True  # else a new scheduler warns of a wrong order
 
     def use(self, schedule: Schedule) -> None:
         self.schedule = schedule

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -99,3 +100,52 @@ def test_other_objects_are_refused(store: pmstore.Store) -> None:
     run.detach()
     with pytest.raises(MismatchError, match="stateful/noise"):
         pmstore.torch.attach(store, model=model, optimizer=optimizer)
+
+
+class Basis:
+    """Has matrices as `eigh` gives them and convolutions keep them: not in C order."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+        self.rotate(0)
+
+    def rotate(self, step: int) -> None:
+        generator = torch.Generator().manual_seed(step)
+        square = torch.randn(6, 6, generator=generator)
+        images = torch.randn(2, 3, 4, 4, generator=generator)
+        self.state = {
+            "vectors": torch.linalg.eigh(square + square.T)[1],
+            "images": images.to(memory_format=torch.channels_last),
+            "columns": np.asfortranarray(square.numpy()),
+            "swapped": images.numpy().transpose(1, 0, 3, 2),
+            "every other": square[:, ::2],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_arrays_in_any_order_follow_each_step(shm: Path) -> None:
+    """Those of the first step are where the later ones are copied to."""
+    path, basis = shm / "run.pm", Basis()
+    for steps in (1, 4):
+        with pmstore.open(path, size="8MiB") as store:
+            model, optimizer, *_ = _program(1)
+            found = Basis()
+            run = pmstore.torch.attach(
+                store, model=model, optimizer=optimizer, stateful={"basis": found}
+            )
+            for name, one in found.state.items():
+                assert np.array_equal(one, basis.state[name]), name
+            while run.step < steps:
+                basis.rotate(run.step)
+                found.state = basis.state
+                run.end_step()
+            found.state = {}
+            run.rollback()
+            for name, one in found.state.items():
+                assert np.array_equal(one, basis.state[name]), name
+    assert len(found.state) == len(basis.state)

@@ -301,7 +301,7 @@ def test_equal_bits_are_an_equal_state() -> None:
                 "this interpreter's, numpy's or torch's generators lie elsewhere: slower, but no "
                 "error for users"
             )
-            bits = b"".join(there)
+            bits = rng_memory.copied(there)
             assert bits not in seen
             again = look()
             assert again is not None
