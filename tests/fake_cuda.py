@@ -2,7 +2,8 @@
 pages. So the code for CUDA runs where there is none.
 
 Tensors stay on the CPU. What is given to the default stream is done at once; other streams do copies
-and `fill_` when it is their turn.
+and `fill_` when it is their turn, or at once too: a thread of Python stands for the device, and a
+program that waits in a page fault keeps the interpreter's lock, which no device needs.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from pmstore.mirror.copier import CudaCopier
 LAG = 0.002  # seconds by which a stream is behind
 
 
+_late = True
+
+
 class Stream:
     def __init__(self, device: torch.device | None = None) -> None:
         self.given: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
+        self._late = _late
+        if _late:
+            threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
         while True:
@@ -35,7 +41,10 @@ class Stream:
             work()
 
     def do(self, work: Callable[[], object]) -> None:
-        self.given.put(work)
+        if self._late:
+            self.given.put(work)
+        else:
+            work()
 
     def wait_stream(self, other: Any) -> None:
         event = Event()
@@ -55,10 +64,7 @@ class _Host(Stream):
     """The default stream."""
 
     def __init__(self) -> None:
-        pass
-
-    def do(self, work: Callable[[], object]) -> None:
-        work()
+        self._late = False
 
 
 class Event:
@@ -143,8 +149,11 @@ class Runtime:
         return 0
 
 
-def install(put: Callable[[object, str, object], None] = setattr) -> Runtime:
-    """Mirrors take host memory for a GPU from now on. put: monkeypatch.setattr, say."""
+def install(put: Callable[[object, str, object], None] = setattr, *, late: bool = True) -> Runtime:
+    """Mirrors take host memory for a GPU from now on. put: monkeypatch.setattr, say. late: streams
+    are behind the program."""
+    global _late
+    _late = late
     runtime = Runtime()
     copy, fill, empty, empty_like = (
         torch.Tensor.copy_,

@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+import fake_cuda  # noqa: E402 - needs torch
+
+from gpu_check.__main__ import CHECKS, machine  # noqa: E402
+from gpu_check.apart import apart, carry_out  # noqa: E402
+from gpu_check.device import Settings  # noqa: E402
+from gpu_check.outcome import Outcome  # noqa: E402
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -52,7 +62,7 @@ def test_what_is_wrong_fails_it(tmp_path: Path) -> None:
     out = tmp_path / "page.json"
     only = ("--only", "memory", "--only", "losses")
     done = gpu_check(
-        *("--device", "cpu", "--quick", "--out", str(out)), *only, PYTHONPATH=str(tmp_path)
+        *("--device", "cpu", "--quick", "--out", str(out)), *only, PYTHONPATH=f"{tmp_path}:{ROOT}"
     )
     assert done.returncode == 1
     assert "a roll back did not take back a copy from the device (not declared)" in done.stdout
@@ -61,66 +71,91 @@ def test_what_is_wrong_fails_it(tmp_path: Path) -> None:
     assert checks == {"losses": "passed", "memory": "failed"}
 
 
-def broken(
-    tmp_path: Path, lines: str, *only: str, limit: int = 600
-) -> tuple[int, dict[str, Any]]:
+def broken(tmp_path: Path, lines: str, *only: str) -> tuple[int, dict[str, Any]]:
     """The status and the page, of a product or a device with which that is wrong: its trainings',
     too."""
     (tmp_path / "sitecustomize.py").write_text("import os, torch, pmstore, pmstore.torch\n" + lines)
     out = tmp_path / "page.json"
     done = gpu_check(
         *("--device", "cpu", "--rounds", "3", "--kills", "1", "--out", str(out)),
-        *("--bytes", str(16 << 20), "--limit", str(limit)),
         *(word for name in only for word in ("--only", name)),
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
     )
     assert out.exists(), done.stderr
     return done.returncode, json.loads(out.read_text())
 
 
-FAKE = """
-import sys
-sys.path += [{root!r}, {root!r} + "/tests"]
-import fake_cuda, gpu_check.device
-runtime = fake_cuda.install()
-gpu_check.device.Settings.cuda = property(lambda settings: True)
-"""
+# ---- what it does on a GPU alone, with host memory that passes for one ----
 
 
-def fake(tmp_path: Path, more: str, *only: str) -> tuple[int, dict[str, Any]]:
-    """With host memory that passes for a GPU."""
-    return broken(tmp_path, FAKE.format(root=str(ROOT)) + more, *only)
+@pytest.fixture
+def settings(shm: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(Settings, "cuda", property(lambda settings: True))
+    return Settings(torch.device("cpu"), shm, nbytes=4 << 20, rounds=3, kills=1, seed=0)
 
 
-def test_what_it_does_on_a_gpu_runs_where_host_memory_passes_for_one(tmp_path: Path) -> None:
-    """The steps that it takes there alone, too."""
-    status, page = fake(tmp_path, "")
-    checks = {one["name"]: one for one in page["checks"]}
-    assert {one["status"] for one in checks.values()} == {"passed"}, page
-    assert status == 0
-    assert page["not_checked"] == []
-    assert [len(checks[name]["aims"]) for name in ("copies", "steps")] == [2, 1]
-    assert page["machine"]["device"] == "host"
+@pytest.mark.parametrize("name", ["streams", "losses", "memory"])
+def test_on_a_gpu(name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda.install(monkeypatch.setattr)
+    outcome = carry_out(name, CHECKS[name], settings)
+    assert (outcome.status, outcome.why, outcome.left_out) == ("passed", "", [])
 
 
-def test_pages_that_cannot_be_pinned_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "aims"), [("copies", 2), ("steps", 1)])
+def test_rates_on_a_gpu(
+    name: str, aims: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda.install(monkeypatch.setattr, late=False)
+    outcome = carry_out(name, CHECKS[name], settings)
+    assert (outcome.status, outcome.why, outcome.left_out) == ("passed", "", [])
+    assert len(outcome.aims) == aims
+    assert machine(settings)["device"] == "host"
+
+
+def test_pages_that_cannot_be_pinned_are_told(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing fails of it, neither there nor in what comes after."""
-    status, page = fake(tmp_path, "runtime.refuses = 801", "memory", "streams", "copies")
-    assert {one["status"] for one in page["checks"]} == {"passed"}, page
-    assert status == 0
-    assert page["not_checked"] == [
-        "memory: an array of a store could not be pinned: CUDA's error 801"
-    ]
+    runtime = fake_cuda.install(monkeypatch.setattr)
+    runtime.refuses = 801
+    outcome = carry_out("memory", CHECKS["memory"], settings)
+    assert (outcome.status, outcome.why) == ("passed", "")
+    assert outcome.left_out == ["an array of a store could not be pinned: CUDA's error 801"]
+    torch.zeros(3).fill_(1)  # a kernel
 
 
-def test_a_fence_that_does_nothing_is_found(tmp_path: Path) -> None:
-    status, page = fake(
-        tmp_path,
-        "import pmstore.mirror.copier\npmstore.mirror.copier._CudaBatch.fence = lambda self: True",
-        "streams",
-    )
-    assert status == 1
-    assert "the commit of step 1 holds [-1.0] of 'large'" in page["checks"][0]["why"]
+def test_a_fence_that_does_nothing_is_found(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda.install(monkeypatch.setattr)
+    monkeypatch.setattr("pmstore.mirror.copier._CudaBatch.fence", lambda batch: True)
+    outcome = carry_out("streams", CHECKS["streams"], settings)
+    assert outcome.status == "failed"
+    assert "the commit of step 1 holds" in outcome.why
+
+
+def test_a_folder_without_room(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker's /dev/shm has 64 MB."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    outcome = carry_out("copies", CHECKS["copies"], settings)
+    assert outcome.status == "not checked"
+    assert "has room for 0.001 GB, of 0.013 that the stores take: --folder" in outcome.why
+
+
+# ---- what a check may meet ----
+
+
+def _dies(settings: Settings, outcome: Outcome) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _never_ends(settings: Settings, outcome: Outcome) -> None:
+    signal.pause()
+
+
+def test_a_check_that_dies_or_never_ends(settings: Settings) -> None:
+    assert apart("one", _dies, settings, 600).why == "its process ended with status -9"
+    assert apart("one", _never_ends, settings, 0.5).why == "it was not over after 0.5 seconds"
 
 
 NOT_TAKEN_BACK = """
@@ -138,36 +173,6 @@ def test_whatever_a_check_meets_the_others_are_done(tmp_path: Path) -> None:
     why = {one["name"]: one["why"] for one in page["checks"] if one["status"] == "failed"}
     assert "OverflowError: a loss" in why["losses"]
     assert why["streams"] == "a roll back to step 1 left other values on the device"
-
-
-ENDS = """
-from pmstore.scheduler.losses import Losses
-Losses.read = lambda losses, step, value: os.kill(os.getpid(), 9)
-"""
-NEVER_ENDS = """
-import time
-pmstore.Store.rollback = lambda store: time.sleep(1000)
-"""
-
-
-def test_a_check_that_dies_or_never_ends(tmp_path: Path) -> None:
-    status, page = broken(tmp_path, ENDS + NEVER_ENDS, "losses", "streams", limit=8)
-    assert status == 1
-    why = {one["name"]: one["why"] for one in page["checks"]}
-    assert why["losses"] == "its process ended with status -9"
-    assert why["streams"] == "it was not over after 8 seconds"
-
-
-def test_a_folder_without_room(tmp_path: Path) -> None:
-    status, page = broken(
-        tmp_path,
-        "import shutil, types\n"
-        "shutil.disk_usage = lambda path: types.SimpleNamespace(free=64 << 20)",
-        *("copies", "steps"),
-    )
-    assert status == 0
-    assert all("has room for 0.067 GB" in text for text in page["not_checked"])
-    assert len(page["not_checked"]) == 2
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")

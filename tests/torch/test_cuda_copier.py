@@ -34,11 +34,12 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture
 def mirrored(
-    gpu: fake_cuda.Runtime, store: pmstore.Store, tensors: tuple[torch.Tensor, ...]
+    gpu: fake_cuda.Runtime, shm: Path, tensors: tuple[torch.Tensor, ...]
 ) -> Iterator[pmstore.Store]:
-    for name, tensor in zip(("large", "small"), tensors, strict=True):
-        store.mirror(name, tensor)
-    yield store
+    with pmstore.open(shm / "mirrored.pm", size="16MiB", domain="process") as store:
+        for name, tensor in zip(("large", "small"), tensors, strict=True):
+            store.mirror(name, tensor)
+        yield store
 
 
 def step(store: pmstore.Store, tensors: tuple[torch.Tensor, ...], number: int) -> None:
@@ -122,8 +123,9 @@ def test_slots_made_anew_are_not_pinned_for_ever(
     assert before
 
 
-def test_a_run(gpu: fake_cuda.Runtime, shm: Path) -> None:
+def test_a_run(monkeypatch: pytest.MonkeyPatch, shm: Path) -> None:
     """Its state becomes more in the first step, and is pinned then; it resumes bit for bit."""
+    gpu = fake_cuda.install(monkeypatch.setattr, late=False)
 
     def life(path: Path, until: int) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
