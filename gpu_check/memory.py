@@ -66,9 +66,7 @@ def _copies(
     require(torch.equal(tensor, source.cpu()), "a commit lost a copy from the device")
 
 
-def _pin(
-    settings: Settings, store: pmstore.Store, tensor: torch.Tensor, outcome: Outcome
-) -> bool:
+def _pin(settings: Settings, store: pmstore.Store, tensor: torch.Tensor, outcome: Outcome) -> bool:
     store.will_write(tensor)  # CUDA pins no page that may not be written
     nbytes = tensor.numel() * tensor.element_size()
     status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), nbytes, 0)  # type: ignore[no-untyped-call]

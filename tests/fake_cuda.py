@@ -1,9 +1,9 @@
 """A GPU that is host memory: streams that do what they are given later and in order, events, pinned
 pages. So the code for CUDA runs where there is none.
 
-Tensors stay on the CPU. What is given to the default stream is done at once; other streams do copies
-and `fill_` when it is their turn, or at once too: a thread of Python stands for the device, and a
-program that waits in a page fault keeps the interpreter's lock, which no device needs.
+Tensors stay on the CPU. What is given to the default stream is done at once; other streams do
+copies and `fill_` when it is their turn, or at once too: a thread of Python stands for the device,
+and a program that waits in a page fault keeps the interpreter's lock, which no device needs.
 """
 
 from __future__ import annotations

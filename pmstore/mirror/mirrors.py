@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pmstore.mirror.mirror import Mirror
     from pmstore.mirror.pinned import PinnedBlocks
 
-_SHARED = ("dax", "process", "emulated")  # domains whose mapping is: what devices write is the file's
+# domains whose mapping is: what a device writes into it is the file's
+_SHARED = ("dax", "process", "emulated")
 
 _under_way: set[PendingCommit] = set()
 """Commits that threads of the engine are at: what they read is kept, whatever becomes of their

@@ -79,10 +79,7 @@ def test_behind_the_work_of_the_current_stream(
 
 @pytest.mark.parametrize("error", [1, 712, 801])
 def test_pages_that_cannot_be_pinned(
-    gpu: fake_cuda.Runtime,
-    mirrored: pmstore.Store,
-    tensors: tuple[torch.Tensor, ...],
-    error: int,
+    gpu: fake_cuda.Runtime, mirrored: pmstore.Store, tensors: tuple[torch.Tensor, ...], error: int
 ) -> None:
     """They are staged; and the program's next kernel does not raise what CUDA said about them."""
     gpu.refuses = error
